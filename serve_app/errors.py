@@ -14,6 +14,7 @@
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── KeyConflict                  409 key_conflict              (the key's state or origin forbids it)
+    ├── RunLost                      409 idempotency_run_lost      (its routers died)
     ├── Overloaded                   429 queue_full | deadline | shed
     │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
@@ -146,6 +147,12 @@ class KeyConflict(ServeAppError):
     """The key's state, its origin, or a change at the same time does not allow the call."""
 
     status, type, code = 409, "conflict_error", "key_conflict"
+
+
+class RunLost(ServeAppError):
+    """A repeat under an Idempotency-Key whose run was started anew once, and lost with its router again."""
+
+    status, type, code = 409, "conflict_error", "idempotency_run_lost"
 
 
 class MethodNotAllowed(ServeAppError):

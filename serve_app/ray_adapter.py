@@ -37,7 +37,7 @@ from ray.serve._private.utils import asyncio_grpc_exception_handler
 from ray.serve.context import _get_internal_replica_context
 from ray.serve.deployment import Deployment
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 
 from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, EngineUnreachable, Unavailable
 
@@ -235,6 +235,50 @@ class EveryReplica:
         """
         response = self._handle.broadcast(self._method, *arguments)
         return [result.get_async() for result in await response._fetch_replica_results_async()]
+
+
+class ChosenReplica:
+    """Calls one replica of a deployment whose other calls Serve spreads over its replicas."""
+
+    def __init__(self, deployment: str, application: str) -> None:
+        self._deployment, self._application = deployment, application
+
+    @functools.cached_property
+    def _handle(self) -> DeploymentHandle[Any]:
+        """Created at the first call; follows the replicas from then on."""
+        return DeploymentHandle(self._deployment, self._application).options(**GRPC)
+
+    def names(self) -> frozenset[str]:
+        """Unique ids of the replicas that accept calls, the calling one included; empty until Serve has sent them."""
+        return frozenset(self._replicas())
+
+    def _replicas(self) -> dict[str, RunningReplica]:
+        router: Any = self._handle._init_router()
+        request_router = getattr(router, "_asyncio_router", router).request_router
+        found = {} if request_router is None else request_router.curr_replicas
+        return {replica_id.unique_id: replica for replica_id, replica in found.items()}
+
+    async def call(self, replica_id: str, method: str, *arguments: Any) -> Any:
+        """A unary call; cancelling it cancels it there. Raises CALL_ERRORS."""
+        replica = self._replicas().get(replica_id)
+        if replica is None:
+            raise ConnectionError(f"replica {replica_id} has left")
+        handle: Any = self._handle
+        metadata = get_request_metadata(handle.init_options, handle.handle_options)
+        metadata.call_method = method
+        request = PendingRequest(args=list(arguments), kwargs={}, metadata=metadata)
+
+        async def send() -> list[Any]:
+            return [replica.try_send_request(request, with_rejection=False)]
+
+        # runs `send` in the loop of the handle
+        sent = DeploymentBroadcastResponse(send(), handle._router.event_loop)
+        (result,) = await sent._fetch_replica_results_async()
+        try:
+            return await result.get_async()
+        except asyncio.CancelledError:
+            result.cancel()
+            raise
 
 
 def in_fresh_context(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

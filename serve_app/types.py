@@ -105,4 +105,5 @@ class Contract:
     deadline_s: float | None
     idempotency_key: str | None
     queue_status: bool = False  # of a stream: send its queue position while it waits
+    grace_s: float | None = None  # for which a run with an idempotency key goes on after a disconnect
     service_tier: str | None = None  # OpenAI's word for the class, told back to a client that named a tier

@@ -57,6 +57,7 @@ class ModelChoice:
     max_num_seqs: int = 64
     kv_cache_bytes: int = 2**29
     tensor_parallel_size: int = 1
+    replicas: int = 1  # of this stack
 
 
 @dataclass(slots=True)
@@ -225,6 +226,7 @@ def our_settings(
         "max_num_seqs": model.max_num_seqs,
         "kv_cache_gb": model.kv_cache_bytes / 10**9,
         "tensor_parallel_size": model.tensor_parallel_size,
+        "replicas": {"min_replicas": model.replicas, "max_replicas": model.replicas},
     }
     owner = {"key": key, "admin": True}
     return {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from serve_app.core.limits import LimitDecision, LimitedRequest
 from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, SessionRequest
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
@@ -163,9 +164,11 @@ class Router:
     name: str
     clock: Clock
     actor: Actor
+    delay_s: Callable[[], float]  # of a message, one way
     line: RouterQueue = field(init=False)
     incarnations: set[int] = field(default_factory=set)  # that have spoken
     asked: dict[str, Asked] = field(default_factory=dict)  # who waits
+    charges: dict[str, Callable[[LimitDecision], None]] = field(default_factory=dict)  # who waits to be charged
     running: dict[str, Asked] = field(default_factory=dict)
     _calls: int = 0
     _flushing: bool = False
@@ -191,8 +194,25 @@ class Router:
         del self.running[name]
         self.after(self.line.on_done(name, self.clock.now, prompt, output_tokens))
 
+    def charge(self, request: LimitedRequest, then: Callable[[LimitDecision], None]) -> None:
+        """A caller asks to be charged against its limits."""
+        decision = self.line.charge(request, self.clock.now)
+        if decision is None:
+            self.charges[request.request_id] = then
+        self.after([])
+        if decision is not None:
+            then(decision)
+
+    def end_charge(self, request_id: str, tokens: int | None) -> None:
+        """A charged request has ended; None: it failed."""
+        self.line.limits.on_end(request_id, tokens, 0, self.clock.now)
+        self.after([])
+
     def after(self, actions: list[Action]) -> None:
         """What every event ends with."""
+        decided, self.line.limits.decided = self.line.limits.decided, []
+        for decision in decided:
+            self.charges.pop(decision.request_id)(decision)
         for action in actions:
             asked = self.asked.pop(action.request_id)
             if isinstance(action, Grant):
@@ -236,13 +256,13 @@ class Router:
         self, how: Callable[[RouterMessage, Callable[[ActorReply], None]], None], told: RouterMessage, then: Any
     ) -> None:
         """One question, half a round trip to the actor and half back; an actor that is away is noticed as soon."""
-        sent_s, known, half_s = self.clock.now, self.line.router_session.epoch, ROUND_TRIP_S / 2
+        sent_s, known, half_s = self.clock.now, self.line.router_session.epoch, self.delay_s()
 
         def there() -> None:
             if self.actor.away:
                 self.clock.after(half_s, lost)
             else:
-                how(told, lambda reply: self.clock.after(half_s, lambda: back(reply)))
+                how(told, lambda reply: self.clock.after(self.delay_s(), lambda: back(reply)))
 
         def lost() -> None:
             self._quiet_until = self.clock.now + RETRY_S
@@ -278,10 +298,16 @@ class Router:
 class Network:
     """An actor, engines of one model, and routers that reach all of them and have been told so."""
 
-    def __init__(self, engines: Mapping[str, tuple[int, int]], policy: QueuePolicy, routers: int = 1) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, tuple[int, int]],
+        policy: QueuePolicy,
+        routers: int = 1,
+        delay_s: Callable[[], float] = lambda: ROUND_TRIP_S / 2,
+    ) -> None:
         self.clock = Clock()
         self.actor = Actor(self.clock, engines)
-        self.routers = [Router(f"r{number}", self.clock, self.actor) for number in range(routers)]
+        self.routers = [Router(f"r{number}", self.clock, self.actor, delay_s) for number in range(routers)]
         self._ids = itertools.count(1)
         for router in self.routers:
             router.line.serve(MODEL, policy)

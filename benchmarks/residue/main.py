@@ -38,8 +38,8 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import app, local_routes
-from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient
+from serve_app.http import app, keyed_runs, local_routes
+from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
 MODEL = "simulated"
@@ -117,6 +117,7 @@ class Router:
         self.metrics = RouterMetrics()
         self.receipts = Receipts()
         self._models: dict[str, ModelRouter] = {}
+        self.usage = UsageReporter("router", _away)
         self._made = itertools.count()
         self.ended = 0
 
@@ -143,11 +144,11 @@ class Router:
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
         scrape = Scrape("router", self.metrics, self._models, _away)
-        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away)
+        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
         sessions, limits = SessionClient(_away, {}), LimitClient(shared)
-        return app.RouterApp(
-            self._settings, self._models, self.metrics, bytes(32), sessions, local, self.receipts, limits
-        )
+        keyed = keyed_runs.KeyedRuns("router", _away, _NoOther())
+        own = self._settings, self._models, self.metrics, bytes(32)
+        return app.RouterApp(*own, sessions, local, self.receipts, limits, self.usage, keyed)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
         callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]
@@ -251,6 +252,16 @@ class Router:
                 if sample.name == "serve_app_requests_total":
                     found[sample.labels["outcome"]] += int(sample.value)
         return dict(found)
+
+
+class _NoOther:
+    """No router replica to copy an answer to."""
+
+    def names(self) -> frozenset[str]:
+        return frozenset()
+
+    async def call(self, replica_id: str, method: str, *_: Any) -> Any:
+        raise ConnectionError(f"there is no {replica_id} to call {method} of")
 
 
 async def _away(*_: Any) -> Any:

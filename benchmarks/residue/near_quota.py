@@ -56,7 +56,9 @@ class NearQuota:
         self._engines: dict[str, EngineReport] = {}
 
     async def exchange(self, told: RouterMessage) -> ActorReply:
-        return await self._actor.exchange(told)
+        reply = await self._actor.exchange(told)
+        assert isinstance(reply, ActorReply)
+        return reply
 
     async def watch(self, told: RouterMessage) -> ActorReply:
         return await self._actor.watch(told)

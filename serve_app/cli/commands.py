@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | explain |
-keys | chat | down`.
+keys | usage | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
 from serve_app.cli import up as running
+from serve_app.cli import usage as usages
 from serve_app.cli.command_line import (
     EXIT_FAILED,
     EXIT_NOTHING_RUNS,
@@ -42,6 +44,7 @@ from serve_app.cli.command_line import (
     endpoint_at,
     print_found,
 )
+from serve_app.cli.usage import UsageGroup
 from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
 from serve_app.errors import ConfigError
 from serve_app.settings import ProxyLocation, Settings
@@ -294,6 +297,29 @@ def explain(
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
     endpoint = endpoint_at(url, key, instance, state_dir)
     print_found(explaining.receipt(endpoint, request_id), as_json, explaining.show)
+
+
+@_command
+def usage(
+    by: Annotated[
+        list[UsageGroup] | None, typer.Option("--by", help="A sum for each; may be given again. By default tenant.")
+    ] = None,
+    from_day: Annotated[str | None, typer.Option("--from", help="The first day of UTC, as 2026-11-25.")] = None,
+    to_day: Annotated[str | None, typer.Option("--to", help="The last day.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV instead of a table.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Show what keys, tenants and models have used, and its cost; with a tenant's key that of the tenant."""
+    groups = by or [UsageGroup.TENANT]
+    found = usages.report(endpoint_at(url, key, instance, state_dir), groups, from_day, to_day)
+    if as_csv:
+        usages.write_csv(found, sys.stdout)
+    else:
+        print_found(found, as_json, usages.show)
 
 
 @_command

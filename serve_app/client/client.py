@@ -7,9 +7,10 @@
     answer = llm.sync.chat([{"role": "user", "content": "Hi"}])  # in scripts and notebooks
 
 Invariant: a call is an exchange with the ASGI app that answers HTTP, so it has the same rights, queue, metrics and
-errors. Answers are the `openai` package's own types. An abandoned call (a cancelled task, an iterator that is closed or
-dropped, a process that dies) is aborted in the engine within a second. However the block of an agent session ends, the
-session is closed or, if no router is reachable, expires without renewals.
+errors. Answers are the `openai` package's own types. A call whose connection is lost is repeated, and runs once. An
+abandoned call (a cancelled task, an iterator that is closed or dropped, a process that dies) is aborted in the engine
+within a second, one with a key of the caller's own after the server's grace. However the block of an agent session
+ends, the session is closed or, if no router is reachable, expires without renewals.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from serve_app.client import repeats
 from serve_app.client.httpx_transport import BASE_URL, Transport
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.options import (
@@ -47,7 +49,6 @@ from serve_app.http import (
     HttpRequest,
     make_request,
     make_route_request,
-    read_events,
 )
 from serve_app.ray_adapter import ACCEPT_S, IngressHandle
 
@@ -161,20 +162,21 @@ class Client:
     async def _unary(self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions) -> M:
         asked = await self._build_request(kind, subject, options)
         with self._forgetting_gone_model():
-            return _as_object(type_, await self._bridge.read(asked))
+            return _as_object(type_, await repeats.read(self._bridge, asked))
 
     async def _chunks(
         self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions
     ) -> AsyncGenerator[M, None]:
         asked = await self._build_request(kind, subject, options)
         with self._forgetting_gone_model():
-            async with contextlib.aclosing(read_events(self._bridge.exchange(asked))) as told:
+            async with contextlib.aclosing(repeats.events(self._bridge, asked)) as told:
                 async for event in told:
                     yield _as_object(type_, event)
 
     async def _build_request(self, kind: CallKind, subject: Any, options: CallOptions) -> HttpRequest:
         model, key = await self.model_named(options.get("model")), self._api_key.get_secret_value()
-        return make_request(kind, {**options, "api_key": key, "model": model, kind.first_field: subject})
+        asked = {**options, "api_key": key, "model": model, kind.first_field: subject}
+        return repeats.with_key(make_request(kind, asked))
 
     @contextlib.contextmanager
     def _forgetting_gone_model(self) -> Iterator[None]:

@@ -42,6 +42,10 @@ class LoopBridge:
         self._is_closed = False
         self._lock = threading.Lock()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def _open(self) -> IngressHandle:
         """The handle; made again if its loop has ended, which a loop outside a replica may."""
         with self._lock:

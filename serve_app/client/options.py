@@ -21,7 +21,7 @@ class CallOptions(TypedDict, total=False):
     priority: Priority | None
     session: str | None
     deadline_s: float | None
-    idempotency_key: str  # a repeat within ten minutes gets the same answer, not a second run (per router replica)
+    idempotency_key: str  # a repeat within ten minutes gets the same answer, not a second run; made here if not given
     extra_body: Mapping[str, Any]  # fields merged over the body unchecked
     user: str
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
 
+from serve_app.core.claims import ClaimBook, ClaimReply, ClaimReport, ClaimRequest, ClaimVerdict, Generation
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
     LOADING_TTL_S,
@@ -73,6 +74,7 @@ class Quota:
         self.grants = EngineGrants(self.ledger, self.checkpoint)
         self.relocation = Relocation(self.ledger, self.grants)
         self.sessions = SessionLeases(self.ledger, self.checkpoint, epoch, now)
+        self.claims = ClaimBook(epoch, (name for kind, name in checkpoint if kind is EntryKind.ROUTER), now)
         self._unreported = {name for kind, name in checkpoint if kind in (EntryKind.ENGINE, EntryKind.ROUTER)}
         is_recovering = bool(self._unreported_routers())
         self.queue = ActorQueue(
@@ -202,6 +204,18 @@ class Quota:
         self.ledger.heartbeat(message.router, now)
         return self.queue.actor_sessions.on_watch(message, timed_out=timed_out)
 
+    # Requests with an Idempotency-Key
+
+    def on_claim(self, asked: ClaimRequest, now: float) -> ClaimReply:
+        """See `core.claims.book`."""
+        if not self._restored:
+            return ClaimReply(ClaimVerdict.WAIT)
+        return self.claims.on_claim(asked, now, self.ledger.knows)
+
+    def on_claim_report(self, report: ClaimReport, now: float) -> Generation | None:
+        """See `core.claims.book`."""
+        return self.claims.on_report(report, now, self.ledger.knows) if self._restored else None
+
     # Sessions
 
     def on_open_session(self, ask: SessionRequest, now: float) -> Session | None:
@@ -221,6 +235,7 @@ class Quota:
             self.ledger.extend(stood_s)
             self.queue.actor_sessions.extend()
             self._recovers_until += stood_s
+            self.claims.extend(stood_s)
         if self._restored and now >= self._recovers_until:
             for key in self._unreadable():
                 self.checkpoint.forget(key)
@@ -243,6 +258,8 @@ class Quota:
             self.queue.remove_routers(gone, now)
         for name in gone:
             self.checkpoint.forget((EntryKind.ROUTER, name))
+            self.claims.on_router_gone(name, now)
+        self.claims.on_tick(now)
         if not self._restored:
             return
         self.queue.closed_engines = self._closed_engines()

@@ -28,6 +28,7 @@ __all__ = [
     "app",
     "deployment",
     "error_response",
+    "keyed_runs",
     "local_routes",
     "make_request",
     "make_route_request",

@@ -27,18 +27,19 @@ from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
 from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
-from serve_app.http.idempotency import IdempotencyCache, Owner, fingerprint
+from serve_app.http.idempotency import fingerprint
 from serve_app.http.key_routes import KeyRoutes
+from serve_app.http.keyed_runs import KeyedRequest, KeyedRuns
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_limits import Charge, RequestLimits
-from serve_app.http.request_record import RequestRecord, outcome_of, outcome_of_status
-from serve_app.http.response import REPLAYED, HttpExchange, Send
+from serve_app.http.request_record import RequestRecord, recorded
+from serve_app.http.response import HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient
+from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, Outcome, RequestClass
@@ -81,6 +82,8 @@ class RouterApp:
         local_routes: answers the routes that need no engine.
         receipts: keeps the receipts of this router's requests.
         limits: charges requests against the limits of keys and tenants, together with all routers.
+        usage: counts what they use.
+        keyed_runs: runs the requests with an Idempotency-Key.
         follower: follows the keys of the store; None: there is none.
 
     Raises:
@@ -97,6 +100,8 @@ class RouterApp:
         local_routes: LocalRoutes,
         receipts: Receipts,
         limits: LimitClient,
+        usage: UsageReporter,
+        keyed_runs: KeyedRuns,
         follower: KeyFollower | None = None,
     ) -> None:
         self.models = models
@@ -106,8 +111,8 @@ class RouterApp:
         self._local_routes = local_routes
         self._stored = None if follower is None else follower.stored
         self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
-        self.receipts = receipts
-        self._kept_answers = IdempotencyCache(time.monotonic)
+        self.receipts, self.usage = receipts, usage
+        self.keyed_runs = keyed_runs
         self._body_thread = BodyThread()
         self.estimator = Estimator()
         self._limits = RequestLimits(limits, self.estimator, metrics, lambda identity: self.keys.limits_of(identity))
@@ -126,9 +131,11 @@ class RouterApp:
         if scope["type"] == "http":
             await self._handler(scope, receive, send)
         elif scope["type"] == "lifespan":  # the router replica's constructor does the set-up
-            for event in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{event}.complete"})
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # Serve sends it once the last request has ended
+            await self.usage.close()
+            await send({"type": "lifespan.shutdown.complete"})
         else:  # a websocket: not supported
             await send({"type": "websocket.close", "code": 1000})
 
@@ -154,7 +161,7 @@ class RouterApp:
             elif isinstance(route.target, routes.KeyCall):
                 answer = await self._key_routes.answer(route, identity, lambda: self._read_body(headers, receive))
             else:
-                answer = await self._local_routes.answer(route, identity)
+                answer = await self._local_routes.answer(route, identity, scope.get("query_string", b""))
             await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
             self._metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
@@ -180,7 +187,8 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        try:
+        record.recorder, record.key_id = exchange, identity.key_id
+        with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
             model = model_named(self.models, sent.get("model"), identity)
@@ -203,18 +211,7 @@ class RouterApp:
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
-                print_ = await self._body_thread.run(size, lambda: fingerprint(operation, body))
-                await self._run_idempotent(call, (identity.tenant, wanted.idempotency_key), print_)
-            record.outcome = outcome_of_status(exchange.status)
-        except asyncio.CancelledError:
-            is_queued = record.granted_at is None
-            record.outcome = Outcome.CANCELLED_QUEUED if is_queued else Outcome.CANCELLED_RUNNING
-            raise
-        except ServeAppError as error:
-            record.outcome, record.error = outcome_of(error), error
-            raise
-        finally:
-            self._record_end(record)
+                await self._run_keyed(call, await self._body_thread.run(size, lambda: fingerprint(operation, body)))
 
     def _operator_s_query(self, identity: Identity, scope: Scope) -> dict[str, Any]:
         """The fields of the query; without `model`, the only model there is. Raises Forbidden."""
@@ -234,6 +231,7 @@ class RouterApp:
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
+        self.usage.end(record.request_id, record.use())
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
         if receipt.slo is not None:
@@ -246,22 +244,17 @@ class RouterApp:
                     given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
                     self._metrics.count_estimated(part.model, part.tenant, given, used)
 
-    async def _run_idempotent(self, call: _HttpCall, owner: Owner, body_fingerprint: bytes) -> None:
-        """Run a request with an Idempotency-Key, or repeat its kept answer."""
-        exchange = call.exchange
-        kept = await self._kept_answers.claim(owner, body_fingerprint)
-        if kept is not None:
-            status, headers, body = kept
-            await exchange.send_answer(status, [*headers, REPLAYED], body)
-            return
-        head = None
-        try:
-            exchange.on_sent = functools.partial(self._kept_answers.add, owner)
-            await self._run(call)
-            head = exchange.repeatable_head()
-        finally:
-            exchange.on_sent = None
-            self._kept_answers.finish(owner, head)
+    async def _run_keyed(self, call: _HttpCall, body_fingerprint: bytes) -> None:
+        """Run a request with an Idempotency-Key, or repeat its answer."""
+        record = call.record
+
+        async def run(exchange: HttpExchange) -> None:
+            with recorded(record, exchange, self._record_end):
+                await self._run(replace(call, exchange=exchange, comments=None))
+
+        count = functools.partial(self._metrics.count_keyed, record.model)
+        request = KeyedRequest(record, call.contract, body_fingerprint, call.exchange, call.comments, run, count)
+        await self.keyed_runs.answer(request)
 
     async def _run(self, call: _HttpCall) -> None:
         """Charge the request against its limits, and run it."""
@@ -342,6 +335,11 @@ class RouterApp:
         """The message for the granted replica."""
         record = call.record
         record.granted_at = time.monotonic()
+        if record.operation.takes_slot:
+            settings = call.model.settings
+            prices = None if settings.prices is None else settings.prices.token_prices()
+            # a list of prompts is one request, and has the id of its answer
+            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, settings.name, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(
@@ -362,7 +360,7 @@ class RouterApp:
             await call.comments.end()
         tokens = record.cost.tokens if record.operation.takes_slot else 0
         self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
-        record.stream = stream
+        record.stream, record.prompt = stream, frames[0].prompt
         if record.operation.generates:
             first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
             # a repeat after a lost replica has had its first token already, and a list has one

@@ -37,6 +37,7 @@ from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Op
 MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
+MAX_GRACE_MS = 30_000  # the default, too: a run without a reader holds its slot
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's default `max_tokens` of a completion
 # vLLM searches each stop string in the text of every step; OpenAI's bound is 4.
 MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
@@ -105,6 +106,7 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
     Operation.COMPLETION: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
+_MESSAGE_FIELDS = ("messages", "input")
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
 _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 _CLASS_NAMES = ", ".join(CLASS_ALIASES)
@@ -146,6 +148,7 @@ def split(
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(headers),
         idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        grace_s=_grace(headers),
         queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
@@ -168,6 +171,8 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
+    for name in _MESSAGE_FIELDS:
+        _refuse_media_ids(name, clean.get(name))
     if type(clean.get("messages", [])) is not list:
         raise BadRequest("`messages` must be an array of messages", param="messages")
     if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
@@ -179,6 +184,17 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
     for name in _GRAMMAR_FIELDS:
         if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
+
+
+def _refuse_media_ids(field: str, messages: Any) -> None:
+    """Refuse a `uuid` of a content part: vLLM takes it for the name of an image, audio or video in caches that all
+    tenants share, so it would read another tenant's, or put one in place of another tenant's."""
+    for number, message in enumerate(messages if type(messages) is list else ()):
+        content = message.get("content") if type(message) is dict else None
+        for index, part in enumerate(content if type(content) is list else ()):
+            if type(part) is dict and part.get("uuid") is not None:
+                path = f"{field}.{number}.content.{index}.uuid"
+                raise BadRequest(f"`{path}` {_UNTRUSTED}: send the medium itself", param=path)
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:
@@ -239,6 +255,18 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float | None:
         raise BadRequest(
             f"X-Deadline-Ms must be a whole number of milliseconds from now, 1 to {MAX_DEADLINE_MS}",
             param="X-Deadline-Ms",
+        )
+    return int(value) / 1000
+
+
+def _grace(headers: Mapping[bytes, bytes]) -> float | None:
+    value = headers.get(b"x-disconnect-grace-ms")
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > len(str(MAX_GRACE_MS)) or int(value) > MAX_GRACE_MS:
+        raise BadRequest(
+            f"X-Disconnect-Grace-Ms must be a whole number of milliseconds, 0 to {MAX_GRACE_MS}",
+            param="X-Disconnect-Grace-Ms",
         )
     return int(value) / 1000
 

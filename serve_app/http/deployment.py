@@ -14,6 +14,8 @@ from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.error_responses import Headers
+from serve_app.http.idempotency import AnswerCopy, AnswerPart
+from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
@@ -21,6 +23,7 @@ from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
+    ChosenReplica,
     EveryReplica,
     Handle,
     in_fresh_context,
@@ -34,6 +37,7 @@ from serve_app.router import (
     RouterMetrics,
     Scrape,
     SessionClient,
+    UsageReporter,
 )
 from serve_app.settings import ModelSettings, parse
 
@@ -67,6 +71,7 @@ class RouterReplica:
         self._metrics = RouterMetrics()
         quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
         self._queue_client = QueueClient(name, quota.exchange, quota.watch)
+        self._queue_client.core.set_store(settings.store.url)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
@@ -74,14 +79,18 @@ class RouterReplica:
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
         find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
-        local = LocalRoutes(models, self._scrape.everywhere, figures, find)
         self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
-        secret = kv_store.cluster_secret()
-        limits = LimitClient(self._queue_client)
-        self._app = RouterApp(
-            settings, models, self._metrics, secret, sessions, local, receipts, limits, self._follower
+        self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
+        in_fresh_context(self._keyed_runs.start(), "claims")
+        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch))
+        usage.start()
+        local = LocalRoutes(
+            models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
         )
+        secret = kv_store.cluster_secret()
+        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower
+        self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, *ours)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
@@ -94,6 +103,7 @@ class RouterReplica:
         settings = parse(config)
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
+        self._queue_client.core.set_store(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
         self._config = config
@@ -113,6 +123,14 @@ class RouterReplica:
     async def known_keys(self) -> KeyList | None:
         """The store's keys as this replica knows them; a router replica that starts without the store calls this."""
         return self._follower.stored.known()
+
+    async def answer_part(self, run: str, offset: int) -> AnswerPart | None:
+        """A part of an answer of this replica; the other router replicas call this."""
+        return await self._keyed_runs.part(run, offset)
+
+    async def keep_answer(self, copy: AnswerCopy) -> None:
+        """Keep an answer of another router replica, which calls this."""
+        self._keyed_runs.keep(copy)
 
     async def metrics(self) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""

@@ -2,9 +2,10 @@
 
     GET /admin/quota            the ledger of GPU memory
     GET /admin/requests/{id}    the receipt of a request, from whichever router received it
+    GET /admin/usage            what keys, tenants and models have used (`usage_report`)
 
 Invariant: a key without `auth.keys[].admin` learns nothing of other tenants here, whatever its class: of receipts it
-finds its own tenant's.
+and use it finds its own tenant's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.routes import HttpRoute, LocalCall
+from serve_app.http.usage_report import GetUsage, usage_report
 from serve_app.names import RELEASE
 from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
@@ -45,6 +47,7 @@ class LocalRoutes:
         models: by name.
         scrape: the metrics of all routers.
         get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
+        get_usage: sums of use from the store; raises while the store is away.
         find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
             it. Bounded in time.
     """
@@ -53,10 +56,11 @@ class LocalRoutes:
     scrape: Callable[[], Awaitable[bytes]]
     get_figures: GetFigures
     find_receipt: FindReceipt
+    get_usage: GetUsage
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def answer(self, route: HttpRoute, identity: Identity) -> Answer:
-        """The complete answer to a local route.
+    async def answer(self, route: HttpRoute, identity: Identity, query: bytes = b"") -> Answer:
+        """The complete answer to a local route. `query`: of the URL.
 
         Raises:
             NotFound: an unknown model, or no router has the receipt. Unavailable: not ready, or the quota actor does
@@ -85,6 +89,8 @@ class LocalRoutes:
                 if not identity.admin:
                     raise not_an_operator()
                 found = await self._quota()
+            case LocalCall.USAGE:
+                found = await usage_report(self.get_usage, identity, query)
             case _:
                 found = await self.find_receipt(route.argument, None if identity.admin else identity.tenant)
                 if found is None:

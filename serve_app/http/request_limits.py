@@ -24,8 +24,9 @@ from serve_app.errors import RateLimited
 from serve_app.http import request_size
 from serve_app.http.error_responses import Headers
 from serve_app.http.request_record import RequestRecord
-from serve_app.router import LimitClient, RouterMetrics
+from serve_app.router import LimitCharge, LimitClient, RouterMetrics
 from serve_app.settings import Settings
+from serve_app.transport import TokenUsage
 from serve_app.types import Identity
 
 FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by chance only share a reservation
@@ -75,7 +76,7 @@ class RequestLimits:
         tenants = settings.admission.tenants
         self._of_tenant = {name: (f"tenant:{name}", one.limits.limits()) for name, one in tenants.items()}
         self._of_model = {
-            (name, model): (f"model:{name}/{model}", limits.limits())
+            (name, model): (f"model:{name}\0{model}", limits.limits())
             for name, one in tenants.items()
             for model, limits in one.models.items()
         }
@@ -158,19 +159,28 @@ class RequestLimits:
         record.limit_wait_s = charged.waited_s
         if charged.waited_s:
             self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)
-        failed = True
         try:
             yield
-            failed = status() >= 400
         except asyncio.CancelledError:  # the client left: what the engine made until then is used
-            failed = record.stream is None and not record.parts
-            raise
-        finally:
-            if failed:
+            used = record.tokens_used()
+            if record.granted_at is None:
                 charged.refund()
-            else:
-                prompt, output = record.tokens_so_far()
-                charged.settle(prompt + output, prices.cost_micro(prompt, 0, output))
+            elif used.prompt_tokens or used.completion_tokens:
+                self._settle(charged, prices, used)
+            else:  # of an answer that is not streamed nothing is known before its end
+                charged.settle(request.tokens, request.cost_micro)
+            raise
+        except BaseException:
+            charged.refund()
+            raise
+        if status() < 400:
+            self._settle(charged, prices, record.tokens_used())
+        else:
+            charged.refund()
+
+    def _settle(self, charged: LimitCharge, prices: TokenPrices, used: TokenUsage) -> None:
+        prompt, output = used.prompt_tokens, used.completion_tokens
+        charged.settle(prompt + output, prices.cost_micro(prompt, used.cached_tokens, output))
 
 
 def duration(seconds: float) -> str:

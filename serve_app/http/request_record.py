@@ -5,19 +5,25 @@ Invariant: every error and every answer has exactly one outcome.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.estimate import ObservedUse
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
+from serve_app.core.usage import RequestUse
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.request_size import NO_COST, RequestCost
+from serve_app.http.response import HttpExchange
 from serve_app.router import RequestTrace
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
 
+_WITH_ANSWER = (Outcome.OK, Outcome.CANCELLED_RUNNING)
 # By the error's code.
 _REASONS: dict[str, RefusalReason | LimitReason] = {
     **{reason.value: reason for reason in RefusalReason},
@@ -39,6 +45,9 @@ class RequestRecord:
         limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
+        prompt: the tokens of its prompt, from the first frame of a stream.
+        router_losses: earlier runs under its Idempotency-Key that were lost with their router.
+        recorder: the exchange whose end is its end: with an Idempotency-Key, that of its run.
     """
 
     request_id: str
@@ -60,17 +69,12 @@ class RequestRecord:
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
+    router_losses: int = 0
+    recorder: HttpExchange | None = None
     parts: list[RequestRecord] = field(default_factory=list)
+    key_id: str = ""
+    prompt: TokenUsage | None = None
     limit_wait_s: float = 0.0
-
-    def tokens_so_far(self) -> tuple[int, int]:
-        """Tokens of prompt and output that the engine has used, also of an answer that was cut short."""
-        if self.usage is None and self.parts:
-            found = [part.tokens_so_far() for part in self.parts]
-            return sum(prompt for prompt, _ in found), sum(output for _, output in found)
-        if self.usage is not None:
-            return self.usage.prompt_tokens, self.usage.completion_tokens
-        return (0, 0) if self.stream is None else (self.cost.prompt_tokens, self.stream.tokens)
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
@@ -89,9 +93,7 @@ class RequestRecord:
         self.granted_at = max((part.granted_at for part in parts if part.granted_at is not None), default=None)
         self.first_token_s = min((part.first_token_s for part in parts if part.first_token_s is not None), default=None)
         if usages:
-            self.usage = TokenUsage(
-                sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
-            )
+            self.usage = _sum(usages)
         longest = max(parts, key=lambda part: part.trace.waited_s).trace
         self.trace = replace(
             longest,
@@ -116,6 +118,39 @@ class RequestRecord:
             self.cost.answers,
             is_cut_off=usage.finish_reason != FINISH_STOP,
         )
+
+    def use(self) -> RequestUse | None:
+        """What it is counted with, once it has ended; None: it is not counted, since it got no tokens, or its client
+        got an error instead of an answer."""
+        parts = self.parts or [self]
+        got_answer = self.outcome in _WITH_ANSWER or any(part.stream and part.stream.client_has_seen for part in parts)
+        if self.granted_at is None or not got_answer:
+            return None
+        tokens = self.tokens_used()
+        is_settled = bool(tokens.prompt_tokens or tokens.completion_tokens)
+        if not is_settled:  # an engine reports nothing of an answer that is not streamed before its end
+            is_streamed = self.streamed and self.operation.generates
+            if is_streamed or self.outcome is not Outcome.CANCELLED_RUNNING or not self.operation.takes_slot:
+                return None
+        return RequestUse(
+            tokens.prompt_tokens,
+            tokens.cached_tokens,
+            tokens.completion_tokens,
+            kv_token_ms=round(1000 * self.trace.kv_token_s),
+            wait_ms=round(1000 * (self.granted_at - self.started)),
+            is_settled=is_settled,
+        )
+
+    def tokens_used(self) -> TokenUsage:
+        """The tokens received, of all prompts of a list."""
+        return _sum([part.tokens_received() for part in self.parts or [self]])
+
+    def tokens_received(self) -> TokenUsage:
+        """The tokens that its answer's own `usage` has; of an answer that was cut off, those that had arrived here."""
+        usage, prompt = self.usage, self.prompt or TokenUsage()
+        if usage is None and self.stream is not None:
+            usage = self.stream.usage or TokenUsage(prompt.prompt_tokens, self.stream.tokens, prompt.cached_tokens)
+        return usage or TokenUsage()
 
     def time_headers(self) -> Headers:
         """Milliseconds from its arrival until it was handed to a replica, and until its first token there."""
@@ -152,6 +187,7 @@ class RequestRecord:
             replica_id=trace.replica_id,
             route=trace.route,
             losses=trace.losses,
+            router_losses=self.router_losses,
             sequences=trace.sequences,
             slots=self.slots,
             estimated_prompt=cost.prompt_tokens,
@@ -187,6 +223,33 @@ class RequestRecord:
             output / self.cost.answers,
             self.streamed,
         )
+
+
+def _sum(usages: Sequence[TokenUsage]) -> TokenUsage:
+    return TokenUsage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
+
+
+@contextlib.contextmanager
+def recorded(record: RequestRecord, exchange: HttpExchange, end: Callable[[RequestRecord], None]) -> Iterator[None]:
+    """Record how the block ends, and call `end`; has no effect if another exchange is the record's by then."""
+    outcome, failed = Outcome.INTERNAL_ERROR, None
+    try:
+        yield
+        outcome = outcome_of_status(exchange.status)
+    except asyncio.CancelledError:
+        outcome = Outcome.CANCELLED_QUEUED if record.granted_at is None else Outcome.CANCELLED_RUNNING
+        raise
+    except ServeAppError as error:
+        outcome, failed = outcome_of(error), error
+        raise
+    finally:
+        if record.recorder is exchange:
+            record.outcome, record.error = outcome, failed
+            end(record)
 
 
 def outcome_of_status(status: int) -> Outcome:

@@ -1,7 +1,6 @@
 """The response of one HTTP exchange: sends status, headers and bytes in order, and an error while one can be sent.
 
-Invariant: exactly one status is sent; nothing follows the last byte; `on_sent` receives exactly the bytes of the
-answer, without the comments before it.
+Invariant: exactly one status is sent; nothing follows the last byte.
 
 A comment begins the stream with status 200: a later error of the queue or the engine is sent as an event with the
 error's body. `status` is still the answer's own, for instance the engine's 400.
@@ -47,7 +46,6 @@ class HttpExchange:
         "_headers",
         "_send",
         "limit_headers",
-        "on_sent",
         "operation",
         "request_id",
         "status",
@@ -61,11 +59,11 @@ class HttpExchange:
         self.operation = Operation.CHAT
         self._headers: Headers = []
         self.limit_headers: Callable[[], Headers] = list  # asked for when the answer begins
-        self.on_sent: Callable[[bytes], None] | None = None  # receives the bytes sent
 
-    def repeatable_head(self) -> tuple[int, Headers] | None:
-        """Status and headers of the answer; None if a repeat must run again."""
-        return (self.status, self._headers) if 200 <= self.status < 500 and self.status != 429 else None
+    @property
+    def head(self) -> tuple[int, Headers]:
+        """Status and headers of the answer, without those of this exchange alone; the status is 0 until it has one."""
+        return self.status, self._headers
 
     async def send_answer(
         self, status: int, headers: Headers, body: bytes, *, is_head: bool = False, times: Iterable[Header] = ()
@@ -73,8 +71,6 @@ class HttpExchange:
         """Send a complete answer; `is_head`: without the body; `times`: headers that a repeat does not get. In a stream
         that comments have begun, it is an engine's refusal and sent as an event; a repeat gets the refusal itself."""
         self.status, self._headers = status, headers
-        if self.on_sent is not None:
-            self.on_sent(body)
         if self._has_begun_stream:
             event = sse_error(json.loads(body), self.operation)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
@@ -111,8 +107,6 @@ class HttpExchange:
         while True:
             last = frames[-1].usage is not None
             body = frames[0].body if len(frames) == 1 else b"".join([frame.body for frame in frames])
-            if self.on_sent is not None:
-                self.on_sent(body)
             if body or last:
                 await self._send({"type": "http.response.body", "body": body, "more_body": not last})
             if last:
@@ -121,11 +115,13 @@ class HttpExchange:
 
     async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
         """Send events of a stream, which the first ones begin."""
-        self.status, self._headers = 200, _SSE_HEADERS
-        await self._start_stream()
-        if self.on_sent is not None:
-            self.on_sent(events)
-        await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
+        await self.send_part(200, _SSE_HEADERS, events, is_last=is_last)
+
+    async def send_part(self, status: int, headers: Headers, body: bytes, *, is_last: bool) -> None:
+        """Send a part of a streamed answer; the first one begins it with this status and these headers."""
+        self.status, self._headers = status, headers
+        await self._start_stream(status, headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def send_error(self, error: ServeAppError) -> None:
         """Send the error: as a status while nothing is sent, as an event of the stream after that."""
@@ -136,10 +132,10 @@ class HttpExchange:
         elif not self.status:
             await self.send_answer(*error_response(error))
 
-    async def _start_stream(self, status: int = 200) -> None:
+    async def _start_stream(self, status: int = 200, headers: Headers = _SSE_HEADERS) -> None:
         """Send the status and headers of a stream, once."""
         if self._has_begun_stream:
             return
         self._has_begun_stream = True
-        headers = [*_SSE_HEADERS, *self.limit_headers(), (REQUEST_ID_HEADER, self.request_id.encode())]
+        headers = [*headers, *self.limit_headers(), (REQUEST_ID_HEADER, self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

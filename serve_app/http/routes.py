@@ -32,6 +32,7 @@ class LocalCall(enum.StrEnum):
     METRICS = "metrics"
     QUOTA = "quota"
     REQUEST = "request"
+    USAGE = "usage"
 
 
 class SessionCall(enum.StrEnum):
@@ -80,6 +81,7 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),
     ("GET", "/admin/quota", LocalCall.QUOTA),
+    ("GET", "/admin/usage", LocalCall.USAGE),
     ("GET", "/admin/keys", KeyCall.LIST),
     ("POST", "/admin/keys", KeyCall.CREATE),
 )

@@ -99,22 +99,32 @@ class KeyFollower:
     def configure(self, url: str | None) -> None:
         """Follow the store of this URL from now on; until its list is here, the keys known so far stay."""
         if url != self._url:
+            self.store.close()
             self._url, self.store, self._since = url, self._open(url), 0
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        while True:
-            try:
-                await self.follow()
-            except StoreAway as error:
-                if not self._away:
-                    logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
-                self._away = True
-                if self.stored.version is None:
-                    await self._learn_from_routers()
-            except Exception:
-                logger.exception("the keys of the store could not be read; trying again")
-            await asyncio.sleep(POLL_S)
+        # at once: a store that is away is known to be so only after seconds
+        asking = asyncio.create_task(self._learn_from_routers(), name="keys of other routers")
+        try:
+            while True:
+                try:
+                    await self._follow_or_ask()
+                except Exception:
+                    logger.exception("the keys of the store could not be read; trying again")
+                await asyncio.sleep(POLL_S)
+        finally:
+            asking.cancel()
+
+    async def _follow_or_ask(self) -> None:
+        try:
+            await self.follow()
+        except StoreAway as error:
+            if not self._away:
+                logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
+            self._away = True
+            if self.stored.version is None:
+                await self._learn_from_routers()
 
     async def follow(self) -> None:
         """Take over what has changed since the last time. Raises StoreAway."""
@@ -141,7 +151,7 @@ class KeyFollower:
             logger.warning("no list of keys yet; keys that are not in the configuration get 503 until there is one")
 
     async def _learn_from_routers(self) -> None:
-        """The newest list that another router knows."""
+        """Take the newest list that another router knows, unless one came from the store meanwhile."""
         lists: list[KeyList] = []
         try:
             async with asyncio.timeout(ROUTERS_S):
@@ -150,7 +160,7 @@ class KeyFollower:
                         lists.append(found)
         except NO_ANSWER as error:
             logger.info("not every router told its keys: %s", type(error).__name__)
-        if lists:
+        if lists and self.stored.version is None:
             version, records = max(lists, key=lambda one: one[0])
             self.stored.replace(version, records)
             self._since = version

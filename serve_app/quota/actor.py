@@ -17,10 +17,12 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
@@ -38,7 +40,7 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
-from serve_app.quota.limit_use import LimitUse, UsedSince
+from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.report import figures
 from serve_app.settings import QuotaSettings
 
@@ -56,10 +58,9 @@ class GpuMemoryQuota:
 
     Args:
         settings: what counts as a device, and when defragmentation starts automatically.
-        used: what was used of limits a day and a month so far; None: nothing.
     """
 
-    async def __init__(self, settings: QuotaSettings, used: UsedSince | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -73,14 +74,14 @@ class GpuMemoryQuota:
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
         self._set_clock()
-        limits = self.core.queue.limits
-        self.limit_use = None if used is None else LimitUse(limits, used, self._after_queue_event)
+        self.limit_use: LimitUse | None = None  # once a router has said where the store is
         # devices, as stored
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
+        self._calls: Counter[str] = Counter()  # of routers, since the actor began
         self.queue_timer: asyncio.TimerHandle | None = None  # the next tick of the queues
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
@@ -123,13 +124,24 @@ class GpuMemoryQuota:
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
-    async def exchange(self, message: RouterMessage) -> ActorReply:
-        """Process a router's message; see `core.shared_queue.delivery`."""
+    async def exchange(
+        self, message: RouterMessage | ClaimRequest | ClaimReport
+    ) -> ActorReply | ClaimReply | Generation | None:
+        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key.
+
+        One method for all: after an upgrade, handles still have the methods of the release that made the actor.
+        """
+        if isinstance(message, ClaimRequest):
+            return self.core.on_claim(message, time.monotonic())
+        if isinstance(message, ClaimReport):
+            return self.core.on_claim_report(message, time.monotonic())
+        self._calls["exchange"] += 1
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
+        self._calls["watch"] += 1
         await self.devices_known.wait()
         news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
@@ -152,8 +164,7 @@ class GpuMemoryQuota:
         self._acknowledgement.set()
         for name, outcome in self.core.queue.session_admission.take_outcomes().items():
             self._resolve_session(name, outcome)
-        if self.limit_use is not None:
-            self.limit_use.ask()
+        self._ask_store()
         for note in self.core.queue.take_notes():
             logger.error("%s", note)
         for router in self.core.queue.actor_sessions.take_woken():
@@ -167,6 +178,14 @@ class GpuMemoryQuota:
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
             self.queue_timer = asyncio.get_running_loop().call_later(delay_s, self._on_queue_timer)
+
+    def _ask_store(self) -> None:
+        """Ask the store for what was used of quotas that have come up."""
+        queue = self.core.queue
+        if queue.store is not None and (self.limit_use is None or self.limit_use.address != queue.store):
+            self.limit_use = LimitUse(queue.limits, queue.store, self._after_queue_event)
+        if self.limit_use is not None:
+            self.limit_use.ask()
 
     def _on_queue_timer(self) -> None:
         self.queue_timer = None
@@ -243,7 +262,7 @@ class GpuMemoryQuota:
 
     async def figures(self) -> dict[str, Any]:
         """The report for `serve-app quota` and GET /admin/quota."""
-        return figures(self.core, time.monotonic(), self._defrag_above)
+        return figures(self.core, time.monotonic(), self._defrag_above) | {"router_calls": dict(self._calls)}
 
     async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
         """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those

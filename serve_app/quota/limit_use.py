@@ -9,22 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from serve_app.core.limits import ActorLimits, Kind
+from serve_app.core.shared_queue import messages
+from serve_app.store import Store
 
 logger = logging.getLogger("serve_app.quota")
 
-# Of a scope (`key:ID`, `tenant:NAME`, `model:TENANT/MODEL`) since a day (`2026-11-25`, UTC): requests, tokens, and the
-# cost in millionths.
-UsedSince = Callable[[str, str], Awaitable[tuple[int, int, int]]]
-
 
 class LimitUse:
-    """Asks `used` for the scopes that the limits do not know. `after`: called after each answer."""
+    """Asks the store at this address for the scopes that the limits do not know. `after`: called after each answer."""
 
-    def __init__(self, limits: ActorLimits, used: UsedSince, after: Callable[[], None]) -> None:
-        self._limits, self._used, self._after = limits, used, after
+    def __init__(
+        self,
+        limits: ActorLimits,
+        address: messages.StoreAddress,
+        after: Callable[[], None],
+        open_store: Callable[[str | None], Store] = Store.at,
+    ) -> None:
+        self._limits, self.address, self._after = limits, address, after
+        self._store = open_store(address.url)
         self.tasks: set[asyncio.Task[None]] = set()
         limits.asks_store = True
 
@@ -38,15 +43,15 @@ class LimitUse:
     async def _ask(self, scope: str) -> None:
         calendar = self._limits.calendar
         try:
-            requests, tokens, _ = await self._used(scope, calendar.first_day(Kind.REQUESTS_OF_DAY))
-            _, _, cost = await self._used(scope, calendar.first_day(Kind.COST_OF_MONTH))
+            of_day = await self._store.used(scope, calendar.first_day(Kind.REQUESTS_OF_DAY))
+            of_month = await self._store.used(scope, calendar.first_day(Kind.COST_OF_MONTH))
         except Exception:
             logger.exception("what was used of the quotas of %s is unknown and counts as nothing", scope)
             return
         amounts = dict.fromkeys(Kind, 0.0) | {
-            Kind.REQUESTS_OF_DAY: float(requests),
-            Kind.TOKENS_OF_DAY: float(tokens),
-            Kind.COST_OF_MONTH: float(cost),
+            Kind.REQUESTS_OF_DAY: float(of_day.requests),
+            Kind.TOKENS_OF_DAY: float(of_day.tokens),
+            Kind.COST_OF_MONTH: float(of_month.cost_micro),
         }
         self._limits.on_used(scope, tuple(amounts.values()), time.monotonic())
         self._after()

@@ -5,7 +5,7 @@ In: arrivals, grants of the queue, frames of replicas. Out: a stream of frames f
 Never: reads HTTP, and never orders requests itself; `core.queue` and the quota actor do.
 """
 
-from serve_app.router.limit_client import LimitClient
+from serve_app.router.limit_client import LimitCharge, LimitClient
 from serve_app.router.metrics import RouterMetrics
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
@@ -14,8 +14,10 @@ from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_grant import RequestTrace
 from serve_app.router.scrape import Scrape
 from serve_app.router.sessions import SessionClient
+from serve_app.router.usage_reporter import UsageReporter
 
 __all__ = [
+    "LimitCharge",
     "LimitClient",
     "ModelRegistry",
     "ModelRouter",
@@ -25,4 +27,5 @@ __all__ = [
     "RouterMetrics",
     "Scrape",
     "SessionClient",
+    "UsageReporter",
 ]

@@ -35,6 +35,11 @@ class RouterMetrics:
         self._requests = counter(
             "serve_app_requests", "Requests by how they ended.", (*OF_TENANT, "priority", "outcome")
         )
+        self._keyed = counter(
+            "serve_app_idempotent_requests",
+            "Answered requests with an Idempotency-Key, by what became of them.",
+            ("model", "result"),
+        )
         self._wait = seconds("serve_app_queue_wait_seconds", "Seconds in the queue before the last grant.", OF_CLASS)
         self._waited = counter(
             "serve_app_waited_seconds",
@@ -122,6 +127,10 @@ class RouterMetrics:
     def count_ended(self, model: str, tenant: str, request_class: RequestClass, outcome: Outcome) -> None:
         """Count a request's end."""
         self._requests.labels(model, tenant, request_class.label, outcome.value).inc()
+
+    def count_keyed(self, model: str, result: str) -> None:
+        """Count an answered request with an Idempotency-Key: `run`, `restarted`, `joined` or `replayed`."""
+        self._keyed.labels(model, result).inc()
 
     def count_granted(self, model: str, request_class: RequestClass, trace: RequestTrace, tokens: int) -> None:
         """Count a granted request, its wait and its estimated tokens."""

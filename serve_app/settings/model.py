@@ -112,7 +112,7 @@ class PriceSettings(FrozenSettings):
 
     def token_prices(self) -> TokenPrices:
         """The same for the core."""
-        return TokenPrices(**self.model_dump())
+        return TokenPrices(self.prompt_per_million, self.cached_per_million, self.output_per_million)
 
 
 class ModelSettings(FrozenSettings):

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
@@ -22,7 +22,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from serve_app.errors import StoreAway
 from serve_app.names import DISTRIBUTION, NAMESPACE, RELEASE, STORE_ACTOR, STORE_FILE
 from serve_app.ray_adapter import HEAD
-from serve_app.store.sql import SqlStore
+
+if TYPE_CHECKING:
+    from serve_app.store.sql import SqlStore
 
 logger = logging.getLogger("ray.serve")
 
@@ -51,6 +53,8 @@ class StoreOwner:
 
     def run(self, url: str | None, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A method of the `SqlStore` of `url`; None: of the file that this machine's environment names."""
+        from serve_app.store.sql import SqlStore  # here: SQLAlchemy's 30 MB are for the owner alone
+
         with self._opening:
             url = url or default_url()
             if url not in self._stores:

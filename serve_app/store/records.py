@@ -1,13 +1,17 @@
-"""What the store keeps, as values: keys, batches of use, and questions about use. They cross process boundaries."""
+"""What the store keeps and is asked, as values: keys, and questions about use. They cross process boundaries.
+
+Use itself is in `core.usage`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from serve_app.core.limits import Limits
+from serve_app.core.usage import InFlightUse
 from serve_app.types import RequestClass
 
 KEY_ID = re.compile("key_[0-9a-f]{16}")
@@ -49,62 +53,6 @@ class KeyRecord:
     expires_at: float | None = None
     revoked_at: float | None = None
     version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UsageRow:
-    """Use of one day (of UTC, as 2026-11-25), key, tenant and model; in an answer empty where it is not grouped by it.
-
-    Args:
-        prompt_tokens: with the cached ones.
-        kv_token_ms: tokens in the KV cache times milliseconds.
-        wait_ms: in the queue.
-        cost_micro: in millionths of the prices' currency, by the prices of the time.
-        unsettled: requests whose router died before their use was known; not in `requests`.
-    """
-
-    day: str = ""
-    key_id: str = ""
-    tenant: str = ""
-    model: str = ""
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    kv_token_ms: int = 0
-    wait_ms: int = 0
-    cost_micro: int = 0
-    unsettled: int = 0
-
-
-USAGE_KEY = ("day", "key_id", "tenant", "model")
-USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not in USAGE_KEY)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightUse:
-    """Requests of one kind that a source has begun and not settled."""
-
-    day: str
-    key_id: str
-    tenant: str
-    model: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class UsageBatch:
-    """What a source (a router replica) adds: the use since its last batch, and what is in flight after it.
-
-    Args:
-        seq: from 1 upwards; a batch sent twice counts once.
-        rows: at most one for each day, key, tenant and model.
-    """
-
-    source: str
-    seq: int
-    rows: tuple[UsageRow, ...]
-    in_flight: tuple[InFlightUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

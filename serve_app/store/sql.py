@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     CursorResult,
     Row,
@@ -31,22 +32,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
+from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
 from serve_app.store import database, schema
-from serve_app.store.records import (
-    USAGE_COUNTS,
-    USAGE_KEY,
-    KeyRecord,
-    UsageBatch,
-    UsageQuery,
-    UsageRow,
-    Used,
-    in_flight_json,
-    in_flight_of,
-)
+from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
+SILENT_S = 15.0  # a source with requests in flight reports every 5 s; after three such spans its router is gone
 SOURCE_KEPT_S = 7 * 86400.0  # an ended source is remembered this long, so that a batch repeated late counts once
 
 
@@ -123,30 +116,54 @@ class SqlStore:
             return _one(connection, key_id)
 
     def add_usage(self, batch: UsageBatch) -> None:
-        """Add a batch, once."""
+        """Add a batch, once. A source that was ended has come back with it, and what it had in flight is no longer
+        unsettled: this batch, or a later one, has it."""
         with self._writing() as connection:
             source, now = USAGE_SOURCES.c, self._now()
-            fresh = self._insert(USAGE_SOURCES).values(source=batch.source, seq=0, in_flight="[]", seen_at=now)
+            fresh = self._insert(USAGE_SOURCES).values(
+                source=batch.source, seq=0, in_flight="[]", ended=False, seen_at=now
+            )
             connection.execute(fresh.on_conflict_do_nothing())
             named = source.source == batch.source
-            if connection.execute(select(source.seq).where(named).with_for_update()).scalar_one() >= batch.seq:
+            stored = select(source.seq, source.in_flight, source.ended).where(named).with_for_update()
+            seq, in_flight, ended = connection.execute(stored).one()
+            if seq >= batch.seq:
                 return
-            self._add(connection, batch.rows)
-            state = {"seq": batch.seq, "in_flight": in_flight_json(batch.in_flight), "seen_at": now}
+            again = _unsettled(in_flight_of(in_flight), -1) if ended else []
+            self._add(connection, [*again, *batch.rows])
+            state = {
+                "seq": batch.seq,
+                "in_flight": in_flight_json(batch.in_flight),
+                "ended": False,
+                "seen_at": now,
+            }
             connection.execute(update(USAGE_SOURCES).where(named).values(state))
 
     def end_source(self, source: str) -> int:
         """Count what a source that is gone had in flight as unsettled. Returns how many requests; again: 0."""
+        return self._end_sources(USAGE_SOURCES.c.source == source)
+
+    def _end_silent(self) -> None:
+        """End the sources that have requests in flight and have not reported for `SILENT_S`: whoever asks for use does
+        it, so no process has to watch. One that comes back changes that (`add_usage`)."""
+        table = USAGE_SOURCES.c
+        silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._now() - SILENT_S)
+        with self._reading() as connection:
+            if connection.execute(select(table.source).where(silent).limit(1)).first() is None:
+                return
+        self._end_sources(silent)
+
+    def _end_sources(self, chosen: ColumnElement[bool]) -> int:
         with self._writing() as connection:
-            table, now = USAGE_SOURCES.c, self._now()
-            named = table.source == source
-            text = connection.execute(select(table.in_flight).where(named).with_for_update()).scalar()
-            entries = in_flight_of(text or "[]")
-            rows = [UsageRow(e.day, e.key_id, e.tenant, e.model, unsettled=e.count) for e in entries]
-            self._add(connection, rows)
-            connection.execute(update(USAGE_SOURCES).where(named).values(in_flight="[]", seen_at=now))
-            old = and_(table.in_flight == "[]", table.seen_at < now - SOURCE_KEPT_S)
-            connection.execute(delete(USAGE_SOURCES).where(old))
+            table = USAGE_SOURCES.c
+            chosen = and_(chosen, ~table.ended)
+            found = select(table.source, table.in_flight).where(chosen).order_by(table.source).with_for_update()
+            ended = {source: in_flight_of(text) for source, text in connection.execute(found)}
+            entries = [entry for in_flight in ended.values() for entry in in_flight]
+            self._add(connection, _unsettled(entries, 1))
+            connection.execute(update(USAGE_SOURCES).where(table.source.in_(ended)).values(ended=True))
+            idle = or_(table.in_flight == "[]", table.ended)
+            connection.execute(delete(USAGE_SOURCES).where(idle, table.seen_at < self._now() - SOURCE_KEPT_S))
             return sum(entry.count for entry in entries)
 
     def usage(self, query: UsageQuery) -> list[UsageRow]:
@@ -154,13 +171,15 @@ class SqlStore:
         if unknown := set(query.by) - set(USAGE_KEY):
             raise ValueError(f"usage is not kept by {sorted(unknown)[0]!r}")
         groups = [USAGE.c[name] for name in query.by]
+        self._end_silent()
         sums = _filtered(select(*groups, *(func.sum(USAGE.c[name]).label(name) for name in USAGE_COUNTS)), query)
         with self._reading() as connection:
             rows = connection.execute(sums.group_by(*groups).order_by(*groups)).mappings()
-            return [_usage_row(dict(row)) for row in rows if row["requests"] is not None]
+            return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
-        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT/MODEL`) has used since a day, with that day."""
+        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`) has used since a day, with that day."""
+        self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
         with self._reading() as connection:
@@ -195,6 +214,10 @@ class SqlStore:
             adding = self._insert(USAGE)
             sums = {name: USAGE.c[name] + adding.excluded[name] for name in USAGE_COUNTS}
             connection.execute(adding.on_conflict_do_update(index_elements=USAGE_KEY, set_=sums), values)
+
+
+def _unsettled(in_flight: Iterable[InFlightUse], sign: int) -> list[UsageRow]:
+    return [UsageRow(one.day, one.key_id, one.tenant, one.model, unsettled=sign * one.count) for one in in_flight]
 
 
 def _next_version(connection: Connection) -> int:
@@ -256,7 +279,7 @@ def _of_scope(scope: str) -> Any:
         return USAGE.c.key_id == name
     if kind == "tenant":
         return USAGE.c.tenant == name
-    if kind == "model" and "/" in name:  # both names may have a slash
-        cuts = [at for at, letter in enumerate(name) if letter == "/"]
-        return or_(*(and_(USAGE.c.tenant == name[:at], USAGE.c.model == name[at + 1 :]) for at in cuts))
+    tenant, found, model = name.partition("\0")
+    if kind == "model" and found:
+        return and_(USAGE.c.tenant == tenant, USAGE.c.model == model)
     raise ValueError(f"no scope of limits: {scope!r}")

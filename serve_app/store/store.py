@@ -11,11 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from serve_app.core.usage import UsageBatch, UsageRow
 from serve_app.store.owner import OwnerCalls
-from serve_app.store.records import KeyRecord, UsageBatch, UsageQuery, UsageRow, Used
-from serve_app.store.sql import SqlStore
+from serve_app.store.records import KeyRecord, UsageQuery, Used
+
+if TYPE_CHECKING:
+    from serve_app.store.sql import SqlStore
 
 THREADS = 4  # calls of one process at once; they have threads of their own, since a lost server holds them for seconds
 
@@ -27,10 +30,11 @@ class Store:
 
     Args:
         call: runs a method of the `SqlStore`, wherever that is.
+        close: gives up what calls need; calls that run are finished.
     """
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
+        self._call, self.close = call, close
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:
@@ -42,13 +46,19 @@ class Store:
             run = partial(getattr(sql, method), *arguments, **named)
             return await asyncio.get_running_loop().run_in_executor(threads, run)
 
-        return cls(call)
+        def close() -> None:
+            threads.shutdown(wait=False)
+            sql.close()
+
+        return cls(call, close)
 
     @classmethod
     def at(cls, url: str | None) -> Store:
         """The store of a URL: PostgreSQL is reached directly, SQLite through the actor that owns the file."""
         if url is None or url.startswith("sqlite"):
             return cls(OwnerCalls(url))
+        from serve_app.store.sql import SqlStore  # here: a router whose store is SQLite needs no SQLAlchemy
+
         return cls.direct(SqlStore(url))
 
     async def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:

@@ -59,5 +59,6 @@ USAGE_SOURCES = Table(
     Column("source", String(128), primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("in_flight", Text, nullable=False),  # JSON
+    Column("ended", Boolean, nullable=False),  # its in_flight is counted as unsettled
     Column("seen_at", Double, nullable=False),
 )

@@ -42,7 +42,8 @@ FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any
 
 
 class TokenUsage(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that a request used. `finish_reason` is `FINISH_STOP` if all of its answers have ended so."""
+    """The tokens that a request used; `prompt_tokens` include the cached ones. `finish_reason` is `FINISH_STOP` if all
+    of its answers have ended so."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -69,7 +70,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     `status` is the HTTP status on a request's first frame and 0 on all others; `media`, on the first frame, is "sse" or
     "json"; `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` is how many pieces
     vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
-    `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one.
+    `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one;
+    `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off.
     """
 
     number: int
@@ -80,6 +82,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     events: int = 0
     usage: TokenUsage | None = None
     failure: Failure | None = None
+    prompt: TokenUsage | None = None
 
 
 NO_SLOTS = -1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
@@ -15,6 +17,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from serve_app.cli import key_commands
+from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, ServeAppError
 from serve_app.http import routes
 from serve_app.http.error_responses import error_response
@@ -37,6 +40,7 @@ SETTINGS: Settings = parse(
     }
 )
 MINE = "sk-mine-0123456789"
+DOCUMENT = Path(__file__).parents[2] / "docs/keys.md"
 
 
 @pytest.fixture
@@ -88,6 +92,20 @@ def test_a_key_is_made_listed_rotated_and_revoked(keys: Keys, store: FakeStore) 
     assert [one.exit_code for one in (listed, revoked)] == [0, 0]
     for secret in (key, rotated["key"]):
         assert secret not in listed.stdout + revoked.stdout + keys("list", "--json").stdout
+
+
+def test_the_commands_of_the_document_work_in_its_order(keys: Keys, store: FakeStore) -> None:
+    lines = re.findall(r"^\$ serve-app keys (.*)$", DOCUMENT.read_text(), re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["create", "list", "show-limits", "rotate", "revoke"]
+    for line in lines:
+        made = asyncio.run(store.keys())
+        arguments = shlex.split(re.sub(r"key_[0-9a-f]{16}", made[0].key_id if made else "", line))
+        result = keys(*arguments)
+        assert result.exit_code == 0, (line, result.output)
+    (record_,) = asyncio.run(store.keys())
+    assert (record_.tenant, record_.models) == ("research", ("chat",))
+    assert record_.revoked_at is not None
+    assert record_.limits == Limits(requests_per_minute=60, tokens_per_minute=150_000)
 
 
 def test_json_is_what_the_route_answers(keys: Keys, store: FakeStore) -> None:

@@ -3,7 +3,7 @@
     python -m tests.clients.run PYTHON NODE_FOLDER    # the interpreter that has the clients; a folder with node_modules
 
 With SERVE_APP_E2E_URL, SERVE_APP_E2E_KEY and SERVE_APP_E2E_BATCH_KEY the stack that runs there is used; it has to have
-the models of `CONFIG`. Ends with 1 if a check failed.
+the models of `CONFIG` and its key with limits. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.e2e.observe import FILL_S, Observer, within
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ROOT / "tests/clients/checks"
 CLIENT_S = 600.0  # of all checks of one language: tiny answers, seconds each on two busy cores, and the waits of 429
+LIMITED_KEY = "sk-clients-limited-0123456789"
 Found = dict[str, str | None]
 
 
@@ -41,6 +42,12 @@ CONFIG: dict[str, object] = {
         simulated(BUSY, 1.0, 1),
     ],
     "admission": {"classes": {"low": {"max_queued": 0}}},
+    "auth": {
+        "keys": [
+            *stack.CONFIG["auth"]["keys"],
+            {"key": LIMITED_KEY, "tenant": "limited", "limits": {"requests_per_minute": 60, "burst_requests": 2}},
+        ]
+    },
 }
 
 
@@ -99,7 +106,7 @@ def table(found: Sequence[Found]) -> Iterator[str]:
 def main(python: str, node_folder: str) -> int:
     with running_stack() as there:
         environment = os.environ | {"OPENAI_BASE_URL": f"{there.base_url}/v1", "OPENAI_API_KEY": there.api_key}
-        environment |= {"CLIENTS_LOW_KEY": str(there.batch_key)}
+        environment |= {"CLIENTS_LOW_KEY": str(there.batch_key), "CLIENTS_LIMITED_KEY": LIMITED_KEY}
         environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would be read from the internet
         environment.pop("PYTHONPATH", None)
         with occupied(there):

@@ -1,8 +1,9 @@
 """An engine alone, without Ray, in a process of its own: `python -m tests.e2e.one_engine` with an order on its input.
 
 The order is a JSON object: `settings` of one model, `prompts` as token ids, `max_tokens` of each. The prompts are
-completed greedily, all at once, or embedded where that is the model's task; the answer, the last line on the output, is
-a JSON object with `tokens` (the produced ids) or `embeddings`, and `info` (what the engine says of itself).
+completed greedily, all at once, or embedded where that is the model's task (`salts`: once with each of these cache
+salts, one after the other). The answer, the last line on the output, is a JSON object with `tokens` (the produced ids)
+or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
 """
 
 from __future__ import annotations
@@ -57,12 +58,16 @@ async def complete(backend: EngineBackend, model: str, number: int, prompt: list
     return tokens
 
 
-async def embed(backend: EngineBackend, model: str, prompts: list[list[int]]) -> list[list[float]]:
-    order = Submit(1, "one", Operation.EMBEDDING, {"model": model, "input": prompts})
+async def embed(
+    backend: EngineBackend, model: str, prompts: list[list[int]], salt: str | None
+) -> tuple[list[list[float]], int]:
+    """The embeddings, and the cached tokens of all prompts."""
+    order = Submit(1, f"salted-{salt}", Operation.EMBEDDING, {"model": model, "input": prompts}, cache_salt=salt)
     (piece,) = [piece async for piece in backend.run(order)]
     if piece.status >= 400:
         raise RuntimeError(piece.body.decode())
-    return [entry["embedding"] for entry in json.loads(piece.body)["data"]]
+    assert piece.usage is not None
+    return [entry["embedding"] for entry in json.loads(piece.body)["data"]], piece.usage.cached_tokens
 
 
 async def main(order: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +76,10 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
     try:
         info = await backend.start()
         if settings.task == "embed":
-            embeddings = await embed(backend, settings.name, order["prompts"])
-            return {"embeddings": embeddings, "info": msgspec.to_builtins(info)}
+            salts = order.get("salts", [None])
+            answers = [await embed(backend, settings.name, order["prompts"], salt) for salt in salts]
+            cached = [count for _, count in answers]
+            return {"embeddings": answers[-1][0], "cached": cached, "info": msgspec.to_builtins(info)}
         tokens = await asyncio.gather(
             *(
                 complete(backend, settings.name, number, prompt, order["max_tokens"])

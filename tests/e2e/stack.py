@@ -121,7 +121,7 @@ def external() -> Stack | None:
 
 @contextmanager
 def own(state_dir: Path, config: Mapping[str, Any] = MappingProxyType(CONFIG), name: str = "e2e") -> Iterator[Stack]:
-    """A stack of our own, for the block; nothing of it is left after that. Its keys are always those of `CONFIG`."""
+    """A stack of our own for the block; nothing of it is left after that. Keys: those of `CONFIG` by default."""
     config = {"auth": CONFIG["auth"], **config}
     names = [model["name"] for model in config["models"]]
     cluster = LocalCluster.start(f"{name}-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, models=names)

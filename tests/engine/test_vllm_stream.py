@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMValidationError
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.vllm_adapter.engine import answer_frames
 from serve_app.engine.vllm_adapter.serving import enforce_tool_schemas, responses_events, with_tier
-from serve_app.transport import Frame, Submit
+from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
 
 SUBMIT = Submit(1, "r", Operation.CHAT, {"model": "m", "logit_bias": {"9999999": 1}})
@@ -50,7 +50,7 @@ class Delta(BaseModel):
     type: str = "response.output_text.delta"
 
 
-def frames(*texts: str, error: Exception | None = None) -> list[Frame]:
+def frames(*texts: str, error: Exception | None = None, recorded: list[list[int]] | None = None) -> list[Frame]:
     async def events() -> AsyncGenerator[str, None]:
         for text in texts:
             yield text
@@ -60,8 +60,10 @@ def frames(*texts: str, error: Exception | None = None) -> list[Frame]:
     async def start() -> AsyncGenerator[str, None]:
         return events()
 
+    recorder = TokenRecorder(1, (), usage_by_call=recorded or [])
+
     async def collect() -> list[Frame]:
-        return [frame async for frame in answer_frames(start, TokenRecorder(1, ()), SUBMIT)]
+        return [frame async for frame in answer_frames(start, recorder, SUBMIT)]
 
     return asyncio.run(collect())
 
@@ -71,6 +73,12 @@ def test_an_error_in_place_of_the_first_event_is_a_status() -> None:
     assert (frame.status, frame.media) == (400, "json")
     assert json.loads(frame.body) == {"error": ERROR}
     assert frame.usage is not None
+
+
+def test_the_first_frame_of_a_stream_has_the_prompt_s_tokens_and_no_other_has() -> None:
+    first, second, last = frames(CHUNK, CHUNK, recorded=[[9, 1, 4]])
+    assert first.prompt == TokenUsage(9, 1, 4)
+    assert (second.prompt, last.prompt, last.usage) == (None, None, TokenUsage(9, 1, 4))
 
 
 def test_an_error_raised_before_the_first_event_is_a_status() -> None:

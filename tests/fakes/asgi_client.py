@@ -11,10 +11,12 @@ from typing import Any
 
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
+from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient
+from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, Settings
+from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.limits import FakeLimits
 from tests.fakes.router import LONG, SOON_S
@@ -65,18 +67,20 @@ def router_app(
     models: Mapping[str, ModelRouter],
     metrics: RouterMetrics,
     limits: FakeLimits | None = None,
+    keyed_runs: KeyedRuns | None = None,
     follower: KeyFollower | None = None,
 ) -> RouterApp:
-    """An ASGI app that reaches no quota actor and no other router."""
+    """An ASGI app that reaches no quota actor, except for claims, and no other router unless `keyed_runs` does."""
 
     async def away(*_: Any) -> Any:
         raise TimeoutError
 
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
-    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere)
-    sessions, limits = SessionClient(away, {}), limits or FakeLimits()
-    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, limits, follower)
+    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
+    usage, sessions, limits = UsageReporter("router", away), SessionClient(away, {}), limits or FakeLimits()
+    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower
+    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
 
 
 class Client:
@@ -85,6 +89,7 @@ class Client:
     Args:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings; limits: of the key `KEY`.
+        keyed_runs: of this router, if others share its claims.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Client:
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
         limits: dict[str, Any] | None = None,
+        keyed_runs: KeyedRuns | None = None,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", metrics=True, name="desk", limits=limits),
@@ -105,13 +111,13 @@ class Client:
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
-        self.metrics, self.limits = RouterMetrics(), FakeLimits()
+        self.metrics, self.limits, self._keyed_runs = RouterMetrics(), FakeLimits(), keyed_runs
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
-        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self.limits)
+        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self.limits, self._keyed_runs)
         await self.model.start()
         await turns(20)
         return self
@@ -124,6 +130,7 @@ class Client:
         headers: dict[str, str] | None = None,
         *,
         key: str | None = KEY,
+        query: str = "",
         reply: Reply | None = None,
         reading: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> Reply:
@@ -160,7 +167,8 @@ class Client:
             if reading is not None:
                 await reading(got)
 
-        await self.edge({"type": "http", "method": method, "path": path, "headers": sent}, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
+        await self.edge(scope, receive, send)
         assert got.ended
         return got
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from serve_app.core.limits import BucketStanding, LimitedRequest, Standing
+from serve_app.core.limits import Bucket, LimitedRequest, Standing
 from serve_app.errors import ServeAppError
 
 
@@ -56,7 +56,7 @@ class FakeLimits:
         return self.charges[-1]
 
     def standing(self, scopes: object) -> Standing:
-        return Standing(BucketStanding(60, 58, 2.0), None) if scopes else Standing()
+        return Standing(Bucket(60, 58, 2.0), None) if scopes else Standing()
 
     @property
     def ends(self) -> list[tuple[int, int] | str | None]:

@@ -19,7 +19,11 @@ class FakeStore(Store):
         self.away, self.calls = False, 0
         self.file = folder / "store.sqlite"
         self.sql = SqlStore(f"sqlite:///{self.file}")
-        super().__init__(self._answer)
+        self.closed = False
+        super().__init__(self._answer, self._close)
+
+    def _close(self) -> None:
+        self.closed = True
 
     async def _answer(self, method: str, *arguments: Any, **named: Any) -> Any:
         self.calls += 1

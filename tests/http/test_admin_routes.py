@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
+from serve_app.core.usage import UsageRow
 from serve_app.errors import Forbidden, MethodNotAllowed, NotFound, Unavailable
 from serve_app.http import local_routes, routes
 from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
 from serve_app.http.local_routes import GetFigures, LocalRoutes
 from serve_app.settings import AuthSettings
+from serve_app.store import UsageQuery
 from serve_app.types import Identity, RequestClass
 
 FIGURES = {"free_bytes": 7}
@@ -41,6 +43,10 @@ async def scraped() -> bytes:
     return b""
 
 
+async def no_usage(query: UsageQuery) -> list[UsageRow]:
+    raise TimeoutError
+
+
 async def silent() -> dict[str, Any]:
     await asyncio.Event().wait()
     return {}
@@ -51,7 +57,7 @@ def who(*, admin: bool) -> Identity:
 
 
 def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
-    local = LocalRoutes({}, scraped, figures, receipt)
+    local = LocalRoutes({}, scraped, figures, receipt, no_usage)
     return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
 
 

@@ -340,18 +340,18 @@ def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
         reply = Reply()
         first = client.posting(ask("p", LONG), headers=repeated, reply=reply)
         await until(lambda: bool(reply.chunks), SOON_S, "first frames")
-        second = client.posting(ask("p", LONG), headers=repeated)
-        await turns(20)
+        joined = Reply()
+        second = client.posting(ask("p", LONG), headers=repeated, reply=joined)
+        await until(lambda: bool(joined.chunks), SOON_S, "the repeat has joined")
         cluster.kill(cluster.submits[0])
-        await first
+        await asyncio.gather(first, second)
         assert reply.events[-1]["error"]["code"] == "engine_failed"
-        await until(lambda: len(cluster.submits) == 2, SOON_S, "the second one runs")
+        assert joined.body == reply.body  # it has got a part of this run: no other one can go on with it
         third = client.posting(ask("p", LONG), headers=repeated)
-        await turns(20)
-        await cancel(second)
-        await until(lambda: len(cluster.submits) == 3, SOON_S, "the third one runs")
+        await until(lambda: len(cluster.submits) == 2, SOON_S, "the third one runs")
         await cancel(third)
-        assert client.outcomes == {Outcome.ENGINE_FAILED: 1, Outcome.CANCELLED_RUNNING: 2}
+        await until(lambda: sum(client.outcomes.values()) == 3, SOON_S, "its run is aborted")
+        assert client.outcomes == {Outcome.ENGINE_FAILED: 2, Outcome.CANCELLED_RUNNING: 1}
 
     run(scenario)
 

@@ -309,6 +309,16 @@ def test_a_deadline_is_a_bounded_positive_whole_number(value: str) -> None:
     assert contract_of(x_deadline_ms="001").deadline_s == 0.001
 
 
+@pytest.mark.parametrize("value", ["", "-1", "+5", "1.5", "1e3", " 5", "abc", "30001", "9" * 5000, "²"])
+def test_a_grace_after_a_disconnect_is_a_bounded_whole_number(value: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        contract_of(x_disconnect_grace_ms=value)
+    assert caught.value.param == "X-Disconnect-Grace-Ms"
+    assert contract_of().grace_s is None
+    assert contract_of(x_disconnect_grace_ms="0").grace_s == 0.0
+    assert contract_of(x_disconnect_grace_ms="30000").grace_s == 30.0
+
+
 # --- output bound
 
 CAPPED = HttpSettings(max_output_tokens=100)

@@ -1,20 +1,27 @@
-"""A repeat under the same Idempotency-Key gets the same bytes and runs nothing."""
+"""The answers at one router: all readers get the same bytes, and a tenant has its own room and no other's."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from serve_app.errors import AnswerNotKept, BadRequest
+from serve_app.core.claims import KEPT_S, Claim, ClaimState
+from serve_app.errors import AnswerNotKept
 from serve_app.http import idempotency
-from serve_app.http.error_responses import Answer
-from serve_app.http.idempotency import ENTRY_BYTES, IdempotencyCache, fingerprint
+from serve_app.http.error_responses import Headers
+from serve_app.http.idempotency import (
+    ENTRY_BYTES,
+    AnswerCopy,
+    AnswerLog,
+    AnswerPart,
+    AnswerStore,
+    fingerprint,
+    key_digest,
+)
 
-OWNER = ("tenant", "key")
-PRINT = fingerprint("chat", {"model": "m", "messages": []})
-ANSWER: Answer = (200, [(b"content-type", b"application/json")], b"{}")
+HEADERS: Headers = [(b"content-type", b"application/json")]
 WAIT_S = 5.0  # bound of a wait that ends in microseconds unless it hangs
 
 
@@ -26,207 +33,211 @@ class Clock:
         return self.now
 
 
-def end(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
-    if answer is not None:
-        replays.add(owner, answer[2])
-    replays.finish(owner, None if answer is None else answer[:2])
+def claim(run: str, tenant: str = "tenant") -> Claim:
+    return Claim(tenant, run.encode(), b"body", run, ClaimState.RUNNING, ("router",))
 
 
-async def settled(replays: IdempotencyCache, owner: tuple[str, str] = OWNER, answer: Answer | None = ANSWER) -> None:
-    assert await replays.claim(owner, PRINT) is None
-    end(replays, owner, answer)
+async def begun(store: AnswerStore, run: str, size: int = 0, tenant: str = "tenant") -> AnswerLog:
+    """An answer in progress with so many bytes."""
+    log = store.begin(claim(run, tenant))
+    if size:
+        await store.append(log, (200, HEADERS), b"x" * size, is_last=False)
+    return log
 
 
-def of(size: int) -> Answer:
-    return 200, [], b"x" * size
+async def kept(store: AnswerStore, run: str, size: int = 2, tenant: str = "tenant") -> AnswerLog:
+    """A complete answer."""
+    log = store.begin(claim(run, tenant))
+    await store.append(log, (200, HEADERS), b"x" * size, is_last=True)
+    store.keep(log)
+    store.seal(log)
+    return log
 
 
-def test_a_repeat_gets_the_kept_answer() -> None:
-    async def scenario() -> Answer | None:
-        replays = IdempotencyCache(Clock())
-        await settled(replays)
-        return await replays.claim(OWNER, PRINT)
-
-    assert asyncio.run(scenario()) == ANSWER
-
-
-def test_a_repeat_waits_for_the_run_under_way() -> None:
-    async def scenario() -> tuple[bool, Answer | None]:
-        replays = IdempotencyCache(Clock())
-        assert await replays.claim(OWNER, PRINT) is None
-        repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
-        await asyncio.sleep(0)
-        early = repeat.done()
-        end(replays)
-        return early, await asyncio.wait_for(repeat, WAIT_S)
-
-    assert asyncio.run(scenario()) == (False, ANSWER)
-
-
-def test_a_run_without_an_answer_lets_exactly_one_repeat_run() -> None:
-    async def scenario() -> list[bool]:
-        replays = IdempotencyCache(Clock())
-        assert await replays.claim(OWNER, PRINT) is None
-        repeats = [asyncio.ensure_future(replays.claim(OWNER, PRINT)) for _ in range(3)]
-        await asyncio.sleep(0)
-        end(replays, answer=None)
-        done, pending = await asyncio.wait(repeats, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-        assert len(done) == 1
-        end(replays)
-        return [await asyncio.wait_for(repeat, WAIT_S) == ANSWER for repeat in pending]
-
-    assert asyncio.run(scenario()) == [True, True]
-
-
-def test_another_request_under_the_same_key_is_refused_and_names_the_header() -> None:
+def test_what_has_come_is_readable_and_the_last_bytes_once_the_answer_is_sealed() -> None:
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        await settled(replays)
-        await replays.claim(OWNER, fingerprint("chat", {"model": "other"}))
+        store = AnswerStore(Clock())
+        log = store.begin(claim("1"))
+        assert log.part(0) is None
+        await store.append(log, (200, HEADERS), b"one", is_last=False)
+        await store.append(log, (200, HEADERS), b"two", is_last=True)
+        assert log.part(0) == AnswerPart((200, HEADERS), b"one")
+        assert log.part(3) is None
+        store.keep(log)
+        assert log.part(3) is None
+        store.seal(log)
+        assert log.part(3) == AnswerPart((200, HEADERS), b"two", is_last=True)
+        assert log.part(0) == AnswerPart((200, HEADERS), b"onetwo", is_last=True)
 
-    with pytest.raises(BadRequest) as caught:
-        asyncio.run(scenario())
-    assert caught.value.param == "Idempotency-Key"
-
-
-def test_tenants_do_not_see_each_others_keys() -> None:
-    async def scenario() -> Answer | None:
-        replays = IdempotencyCache(Clock())
-        await settled(replays)
-        return await replays.claim(("other", "key"), PRINT)
-
-    assert asyncio.run(scenario()) is None
+    asyncio.run(scenario())
 
 
-def test_an_answer_is_forgotten_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "KEPT_S", 10.0)
+def test_a_reader_that_waits_is_woken_by_each_change() -> None:
+    async def scenario() -> None:
+        store = AnswerStore(Clock())
+        log = await begun(store, "1")
+        waiting = asyncio.ensure_future(log.changed())
+        await asyncio.sleep(0)
+        await store.append(log, (200, HEADERS), b"x", is_last=False)
+        await asyncio.wait_for(waiting, WAIT_S)
 
-    async def scenario() -> Answer | None:
+    asyncio.run(scenario())
+
+
+def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "PART_BYTES", 10)
+
+    async def scenario() -> list[tuple[int, bool]]:
+        log = await kept(AnswerStore(Clock()), "1", 25)
+        parts, offset = [], 0
+        while not parts or not parts[-1].is_last:
+            found = log.part(offset)
+            assert found is not None
+            parts.append(found)
+            offset += len(found.body)
+        return [(len(part.body), part.is_last) for part in parts]
+
+    assert asyncio.run(scenario()) == [(10, False), (10, False), (5, True)]
+
+
+def test_what_ended_a_run_is_the_end_for_its_readers_and_the_run_is_forgotten() -> None:
+    async def scenario() -> None:
+        store, error = AnswerStore(Clock()), AnswerNotKept("any")
+        log = await begun(store, "1", 3)
+        store.seal(log, error)
+        store.forget(log)
+        assert log.part(0) == AnswerPart((200, HEADERS), b"xxx")
+        assert log.part(3) == AnswerPart((200, HEADERS), error=error)
+        assert (store.bytes, store.runs(), store.running()) == (0, [], frozenset())
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_is_forgotten_after_its_time() -> None:
+    async def scenario() -> None:
         clock = Clock()
-        replays = IdempotencyCache(clock)
-        await settled(replays)
-        clock.now = 10.0
-        return await replays.claim(OWNER, PRINT)
-
-    assert asyncio.run(scenario()) is None
-
-
-def test_memory_stays_within_its_bound_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MAX_BYTES", 20 * ENTRY_BYTES)
-
-    async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        for number in range(1000):
-            await settled(replays, ("tenant", str(number)))
-            assert replays.bytes <= 20 * ENTRY_BYTES
-        assert await replays.claim(("tenant", "999"), PRINT) == ANSWER
-        assert await replays.claim(("tenant", "900"), PRINT) is None
+        store = AnswerStore(clock)
+        await kept(store, "1")
+        clock.now = KEPT_S - 1
+        await kept(store, "2")
+        running = await begun(store, "3")
+        store.forget_expired()
+        assert store.runs() == ["1", "2", "3"]
+        clock.now = KEPT_S
+        store.forget_expired()
+        assert store.runs() == ["2", "3"]
+        assert store.claim_of("2") == (replace(claim("2"), state=ClaimState.KEPT), 1.0)
+        assert store.running() == {running.claim.run}
 
     asyncio.run(scenario())
 
 
-def test_a_tenant_that_fills_the_store_takes_its_own_room_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MAX_BYTES", 100 * ENTRY_BYTES)
-
-    async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        for number in range(20):
-            await settled(replays, ("light", str(number)), of(ENTRY_BYTES))
-        for number in range(1000):
-            await settled(replays, ("heavy", str(number)), of(ENTRY_BYTES))
-        for number in range(20):
-            assert await replays.claim(("light", str(number)), PRINT) == of(ENTRY_BYTES)
-
-    asyncio.run(scenario())
-
-
-def test_answers_that_are_being_made_count_and_the_largest_tenants_oldest_is_not_kept(
+def test_a_million_keys_of_a_tenant_cost_its_own_oldest_answers_and_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "MAX_BYTES", 100 * ENTRY_BYTES)
+    monkeypatch.setattr(idempotency, "TENANT_BYTES", 20 * ENTRY_BYTES)
 
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        for number in range(500):
-            assert await replays.claim(("heavy", str(number)), PRINT) is None
-            replays.add(("heavy", str(number)), b"x" * ENTRY_BYTES)
-            assert replays.bytes <= 100 * ENTRY_BYTES
-        await settled(replays, ("light", "one"), of(10 * ENTRY_BYTES))
-        assert await replays.claim(("light", "one"), PRINT) == of(10 * ENTRY_BYTES)
-        with pytest.raises(AnswerNotKept):
-            await replays.claim(("heavy", "0"), PRINT)
-        for number in range(500):
-            replays.finish(("heavy", str(number)), (200, []))
-        assert await replays.claim(("heavy", "499"), PRINT) == of(ENTRY_BYTES)
+        store = AnswerStore(Clock())
+        await kept(store, "light", tenant="light")
+        for number in range(1000):
+            await kept(store, f"{number}", ENTRY_BYTES)
+            store.keep_copy(
+                AnswerCopy(replace(claim(f"copy {number}"), state=ClaimState.KEPT), (200, []), b"x" * ENTRY_BYTES)
+            )
+            assert store.bytes <= 21 * ENTRY_BYTES + 2
+        assert store.claim_of("light") is not None
+        assert store.claim_of("999") is not None
+        assert store.claim_of("copy 999") is not None
+        assert store.claim_of("980") is None
 
     asyncio.run(scenario())
 
 
-def test_an_answer_too_long_to_keep_holds_nothing_and_a_repeat_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_tenants_have_used_up_the_router_s_room_a_new_answer_costs_its_own_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 10 * ENTRY_BYTES)
+
+    async def scenario() -> None:
+        store = AnswerStore(Clock())
+        for number in range(4):
+            await kept(store, f"{number}", ENTRY_BYTES)
+        late = await begun(store, "late", 4 * ENTRY_BYTES, tenant="other")
+        assert not late.is_kept
+        await kept(store, "4", ENTRY_BYTES)
+        assert store.claim_of("0") is None
+        assert all(store.claim_of(f"{number}") for number in (1, 2, 3))
+
+    asyncio.run(scenario())
+
+
+def test_answers_in_progress_count_and_the_tenant_s_oldest_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "TENANT_BYTES", 10 * ENTRY_BYTES)
+
+    async def scenario() -> None:
+        store = AnswerStore(Clock())
+        logs = [await begun(store, f"{number}", ENTRY_BYTES) for number in range(6)]
+        assert [log.is_kept for log in logs] == [False, False, True, True, True, True]
+        light = await begun(store, "light", ENTRY_BYTES, tenant="light")
+        assert light.is_kept
+
+    asyncio.run(scenario())
+
+
+def test_of_an_answer_that_is_not_kept_there_is_a_window_and_the_run_waits_for_its_fastest_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(idempotency, "WINDOW_BYTES", 100)
 
     async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        assert await replays.claim(OWNER, PRINT) is None
-        repeat = asyncio.ensure_future(replays.claim(OWNER, PRINT))
+        store = AnswerStore(Clock())
+        log = await begun(store, "1", 1000)
+        log.offsets["fast"] = log.offsets["slow"] = 0
+        more = asyncio.ensure_future(store.append(log, (200, HEADERS), b"y" * 50, is_last=False))
         await asyncio.sleep(0)
-        for _ in range(1001):
-            replays.add(OWNER, b"x")
-        with pytest.raises(AnswerNotKept, match="1000 bytes"):  # without waiting for the run's end
-            await asyncio.wait_for(repeat, WAIT_S)
-        assert replays.bytes == 0
-        replays.finish(OWNER, (200, []))
-        assert replays.bytes == ENTRY_BYTES
-        with pytest.raises(AnswerNotKept) as caught:
-            await replays.claim(OWNER, PRINT)
-        assert caught.value.status == 409
+        assert not log.is_kept
+        assert not more.done(), "nothing is thrown away that nobody has read"
+        log.offsets["fast"] = 1000
+        store.trim(log)
+        log.notify()
+        await asyncio.wait_for(more, WAIT_S)
+        assert log.start == 900
+        assert store.bytes == ENTRY_BYTES + 150
+        late = log.part(log.offsets["slow"])
+        assert late is not None
+        assert isinstance(late.error, AnswerNotKept)
+        log.offsets.clear()
+        await store.append(log, (200, HEADERS), b"z", is_last=True)
+        store.keep(log)
+        store.seal(log)
+        assert store.bytes == ENTRY_BYTES
+        found = store.claim_of("1")
+        assert found is not None
+        assert found[0].state is ClaimState.NOT_KEPT
 
     asyncio.run(scenario())
 
 
-def test_a_long_answer_that_did_not_end_well_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_kept_once_and_not_if_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 10)
-
-    async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        await settled(replays, answer=of(10))
-        other = ("tenant", "other")
-        assert await replays.claim(other, PRINT) is None
-        replays.add(other, b"x" * 11)
-        replays.finish(other, None)
-        assert await replays.claim(other, PRINT) is None
-
-    asyncio.run(scenario())
-
-
-def test_a_claim_looks_at_no_other_answer_however_many_are_kept() -> None:
-    """A store of 50,000 answers whose oldest is under way: before, each claim went through all of them."""
-
-    class Counted(dict[str, Any]):
-        looks = 0
-
-        def __iter__(self) -> Any:
-            Counted.looks += len(self)
-            return super().__iter__()
-
-        def items(self) -> Any:
-            Counted.looks += len(self)
-            return super().items()
-
-    async def scenario() -> None:
-        replays = IdempotencyCache(Clock())
-        assert await replays.claim(("tenant", "under way"), PRINT) is None
-        for number in range(50_000):
-            await settled(replays, ("tenant", str(number)))
-        tenant = replays.tenants["tenant"]
-        tenant.entries = Counted(tenant.entries)
-        for number in range(100):
-            await settled(replays, ("tenant", f"more {number}"))
-        assert Counted.looks == 0
-
-    asyncio.run(scenario())
+    store = AnswerStore(Clock())
+    copy = AnswerCopy(replace(claim("1"), state=ClaimState.KEPT), (200, HEADERS), b"x" * 10)
+    for _ in range(2):
+        store.keep_copy(copy)
+    store.keep_copy(replace(copy, claim=replace(copy.claim, run="2"), body=b"x" * 11))
+    assert store.runs() == ["1"]
+    assert store.logs["1"].part(0) == AnswerPart((200, HEADERS), b"x" * 10, is_last=True)
+    assert store.bytes == ENTRY_BYTES + 10
 
 
 def test_field_order_does_not_change_the_fingerprint() -> None:
     assert fingerprint("chat", {"a": 1, "b": 2}) == fingerprint("chat", {"b": 2, "a": 1})
     assert fingerprint("chat", {"a": 1}) != fingerprint("completion", {"a": 1})
+
+
+def test_the_digest_of_a_key_depends_on_its_tenant_and_is_short() -> None:
+    assert key_digest("a", "k") == key_digest("a", "k")
+    assert len({key_digest("a", "k"), key_digest("b", "k"), key_digest("a", "l"), key_digest("ak", "")}) == 4
+    assert len(key_digest("a", "k" * 255)) == 16

@@ -67,9 +67,9 @@ def test_the_limits_of_key_tenant_and_model_are_charged_together() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         await client.post(ask("hello"))
         scopes = dict(client.limits.asked[0].scopes)
-        assert list(scopes) == ["key:desk", "tenant:people", f"model:people/{MODEL}"]
+        assert list(scopes) == ["key:desk", "tenant:people", f"model:people\0{MODEL}"]
         assert scopes["tenant:people"].max_concurrent == 8
-        assert scopes[f"model:people/{MODEL}"].tokens_per_day == 10**6
+        assert scopes[f"model:people\0{MODEL}"].tokens_per_day == 10**6
 
     tenants = {"people": {"limits": {"max_concurrent": 8}, "models": {MODEL: {"tokens_per_day": 10**6}}}}
     check(scenario, admission={"tenants": tenants})

@@ -162,7 +162,7 @@ def test_a_router_that_starts_without_the_store_asks_the_others(
         await follow_rounds(ring.follower, 3)
         assert ring.identify(MINE).tenant == ring.identify(OTHER).tenant == "acme"
         assert "no such key" in ring.refusal("sk-nobodys-0123456789")
-        assert routers.asked == 1
+        assert routers.asked <= 2  # at once, and when the store was found to be away; no more once it knows
         await ring.follower.wait_for_list(0.0)
 
     run(scenario())
@@ -231,6 +231,7 @@ def test_another_store_replaces_the_keys_once_its_list_is_here(store: FakeStore,
         await other.create_key(record(OTHER))
         await ring.follower.follow()
         ring.follower.configure("postgresql://there/keys")
+        assert store.closed
         other.away = True
         with pytest.raises(StoreAway):
             await ring.follower.follow()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -19,6 +21,7 @@ from serve_app.store.sql import SqlStore
 from tests.fakes.postgres import PostgresServer
 from tests.store.records import key
 
+DOCUMENT = Path(__file__).parents[2] / "docs/keys.md"
 KILLED_AFTER = 20  # acknowledged keys
 WRITER = """
 import sys
@@ -118,6 +121,23 @@ def test_no_error_has_a_value_of_a_row_in_it(url: str) -> None:
     with pytest.raises(StoreAway) as away:
         store.create_key(key(digest=record.digest, name=record.name))
     assert [text for text in shown for error in (conflict, away) if text in str(error.value)] == []
+
+
+def test_the_documented_copy_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^\$ (python3 -c .*)$", DOCUMENT.read_text(), re.MULTILINE)
+    command = shlex.split(line)
+    assert command[-1] == "store.backup"
+    file = tmp_path / "store.sqlite"
+    store = SqlStore(f"sqlite:///{file}")
+    made = store.create_key(key())
+    subprocess.run([sys.executable, *command[1:3], file, "store.backup"], check=True, cwd=tmp_path)
+    after = store.create_key(key())
+    for left in ("store.sqlite-wal", "store.sqlite-shm"):
+        (tmp_path / left).unlink()
+    (tmp_path / "store.backup").replace(file)
+    restored = SqlStore(f"sqlite:///{file}")
+    assert restored.keys() == [made]
+    assert restored.keys_since(after.version) == (made.version, [made])  # a router that knew more is told everything
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.store.records import InFlightUse, UsageBatch, UsageQuery, UsageRow, Used
+from serve_app.core.usage import InFlightUse, UsageBatch, UsageRow
+from serve_app.store.records import UsageQuery, Used
 from tests.store.conftest import OpenStore
 
 ROW = UsageRow("2026-11-25", "k", "t", "m/x", 2, 10, 4, 5, kv_token_ms=2**40, wait_ms=9, cost_micro=7)
@@ -61,11 +62,11 @@ def test_what_a_scope_has_used_counts_from_its_day_on(open_store: OpenStore) -> 
     async def scenario() -> None:
         store = open_store()
         await store.add_usage(UsageBatch("router", 1, (ROW, replace(ROW, day="2026-11-24"))))
-        for scope in ("key:k", "tenant:t", "model:t/m/x"):
+        for scope in ("key:k", "tenant:t", "model:t\0m/x"):
             assert await store.used(scope, "2026-11-25") == Used(2, 15, 7)
             assert await store.used(scope, "2026-11-01") == Used(4, 30, 14)
             assert await store.used(scope, "2026-11-26") == Used()
-        assert await store.used("model:t/m", "2026-11-01") == Used()
+        assert await store.used("model:t\0m", "2026-11-01") == Used()
         with pytest.raises(ValueError, match="nothing"):
             await store.used("nothing", "2026-11-01")
 

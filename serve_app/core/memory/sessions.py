@@ -84,7 +84,13 @@ class Session:
 
 
 def session_name(tenant: str, session_id: str) -> str:
-    """A session's unique name. A tenant's own id has no space, so names of two tenants never collide."""
+    """A session's unique name. A tenant's own id has no space, so names of two tenants never collide.
+
+    Raises:
+        LeaseNotFound: the id has one, so there is no such session: else its first part would count to the tenant.
+    """
+    if " " in session_id:
+        raise _unknown(session_id)
     return f"{tenant} {session_id}"
 
 
@@ -250,10 +256,13 @@ class SessionLeases:
     def _require_open(self, session_id: str) -> SessionEntry:
         one = self.by_session_id.get(session_id)
         if one is None:
-            raise LeaseNotFound(
-                f"there is no session {tenant_session_id(session_id)!r}: it was never opened, was closed, has "
-                "expired, or its engine has ended",
-                param="session_id",
-                code="session_not_found",
-            )
+            raise _unknown(tenant_session_id(session_id))
         return one
+
+
+def _unknown(session_id: str) -> LeaseNotFound:
+    return LeaseNotFound(
+        f"there is no session {session_id!r}: it was never opened, was closed, has expired, or its engine has ended",
+        param="session_id",
+        code="session_not_found",
+    )

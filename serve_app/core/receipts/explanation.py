@@ -46,7 +46,7 @@ _WAITS = {
     WaitReason.SESSION: "another request of its session ran",
     WaitReason.QUOTA_ACTOR: "the quota actor did not answer",
 }
-_REPLAYED = "Answered with the stored answer of the first request of its Idempotency-Key; nothing ran."
+_REPLAYED = "Answered with the answer of the first request of its Idempotency-Key; nothing ran."
 _ROUTES = {
     Route.HOME: "the home of its session or prefix",
     Route.NEXT: "next on the ring, since its home was closed or at its load bound",
@@ -78,6 +78,8 @@ def explain(receipt: Receipt) -> list[str]:
         f"{_OUTCOMES[receipt.outcome]} after {_duration(receipt.total_s)}.",
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
+    if receipt.router_losses:
+        lines.append("Started anew: the router that ran the first request of its Idempotency-Key had died.")
     if receipt.refused is not None:
         retry_s = receipt.retry_after_s
         told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"

@@ -38,7 +38,8 @@ class Receipt:
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
         replica_id: the replica it ran on last, if any; `route`: the rule that chose it.
-        losses: replicas that were lost while it ran on them.
+        losses: replicas that were lost while it ran on them; `router_losses`: earlier runs under its Idempotency-Key
+            that were lost with their router.
         sequences: sequences run at once; `slots`: slots of the replica's batch that they took, more if they are long.
         estimated_prompt: tokens; `estimated_output`: tokens of all answers; `source`: the latter was learned from it.
         prompt_tokens: counted by the engine; None: it did not run.
@@ -64,6 +65,7 @@ class Receipt:
     replica_id: str | None = None
     route: Route | None = None
     losses: int = 0
+    router_losses: int = 0
     sequences: int = 0
     slots: int = 0
     estimated_prompt: int = 0

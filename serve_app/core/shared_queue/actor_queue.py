@@ -61,6 +61,7 @@ class ActorQueue:
     ) -> None:
         self.actor_sessions = ActorSessions(epoch)
         self.limits = limits(self.actor_sessions)
+        self.store: messages.StoreAddress | None = None  # as the last router said
         self._sessions = sessions
         self.accounts = ActorCredit(ledger)
         self.granting = Granting(ledger, sessions, self._send, self.accounts)
@@ -251,6 +252,8 @@ class ActorQueue:
                 granting.set_policy(router, model, policy, now)
             case messages.Hello(holds):
                 self._hello(router, holds, now)
+            case messages.StoreAddress():
+                self.store = event
             case _:
                 if not isinstance(event, messages.CreditRequest):
                     self.limits.on_event(router, event, now)

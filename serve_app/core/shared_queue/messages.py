@@ -46,6 +46,12 @@ class ModelPolicy(NamedTuple):
     policy: QueuePolicy | None
 
 
+class StoreAddress(NamedTuple):
+    """Where the store of keys and use is; None: the SQLite file of the head node."""
+
+    url: str | None
+
+
 class EngineReachability(NamedTuple):
     """Whether the router can send requests to this engine now."""
 
@@ -243,7 +249,8 @@ class Reclaim(NamedTuple):
 
 RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
 CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
-RouterEvent = RequestEvent | CreditEvent | LimitEvent | Hello | ModelPolicy | EngineReachability | EngineDropped
+SessionEvent = Hello | StoreAddress | ModelPolicy | EngineReachability | EngineDropped
+RouterEvent = RequestEvent | CreditEvent | LimitEvent | SessionEvent
 
 RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
 CreditAction = CreditChange | CreditGrant | Reclaim

@@ -67,6 +67,7 @@ class RouterQueue:
         self.pending = PendingRequests()
         self.in_flight = InFlight(self.accounts, self.router_session)
         self.limits = RouterLimits(router, lambda event: self.router_session.put(event))
+        self._store: messages.StoreAddress | None = None
         self._ticket_numbers = itertools.count(1)
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
         self.credit_valid_until = -math.inf
@@ -79,6 +80,11 @@ class RouterQueue:
         """Serve a model, with these bounds."""
         self._policies[model] = policy
         self.router_session.put(messages.ModelPolicy(model, policy))
+
+    def set_store(self, url: str | None) -> None:
+        """Tell the actor where the store is: it asks there what was used of quotas."""
+        self._store = messages.StoreAddress(url)
+        self.router_session.put(self._store)
 
     def retire(self, model: str) -> None:
         """Stop serving a model; its waiting requests have been refused already."""
@@ -273,6 +279,7 @@ class RouterQueue:
             (
                 messages.Hello(accounts + self._session_draws()),
                 self.limits.begin_incarnation(now),
+                *([] if self._store is None else [self._store]),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
                 *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
                 *(

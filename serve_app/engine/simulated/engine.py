@@ -191,6 +191,7 @@ class SimulatedEngine:
         """One frame per choice and wake-up, with the tokens made since the last one."""
         sent = [0] * len(generation.choices)
         status, media = 200, "sse"
+        prompt: TokenUsage | None = TokenUsage(generation.prompt_tokens)
         open_choices = len(sent)
         with self._admitted(submit, generation.sizes) as request:
             while open_choices:
@@ -205,8 +206,8 @@ class SimulatedEngine:
                     if not open_choices:
                         body += writer.end(generation.usage if generation.include_usage else None)
                     usage = None if open_choices else _usage(generation)
-                    yield Frame(submit.number, body, status, media, [group], 1, usage)
-                    status, media = 0, ""
+                    yield Frame(submit.number, body, status, media, [group], 1, usage, prompt=prompt)
+                    status, media, prompt = 0, "", None
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
         await self._finish(submit, generation.sizes)

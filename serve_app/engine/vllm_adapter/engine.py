@@ -202,7 +202,8 @@ async def answer_frames(
                     yield refusal
                     return
                 text = text if refusal is None else f"data: {refusal.body.decode()}\n\n"
-            yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1)
+            prompt = recorder.usage() if status else None
+            yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1, prompt=prompt)
             status, media = 0, ""
     except EngineFailed:
         raise

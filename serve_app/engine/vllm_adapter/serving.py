@@ -94,8 +94,8 @@ async def answer(
     raw = _raw_request(submit.request_id)
     if submit.operation.generates:
         body["priority"] = submit.priority
-        if submit.cache_salt is not None:
-            body["cache_salt"] = submit.cache_salt
+    if submit.operation.takes_slot and submit.cache_salt is not None:  # embeddings find cached prefixes, too
+        body["cache_salt"] = submit.cache_salt
     answered: BaseModel | bytes | AsyncGenerator[str, None]
     match submit.operation:
         case Operation.CHAT:

@@ -25,6 +25,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from tests.clients.checks.common import (
     BUSY,
     EMBED,
+    LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
     PAST,
@@ -36,6 +37,7 @@ from tests.clients.checks.common import (
     Check,
     Weather,
     leaves,
+    limited,
     raised,
     refused,
 )
@@ -84,6 +86,14 @@ def pydantic_busy() -> None:
     with refused("deadline", 1):
         late = pydantic_agent(BUSY, client=provider(default_headers=PAST, max_retries=1))
         assert raised(ModelHTTPError, lambda: late.run_sync("a")).body["code"] == "deadline"
+
+
+def pydantic_limited() -> None:
+    def call(**more: Any) -> Any:
+        client = OpenAIProvider(openai_client=AsyncOpenAI(api_key=LIMITED_KEY, **more))
+        return asyncio.run(pydantic_agent(tokens=5, client=client).run("a"))
+
+    assert limited(call, ModelHTTPError, lambda: call(max_retries=0)).status_code == 429
 
 
 def pydantic_leaving() -> None:
@@ -165,6 +175,13 @@ def agents_busy() -> None:
         raised(openai.RateLimitError, lambda: ask(late))
 
 
+def agents_limited() -> None:
+    def call(**more: Any) -> Any:
+        return ask(agent_of(tokens=5, client=AsyncOpenAI(api_key=LIMITED_KEY, **more)))
+
+    assert limited(call, openai.RateLimitError, lambda: call(max_retries=0)).code == "rate_limit"
+
+
 def agents_leaving() -> None:
     async def leave() -> None:
         result = Runner.run_streamed(agent_of(SLOW, tokens=MANY_TOKENS), "Hello!")
@@ -214,6 +231,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": pydantic_usage,
         "errors": pydantic_errors,
         "429": pydantic_busy,
+        "limited key": pydantic_limited,
         "leaving a stream": pydantic_leaving,
         "tools, streamed": pydantic_tools,
         "structured output": pydantic_structured,
@@ -225,6 +243,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": agents_usage,
         "errors": agents_errors,
         "429": agents_busy,
+        "limited key": agents_limited,
         "leaving a stream": agents_leaving,
         "tools, streamed": agents_tools,
         "structured output": agents_structured,

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ SLOW = "slow"  # makes a token in 10 ms, up to 8,000 of them: a client can leave
 BUSY = "busy"  # its only slot is taken
 BASE_URL, KEY = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
 LOW_KEY = os.environ.get("CLIENTS_LOW_KEY", "")  # of a tenant whose class has no queue
+LIMITED_KEY = os.environ.get("CLIENTS_LIMITED_KEY", "")  # two requests at once, then one a second
+LIMITED_CALLS = 5  # at once: the last is due after three seconds
 TOKENS = 700  # of an answer with a schema: the noise model puts a hundred of white space around each value
 MANY_TOKENS = 8000
 SETTLE_S = 10.0  # for the engine to hear of a client that left, on two busy cores
@@ -31,8 +34,8 @@ PAST = {"X-Deadline-Ms": "100"}  # over before the busy model has room
 
 Check = Callable[[], str | None]
 COLUMNS = (
-    "chat, stream", "usage of a stream", "errors", "429", "leaving a stream", "tools, streamed", "structured output",
-    "responses", "embeddings",
+    "chat, stream", "usage of a stream", "errors", "429", "limited key", "leaving a stream", "tools, streamed",
+    "structured output", "responses", "embeddings",
 )  # fmt: skip
 
 
@@ -113,3 +116,19 @@ def raised(kind: type[Any], call: Callable[[], object]) -> Any:
     except kind as failure:
         return failure
     raise AssertionError(f"{kind.__name__} expected, not {got!r}")
+
+
+def limited(calls: Callable[[], object], kind: type[Any], last: Callable[[], object]) -> Any:
+    """Several calls at once with `LIMITED_KEY`, with the client's own retries, are all answered, some of them refused
+    before; returns the exception of this class that one without retries raises when the limit is used up."""
+    before = metric("serve_app_limited_total", reason="rate_limit")
+    with ThreadPoolExecutor(LIMITED_CALLS) as threads:
+        for answered in [threads.submit(calls) for _ in range(LIMITED_CALLS)]:
+            answered.result()
+    assert metric("serve_app_limited_total", reason="rate_limit") > before, "no call was refused: this shows nothing"
+    for _ in range(LIMITED_CALLS):
+        try:
+            last()
+        except kind as failure:
+            return failure
+    raise AssertionError(f"{LIMITED_CALLS} calls without retries were answered, and {kind.__name__} expected")

@@ -20,6 +20,7 @@ from tests.clients.checks.common import (
     BUSY,
     EMBED,
     KEY,
+    LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
     PAST,
@@ -31,6 +32,7 @@ from tests.clients.checks.common import (
     Check,
     Weather,
     leaves,
+    limited,
     raised,
     refused,
     running,
@@ -69,6 +71,13 @@ def langchain_busy() -> None:
     with refused("deadline", 1):
         late = langchain(model=BUSY, default_headers=PAST, max_retries=1)
         raised(openai.RateLimitError, lambda: late.invoke("a"))
+
+
+def langchain_limited() -> None:
+    unmodified = ChatOpenAI(model=TINY, max_tokens=5, api_key=LIMITED_KEY)
+    last = langchain(max_tokens=5, api_key=LIMITED_KEY)
+    refusal = limited(lambda: unmodified.invoke("a"), openai.RateLimitError, lambda: last.invoke("a"))
+    assert refusal.code == "rate_limit"
 
 
 def langchain_leaving() -> None:
@@ -140,6 +149,13 @@ def llama_busy() -> str:
     return "With `max_retries` above 1 it repeats by itself beside the SDK, and does not read `x-should-retry`."
 
 
+def llama_limited() -> None:
+    given: Any = {"model": TINY, "api_base": BASE_URL, "api_key": LIMITED_KEY, "is_chat_model": True}
+    unmodified, last = OpenAILike(**given, max_tokens=5), llama(api_key=LIMITED_KEY, max_tokens=5)
+    refusal = limited(lambda: unmodified.chat(HELLO), openai.RateLimitError, lambda: last.chat(HELLO))
+    assert refusal.code == "rate_limit"
+
+
 def llama_leaving() -> str:
     with leaves():
         stream = llama(model=SLOW, max_tokens=MANY_TOKENS, context_window=10_000).stream_chat(HELLO)
@@ -180,6 +196,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": langchain_usage,
         "errors": langchain_errors,
         "429": langchain_busy,
+        "limited key": langchain_limited,
         "leaving a stream": langchain_leaving,
         "tools, streamed": langchain_tools,
         "structured output": langchain_structured,
@@ -191,6 +208,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": llama_usage,
         "errors": llama_errors,
         "429": llama_busy,
+        "limited key": llama_limited,
         "leaving a stream": llama_leaving,
         "tools, streamed": llama_tools,
         "structured output": llama_structured,

@@ -11,6 +11,7 @@ const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const model = "tiny", slow = "slow", busyModel = "busy", embed = "tiny-embed", tokens = 700, manyTokens = 8000;
 const messages = [{ role: "user", content: "Hello!" }], prompt = "Hello!";
 const baseURL = process.env.OPENAI_BASE_URL, apiKey = process.env.OPENAI_API_KEY, lowKey = process.env.CLIENTS_LOW_KEY;
+const limitedKey = process.env.CLIENTS_LIMITED_KEY, limitedCalls = 5;
 const past = { "X-Deadline-Ms": "100" };
 
 const { default: OpenAI } = await load("openai");
@@ -22,7 +23,7 @@ const { z } = await load("zod");
 const weather = z.object({ unit: z.enum(["c", "f"]) });
 const weatherTool = { type: "function", function: { name: "weather", parameters: z.toJSONSchema(weather) } };
 
-// As `metric`, `leaves`, `refused` and `raised` of common.py.
+// As `metric`, `leaves`, `refused`, `raised` and `limited` of common.py.
 const metric = async (name, labels) => {
   const text = await (await fetch(`${baseURL.replace(/\/v1$/, "")}/metrics`, { headers: { Authorization: `Bearer ${apiKey}` } })).text();
   const wanted = Object.entries(labels).map(([label, value]) => `${label}="${value}"`);
@@ -64,6 +65,18 @@ const raised = async (kind, call) => {
   }
   throw new Error(`${kind.name} expected, not ${JSON.stringify(got)}`);
 };
+const limited = async (calls, kind, last) => {
+  const count = () => metric("serve_app_limited_total", { reason: "rate_limit" });
+  const before = await count();
+  await Promise.all(Array.from({ length: limitedCalls }, () => calls()));
+  assert(await count() > before, "no call was refused: this shows nothing");
+  for (let number = 0; number < limitedCalls; number++)
+    try { await last(); } catch (error) {
+      assert(kind.isInstance ? kind.isInstance(error) : error.constructor === kind, `${error.name}: ${error.message}`);
+      return error;
+    }
+  throw new Error(`${limitedCalls} calls without retries were answered`);
+};
 
 const compatible = (name = model, options = {}) =>
   createOpenAICompatible({ name: "here", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true, ...options })(name);
@@ -99,6 +112,11 @@ const checks = {
       const low = new OpenAI({ apiKey: lowKey, maxRetries: 1 }), late = new OpenAI({ maxRetries: 1, defaultHeaders: past });
       await refused("queue_full", 2, () => raised(OpenAI.RateLimitError, () => low.chat.completions.create({ model: busyModel, messages })));
       await refused("deadline", 1, () => raised(OpenAI.RateLimitError, () => late.chat.completions.create({ model: busyModel, messages })));
+    },
+    "limited key": async () => {
+      const call = (options) => () => new OpenAI({ apiKey: limitedKey, ...options }).chat.completions.create({ model, messages, max_tokens: 5 });
+      const refusal = await limited(call(), OpenAI.RateLimitError, call({ maxRetries: 0 }));
+      assert(refusal.code === "rate_limit", refusal.code);
     },
     "leaving a stream": () => leaves(async () => {
       const stream = await new OpenAI().chat.completions.create({ model: slow, messages, max_tokens: manyTokens, stream: true });
@@ -155,6 +173,11 @@ const checks = {
       await refused("queue_full", 2, () => raised(RetryError, () => generateText({ ...asked, model: compatible(busyModel, { apiKey: lowKey }) })));
       await refused("deadline", 2, () => raised(RetryError, () => generateText({ ...asked, model: compatible(busyModel, { headers: past }) })));
       return "`ai` does not read `x-should-retry`: it repeats every 429.";
+    },
+    "limited key": async () => {
+      const call = (options) => () => generateText({ model: compatible(model, { apiKey: limitedKey }), prompt, maxOutputTokens: 5, ...options });
+      const refusal = await limited(call(), APICallError, call({ maxRetries: 0 }));
+      assert(refusal.statusCode === 429 && refusal.data.error.code === "rate_limit", refusal.message);
     },
     "leaving a stream": () => leaves(async () => {
       const leaving = new AbortController();

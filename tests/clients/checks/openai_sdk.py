@@ -11,6 +11,7 @@ from tests.clients.checks.common import (
     ASK,
     BUSY,
     EMBED,
+    LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
     PAST,
@@ -23,6 +24,7 @@ from tests.clients.checks.common import (
     Check,
     Weather,
     leaves,
+    limited,
     raised,
     refused,
 )
@@ -69,6 +71,14 @@ def busy() -> None:
         client = OpenAI(max_retries=1, default_headers=PAST)
         found = raised(openai.RateLimitError, lambda: client.chat.completions.create(model=BUSY, messages=ASK))
         assert found.code == "deadline"
+
+
+def limited_key() -> None:
+    def call(**more: Any) -> Any:
+        asked: dict[str, Any] = {"model": TINY, "messages": ASK, "max_tokens": 5}
+        return OpenAI(api_key=LIMITED_KEY, **more).chat.completions.create(**asked)
+
+    assert limited(call, openai.RateLimitError, lambda: call(max_retries=0)).code == "rate_limit"
 
 
 def leaving() -> None:
@@ -138,6 +148,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": usage,
         "errors": errors,
         "429": busy,
+        "limited key": limited_key,
         "leaving a stream": leaving,
         "tools, streamed": tools,
         "structured output": structured,

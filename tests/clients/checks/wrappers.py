@@ -17,6 +17,7 @@ from tests.clients.checks.common import (
     BUSY,
     EMBED,
     KEY,
+    LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
     PAST,
@@ -29,6 +30,7 @@ from tests.clients.checks.common import (
     Check,
     Weather,
     leaves,
+    limited,
     raised,
     refused,
 )
@@ -62,6 +64,11 @@ def litellm_busy() -> None:
     with refused("deadline", 1):
         busy = {"model": f"openai/{BUSY}", "extra_headers": PAST, "max_retries": 1}
         raised(litellm.RateLimitError, lambda: litellm_call(**busy))
+
+
+def litellm_limited() -> None:
+    key = {"api_key": LIMITED_KEY}
+    limited(lambda: litellm_call(**key), litellm.RateLimitError, lambda: litellm_call(**key, max_retries=0))
 
 
 def litellm_leaving() -> None:
@@ -131,6 +138,13 @@ def instructor_busy() -> None:
         raised(InstructorRetryException, lambda: instructor_call(late, BUSY))
 
 
+def instructor_limited() -> None:
+    unmodified = instructor.from_openai(OpenAI(api_key=LIMITED_KEY), mode=instructor.Mode.TOOLS)
+    last = instructed(instructor.Mode.TOOLS, api_key=LIMITED_KEY)
+    refusal = limited(lambda: instructor_call(unmodified), InstructorRetryException, lambda: instructor_call(last))
+    assert isinstance(refusal.__cause__, openai.RateLimitError)
+
+
 def instructor_tools() -> None:
     client = instructed(instructor.Mode.TOOLS)
     assert isinstance(instructor_call(client), Weather)
@@ -155,6 +169,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "usage of a stream": litellm_usage,
         "errors": litellm_errors,
         "429": litellm_busy,
+        "limited key": litellm_limited,
         "leaving a stream": litellm_leaving,
         "tools, streamed": litellm_tools,
         "structured output": litellm_structured,
@@ -164,6 +179,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "instructor": {
         "errors": instructor_errors,
         "429": instructor_busy,
+        "limited key": instructor_limited,
         "tools, streamed": instructor_tools,
         "structured output": instructor_structured,
         "responses": instructor_responses,

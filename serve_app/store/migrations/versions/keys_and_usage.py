@@ -60,6 +60,7 @@ def upgrade() -> None:
         sa.Column("source", sa.String(128), primary_key=True),
         sa.Column("seq", sa.BigInteger, nullable=False),
         sa.Column("in_flight", sa.Text, nullable=False),
+        sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("seen_at", sa.Double, nullable=False),
     )
 

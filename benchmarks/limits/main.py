@@ -1,0 +1,185 @@
+"""Are limits exact over three routers, and what do they cost: `python -m benchmarks.limits [--quick] [--seed 1]`.
+
+On a real instance with three routers and the simulated engine (`benchmarks.limits.load`), by the official SDK with its
+default retries:
+
+    at once          50 requests at the same moment against 100 requests a minute, 200,000 tokens a minute and 8 at
+                     once; again with the same bytes in each; and against the worked example of docs/limits.md
+    for minutes      50 clients in a closed loop where requests bind, where tokens bind, and where slots bind; clients
+                     that are refused and never come back; one that asks every 100 ms and never waits
+    far from it      4% of the limits, beside the same without limits, in turn: calls to the quota actor
+
+In virtual time, on the pure cores (`benchmarks.limits.virtual`): ten minutes of 1,000 tenants at three routers.
+
+    over_limit_share            by how much the worst window of all has more than burst + rate x t, or the most at once
+                                more than its limit [0.01]
+    under_use_share             the worst part of what limits allow that was not used while somebody asked [0.02]
+    failed_after_retries        requests of the SDK that its own retries did not bring to an answer [0]
+    us_per_decision             CPU of router and actor for a request that the actor decides, and its end [50]
+    actor_messages_per_request  calls to the actor that limits add while none is near [0.1]
+
+Prints conditions, a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.conditions import here
+from benchmarks.common.output import write_json
+from benchmarks.common.scaling_stack import MODEL, Stage, stack
+from benchmarks.limits import load as loads
+from benchmarks.limits.counters import FAR, calls_per_request, router_calls, watched
+from benchmarks.limits.decisions import decision_us
+from benchmarks.limits.load import LOADS, STRESSES, Load
+from benchmarks.limits.virtual import run as run_virtual
+
+ROUTERS = 3
+MINUTES, QUICK_MINUTES = 3.0, 1.0
+FAR_S, QUICK_FAR_S, FAR_ROUNDS = 15.0, 6.0, 2
+TENANTS, QUICK_TENANTS = 1_000, 200
+SEEDS = 2  # of virtual time, each on a core of its own
+BARS = {
+    "over_limit_share": 0.01,
+    "under_use_share": 0.02,
+    "failed_after_retries": 0,
+    "us_per_decision": 50,
+    "actor_messages_per_request": 0.1,
+}
+TOLD = "slots, refused"  # shown beside the others: a free slot waits for no client that is away
+
+
+def configuration() -> dict[str, Any]:
+    """Defaults, but for the engine and what tenants do over a limit."""
+    model = {
+        "name": MODEL,
+        "engine": "simulated",
+        "max_num_seqs": 128,
+        "max_model_len": 8192,
+        "simulated": {"decode_step_s": 0.01, "kv_cache_tokens": 1_000_000},
+    }
+    tenants = {load.tenant: loads.tenant_of(load) for load in (*STRESSES, *LOADS)}
+    return {"models": [model], "router": {"replicas": ROUTERS}, "admission": {"tenants": tenants}}
+
+
+async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str, str], console: Console) -> Any:
+    """All loads of the real instance."""
+    found: dict[str, Any] = {}
+    for load in STRESSES:
+        async with watched(stage) as engine:
+            crowd = await loads.at_once(stage, load, options.seed)
+        found[load.name] = await _told(stage, load, crowd, None) | {"engine_running": int(engine.running)}
+        found[load.name]["engine_tokens_beyond"] = engine.tokens - sum(ask.tokens for ask in crowd.asks)
+        console.print(f"{load.name}: {found[load.name]}", highlight=False)
+    calls = await calls_per_request(stage, far_keys, options.seed, options.far_s, FAR_ROUNDS)
+    console.print(f"calls to the actor a request: {calls}", highlight=False)
+    chosen = [load for load in LOADS if not options.only or load.name in options.only]
+    span_s = 60.0 * options.minutes
+    calls_before = router_calls(stage)
+    async with watched(stage) as engine:
+        crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
+    calls_near = router_calls(stage) - calls_before
+    for load, crowd in zip(chosen, crowds, strict=True):
+        found[load.name] = await _told(stage, load, crowd, span_s)
+        console.print(f"{load.name}: {found[load.name]}", highlight=False)
+    asks = [ask for crowd in crowds for ask in crowd.asks]
+    whole = {
+        "tokens_beyond_answers": engine.tokens - sum(ask.tokens for ask in asks),
+        "running_most": int(engine.running),
+        "requests_by_router": sorted(map(int, engine.by_router.values())),
+        "calls_per_attempt_near": round(calls_near / max(1, sum(len(ask.attempts) for ask in asks)), 3),
+    }
+    console.print(f"by the engine's and the routers' own counts: {whole}", highlight=False)
+    return {"loads": found, "calls": calls, "counts": whole}
+
+
+async def _told(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> dict[str, Any]:
+    return loads.figures(load, crowd, await loads.charges_of(stage, crowd.asks), span_s)
+
+
+def result_of(real: Mapping[str, Any], virtual: Mapping[int, Any], us: Mapping[str, float]) -> dict[str, float]:
+    """The figures of the issue: the worst of all loads and of virtual time."""
+    loads_ = real["loads"]
+    calls = {name: sum(values) / len(values) for name, values in real["calls"].items()}
+    over = [share for one in loads_.values() for share in one["over"].values()]
+    unused = [one["unused"] for name, one in loads_.items() if one["unused"] is not None and name != TOLD]
+    return {
+        "over_limit_share": round(max(0.0, *over, *(one["over"] for one in virtual.values())), 4),
+        "under_use_share": round(max(0.0, *unused, *(one["unused"] for one in virtual.values())), 4),
+        "failed_after_retries": sum(one["failed"] for one in (*loads_.values(), *virtual.values())),
+        "us_per_decision": round(us["near"], 1),
+        "actor_messages_per_request": round(max(0.0, calls["limits"] - calls["none"]), 4),
+    }
+
+
+def show(console: Console, real: Mapping[str, Any], virtual: Mapping[int, Any], result: Mapping[str, float]) -> None:
+    columns = ("load", "asked", "admitted", "refusals", "over", "most at once", "unused", "failed", "broken promises")
+    table = Table(*columns, title="real instance, three routers")
+    for name, one in real["loads"].items():
+        unused = "-" if one["unused"] is None else f"{one['unused']:.2%}"
+        cells = (one["asked"], one["admitted"], sum(one["refusals"].values()), f"{max(one['over'].values()):.2%}")
+        rest = (one["most_at_once"], unused, one["failed"], one["broken_promises"])
+        table.add_row(name, *map(str, (*cells, *rest)))
+    for seed, one in virtual.items():
+        rest = (one["most_at_once_over"], f"{one['unused']:.2%}", one["failed"], one["broken_promises"])
+        cells = (one["asked"], one["charged"], one["refused"], f"{one['over']:.2%}")
+        table.add_row(f"virtual, seed {seed}", *map(str, (*cells, *rest)))
+    console.print(table)
+    figures = Table("figure", "value", "bar", title="limits")
+    for name, bar in BARS.items():
+        met = "met" if result[name] <= bar else "MISSED"
+        figures.add_row(name, f"{result[name]:g}", f"at most {bar:g}: {met}")
+    console.print(figures)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a minute instead of three, 200 tenants")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of virtual time, from --seed on")
+    parser.add_argument("--minutes", type=float, help="of the loads that go on for minutes")
+    parser.add_argument("--only", action="append", help="one of these loads; several times: several")
+    options = parser.parse_args(arguments)
+    options.minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
+    options.far_s = QUICK_FAR_S if options.quick else FAR_S
+    options.tenants = QUICK_TENANTS if options.quick else TENANTS
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when figures were got, whatever they are; 1 when the stack did not come up."""
+    options = options_of(arguments)
+    console = Console(stderr=True, width=150)
+    conditions = here(seed=options.seed, minutes=options.minutes, tenants=options.tenants, routers=ROUTERS)
+    console.print(conditions)
+    us = decision_us(options.seed)
+    console.print(f"CPU us a decision: {us}", highlight=False)
+    seeds = range(options.seed, options.seed + options.seeds)
+    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as processes:
+        virtual = dict(zip(seeds, processes.map(run_virtual, seeds, itertools.repeat(options.tenants)), strict=True))
+    for seed, told in virtual.items():
+        console.print(f"virtual time, seed {seed}: {told}", highlight=False)
+    far = {name: f"sk-{secrets.token_hex(16)}" for name in ("none", "limits")}
+    keys = [loads.key_of(load) for load in (*STRESSES, *LOADS)]
+    keys += [{"key": far["none"], "tenant": "none"}, {"key": far["limits"], "tenant": "limits", "limits": FAR}]
+    try:
+        with stack(configuration(), keys) as stage:
+            real = asyncio.run(measure(stage, options, far, console))
+    except BenchmarkError as error:
+        console.print(f"failed: {error}", style="red", markup=False)
+        return 1
+    result = result_of(real, virtual, us)
+    show(console, real, virtual, result)
+    write_json({**result, "bars": BARS, "real": real, "virtual": virtual, "us": us, "conditions": conditions})
+    return 0

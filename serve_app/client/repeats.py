@@ -1,0 +1,75 @@
+"""Repeats a call whose connection was lost: its `Idempotency-Key` makes that safe.
+
+The repeat joins the run, gets its answer, or runs if the first one never ran or died with its router.
+
+Invariant: a caller gets the answer of one run. A stream goes on where it was cut only if the repeat begins with the
+same event, whose id names the run; else the first error is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from serve_app.client.loop_bridge import LoopBridge
+from serve_app.errors import DROPPED, AnswerNotKept, EngineFailed, Unavailable
+from serve_app.http import HttpRequest, read_events
+
+PAUSES_S = (0.0, 1.0)  # before each repeat; at once, for a run to be found that has lost its client just now
+# A caller that leaves by itself aborts its call, which is promised within a second: a lost connection is repeated at
+# once, well within this.
+GRACE_MS = b"250"
+KEY, GRACE = b"idempotency-key", b"x-disconnect-grace-ms"
+
+
+def with_key(asked: HttpRequest) -> HttpRequest:
+    """The request with a key of its own, unless the caller gave one."""
+    if any(name == KEY for name, _ in asked.headers):
+        return asked
+    headers = [*asked.headers, (KEY, secrets.token_hex(16).encode()), (GRACE, GRACE_MS)]
+    return replace(asked, headers=headers)
+
+
+async def read(bridge: LoopBridge, asked: HttpRequest) -> bytes:
+    """The body of the answer to a request with a key. Raises `serve_app.errors`."""
+    lost: Unavailable | None = None
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return await bridge.read(asked)
+        except AnswerNotKept as error:
+            raise lost or error from None
+        except Unavailable as error:
+            lost = lost or error
+            if error.code != DROPPED or pause_s is None or bridge.is_closed:
+                raise
+        await asyncio.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+async def events(bridge: LoopBridge, asked: HttpRequest) -> AsyncGenerator[bytes, None]:
+    """The events of the streamed answer to a request with a key, each once and as JSON. Raises `serve_app.errors`."""
+    count, first = 0, b""  # of the events yielded
+    lost: Unavailable | None = None
+    for pause_s in (*PAUSES_S, None):
+        try:
+            async with contextlib.aclosing(read_events(bridge.exchange(asked))) as told:
+                number = 0
+                async for event in told:
+                    if lost is not None and number == 0 and count and event != first:
+                        raise lost
+                    if number == count:
+                        first = first or event
+                        count += 1
+                        yield event
+                    number += 1
+            return
+        except (AnswerNotKept, EngineFailed) as error:
+            raise (lost if lost is not None and count else error) from None
+        except Unavailable as error:
+            if error is lost or error.code != DROPPED or pause_s is None or bridge.is_closed:
+                raise
+            lost = lost or error
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,90 @@
+"""Use as values: of one request, the sums of a day, and what a router reports. They cross process boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+
+class UsageKey(NamedTuple):
+    """By what use is summed. `day`: of UTC, as 2026-11-25."""
+
+    day: str
+    key_id: str
+    tenant: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUse:
+    """What one request used.
+
+    Args:
+        prompt_tokens: with the cached ones.
+        kv_token_ms: tokens in the KV cache times milliseconds.
+        wait_ms: from its arrival until it was handed to an engine.
+        is_settled: whether its tokens are known; if not, it counts as unsettled.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    kv_token_ms: int = 0
+    wait_ms: int = 0
+    is_settled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """Use of one day, key, tenant and model; in an answer empty where it is not grouped by it.
+
+    Args:
+        day: of UTC, as 2026-11-25: the one on which an engine began the requests.
+        prompt_tokens, kv_token_ms, wait_ms: as in `RequestUse`.
+        cost_micro: in millionths of the prices' currency, by the prices of the time.
+        unsettled: requests whose tokens are not known, not in `requests`: their router died first, or their client
+            left an answer that is not streamed before its end.
+    """
+
+    day: str = ""
+    key_id: str = ""
+    tenant: str = ""
+    model: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    kv_token_ms: int = 0
+    wait_ms: int = 0
+    cost_micro: int = 0
+    unsettled: int = 0
+
+
+USAGE_KEY = UsageKey._fields
+USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not in USAGE_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightUse:
+    """Requests of one kind that a source has begun and not settled."""
+
+    day: str
+    key_id: str
+    tenant: str
+    model: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBatch:
+    """What a source (a router replica) adds: the use since its last batch, and what is in flight after it.
+
+    Args:
+        seq: from 1 upwards; a batch sent twice counts once.
+        rows: at most one for each day, key, tenant and model.
+    """
+
+    source: str
+    seq: int
+    rows: tuple[UsageRow, ...]
+    in_flight: tuple[InFlightUse, ...] = ()

@@ -1,0 +1,189 @@
+"""A router's end of the claims at the quota actor: asks for requests, and reports what this router has.
+
+Invariant: what the router has is known to the actor, or is reported at the next beat; every `BEAT_S` the actor is told
+which runs there are, so that no ended run stays claimed. A new actor gets everything, `PIECE` claims at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from serve_app.core.claims import (
+    Claim,
+    ClaimReply,
+    ClaimReport,
+    ClaimRequest,
+    ClaimVerdict,
+    Generation,
+)
+from serve_app.errors import BadRequest, Overloaded, RunLost, Unavailable
+from serve_app.http.idempotency import not_kept
+from serve_app.ray_adapter import AWAY, in_fresh_context
+
+logger = logging.getLogger("ray.serve")
+
+BEAT_S = 1.0  # between reports
+PIECE = 500  # claims in one report, about 100 kB
+CLAIM_WAIT_S = 10.0  # for an actor that is away or recovers: it is back within seconds
+CALL_S = 2.0  # for one call; an actor that answers later has died
+RETRY_S = 0.1  # between two questions
+
+Call = Callable[..., Awaitable[Any]]  # of the quota actor: a method's name, and its arguments
+
+
+class Holdings(Protocol):
+    """What this router has."""
+
+    def claim_of(self, run: str) -> tuple[Claim, float] | None:
+        """A claim and its age; None: it is not here."""
+
+    def running(self) -> frozenset[str]:
+        """Runs in progress."""
+
+    def runs(self) -> list[str]:
+        """All runs whose claims are here."""
+
+    def forget_expired(self) -> None:
+        """Forget what has been kept long enough."""
+
+
+class ClaimClient:
+    """See the module.
+
+    Args:
+        router: its id.
+        call: calls the quota actor; raises `AWAY` while it is unreachable.
+    """
+
+    def __init__(self, router: str, call: Call, holdings: Holdings) -> None:
+        self._router, self._call, self._holdings = router, call, holdings
+        self._generation: Generation | None = None
+        self._unreported: dict[str, None] = {}  # runs, in the order of their changes
+        self.asked: dict[str, asyncio.Event] = {}  # runs whose claim is on its way; set once it is answered
+        self._reporting = asyncio.Lock()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def claim(self, asked: ClaimRequest) -> ClaimReply:
+        """What becomes of a request: RUN, JOIN, KEPT, or UNKNOWN if it may not run.
+
+        Raises:
+            BadRequest: the key was used for another request. AnswerNotKept: its answer was too long to be repeated.
+            RunLost: its routers died too often. Overloaded: the tenant has too many such requests.
+            Unavailable: the actor has not answered in time.
+        """
+        answered = self.asked[asked.run] = asyncio.Event()
+        try:
+            reply = await in_fresh_context(self._ask(asked), "claim")
+        finally:
+            del self.asked[asked.run]
+            answered.set()
+        match reply.verdict:
+            case ClaimVerdict.REUSED:
+                raise BadRequest(
+                    "this Idempotency-Key was used for a different request",
+                    param="Idempotency-Key",
+                    code="idempotency_key_reused",
+                )
+            case ClaimVerdict.NOT_KEPT:
+                raise not_kept()
+            case ClaimVerdict.LOST:
+                raise RunLost(
+                    "the routers that ran this request died, twice; to run it again, send another key",
+                    param="Idempotency-Key",
+                )
+            case ClaimVerdict.FULL:
+                raise Overloaded(
+                    "too many requests with an Idempotency-Key run for this tenant",
+                    code="queue_full",
+                    retry_after_s=1.0,
+                )
+        return reply
+
+    async def _ask(self, asked: ClaimRequest) -> ClaimReply:
+        deadline = time.monotonic() + CLAIM_WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(*AWAY):
+                async with asyncio.timeout(CALL_S):
+                    reply: ClaimReply = await self._call("exchange", asked)
+                if reply.verdict is not ClaimVerdict.WAIT:
+                    return reply
+            await asyncio.sleep(RETRY_S)
+        raise Unavailable(
+            "the quota actor, which knows the Idempotency-Keys, does not answer", code="no_quota", retry_after_s=1.0
+        )
+
+    def changed(self, run: str) -> None:
+        """A claim here has a new state: it is reported at the next beat."""
+        self._unreported.pop(run, None)
+        self._unreported[run] = None
+
+    async def reported(self, run: str) -> None:
+        """Return once the present state of a claim is reported. Raises `AWAY`."""
+        while run in self._unreported:
+            async with self._reporting:  # one report has the changes of all that wait for it
+                if run in self._unreported and not await in_fresh_context(self.report(), "claims"):
+                    continue
+            if run in self._unreported:  # the actor does not know this router yet
+                await asyncio.sleep(RETRY_S)
+
+    async def report(self, *, is_beat: bool = False) -> bool:
+        """Report a piece of what is not reported yet; whether there is nothing more to be done now. Raises `AWAY`.
+
+        `is_beat`: with the list of all runs in progress.
+        """
+        runs = list(self._unreported)[:PIECE]
+        found = {run: self._holdings.claim_of(run) for run in runs}
+        claims = tuple(one for one in found.values() if one is not None)
+        report = ClaimReport(
+            self._router,
+            self._generation,
+            claims,
+            frozenset(self._holdings.running() | self.asked.keys()) if is_beat else None,
+            is_whole=len(runs) == len(self._unreported),
+        )
+        async with asyncio.timeout(CALL_S):
+            generation: Generation | None = await self._call("exchange", report)
+        if generation is None:
+            return True  # nothing more to be had from this actor now
+        if generation != self._generation:  # it knows nothing from here
+            self._generation = generation
+            self._unreported = dict.fromkeys(self._holdings.runs())
+            return False
+        for run, told in found.items():
+            now = self._holdings.claim_of(run)
+            if now is None or (told is not None and now[0] == told[0]):
+                self._unreported.pop(run, None)
+        return not self._unreported
+
+    async def start(self) -> None:
+        """Begin to report, in the context of the caller, which must not be a request's."""
+        self._beating = asyncio.create_task(self._beat(), name="claims")
+
+    async def stop(self) -> None:
+        """Stop reporting."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait({self._beating})
+
+    async def _report_all(self) -> None:
+        """Report everything that is not reported yet, and all runs in progress. Raises `AWAY`."""
+        async with self._reporting:
+            is_done = await self.report(is_beat=True)
+        while not is_done:
+            async with self._reporting:
+                is_done = await self.report()
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                with contextlib.suppress(*AWAY):
+                    await self._report_all()
+            except Exception:
+                logger.exception("reporting the claims of keys failed and is repeated")
+            self._holdings.forget_expired()
+            await asyncio.sleep(BEAT_S)

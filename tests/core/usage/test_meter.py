@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from serve_app.core.limits import TokenPrices
+from serve_app.core.usage import InFlightUse, RequestUse, UsageKey, UsageMeter, UsageRow
+
+KEY = UsageKey("2026-11-25", "key_1", "acme", "m")
+LATER = KEY._replace(day="2026-11-26")
+USE = RequestUse(prompt_tokens=100, cached_tokens=60, output_tokens=20, kv_token_ms=7, wait_ms=3)
+
+
+def test_a_batch_has_the_sums_and_what_is_in_flight_at_the_same_moment() -> None:
+    meter = UsageMeter("r")
+    for number in range(3):
+        meter.begin(f"a{number}", KEY)
+    meter.begin("b", LATER)
+    meter.end("a0", USE)
+    meter.end("a1", USE)
+    batch = meter.next_batch()
+    assert batch is not None
+    assert (batch.source, batch.seq) == ("r", 1)
+    assert batch.rows == (UsageRow(*KEY, 2, 200, 120, 40, 14, 6),)
+    assert batch.in_flight == (InFlightUse(*KEY, 1), InFlightUse(*LATER, 1))
+
+
+def test_an_unacknowledged_batch_is_sent_again_as_it_was() -> None:
+    meter = UsageMeter("r")
+    meter.begin("a", KEY)
+    first = meter.next_batch()
+    assert first is not None
+    meter.end("a", USE)
+    meter.acknowledge(first.seq + 1)  # nobody's
+    assert meter.next_batch() is first
+    meter.acknowledge(first.seq)
+    second = meter.next_batch()
+    assert second is not None
+    assert (second.seq, len(second.rows), second.in_flight) == (2, 1, ())
+    meter.acknowledge(first.seq)  # late
+    assert meter.next_batch() is second
+
+
+def test_nothing_is_sent_while_nothing_changes_but_a_heartbeat_of_what_is_in_flight() -> None:
+    meter = UsageMeter("r")
+    assert meter.next_batch(heartbeat=True) is None
+    meter.begin("a", KEY)
+    _acknowledge(meter)
+    assert not meter.has_news
+    assert meter.next_batch() is None
+    beat = meter.next_batch(heartbeat=True)
+    assert beat is not None
+    assert beat.in_flight == (InFlightUse(*KEY, 1),)
+    meter.acknowledge(beat.seq)
+    meter.end("a", None)  # not counted, and no longer in flight
+    assert meter.has_news
+    _acknowledge(meter)
+    assert meter.next_batch(heartbeat=True) is None
+
+
+def test_a_request_counts_once_by_its_first_day_and_prices() -> None:
+    meter = UsageMeter("r")
+    meter.begin("a", KEY, TokenPrices(2.0, 0.5, 10.0))
+    meter.begin("a", LATER, TokenPrices(9.0, 9.0, 9.0))  # on another engine, after the loss of the first
+    meter.end("a", USE)
+    meter.end("a", USE)
+    meter.end("unknown", USE)
+    batch = meter.next_batch()
+    assert batch is not None
+    (row,) = batch.rows
+    assert (row.day, row.requests, row.cost_micro) == (KEY.day, 1, 40 * 2 + 30 + 200)
+
+
+def test_a_request_whose_tokens_are_unknown_is_unsettled() -> None:
+    meter = UsageMeter("r")
+    meter.begin("a", KEY, TokenPrices(2.0))
+    meter.end("a", RequestUse(kv_token_ms=9, wait_ms=2, is_settled=False))
+    batch = meter.next_batch()
+    assert batch is not None
+    assert batch.rows == (UsageRow(*KEY, kv_token_ms=9, wait_ms=2, unsettled=1),)
+
+
+def test_memory_does_not_grow_with_the_requests_while_the_store_is_away() -> None:
+    meter = UsageMeter("r")
+    assert meter.next_batch() is None
+    for number in range(1000):
+        meter.begin(str(number), KEY if number % 2 else LATER)
+        meter.end(str(number), USE)
+        meter.next_batch()
+    sent = meter.next_batch()
+    assert sent is not None
+    assert len(sent.rows) == 1
+    meter.acknowledge(sent.seq)
+    rest = meter.next_batch()
+    assert rest is not None
+    assert sum(row.requests for row in rest.rows) == 999
+    assert len(rest.rows) == 2
+
+
+def _acknowledge(meter: UsageMeter) -> None:
+    batch = meter.next_batch()
+    assert batch is not None
+    meter.acknowledge(batch.seq)

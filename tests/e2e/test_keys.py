@@ -1,0 +1,147 @@
+"""Keys made, replaced and ended while three routers run, each asked by its own port, and the store's actor killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from typer.testing import CliRunner
+
+from benchmarks.common.processes import title_of
+from serve_app.cli.commands import app
+from serve_app.names import STORE_FILE
+from tests.e2e.crashing import kill
+from tests.e2e.observe import within
+from tests.e2e.stack import Stack
+from tests.e2e.three import MODEL, RESTART_S, ROUTERS, all_routers, routers
+
+KEYS = "/admin/keys"
+STORE, ROUTER = "ray::StoreOwner", "ray::ServeReplica:serve_app:Router"
+FOLLOW_S = 1.0  # the promise: every router follows a change within that
+BUSY_S = 4.0  # of this test, on a machine that others use
+ACTOR_BACK_S = 30.0  # its process starts in two seconds; it reads nothing
+WRITES = 30  # keys made while the actor is killed under them
+
+
+def processes(there: Stack, title: str) -> list[int]:
+    assert there.cluster is not None
+    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
+
+
+def actor(there: Stack) -> int | None:
+    """The process of the store's actor."""
+    found = processes(there, STORE)
+    return found[0] if len(found) == 1 else None
+
+
+def statuses(there: list[Stack], key: str) -> set[int]:
+    """How the routers answer a request with this key."""
+    body = {"model": MODEL, "prompt": "The river", "max_tokens": 2}
+    return {one.post("/v1/completions", body, headers=one.headers(key)).status_code for one in there}
+
+
+def follows(there: list[Stack], key: str, status: int, what: str) -> None:
+    began = time.monotonic()
+    within(FOLLOW_S + BUSY_S, lambda: statuses(there, key), {status}, what)
+    print(f"{what}: all routers after {time.monotonic() - began:.2f} s")
+
+
+def make(there: Stack, **fields: Any) -> dict[str, Any]:
+    answer = there.post(KEYS, {"name": "e2e", "tenant": "acme"} | fields)
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def revoke(there: Stack, made: dict[str, Any]) -> None:
+    answer = requests.delete(f"{there.base_url}{KEYS}/{made['id']}", headers=there.headers(), timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture
+def each(three: Stack) -> Iterator[list[Stack]]:
+    """Each router; the keys of a test are revoked after it."""
+    yield all_routers(three)
+    for one in three.get(KEYS).json()["data"]:
+        if one["source"] == "store" and one["state"] == "active":
+            revoke(three, one)
+
+
+def test_a_key_is_made_used_on_every_router_replaced_and_revoked(three: Stack, each: list[Stack]) -> None:
+    made = make(each[0])
+    follows(each, made["key"], 200, "a new key")
+    rotated = each[1].post(f"{KEYS}/{made['id']}/rotate", {"grace_s": 3600}).json()
+    follows(each, rotated["key"], 200, "its successor")
+    assert statuses(each, made["key"]) == {200}
+    revoke(each[2], made)
+    for key in (made["key"], rotated["key"]):
+        follows(each, key, 401, "a revoked key")
+    other = make(each[0], models=["another"])
+    follows(each, other["key"], 403, "a key for another model")
+    assert other["key"] not in three.get(KEYS).text
+
+
+def test_the_command_line_makes_and_ends_keys(three: Stack, each: list[Stack]) -> None:
+    assert three.cluster is not None
+    instance = ["--url", three.base_url, "--key", three.api_key]
+    made = CliRunner().invoke(app, ["keys", "create", "laptop", "--max-concurrent", "2", *instance])
+    assert made.exit_code == 0, made.output
+    columns = made.stdout.strip().split("\t")
+    follows(each, columns[-1], 200, "a key of the command line")
+    assert CliRunner().invoke(app, ["keys", "revoke", columns[1], *instance]).exit_code == 0
+    follows(each, columns[-1], 401, "its end")
+
+
+def test_the_file_is_in_the_instances_folder_and_its_owners_alone(three: Stack, each: list[Stack]) -> None:
+    assert three.cluster is not None
+    file = three.cluster.state.store_file
+    pid = actor(three)
+    assert pid is not None
+    assert psutil.Process(pid).environ()[STORE_FILE] == str(file)
+    made = make(each[0])
+    files = [one for one in file.parent.iterdir() if one.name.startswith(file.name)]
+    assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
+    assert stat.S_IMODE(Path(file.parent).stat().st_mode) == 0o700
+    assert [one for one in files if made["key"].encode() in one.read_bytes()] == []
+
+
+def test_the_actor_killed_under_writes_loses_no_key_that_was_answered(three: Stack, each: list[Stack]) -> None:
+    known = make(each[0])
+    follows(each, known["key"], 200, "a key from before")
+    made = []
+    for number in range(WRITES):
+        if number in (10, 20):
+            pid = actor(three)
+            if pid is not None:
+                kill(pid)
+        made.append(make(each[number % ROUTERS]))
+        assert statuses(each, known["key"]) == {200}
+    listed = {one["id"] for one in three.get(KEYS).json()["data"]}
+    assert [one["id"] for one in made if one["id"] not in listed] == []
+    within(ACTOR_BACK_S, lambda: statuses(each, made[-1]["key"]), {200}, "the last key on every router")
+
+
+def test_a_router_that_starts_while_the_store_stands_still_knows_the_keys_of_the_others(
+    three: Stack, each: list[Stack]
+) -> None:
+    made = make(each[0])
+    follows(each, made["key"], 200, "a key from before")
+    pid, before = actor(three), set(processes(three, ROUTER))
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        kill(processes(three, ROUTER)[0])
+        within(RESTART_S, lambda: len(set(processes(three, ROUTER)) - before), 1, "a new router")
+        within(RESTART_S, lambda: len(routers(three)), ROUTERS, "routers")
+        within(RESTART_S, lambda: statuses(routers(three), made["key"]), {200}, "the key on all of them")
+        assert three.get(KEYS).status_code == 503
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    within(ACTOR_BACK_S, lambda: three.get(KEYS).status_code, 200, "the store is back")

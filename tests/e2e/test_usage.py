@@ -1,0 +1,149 @@
+"""The use that the store has, against the answers' own `usage`: of three routers, one of which is killed under load.
+
+The load is of a tenant that no other test of this stack uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from serve_app.router import usage_reporter
+from serve_app.store.records import UsageQuery
+from serve_app.store.sql import SILENT_S, SqlStore
+from tests.e2e import stack as stacks
+from tests.e2e.observe import within
+from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
+from tests.e2e.test_three_routers import process
+from tests.e2e.three import CONFIG, WIDE, all_routers
+
+LOAD_S, KILLED_AFTER_S = 8.0, 4.0
+CLIENTS = 6  # of each router
+REPORTED_S = 20.0  # a report takes a second and some milliseconds; the rest is for a busy machine
+SLACK_S = 2.0  # a report on a busy machine is late by less
+ONE_ROUTER = CONFIG | {"router": {"replicas": 1}, "models": [one for one in CONFIG["models"] if one["name"] == WIDE]}
+COUNTS = ("requests", "prompt_tokens", "output_tokens")
+
+
+@dataclass
+class Asked:
+    """What one router's clients have asked: moments of the ends, and the sums of the answers' own usage."""
+
+    ends: list[float] = field(default_factory=list)
+    sums: Counter[str] = field(default_factory=Counter)
+    broken: list[float] = field(default_factory=list)  # moments of the beginnings of those without an answer
+
+
+async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> None:
+    """One request, streamed or whole, of a random size."""
+    began, streamed = time.monotonic(), draw.random() < 0.5
+    body: dict[str, Any] = {
+        "model": WIDE,
+        "prompt": "word " * draw.randrange(1, 40),
+        "max_tokens": draw.randrange(1, 60),
+    }
+    if streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    try:
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        (usage,) = [one["usage"] for one in (events if streamed else [answer.json()]) if one.get("usage")]
+    except (httpx.TransportError, ValueError):
+        asked.broken.append(began)
+        return
+    asked.ends.append(time.monotonic())
+    asked.sums += Counter(requests=1, prompt_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"])
+
+
+async def load(router: Stack, seed: int, seconds: float) -> Asked:
+    asked, draw, until = Asked(), random.Random(seed), time.monotonic() + seconds
+    headers = router.headers(BATCH_KEY)
+    async with httpx.AsyncClient(base_url=router.base_url, headers=headers, timeout=REQUEST_TIMEOUT_S) as http:
+
+        async def client() -> None:
+            while time.monotonic() < until and not asked.broken:
+                await ask(http, draw, asked)
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return asked
+
+
+def stored(three: Stack) -> Counter[str]:
+    """The tenant's sums, by its own key."""
+    answer = three.get("/admin/usage?by=tenant", headers=three.headers(BATCH_KEY))
+    assert answer.status_code == 200, answer.text
+    (row,) = answer.json()["data"] or [{}]
+    assert row.get("tenant", "batch") == "batch"
+    return Counter({name: row[name] for name in (*COUNTS, "unsettled") if row.get(name)})
+
+
+def test_the_use_of_all_routers_is_the_sum_of_the_answers_own_usage(three: Stack) -> None:
+    before = stored(three)
+
+    async def scenario() -> list[Asked]:
+        return await asyncio.gather(*(load(one, seed, LOAD_S / 2) for seed, one in enumerate(all_routers(three))))
+
+    total: Counter[str] = sum((asked.sums for asked in asyncio.run(scenario())), Counter())
+    assert total["requests"] > 3 * CLIENTS
+    within(REPORTED_S, lambda: stored(three) - before, total, "the sum of the answers' own usage")
+    other = three.get("/admin/usage?tenant=people", headers=three.headers(BATCH_KEY))
+    assert other.status_code == 403
+
+
+def test_a_killed_router_loses_at_most_what_it_had_not_reported(three: Stack) -> None:
+    before = stored(three)
+    first, second, victim = all_routers(three)
+    pid, killed_at = process(three, victim), 0.0
+
+    async def kill() -> None:
+        nonlocal killed_at
+        await asyncio.sleep(KILLED_AFTER_S)  # bound: the load goes on meanwhile
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+
+    async def scenario() -> list[Asked]:
+        loads = [load(one, seed, LOAD_S) for seed, one in enumerate((first, second, victim))]
+        *asked, _ = await asyncio.gather(*loads, kill())
+        return asked
+
+    one, other, dead = asyncio.run(scenario())
+    assert dead.broken
+    assert not one.broken + other.broken
+    all_routers(three)
+    time.sleep(SILENT_S + usage_reporter.HEARTBEAT_S)  # the store's bound for a router that is gone
+    found = stored(three)
+    unsettled = found.pop("unsettled", 0) - before.pop("unsettled", 0)
+    found -= before
+    survivors = one.sums + other.sums
+    late = sum(end > killed_at - usage_reporter.FLUSH_S - SLACK_S for end in dead.ends)
+    in_flight = len(dead.broken)
+    missing = survivors["requests"] + dead.sums["requests"] - found["requests"]
+    print(
+        f"{found['requests']} requests, {unsettled} unsettled; of the killed router {dead.sums['requests']} were "
+        f"answered, {late} of them late, {in_flight} were cut and {missing} are in no sum"
+    )
+    for name in COUNTS:
+        assert survivors[name] < found[name] <= survivors[name] + dead.sums[name]
+    assert missing <= late
+    assert 0 < unsettled <= late + in_flight
+
+
+def test_nothing_is_lost_at_a_normal_end(tmp_path: Path) -> None:
+    with stacks.own(tmp_path / "state", ONE_ROUTER, "usage") as there:
+        assert there.cluster is not None
+        file = there.cluster.state.store_file
+        body = {"model": WIDE, "prompt": "a b c", "max_tokens": 5}
+        assert there.post("/v1/completions", body).status_code == 200  # and the end begins before the next report
+    (row,) = SqlStore(f"sqlite:///{file}").usage(UsageQuery(by=("tenant",)))
+    assert (row.requests, row.prompt_tokens, row.output_tokens, row.unsettled) == (1, 3, 5, 0)

@@ -1,0 +1,185 @@
+"""Requests with an Idempotency-Key on three routers: one run, whichever router the repeats reach."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from serve_app.http import idempotency
+from serve_app.types import Outcome
+from tests.fakes.asgi_client import BATCH_KEY, Reply, cancel, running
+from tests.fakes.router import SOON_S, said
+from tests.fakes.three_routers import KEYED, LATER_S, REPLAY, TOKENS, Three, check
+from tests.fakes.until import turns, until
+
+
+async def came(reply: Reply, messages: int) -> None:
+    """So many messages of an answer, or its end."""
+    await until(lambda: len(reply.chunks) >= messages or reply.ended, SOON_S, f"{messages} messages")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_repeats_at_all_routers_join_one_run_and_later_ones_get_its_answer(stream: bool) -> None:
+    async def scenario(there: Three) -> None:
+        first = there.posting("a", tokens=200, stream=stream)
+        await until(lambda: there.runs == 1, SOON_S, "it runs")
+        others = [there.posting(router, tokens=200, stream=stream) for router in "abc"]
+        replies = await asyncio.gather(first, *others)
+        replies += [await there.post(router, tokens=200, stream=stream) for router in "abc"]
+        assert {reply.body for reply in replies} == {replies[0].body}
+        assert replies[0].text == said("p", 200)
+        assert {reply.status for reply in replies} == {200}
+        assert [reply.headers.get(REPLAY) for reply in replies] == [None] + 6 * ["true"]
+        assert {reply.headers["content-type"] for reply in replies} == {replies[0].headers["content-type"]}
+        assert len({reply.headers["x-serve-app-request-id"] for reply in replies}) == 7
+        assert there.runs == 1
+        assert there.results() == {"run": 1, "joined": 3, "replayed": 3}
+
+    check(scenario)
+
+
+def test_another_body_is_the_same_refusal_at_every_router_whether_the_first_one_runs_or_has_run() -> None:
+    async def scenario(there: Three) -> None:
+        first, _ = await there.begun("a")
+        running = [await there.post(router, tokens=3) for router in "abc"]
+        await cancel(first)
+        await there.post("b", headers={"Idempotency-Key": "two"})
+        ended = [await there.post(router, tokens=3, headers={"Idempotency-Key": "two"}) for router in "abc"]
+        assert {(reply.status, reply.error["code"]) for reply in running + ended} == {(400, "idempotency_key_reused")}
+        assert {reply.body for reply in running + ended} == {running[0].body}
+
+    check(scenario)
+
+
+def test_a_tenant_learns_nothing_of_another_tenant_s_keys() -> None:
+    async def scenario(there: Three) -> None:
+        await there.post("a")
+        for router in "abc":
+            headers = {"Idempotency-Key": f"one{router}"}
+            fresh = await there.post(router, key=BATCH_KEY, headers=headers, tokens=3)
+            same = await there.post(router, key=BATCH_KEY, tokens=3)  # the other tenant's key, with another body
+            assert (fresh.status, same.status) == (200, 200)
+            if router == "a":
+                assert fresh.headers.keys() == same.headers.keys(), "its own first request"
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("elsewhere", ["a", "b"])
+def test_a_client_cut_at_any_point_gets_the_whole_answer_of_its_run_with_a_repeat(stream: bool, elsewhere: str) -> None:
+    """It is cut once its answer has begun with so many messages, or once its run is as far."""
+
+    async def scenario(there: Three) -> None:
+        for messages in range(TOKENS + 2):
+            reply, headers = Reply(), {"Idempotency-Key": f"cut {messages}".replace(" ", "-")}
+            task = there.posting("a", reply, stream=stream, headers=headers)
+            await turns(10 * messages + 1)
+            if stream:
+                await came(reply, messages)
+            before = reply.body
+            task.cancel()
+            await asyncio.wait({task})
+            again = await there.post(elsewhere, stream=stream, headers=headers)
+            assert again.text == said("p", TOKENS)
+            if stream and before:
+                assert again.body.startswith(before)
+            assert there.runs == messages + 1
+
+    check(scenario, GRACE_S=30.0)
+
+
+def test_a_run_that_nobody_reads_is_aborted_after_its_grace_and_not_before() -> None:
+    async def scenario(there: Three) -> None:
+        task, _ = await there.begun("a")
+        await cancel(task)
+        await turns(50)
+        assert there.cluster["r1"].work == 1
+        joined, reply = await there.begun("b")
+        await asyncio.sleep(LATER_S)  # above the grace: a repeat at another router keeps it running
+        assert not joined.done()
+        assert there.cluster["r1"].work == 1
+        await cancel(joined)
+        await until(lambda: there.cluster["r1"].work == 0, SOON_S, "aborted")
+        assert there["a"].outcomes == {Outcome.CANCELLED_RUNNING: 1}
+        assert there["b"].outcomes == {Outcome.CANCELLED_QUEUED: 1}
+        assert there.runs == 1
+        assert (await there.post("c")).text == said("p", TOKENS) or reply.chunks  # the key can be used again
+
+    check(scenario)
+
+
+def test_a_client_may_ask_for_an_earlier_abort() -> None:
+    async def scenario(there: Three) -> None:
+        task, _ = await there.begun("a", headers=KEYED | {"X-Disconnect-Grace-Ms": "0"})
+        await cancel(task)
+        await until(lambda: there.cluster["r1"].work == 0, SOON_S, "aborted")
+
+    check(scenario, GRACE_S=30.0)
+
+
+def test_the_answer_is_on_a_second_router_and_at_the_actor_before_its_last_byte_goes_out() -> None:
+    async def scenario(there: Three) -> None:
+        seen = []
+
+        async def look(reply: Reply) -> None:
+            if reply.ended:
+                seen.append({name for name, one in there.claims.routers.items() if one.store.runs()})
+                kept = [claim for tenant in there.claims.book.tenants.values() for claim, _ in tenant.expiring.values()]
+                seen.extend(set(claim.routers) for claim in kept)
+
+        for stream in (True, False):
+            seen.clear()
+            await there.post("a", stream=stream, reading=look, headers={"Idempotency-Key": f"{stream}"})
+            assert len(seen[0]) == 2
+            assert seen[0] >= {"a"}
+            assert seen[-1] == seen[0]
+            for one in there.claims.routers.values():
+                for log in list(one.store.logs.values()):
+                    one.store.forget(log)
+
+    check(scenario)
+
+
+def test_an_answer_too_long_to_keep_goes_to_its_client_and_its_repeats_are_refused_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 100)
+
+    async def scenario(there: Three) -> None:
+        assert (await there.post("a", tokens=30)).text == said("p", 30)
+        for router in "abc":
+            reply = await there.post(router, tokens=30)
+            assert (reply.status, reply.error["code"]) == (409, "idempotency_answer_not_kept")
+        assert there.runs == 1
+
+    check(scenario)
+
+
+def test_an_answer_that_its_routers_have_evicted_runs_again() -> None:
+    async def scenario(there: Three) -> None:
+        await there.post("a")
+        for one in there.claims.routers.values():
+            for log in list(one.store.logs.values()):
+                one.store.forget(log)
+        again = await there.post("b")
+        assert again.text == said("p", TOKENS)
+        assert REPLAY not in again.headers
+        assert there.results() == {"run": 2}
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_is_no_answer_and_the_repeat_runs(stream: bool) -> None:
+    async def scenario(there: Three) -> None:
+        blocker, _ = await running(there["c"], n=4)  # all the slots there are
+        refused = await there.post("a", headers=KEYED | {"X-Deadline-Ms": "50"}, stream=stream)
+        assert (refused.status, refused.error["code"]) == (429, "deadline")
+        await cancel(blocker)
+        again = await there.post("b", stream=stream)
+        assert again.text == said("p", TOKENS)
+        assert REPLAY not in again.headers
+
+    check(scenario)

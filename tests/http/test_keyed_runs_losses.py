@@ -1,0 +1,185 @@
+"""Requests with an Idempotency-Key while routers die, the actor is away or new, and replies get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.http import claim_client
+from tests.fakes.asgi_client import Client, Reply, cancel
+from tests.fakes.router import SOON_S, said
+from tests.fakes.three_routers import ANY, LATER_S, REPLAY, TOKENS, Three, check
+from tests.fakes.until import turns, until
+
+
+def receipt_of(client: Client, reply: Reply) -> Any:
+    found = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_outlives_the_router_that_ran_it(stream: bool) -> None:
+    async def scenario(there: Three) -> None:
+        first = await there.post("a", stream=stream)
+        there.claims.kill("a")
+        early = [await there.post(router, stream=stream) for router in "bc"]  # the actor does not know yet
+        there.claims.bury("a")
+        later = [await there.post(router, stream=stream) for router in "bc"]
+        assert {reply.body for reply in early + later} == {first.body}
+        assert there.runs == 1
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_run_whose_router_died_starts_anew_once_is_counted_and_its_receipt_says_so(stream: bool) -> None:
+    async def scenario(there: Three) -> None:
+        task = there.posting("a", tokens=ANY, stream=stream)
+        await until(lambda: there.runs == 1, SOON_S, "it runs")
+        there.claims.kill("a")
+        await asyncio.wait({task})
+        repeats = [there.posting(router, tokens=ANY, stream=stream) for router in "bcc"]
+        await asyncio.sleep(LATER_S)  # for the actor to notice; the router is asked in vain meanwhile
+        assert there.runs == 1
+        there.claims.bury("a")
+        await until(lambda: there.runs == 2, SOON_S, "it runs again")
+        replies = await asyncio.wait_for(asyncio.gather(*repeats), 2 * SOON_S)
+        assert {reply.text for reply in replies} == {said("p", ANY)}
+        assert there.runs == 2
+        assert there.results() == {"restarted": 1, "joined": 2}
+        (own,) = (reply for reply in replies if REPLAY not in reply.headers)
+        client = next(
+            one for one in there.routers.values() if one.edge.receipts.find(own.headers["x-serve-app-request-id"], None)
+        )
+        found = receipt_of(client, own)
+        assert found.router_losses == 1
+        told = json.loads((await client.get(f"/admin/requests/{found.request_id}")).body)
+        assert any("had died" in line for line in told["story"])
+
+    check(scenario, JOIN_S=30.0)
+
+
+def test_who_has_a_part_of_a_run_that_died_with_its_router_is_told_so_and_starts_no_other() -> None:
+    async def scenario(there: Three) -> None:
+        task, _ = await there.begun("a")
+        joined, reply = await there.begun("b")
+        there.claims.kill("a")
+        there.claims.bury("a")
+        await asyncio.wait({task})
+        await asyncio.wait_for(joined, SOON_S)
+        assert reply.events[-1]["error"]["code"] == "run_lost"
+        assert there.runs == 1
+        again, _ = await there.begun("b")
+        assert there.runs == 2
+        await cancel(again)
+
+    check(scenario)
+
+
+def test_a_second_router_that_does_not_answer_holds_the_last_byte_up_for_its_bound_only() -> None:
+    async def scenario(there: Three) -> None:
+        there.claims.dead |= {"b"}  # its death is not known
+        hung = asyncio.Event()
+        call = there.claims.call
+
+        async def hanging(replica_id: str, method: str, *arguments: Any) -> Any:
+            if replica_id == "c" and method == "keep_answer":
+                await hung.wait()
+            return await call(replica_id, method, *arguments)
+
+        there.claims.call = hanging  # type: ignore[method-assign]
+        assert (await there.post("a")).text == said("p", TOKENS)
+        hung.set()
+        await there.beat("a")
+        assert (await there.post("c")).text == said("p", TOKENS)
+        assert there.runs == 1
+
+    check(scenario, COPY_S=0.2)
+
+
+def test_an_actor_that_is_away_is_waited_for_and_nothing_runs_without_it() -> None:
+    async def scenario(there: Three) -> None:
+        there.claims.up = False
+        waits = there.posting("a")
+        await asyncio.sleep(LATER_S)  # the actor is away so long
+        assert not waits.done()
+        assert there.runs == 0
+        there.claims.up = True
+        assert (await waits).text == said("p", TOKENS)
+        there.claims.up = False
+        refused = await there.post("b", headers={"Idempotency-Key": "two"})
+        assert (refused.status, refused.error["code"]) == (503, "no_quota")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert there.runs == 1
+
+    check(scenario, CLAIM_WAIT_S=1.0)
+
+
+def test_an_answer_that_ends_while_the_actor_is_away_is_reported_to_it_later() -> None:
+    async def scenario(there: Three) -> None:
+        task = there.posting("a", tokens=100)
+        await until(lambda: there.runs == 1, SOON_S, "it runs")
+        there.claims.up = False
+        first = await task
+        there.claims.up = True
+        await there.beat()
+        there.claims.kill("a")
+        there.claims.bury("a")
+        assert (await there.post("b", tokens=100)).body == first.body
+        assert there.runs == 1
+
+    check(scenario, COPY_S=0.2)
+
+
+def test_a_new_actor_learns_runs_and_answers_from_the_routers_and_decides_nothing_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claim_client, "PIECE", 2)
+
+    async def scenario(there: Three) -> None:
+        keys = [{"Idempotency-Key": f"{number}"} for number in range(5)]
+        answers = [await there.post("a", headers=headers) for headers in keys]
+        task, _ = await there.begun("b")
+        there.claims.restart()
+        early = there.posting("c", headers=keys[0])
+        await turns(50)
+        assert not early.done()
+        await there.beat()
+        repeats = [await early, *[await there.post("c", headers=headers) for headers in keys[1:]]]
+        assert [reply.body for reply in repeats] == [reply.body for reply in answers]
+        joined, _ = await there.begun("c")
+        assert there.runs == 6
+        await asyncio.gather(cancel(task), cancel(joined))
+
+    check(scenario)
+
+
+def test_a_claim_whose_reply_got_lost_is_the_same_claim_when_it_is_asked_for_again() -> None:
+    async def scenario(there: Three) -> None:
+        lost = iter([True, True, False])
+        there.claims.losing = lambda method: method == "claim" and next(lost, False)
+        assert (await there.post("a")).text == said("p", TOKENS)
+        assert there.claims.calls.count("claim") == 3
+        assert there.runs == 1
+
+    check(scenario)
+
+
+def test_a_client_that_leaves_before_its_claim_is_answered_leaves_no_claim() -> None:
+    async def scenario(there: Three) -> None:
+        there.claims.losing = lambda method: method == "claim"
+        task = there.posting("a")
+        await until(lambda: "claim" in there.claims.calls, SOON_S, "the actor has granted it")
+        task.cancel()
+        await asyncio.wait({task})
+        there.claims.losing = lambda method: False
+        assert (await there.post("b", tokens=3)).error["code"] == "idempotency_key_reused"  # nobody has noticed yet
+        await there.beat("a")
+        await there.beat("a")
+        assert (await there.post("b", tokens=3)).text == said("p", 3)
+
+    check(scenario)
