@@ -106,12 +106,8 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
     quotas = {"model:t/m"}  # a quota stays known until it begins anew
     assert set(limits.scopes) <= quotas
     for router in world.routers.values():
-<<<<<<< HEAD
-        assert not {**router.core.limits.pending, **router.core.limits.running, **router.core.limits.tickets}
-=======
         known = router.core.limits
         assert (known.pending, known.running, known.tickets) == ({}, {}, {})
->>>>>>> limits
         assert set(router.core.limits.scopes) <= quotas
 
 
