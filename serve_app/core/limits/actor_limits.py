@@ -96,6 +96,8 @@ class ActorLimits:
         match event:
             case LimitRequest():
                 self._on_request(router, event, now)
+            case LimitReport() if self.is_recovering:
+                self._recovery.report(router, event)
             case LimitReport(name, spent, returned, is_answer, wants_state):
                 scope = self.scopes.get(name)
                 if scope is not None:
@@ -317,8 +319,12 @@ class ActorLimits:
             return
         entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
         self.reservations.add(entry, now)
+        for scope in scopes:
+            scope.is_near = True  # its router, too, must give back at once what this one waits for
         if request.may_wait and wait_s <= MAX_WAIT_S:
             self.reservations.wait(entry, router, request.ticket, request.need, now)
+            for scope in scopes:
+                self._tell(router, scope)
             return
         self.reservations.send_away(entry)
         self._refuse(router, request, last_scope, last_kind, wait_s, is_reserved=True)

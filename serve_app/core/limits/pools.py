@@ -117,6 +117,7 @@ class Pool:
         self.reserved -= need
         if not is_used:
             self._add(need, debt)
+        self._settle_spare()
 
     def undo(self, number: str, need: float) -> None:
         """Undo the newest reservation."""
@@ -162,7 +163,7 @@ class Pool:
 
     def _settle_spare(self) -> None:
         """Without a line, the spare is part of the level."""
-        if self.spare and self.level >= 0.0:
+        if self.spare and (self.level >= 0.0 or self.reserved <= ROUNDING):
             self._lower(-self.spare)
             self.spare = 0.0
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.limits.messages import LimitAccounts, ScopeAccount, ToldReservation
-from serve_app.core.limits.policy import Amounts, Kind
+from serve_app.core.limits.messages import LimitAccounts, LimitReport, ScopeAccount, ToldReservation
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind
 from serve_app.core.limits.scopes import Calendar, Scope, restored
 
 
@@ -17,10 +17,12 @@ class Recovery:
 
     Args:
         newest: by scope: the report with the newest state, and the moment at which that router received it.
+        returned: by scope: what routers gave back since their reports.
     """
 
     newest: dict[str, tuple[ScopeAccount, float]] = field(default_factory=dict)
     accounts: defaultdict[str, dict[str, Amounts]] = field(default_factory=lambda: defaultdict(dict))
+    returned: dict[str, Amounts] = field(default_factory=dict)
     reservations: list[ToldReservation] = field(default_factory=list)
 
     def add(self, router: str, report: LimitAccounts, now: float) -> None:
@@ -33,6 +35,15 @@ class Recovery:
                 self.newest[one.scope] = one, now - one.age_s
         self.reservations += report.reservations
 
+    def report(self, router: str, report: LimitReport) -> None:
+        """A router that has told its accounts has spent of them, and gives some back."""
+        account = self.accounts[report.scope].get(router)
+        if account is not None:
+            changes = zip(account, report.spent, report.returned, strict=True)
+            self.accounts[report.scope][router] = tuple(had - spent - back for had, spent, back in changes)
+            before = self.returned.get(report.scope, NOTHING)
+            self.returned[report.scope] = tuple(map(sum, zip(before, report.returned, strict=True)))
+
     def remove(self, router: str) -> None:
         """Forget what a router holds: it is gone."""
         for booked in self.accounts.values():
@@ -43,6 +54,8 @@ class Recovery:
         for name, (one, heard_at) in self.newest.items():
             booked = self.accounts[name]
             credit = tuple(sum(account[kind] for account in booked.values()) for kind in Kind)
+            back = self.returned.get(name, NOTHING)
+            one = one._replace(level=tuple(map(sum, zip(one.level, back, strict=True))))
             scope = restored(one._replace(age_s=max(0.0, now - heard_at)), credit, calendar, now)
             for router, account in booked.items():
                 scope.book(router, account)

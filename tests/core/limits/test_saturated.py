@@ -1,0 +1,102 @@
+"""Under steady demand above the limits, what they allow is used, whatever the clients do; measured in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
+from tests.core.limits.stream_world import StreamWorld
+
+SPAN_S = 180.0
+SCOPE = "key:a"
+BOTH = Limits(requests_per_minute=300, tokens_per_minute=30_000, max_concurrent=40)
+TOKENS = Limits(tokens_per_minute=30_000)
+
+Come = Callable[[int, bytes, bool], None]
+
+
+def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: float = 15.0, seed: int = 1) -> float:
+    """The part of what the tightest limit allows that is not used, at three routers.
+
+    Args:
+        manner: of clients after a refusal: they `leave`, `obey`, or come `again` every 0.1 s with other bodies; or
+            their requests `wait` aside.
+        refunded: part of the requests that use half of their estimate, or nothing.
+    """
+    world, draw = StreamWorld(3, seed), random.Random(seed)
+    world.run(1.5)
+    start = world.now
+
+    def come(tokens: int, body: bytes, is_repeat: bool) -> None:
+        if world.now >= start + SPAN_S:
+            return
+
+        def decided(told: LimitDecision) -> None:
+            if isinstance(told, Charged):
+                used = tokens if draw.random() >= refunded else draw.choice([None, tokens // 2])
+                world.after(draw.expovariate(5.0), lambda: world.end(told.request_id, used))
+            elif manner == "obey" and told.retry_after_s is not None:
+                world.after(told.retry_after_s, lambda: come(tokens, body, True))
+            elif manner == "again" and draw.random() < 0.95:
+                world.after(0.1, lambda: come(tokens, b"%d" % draw.randrange(10**12), False))
+
+        router = draw.choice(sorted(world.routers))
+        waits = manner == "wait"
+        world.ask(router, {SCOPE: limits}, tokens, decided, fingerprint=body, may_wait=waits, is_repeat=is_repeat)
+
+    def arrive() -> None:
+        come(draw.randint(50, 150), b"%d" % draw.randrange(10**12), False)
+        if world.now < start + SPAN_S:
+            world.after(draw.expovariate(per_s), arrive)
+
+    arrive()
+    world.run(SPAN_S)
+    assert world.most[SCOPE] <= (limits.max_concurrent or 1000)
+    unused = []
+    for kind in limits.capacities():
+        if kind is not Kind.CONCURRENT:
+            log = world.logs[SCOPE, kind]
+            assert log.excess() <= 0.01 * log.burst
+            used = sum(amount for at, amount in log.entries if at <= start + SPAN_S)
+            unused.append(1.0 - used / (log.burst + log.rate * SPAN_S))
+    return min(unused)
+
+
+@pytest.mark.parametrize("refunded", [0.0, 0.5])
+@pytest.mark.parametrize("manner", ["leave", "obey", "again", "wait"])
+def test_at_most_a_fiftieth_of_what_is_allowed_is_left_unused(manner: str, refunded: float) -> None:
+    assert unused_share(manner, TOKENS, refunded=refunded) <= 0.02
+
+
+@pytest.mark.parametrize("refunded", [0.0, 0.5])
+@pytest.mark.parametrize("manner", ["leave", "obey", "again", "wait"])
+def test_the_same_with_several_limits_that_are_tight_at_once(manner: str, refunded: float) -> None:
+    assert unused_share(manner, BOTH, refunded=refunded) <= 0.02
+
+
+def test_free_slots_are_used_while_clients_are_turned_away() -> None:
+    world, draw, limits = StreamWorld(3), random.Random(1), Limits(max_concurrent=8)
+    world.run(1.5)
+    busy_s = [0.0]
+
+    def come(client: int, is_repeat: bool) -> None:
+        def decided(told: LimitDecision) -> None:
+            if isinstance(told, Charged):
+                span_s = draw.uniform(0.5, 1.5)
+                busy_s[0] += span_s
+                world.after(span_s, lambda: world.end(told.request_id, 1))
+                world.after(span_s, lambda: come(client, False))
+            else:
+                world.after(told.retry_after_s or 0.0, lambda: come(client, True))
+
+        router = f"r{client % 3}"
+        world.ask(router, {SCOPE: limits}, 1, decided, fingerprint=b"%d" % client, is_repeat=is_repeat)
+
+    for client in range(50):
+        come(client, False)
+    world.run(60.0)
+    assert world.most[SCOPE] == 8
+    assert busy_s[0] >= 0.98 * 8 * 60.0
