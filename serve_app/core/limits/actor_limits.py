@@ -6,7 +6,8 @@ Rules
   request is decided here, until plenty is left again.
 - What cannot be charged now is reserved: charged at once, for the moment when it will be covered. The client is told
   that moment, or its request waits for it (`may_wait`). A client that comes back is recognised by the bytes of its
-  request; from its moment on it is not refused again: it waits here for what may still be missing.
+  request; from its moment on it is not refused again: it waits here for what may still be missing. What is more than a
+  minute away is not reserved: its client is told a minute, and waits here when it comes back.
 - A reservation whose client does not come within `GRACE_S` is given up. What is given up or refunded is spare: it
   serves those who are here, in order, then whoever comes.
 - Concurrency is not reserved: a slot that is free goes to the first who is here. The moment told for it is an estimate.
@@ -40,12 +41,11 @@ from serve_app.core.limits.messages import (
 from serve_app.core.limits.policy import NOTHING, QUOTAS, REASONS, Amounts, Kind, LimitReason, Limits
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
-from serve_app.core.limits.reservations import Entry, LimitReservations
+from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, key_of
 from serve_app.core.limits.scopes import Calendar, Scope, version_counter
 
-EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
-MAX_ENTRIES = 1000  # reservations and waiting requests of a scope; beyond, moments are estimates
+MAX_ENTRIES = 1000  # reservations and waiting requests of a scope
 MAX_LOOKED_AT = 1000  # scopes at a time, whether they can be dropped: a few milliseconds
 MAX_ALIKE = 64  # reservations for the same bytes: more are a loop that does not wait
 MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longer for an answer
@@ -242,17 +242,19 @@ class ActorLimits:
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
         self.reservations.serve(now)  # who waits here comes before who comes now
         need = request.need
-        for scope in scopes:
-            for kind, pool in scope.pools.items():
-                if need[kind] > pool.capacity:
-                    self._refuse(router, request, scope, kind, None)
-                    return
+        pools = [(scope, kind, pool) for scope in scopes for kind, pool in scope.pools.items()]
+        too_large = next(((scope, kind) for scope, kind, pool in pools if need[kind] > pool.capacity), None)
+        if too_large is not None:
+            self._refuse(router, request, *too_large, None)
+            return
         if self._claim(router, request, scopes, now):
             return
+        if request.is_repeat is not False and self.reservations.comes_back(key_of(scopes, request.fingerprint), now):
+            request = request._replace(may_wait=True)  # it is not refused again
         if is_last:
             for scope in scopes:
                 scope.is_known = True
-        short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
+        short = [(scope, kind) for scope, kind, pool in pools if not pool.has(need[kind])]
         answers = {(scope.name, "") for scope in scopes if not scope.is_known}
         wait_s = UNKNOWN_S if answers else RECALL_S
         if short and not is_last:
@@ -314,7 +316,10 @@ class ActorLimits:
     def _reserve(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
         """Reserve the first moment at which a request is covered; it waits for it here, or its client is told."""
         wait_s, last_scope, last_kind = first_moment(scopes, request.need, request.mean_s)
-        if any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
+        is_far = wait_s > RESERVED_S and not request.may_wait
+        if is_far or any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
+            wait_s = min(wait_s, RESERVED_S)
+            self.reservations.tell_estimate(key_of(scopes, request.fingerprint), now + wait_s, now)
             self._refuse(router, request, last_scope, last_kind, wait_s)
             return
         entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
@@ -331,10 +336,8 @@ class ActorLimits:
 
     def _claim(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> bool:
         """Let a client that comes back have its reservation; False: it has none."""
-        if request.is_repeat is False:
-            return False
-        alike = self.reservations.away.get((tuple(scope.name for scope in scopes), request.fingerprint))
-        if not alike:
+        alike = self.reservations.away.get(key_of(scopes, request.fingerprint))
+        if request.is_repeat is False or not alike:
             return False
         entry = alike[0]
         if entry.due > now + EARLY_S:

@@ -5,6 +5,9 @@ runs from its moment on, or sooner by what is free meanwhile, and as soon as slo
 reservation is vacant once nobody will use it: its request ran sooner, or left. Its amounts stay reserved until its
 moment, because they have not come before, and are spare then. One whose client stays away is vacant `GRACE_S` after it.
 
+A client whose moment would be too far away is told an estimate instead. When it comes back, it waits here for the first
+moment there is then.
+
 Invariant: a reservation is of a client that is away, or of a request that waits here, or vacant, or over.
 Invariant: a moment is kept, and what is reserved is used by its moment or spare from then on: the line loses nothing.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -22,6 +25,9 @@ from serve_app.core.limits.pools import ROUNDING, Pool
 from serve_app.core.limits.scopes import Scope
 
 GRACE_S = 1.5  # a client that reads whole seconds of Retry-After comes up to one second late
+EARLY_S = 0.05  # a client that comes so much before its moment waits for it
+RESERVED_S = 60.0  # ahead, at most: else clients that never come back make the line, and what others are told, endless
+MAX_TOLD = 10_000  # clients that were told an estimate: a megabyte
 MAX_SKIPPED = 32  # requests in a row that cannot run yet: then a scope has served all that it can, or nearly
 
 Key = tuple[tuple[str, ...], bytes]  # scopes, and the fingerprint of the request
@@ -52,7 +58,7 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        return tuple(scope.name for scope in self.scopes), self.fingerprint
+        return key_of(self.scopes, self.fingerprint)
 
     def slots(self) -> Iterable[Pool]:
         return (scope.pools[Kind.CONCURRENT] for scope in self.scopes if Kind.CONCURRENT in scope.pools)
@@ -73,6 +79,7 @@ class LimitReservations:
         self._entries: dict[str, Entry] = {}  # by number
         self._timers: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
+        self._told: OrderedDict[Key, deque[float]] = OrderedDict()  # moments by estimate
 
     def add(self, entry: Entry, now: float) -> None:
         """Reserve what an entry needs."""
@@ -89,6 +96,22 @@ class LimitReservations:
         """Keep a reservation for a client that was told its moment."""
         self.away.setdefault(entry.key, deque()).append(entry)
         self._set_timer(entry.due + GRACE_S, entry)
+
+    def tell_estimate(self, key: Key, at: float, now: float) -> None:
+        """A client was told this moment, and nothing is reserved for it."""
+        self._told.setdefault(key, deque()).append(at)
+        while len(self._told) > MAX_TOLD or next(iter(self._told.values()))[-1] < now - RESERVED_S:
+            self._told.popitem(last=False)
+
+    def comes_back(self, key: Key, now: float) -> bool:
+        """Whether a client was told an estimate that is over; once for each."""
+        told = self._told.get(key)
+        if told is None or told[0] > now + EARLY_S:
+            return False
+        told.popleft()
+        if not told:
+            del self._told[key]
+        return True
 
     def wait(self, entry: Entry, router: str, ticket: str, wanted: Amounts, now: float) -> None:
         """The request is here, and waits unless it can run at once."""
@@ -211,6 +234,10 @@ class LimitReservations:
 
     def _set_timer(self, at: float, entry: Entry) -> None:
         heapq.heappush(self._timers, (at, next(self._numbers), entry))
+
+
+def key_of(scopes: Iterable[Scope], fingerprint: bytes) -> Key:
+    return tuple(scope.name for scope in scopes), fingerprint
 
 
 def _debt_s(entry: Entry) -> float:
