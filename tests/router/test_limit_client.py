@@ -143,7 +143,7 @@ def test_while_the_actor_is_away_credit_serves_and_other_requests_wait_for_it_or
             assert (refused.value.status, refused.value.code) == (503, "limits_unavailable")
             assert refused.value.retry_after_s is not None
             waiting = asyncio.create_task(client.acquire(other._replace(request_id="third")))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the request waits meanwhile
             actor.start()
             await asyncio.wait_for(waiting, SOON_S)
 
@@ -156,7 +156,7 @@ def test_a_router_alone_hands_a_slot_to_its_own_request_that_waits() -> None:
         async with routers(1) as (_, (client,)):
             charge = await client.acquire(request(limits))
             waiting = asyncio.create_task(client.acquire(request(limits, may_wait=True)))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the request waits meanwhile
             charge.settle(1, 0)
             await asyncio.wait_for(waiting, 2.0)
 
