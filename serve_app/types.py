@@ -104,6 +104,7 @@ class Contract:
     session_id: str | None
     deadline_s: float | None
     idempotency_key: str | None
+    replay_only: bool = False  # with an idempotency key: join a run or get its answer, and never run
     queue_status: bool = False  # of a stream: send its queue position while it waits
     grace_s: float | None = None  # for which a run with an idempotency key goes on after a disconnect
     service_tier: str | None = None  # OpenAI's word for the class, told back to a client that named a tier

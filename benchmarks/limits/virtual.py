@@ -24,6 +24,7 @@ CLIENT_S = 0.01  # the same between client and router
 CROWDED, LIGHT, LEAVERS, LOOPER = "crowded", "light", "leavers", "looper"
 KINDS = {CROWDED: 0.25, LIGHT: 0.66, LEAVERS: 0.07, LOOPER: 0.02}  # shares of the tenants
 LIGHT_SHARE = 0.3  # of its limit, that a light tenant asks for
+USED = ((0.5, 1.0), (1.0, 1.0), (0.9, 1.1))  # parts of an estimate that are used, at least and at most, of a tenant
 LOOP_S = 0.1  # between the requests of one that never waits
 POLICY = QueuePolicy(max_queued=1_000, max_wait_s=60.0)
 
@@ -33,7 +34,7 @@ class Tenant:
     """One key: its limits, its clients, and what became of their requests.
 
     Args:
-        size: tokens of a request by estimate; `used_share`: at least so much of them is used.
+        size: tokens of a request by estimate, on average; `used`: the parts of an estimate that are used.
         whole_s: its clients read whole seconds of a Retry-After.
     """
 
@@ -41,7 +42,7 @@ class Tenant:
     kind: str
     limits: Limits
     size: int
-    used_share: float
+    used: tuple[float, float]
     whole_s: bool
     draw: random.Random
     charges: list[Charge] = field(default_factory=list)
@@ -70,7 +71,7 @@ def tenants_of(seed: int, count: int) -> list[Tenant]:
         tokens = round(per_minute * size * draw.choice((0.6, 0.8, 1.5, 3.0)))
         burst = draw.choice((None, per_minute // 3))
         limits = Limits(float(per_minute), float(tokens), burst, None, draw.choice((8, 10, 20)))
-        share, whole_s = draw.choice((0.5, 1.0)), draw.random() < 0.5
+        share, whole_s = draw.choice(USED), draw.random() < 0.5
         found.append(Tenant(number, kind, limits, size, share, whole_s, random.Random(f"{seed} {number}")))
     return found
 
@@ -142,7 +143,7 @@ class World:
 
     def _charged(self, tenant: Tenant, router: Any, request: LimitedRequest, *, stays: bool) -> None:
         clock = self.network.clock
-        used = max(1, round(request.tokens * tenant.draw.uniform(tenant.used_share, 1.0)))
+        used = max(1, round(request.tokens * tenant.draw.uniform(*tenant.used)))
         until = clock.now + tenant.draw.uniform(0.2, 2.0)
         tenant.charges.append(Charge(clock.now, until, used, request.tokens))
         tenant.running += 1

@@ -23,6 +23,7 @@ PAUSES_S = (0.0, 1.0)  # before each repeat; at once, for a run to be found that
 # once, well within this.
 GRACE_MS = b"250"
 KEY, GRACE = b"idempotency-key", b"x-disconnect-grace-ms"
+ONLY_REPLAY = (b"x-replay-only", b"1")
 
 
 def with_key(asked: HttpRequest) -> HttpRequest:
@@ -69,7 +70,13 @@ async def events(bridge: LoopBridge, asked: HttpRequest) -> AsyncGenerator[bytes
         except (AnswerNotKept, EngineFailed) as error:
             raise (lost if lost is not None and count else error) from None
         except Unavailable as error:
-            if error is lost or error.code != DROPPED or pause_s is None or bridge.is_closed:
+            if error is lost:
+                raise
+            if error.code != DROPPED or pause_s is None or bridge.is_closed:
+                if lost is not None and count:
+                    raise lost from error
                 raise
             lost = lost or error
+            if count:  # another run has another answer
+                asked = replace(asked, headers=[*asked.headers, ONLY_REPLAY])
         await asyncio.sleep(pause_s)

@@ -34,7 +34,7 @@ from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments
-from serve_app.http.request_limits import Charge, RequestLimits
+from serve_app.http.request_limits import RETRY_COUNT_HEADER, Charge, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange, Send
 from serve_app.http.session_routes import SessionRoutes
@@ -205,7 +205,8 @@ class RouterApp:
             comments = None
             if wanted.queue_status:
                 comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
-            charge = self._limits.charge(identity, record, body, prompt_bytes, raw)
+            retry_count = headers.get(RETRY_COUNT_HEADER)
+            charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count)
             exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
             if wanted.idempotency_key is None:

@@ -149,7 +149,10 @@ def split(
         deadline_s=_deadline(headers),
         idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
         grace_s=_grace(headers),
-        queue_status=_wants_queue_status(headers) and operation.generates and clean.get("stream") is True,
+        replay_only=_is_set(headers, b"x-replay-only", "X-Replay-Only"),
+        queue_status=_is_set(headers, b"x-queue-status", "X-Queue-Status")
+        and operation.generates
+        and clean.get("stream") is True,
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
     return clean, contract
@@ -271,8 +274,8 @@ def _grace(headers: Mapping[bytes, bytes]) -> float | None:
     return int(value) / 1000
 
 
-def _wants_queue_status(headers: Mapping[bytes, bytes]) -> bool:
-    value = headers.get(b"x-queue-status", b"0")
+def _is_set(headers: Mapping[bytes, bytes], name: bytes, shown: str) -> bool:
+    value = headers.get(name, b"0")
     if value not in (b"0", b"1"):
-        raise BadRequest("X-Queue-Status must be 1, or 0 as without it", param="X-Queue-Status")
+        raise BadRequest(f"{shown} must be 1, or 0 as without it", param=shown)
     return value == b"1"

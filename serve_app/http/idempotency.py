@@ -104,10 +104,6 @@ class AnswerLog:
     def end(self) -> int:
         return self.start + len(self.body)
 
-    @property
-    def has_ended(self) -> bool:
-        return self.is_sealed or self.error is not None
-
     def notify(self) -> None:
         """Wake all that wait for a change."""
         self._news.set()

@@ -143,11 +143,10 @@ class KeyedRuns:
         """The run whose answer the client gets; begun here if it is the request's own."""
         record = request.record
         key = key_digest(record.tenant, request.contract.idempotency_key or "")
-        asked = ClaimRequest(
-            self._router, record.tenant, key, request.fingerprint, record.request_id, not relay.sent, gone
-        )
+        may_run = not relay.sent and not request.contract.replay_only
+        asked = ClaimRequest(self._router, record.tenant, key, request.fingerprint, record.request_id, may_run, gone)
         reply = await self.claims.claim(asked)
-        if relay.sent and reply.run != relay.run:
+        if reply.verdict is ClaimVerdict.UNKNOWN or (relay.sent and reply.run != relay.run):
             raise EngineFailed("the router that ran this request has died, or the run has failed", code="run_lost")
         relay.run = reply.run
         if reply.verdict is ClaimVerdict.RUN and reply.run not in self.runs:

@@ -30,6 +30,7 @@ from serve_app.transport import TokenUsage
 from serve_app.types import Identity
 
 FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by chance only share a reservation
+RETRY_COUNT_HEADER = b"x-stainless-retry-count"  # of OpenAI's SDKs: 0 with a request's first attempt
 
 Scopes = tuple[tuple[str, Limits], ...]
 NO_PRICES = TokenPrices()
@@ -42,12 +43,14 @@ class Charge:
     Args:
         fingerprint: recognises the repeat of a refused request: clients send the same bytes again.
         prompt_tokens, output_tokens: by the estimate.
+        is_repeat: whether the client says that it repeats a request; None: it does not say.
     """
 
     scopes: Scopes
     fingerprint: bytes = b""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    is_repeat: bool | None = None
 
 
 class RequestLimits:
@@ -93,22 +96,30 @@ class RequestLimits:
         return tuple(one for one in found if one is not None and one[1] != Limits())
 
     def charge(
-        self, identity: Identity, record: RequestRecord, body: Mapping[str, Any], prompt_bytes: int, raw: bytes
+        self,
+        identity: Identity,
+        record: RequestRecord,
+        body: Mapping[str, Any],
+        prompt_bytes: int,
+        raw: bytes,
+        retry_count: bytes | None,
     ) -> Charge:
         """The charge of a request. Work that takes no slot is charged as a request without tokens.
 
         Args:
             body: as it is forwarded; `prompt_bytes`: the size of its prompts.
             raw: the body as it was sent.
+            retry_count: the header `RETRY_COUNT_HEADER`.
         """
         scopes = self._scopes(identity, record.model)
         if not scopes:
             return Charge(scopes)
         digest = hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest()
+        is_repeat = None if retry_count is None else retry_count != b"0"
         if not record.operation.takes_slot:
-            return Charge(scopes, digest)
+            return Charge(scopes, digest, is_repeat=is_repeat)
         cost = request_size.estimate(self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes)
-        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens)
+        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens, is_repeat)
 
     def _prices_of(self, model: str) -> TokenPrices:
         return self._prices.get(model, NO_PRICES)
@@ -146,6 +157,7 @@ class RequestLimits:
             prices.cost_micro(prompt, 0, output),
             charge.fingerprint,
             record.tenant in self._waiting_tenants,
+            charge.is_repeat,
         )
         left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
         try:

@@ -111,7 +111,7 @@ def test_a_call_that_no_router_took_is_not_repeated() -> None:
 
 
 def test_a_stream_does_not_go_on_with_another_run() -> None:
-    """The routers share no claims here: the second one runs the request again, under another id."""
+    """The routers share no claims here: the second one does not know the run."""
 
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
@@ -128,6 +128,7 @@ def test_a_stream_does_not_go_on_with_another_run() -> None:
         assert lost.value.code == DROPPED
         assert said("p", TOKENS).startswith("".join(got))
         assert len(calls.asked) == 2
+        assert len(cluster.submits) == 1, "nothing runs that nobody could use"
 
     check(scenario)
 

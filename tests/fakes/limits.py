@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from serve_app.core.limits import Bucket, LimitedRequest, Standing
+from serve_app.core.limits import LimitedRequest, Standing
+from serve_app.core.limits.policy import Bucket
 from serve_app.errors import ServeAppError
 
 

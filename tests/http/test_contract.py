@@ -309,6 +309,14 @@ def test_a_deadline_is_a_bounded_positive_whole_number(value: str) -> None:
     assert contract_of(x_deadline_ms="001").deadline_s == 0.001
 
 
+def test_a_replay_alone_is_asked_for_by_a_one() -> None:
+    assert contract_of(x_replay_only="1").replay_only
+    assert not contract_of(x_replay_only="0").replay_only
+    with pytest.raises(BadRequest) as caught:
+        contract_of(x_replay_only="yes")
+    assert caught.value.param == "X-Replay-Only"
+
+
 @pytest.mark.parametrize("value", ["", "-1", "+5", "1.5", "1e3", " 5", "abc", "30001", "9" * 5000, "²"])
 def test_a_grace_after_a_disconnect_is_a_bounded_whole_number(value: str) -> None:
     with pytest.raises(BadRequest) as caught:

@@ -110,6 +110,19 @@ def test_a_run_that_nobody_reads_is_aborted_after_its_grace_and_not_before() -> 
     check(scenario)
 
 
+def test_a_repeat_that_asks_for_the_replay_only_runs_nothing() -> None:
+    async def scenario(there: Three) -> None:
+        only = {"X-Replay-Only": "1"}
+        refused = await there.post("a", headers=KEYED | only)
+        assert (refused.status, refused.error["code"]) == (502, "run_lost")
+        assert there.runs == 0
+        first = await there.post("b")
+        assert (await there.post("c", headers=KEYED | only)).body == first.body
+        assert there.runs == 1
+
+    check(scenario)
+
+
 def test_a_client_may_ask_for_an_earlier_abort() -> None:
     async def scenario(there: Three) -> None:
         task, _ = await there.begun("a", headers=KEYED | {"X-Disconnect-Grace-Ms": "0"})

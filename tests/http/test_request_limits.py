@@ -39,6 +39,16 @@ def test_an_answer_is_charged_by_its_estimate_and_settled_by_its_usage(streamed:
     check(scenario)
 
 
+def test_a_repeat_of_the_sdk_is_told_from_a_first_attempt() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        await client.post(ask("hello"))
+        for count in (b"0", b"1"):
+            await client.post(ask("hello"), headers=[(b"x-stainless-retry-count", count)])
+        assert [request.is_repeat for request in client.limits.asked] == [None, False, True]
+
+    check(scenario)
+
+
 def test_a_key_without_limits_is_not_charged_and_gets_no_rate_limit_headers() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         reply = await client.post(ask("hello", priority="low"), key=BATCH_KEY)

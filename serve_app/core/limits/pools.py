@@ -131,6 +131,11 @@ class Pool:
         missing = need - self.level
         return max(0.0, missing / self.rate) if self.rate and missing > ROUNDING else 0.0
 
+    def debt_s(self, need: float) -> float:
+        """Seconds until this much of what is reserved is there, whatever its moment was."""
+        missing = need - (self.level + self.reserved + self.spare)
+        return max(missing / self.rate, ROUNDING) if self.rate and missing > ROUNDING else 0.0
+
     def renew(self) -> None:
         """A new day or month begins: all is there but what is in other hands."""
         self.spare = 0.0

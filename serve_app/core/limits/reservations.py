@@ -131,7 +131,8 @@ class LimitReservations:
             if entry.is_over:
                 continue
             if entry.ticket:
-                self._grant(entry, now)
+                if not self._grant(entry, now) and (late_s := _debt_s(entry)) > 0.0:
+                    self._set_timer(now + late_s, entry)
             elif entry.is_vacant or now >= entry.due + GRACE_S:
                 self._forget_away(entry)
                 self._end(entry)
@@ -152,6 +153,8 @@ class LimitReservations:
             early = [one for one in entry.held if one[2].level < -ROUNDING]
             if not all(pool.has(wanted[kind]) for _, kind, pool in early):
                 return False
+        elif _debt_s(entry) > 0.0:
+            return False
         for one in entry.held:
             _, kind, pool = one
             if one in early:
@@ -208,3 +211,8 @@ class LimitReservations:
 
     def _set_timer(self, at: float, entry: Entry) -> None:
         heapq.heappush(self._timers, (at, next(self._numbers), entry))
+
+
+def _debt_s(entry: Entry) -> float:
+    """Seconds until what was reserved is there: others used more than their estimates."""
+    return max((pool.debt_s(entry.wanted[kind]) for _, kind, pool in entry.held), default=0.0)

@@ -1,0 +1,39 @@
+"""Two routers on a real PostgreSQL, without the store's actor; the server ends and comes back under them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e import stack as stacks
+from tests.e2e.observe import within
+from tests.e2e.test_keys import ACTOR_BACK_S, BUSY_S, FOLLOW_S, KEYS, actor, follows, make, statuses
+from tests.e2e.three import MODEL, RESTART_S, routers
+from tests.fakes.postgres import postgres_server
+from tests.requires import requires
+
+requires("linux")
+pytestmark = pytest.mark.long  # a stack of its own; tests/store has everything below the routers
+
+ROUTERS = 2
+
+
+def test_routers_follow_postgresql_and_go_on_without_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with postgres_server() as server:
+        config = {
+            "models": [{"name": MODEL, "engine": "simulated", "max_num_seqs": 4}],
+            "router": {"replicas": ROUTERS},
+            "store": {"url": server.new_database()},
+        }
+        with stacks.own(tmp_path_factory.mktemp("postgres"), config, "postgres") as there:
+            within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
+            each = routers(there)
+            made = make(each[0])
+            follows(each, made["key"], 200, "a new key")
+            assert actor(there) is None
+            server.stop()
+            assert there.get(KEYS).status_code == 503
+            within(FOLLOW_S + BUSY_S, lambda: statuses(each, made["key"]), {200}, "the key without its store")
+            server.start()
+            within(ACTOR_BACK_S, lambda: there.get(KEYS).status_code, 200, "the store is back")
+            other = make(each[1])
+            follows(each, other["key"], 200, "a key made after it")
