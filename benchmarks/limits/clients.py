@@ -24,6 +24,7 @@ REFUSED = 429
 HUNG_S = 300.0  # of a request with all its retries: far above any moment that is told here
 ID_HEADER = "x-serve-app-request-id"
 STANDING = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+FAILED_S = 1.0  # before a client whose request failed asks for something else
 END_POLL_S = 0.05  # between looks at who still asks when a load ends
 
 
@@ -174,6 +175,8 @@ class Crowd:
                     ask = self._begin()
                     present[number] = ask
                     await self.ask(client, shape.body(self.model, self.draw), ask)
+                    if ask.failure:
+                        await asyncio.sleep(FAILED_S)
 
             present: dict[int, Ask] = {}
             tasks = {number: asyncio.create_task(one(number)) for number in range(clients)}

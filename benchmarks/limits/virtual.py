@@ -51,6 +51,7 @@ class Tenant:
     asked: int = 0
     refused: int = 0
     broken: int = 0
+    longest_s: float = 0.0  # until a client that stays was charged
 
     @property
     def buckets(self) -> tuple[Bucket, Bucket]:
@@ -115,28 +116,32 @@ class World:
         self._numbers += 1
         tenant.asked += 1
         size = max(1, round(tenant.size * tenant.draw.uniform(0.5, 1.5)))
-        self._ask(tenant, size, b"%d" % self._numbers, stays=stays, told_s=None)
+        self._ask(tenant, size, b"%d" % self._numbers, self.network.clock.now, stays=stays, is_repeat=None)
 
-    def _ask(self, tenant: Tenant, size: int, body: bytes, *, stays: bool, told_s: float | None) -> None:
-        """One attempt, at any router. `told_s`: the moment it was told before."""
+    def _ask(
+        self, tenant: Tenant, size: int, body: bytes, began: float, *, stays: bool, is_repeat: bool | None
+    ) -> None:
+        """One attempt, at any router."""
         clock, router = self.network.clock, tenant.draw.choice(self.network.routers)
         self._numbers += 1
         request = LimitedRequest(
-            f"q{self._numbers}", ((f"key:{tenant.number}", tenant.limits),), size, 0, body, is_repeat=None
+            f"q{self._numbers}", ((f"key:{tenant.number}", tenant.limits),), size, 0, body, is_repeat=is_repeat
         )
 
         def then(decision: LimitDecision) -> None:
             if isinstance(decision, Charged):
+                if stays:
+                    tenant.longest_s = max(tenant.longest_s, clock.now - began)
                 self._charged(tenant, router, request, stays=stays)
                 return
             tenant.refused += 1
-            if decision.retry_after_s is None or told_s is not None:
+            if decision.retry_after_s is None or is_repeat:
                 tenant.broken += 1
             if not stays:
                 return
             wait_s = decision.retry_after_s or 1.0
             wait_s = float(-(-wait_s // 1.0)) if tenant.whole_s else wait_s
-            again = partial(self._ask, tenant, size, body, stays=True, told_s=clock.now + wait_s)
+            again = partial(self._ask, tenant, size, body, began, stays=True, is_repeat=True)
             clock.after(wait_s + 2 * tenant.draw.expovariate(1 / CLIENT_S), again)
 
         router.charge(request, then)
@@ -190,6 +195,7 @@ class World:
             },
             "unused_worst": repr(self.tenants[worst].limits),
             "broken_promises": sum(tenant.broken for tenant in self.tenants),
+            "longest_s": round(max(tenant.longest_s for tenant in self.tenants), 1),
             "failed": 0,
         }
 
