@@ -42,8 +42,8 @@ def test_an_answer_is_charged_by_its_estimate_and_settled_by_its_usage(streamed:
 def test_a_repeat_of_the_sdk_is_told_from_a_first_attempt() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         await client.post(ask("hello"))
-        for count in (b"0", b"1"):
-            await client.post(ask("hello"), headers=[(b"x-stainless-retry-count", count)])
+        for count in ("0", "1"):
+            await client.post(ask("hello"), headers={"X-Stainless-Retry-Count": count})
         assert [request.is_repeat for request in client.limits.asked] == [None, False, True]
 
     check(scenario)
