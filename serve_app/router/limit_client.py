@@ -37,8 +37,7 @@ class LimitClient:
                 decision = await decided
             except BaseException:
                 client.core.limits.on_cancel(request_id)
-                if decided.done() and not decided.cancelled() and isinstance(decided.result(), Charged):
-                    client.core.limits.on_end(request_id, None, 0, time.monotonic())
+                client.core.limits.on_end(request_id, None, 0, time.monotonic())  # if it was charged meanwhile
                 client.apply_actions([])
                 raise
             finally:

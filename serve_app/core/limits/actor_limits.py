@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from serve_app.core.limits.lending import credit, first_moment
 from serve_app.core.limits.messages import (
@@ -42,6 +41,7 @@ from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
 from serve_app.core.limits.reservations import Entry, LimitReservations
 from serve_app.core.limits.scopes import Calendar, Scope, version_counter
+from serve_app.core.limits.undecided import Undecided, UndecidedRequests
 
 EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
@@ -52,17 +52,6 @@ MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longe
 UNKNOWN_S = 2.0  # for the store to tell what was used of a quota; then it counts as unused
 
 Send = Callable[[str, LimitAction], None]
-
-
-@dataclass(slots=True)
-class _Undecided:
-    """A request that waits for answers: of routers to a recall, or of the store (by scope and router)."""
-
-    router: str
-    request: LimitRequest
-    until: float = math.inf  # during recovery
-    answers: set[tuple[str, str]] = field(default_factory=set)
-    scopes: tuple[Scope, ...] = ()
 
 
 class ActorLimits:
@@ -87,7 +76,7 @@ class ActorLimits:
         self._recovery = Recovery()
         self._versions = version_counter(epoch)
         self.reservations = LimitReservations(self._on_granted)
-        self._undecided: dict[str, _Undecided] = {}
+        self._undecided = UndecidedRequests()
         self._unknown: list[str] = []
 
     # Events
@@ -111,7 +100,7 @@ class ActorLimits:
                     elif wants_state:
                         self._tell(router, scope)
                 if is_answer:
-                    self._on_answer((name, router))
+                    self._undecided.on_answer((name, router))
             case LimitCancel(ticket):
                 self._on_cancel(ticket, now)
             case LimitAccounts() if self.is_recovering:
@@ -124,8 +113,7 @@ class ActorLimits:
         if self.is_recovering:
             return
         self.reservations.serve(now)
-        for ticket in [one for one, what in self._undecided.items() if not what.answers or what.until <= now]:
-            what = self._take_undecided(ticket)
+        for what in self._undecided.take_ready(now):
             self._decide(what.router, what.request, now, is_last=what.until < math.inf)
         self.reservations.serve(now)
 
@@ -136,9 +124,8 @@ class ActorLimits:
 
     def next_due(self) -> float | None:
         """When `on_tick` has something to do; None: nothing is due."""
-        dues = [what.until for what in self._undecided.values() if what.until < math.inf]
-        timer = self.reservations.next_due()
-        return min(dues if timer is None else [*dues, timer], default=None)
+        dues = (self._undecided.next_due(), self.reservations.next_due())
+        return min((due for due in dues if due is not None), default=None)
 
     def set_clock(self, wall_s: float, now: float) -> None:
         """Tell the time of day; quotas begin anew with the day and the month. Drops some scopes that are as new."""
@@ -157,13 +144,10 @@ class ActorLimits:
 
     def end_session(self, router: str, now: float) -> None:
         """A router's session has ended: its waiting requests will be handed in again, and keep their places."""
-        for ticket in [one for one, what in self._undecided.items() if what.router == router]:
-            self._take_undecided(ticket)
+        self._undecided.end_session(router)
         self.reservations.end_session(router, now)
         for scope in self.scopes.values():
             scope.recalled.discard(router)
-        for what in self._undecided.values():
-            what.answers = {one for one in what.answers if one[1] != router}
 
     def remove_router(self, router: str, now: float) -> None:
         """A router is gone for good."""
@@ -179,6 +163,7 @@ class ActorLimits:
     def on_recovered(self, now: float, *, is_complete: bool) -> None:
         """All routers that live have reported. `is_complete`: none of those that the last actor knew is lost."""
         self.is_recovering = False
+        self._undecided.set_all_ready()
         if is_complete:
             self._empty_since = None
         recovery, self._recovery = self._recovery, Recovery()
@@ -207,7 +192,7 @@ class ActorLimits:
         for kind in QUOTAS:
             if kind in scope.pools:
                 scope.pools[kind].put(-used[kind])
-        self._on_answer((name, ""))
+        self._undecided.on_answer((name, ""))
         self.after_event(now)
 
     # Inside
@@ -229,13 +214,9 @@ class ActorLimits:
 
     def _on_request(self, router: str, request: LimitRequest, now: float) -> None:
         if self.is_recovering:
-            self._postpone(_Undecided(router, request))
+            self._undecided.add(Undecided(router, request))
             return
         self._decide(router, request, now, is_last=False)
-
-    def _on_answer(self, answer: tuple[str, str]) -> None:
-        for what in self._undecided.values():
-            what.answers.discard(answer)
 
     def _decide(self, router: str, request: LimitRequest, now: float, *, is_last: bool) -> None:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
@@ -259,7 +240,7 @@ class ActorLimits:
             for scope in {scope.name: scope for scope, _ in short}.values():
                 answers |= self._recall(scope, router, (kind for one, kind in short if one is scope))
         if answers and not is_last:
-            self._postpone(_Undecided(router, request, now + wait_s, answers, tuple(scopes)))
+            self._undecided.add(Undecided(router, request, now + wait_s, answers, tuple(scopes)))
             return
         if not short:
             self._grant(router, request, scopes, now)
@@ -269,17 +250,6 @@ class ActorLimits:
             self._refuse(router, request, *quota, self.calendar.reset_s(quota[1], now))
         else:
             self._reserve(router, request, scopes, now)
-
-    def _postpone(self, what: _Undecided) -> None:
-        self._undecided[what.request.ticket] = what
-        for scope in what.scopes:
-            scope.undecided += 1
-
-    def _take_undecided(self, ticket: str) -> _Undecided:
-        what = self._undecided.pop(ticket)
-        for scope in what.scopes:
-            scope.undecided -= 1
-        return what
 
     def _recall(self, scope: Scope, router: str, kinds: Iterable[Kind]) -> set[tuple[str, str]]:
         """Have the other routers give back their credit of a scope; returns the answers to wait for."""
@@ -355,7 +325,7 @@ class ActorLimits:
     def _on_cancel(self, ticket: str, now: float) -> None:
         """A client is gone: what its request was charged comes back. One that was answered already changes nothing: its
         router returns the charge."""
-        what = self._take_undecided(ticket) if ticket in self._undecided else None
+        what = self._undecided.take(ticket)
         entry = self.reservations.tickets.get(ticket)
         if what is not None:
             router = what.router
