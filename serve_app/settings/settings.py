@@ -250,6 +250,7 @@ class StoreSettings(FrozenSettings):
         if url is None:
             return None
         parsed = urlsplit(url)
+        _ = parsed.port  # raises ValueError for what is none
         if parsed.scheme not in ("postgresql", POSTGRES_DRIVER, "sqlite"):
             raise ValueError(f"must begin with postgresql:, {POSTGRES_DRIVER}: or sqlite:")
         if parsed.scheme == "sqlite" and not parsed.path.startswith("//"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,49 +20,64 @@ from serve_app.system import preflight
 from tests.requires import requires
 
 USER = "postgres"  # Debian's, and the name of the superuser: the server refuses to run as root
-COMMAND_S = 120.0  # a second on an idle machine
+COMMAND_S = 120.0  # for a start or an end: a second on an idle machine
+POLL_S = 0.05
+PR_SET_PDEATHSIG = 1  # Linux's prctl
 
 
 class PostgresServer:
-    """A server that can be stopped and started again; its data go with the test session."""
+    """A server that can be stopped and started again. It ends with this process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
         programs = preflight.postgres_programs()
         assert programs is not None
         self._programs, self._folder, self._count = programs, folder, 0
-        self._run("initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data")
+        command = [programs / "initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
+        with (folder / "initdb").open("wb") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=COMMAND_S, cwd="/", **_other_user())
 
     def start(self) -> None:
         options = ("listen_addresses=", f"unix_socket_directories={self._folder}", "fsync=off", "max_connections=200")
-        server = " ".join(f"-c {option}" for option in options)
-        self._run("pg_ctl", "start", "--wait", "-D", f"{self._folder}/data", "-l", f"{self._folder}/log", "-o", server)
+        command = [str(self._programs / "postgres"), "-D", f"{self._folder}/data"]
+        command += [part for option in options for part in ("-c", option)]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_the_parent, **_other_user()
+            )
+        deadline = time.monotonic() + COMMAND_S
+        while True:
+            try:
+                self._connect().close()
+                return
+            except psycopg.OperationalError:
+                assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
+                assert time.monotonic() < deadline
+                time.sleep(POLL_S)  # bound: COMMAND_S
 
     def stop(self) -> None:
         """At once: connections break."""
-        self._run("pg_ctl", "stop", "--wait", "--mode=immediate", "-D", f"{self._folder}/data")
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(COMMAND_S)
 
     def new_database(self) -> str:
         """The URL of an empty database."""
         self._count += 1
         name = f"test_{self._count}"
-        with psycopg.connect(host=str(self._folder), user=USER, dbname="postgres", autocommit=True) as connection:
+        with self._connect() as connection:
             connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
         return f"postgresql+psycopg://{USER}@/{name}?host={self._folder}"
 
-    def _run(self, program: str, *arguments: str) -> None:
-        other_user: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
-        command = [self._programs / program, *arguments]
-        with (self._folder / "commands").open("ab") as log:
-            subprocess.run(
-                command,
-                check=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                timeout=COMMAND_S,
-                cwd="/",
-                **other_user,
-            )
+    def _connect(self) -> psycopg.Connection:
+        return psycopg.connect(host=str(self._folder), user=USER, dbname="postgres", autocommit=True)
+
+
+def _other_user() -> dict[str, Any]:
+    return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def _die_with_the_parent() -> None:
+    """In the child, after it has changed its user (that would undo it)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def test_a_repeat_of_the_sdk_is_told_from_a_first_attempt() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         await client.post(ask("hello"))
         for count in ("0", "1"):
-            await client.post(ask("hello"), headers={"x-stainless-retry-count": count})
+            await client.post(ask("hello"), headers={"X-Stainless-Retry-Count": count})
         assert [request.is_repeat for request in client.limits.asked] == [None, False, True]
 
     check(scenario)

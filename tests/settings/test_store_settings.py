@@ -31,6 +31,8 @@ def test_a_store_is_a_file_or_a_postgresql(url: str | None) -> None:
         ("postgresql+psycopg2://user@host/name", "must begin with"),
         ("sqlite:///store.sqlite", "full path"),
         ("sqlite://", "full path"),
+        ("postgresql://user@host:five/name", "[Pp]ort"),
+        ("postgresql://[host/name", "IPv6"),
         ("postgresql://user:secret@host/name", "PGPASSWORD"),
         ("postgresql://host/name?user=u&password=secret", "PGPASSWORD"),
     ],
