@@ -160,12 +160,13 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute instead of three, 200 tenants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of virtual time, from --seed on")
+    parser.add_argument("--tenants", type=int, help="of virtual time")
     parser.add_argument("--minutes", type=float, help="of the loads that go on for minutes")
     parser.add_argument("--only", action="append", help="one of these loads; several times: several")
     options = parser.parse_args(arguments)
     options.minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     options.far_s = QUICK_FAR_S if options.quick else FAR_S
-    options.tenants = QUICK_TENANTS if options.quick else TENANTS
+    options.tenants = options.tenants or (QUICK_TENANTS if options.quick else TENANTS)
     return options
 
 

@@ -230,7 +230,7 @@ class ActorLimits:
             return
         if self._claim(router, request, scopes, now):
             return
-        if request.is_repeat is not False and self.reservations.comes_back(key_of(scopes, request.fingerprint), now):
+        if request.is_repeat is not False and self.reservations.comes_back(scopes, request.fingerprint, now):
             request = request._replace(may_wait=True)  # it is not refused again
         if is_last:
             for scope in scopes:
@@ -289,7 +289,7 @@ class ActorLimits:
         is_far = wait_s > RESERVED_S and not request.may_wait
         if is_far or any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
             wait_s = min(wait_s, RESERVED_S)
-            self.reservations.tell_estimate(key_of(scopes, request.fingerprint), now + wait_s, now)
+            self.reservations.tell_estimate(scopes, request.fingerprint, now + wait_s, now)
             self._refuse(router, request, last_scope, last_kind, wait_s)
             return
         entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)

@@ -54,7 +54,8 @@ class Pool:
     @property
     def balance(self) -> float:
         """What is not used: never above the capacity."""
-        return self.level + self.spare + self.reserved + sum(self.credit.values())
+        held = self.level + self.spare + self.reserved
+        return held + sum(self.credit.values()) if self.credit else held
 
     @property
     def available(self) -> float:

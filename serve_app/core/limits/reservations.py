@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.policy import Amounts, Kind
 from serve_app.core.limits.pools import ROUNDING, Pool
-from serve_app.core.limits.scopes import Scope
+from serve_app.core.limits.scopes import Key, Scope
 
 GRACE_S = 1.5  # a client that reads whole seconds of Retry-After comes up to one second late
 EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RESERVED_S = 60.0  # ahead, at most: else clients that never come back make the line, and what others are told, endless
-MAX_TOLD = 10_000  # clients that were told an estimate: a megabyte
+MAX_TOLD = 1000  # clients of a scope that were told an estimate
 MAX_SKIPPED = 32  # requests in a row that cannot run yet: then a scope has served all that it can, or nearly
-
-Key = tuple[tuple[str, ...], bytes]  # scopes, and the fingerprint of the request
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +77,6 @@ class LimitReservations:
         self._entries: dict[str, Entry] = {}  # by number
         self._timers: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
-        self._told: OrderedDict[Key, deque[float]] = OrderedDict()  # moments by estimate
 
     def add(self, entry: Entry, now: float) -> None:
         """Reserve what an entry needs."""
@@ -97,20 +94,21 @@ class LimitReservations:
         self.away.setdefault(entry.key, deque()).append(entry)
         self._set_timer(entry.due + GRACE_S, entry)
 
-    def tell_estimate(self, key: Key, at: float, now: float) -> None:
+    def tell_estimate(self, scopes: list[Scope], fingerprint: bytes, at: float, now: float) -> None:
         """A client was told this moment, and nothing is reserved for it."""
-        self._told.setdefault(key, deque()).append(at)
-        while len(self._told) > MAX_TOLD or next(iter(self._told.values()))[-1] < now - RESERVED_S:
-            self._told.popitem(last=False)
+        told = scopes[0].told  # one key's loops make nobody else's forgotten
+        told.setdefault(key_of(scopes, fingerprint), []).append(at)
+        while len(told) > MAX_TOLD or told[next(iter(told))][-1] < now - RESERVED_S:
+            del told[next(iter(told))]
 
-    def comes_back(self, key: Key, now: float) -> bool:
+    def comes_back(self, scopes: list[Scope], fingerprint: bytes, now: float) -> bool:
         """Whether a client was told an estimate that is over; once for each."""
-        told = self._told.get(key)
-        if told is None or told[0] > now + EARLY_S:
+        told, key = scopes[0].told, key_of(scopes, fingerprint)
+        if key not in told or told[key][0] > now + EARLY_S:
             return False
-        told.popleft()
-        if not told:
-            del self._told[key]
+        told[key].pop(0)
+        if not told[key]:
+            del told[key]
         return True
 
     def wait(self, entry: Entry, router: str, ticket: str, wanted: Amounts, now: float) -> None:

@@ -176,6 +176,7 @@ class RouterLimits:
         run = self.running.pop(request_id, None)
         if run is None:
             return
+        need = run.request.need
         used = NOTHING if tokens is None else run.request._replace(tokens=tokens, cost_micro=cost_micro).need
         for name, _ in run.request.scopes:
             scope = self.scopes[name]  # of one that is in use nothing is forgotten
@@ -186,7 +187,7 @@ class RouterLimits:
                 if kind is Kind.CONCURRENT:
                     scope.account[kind] += 1.0
                     continue
-                refund = run.request.need[kind] - used[kind]
+                refund = need[kind] - used[kind]
                 paid = min(scope.account[kind], max(0.0, -refund))
                 scope.account[kind] -= paid
                 scope.spent[kind] += paid
@@ -358,11 +359,11 @@ class RouterLimits:
         """Give back what the router may not keep."""
         back = list(scope.account if scope.is_near else NOTHING)
         back[Kind.CONCURRENT] = max(back[Kind.CONCURRENT], scope.account[Kind.CONCURRENT] - scope.slots_kept)
-        if any(back) or any(
-            one < 0.0 or (one and (scope.is_near or one > REFUND_SHARE * scope.capacities[kind]))
-            for kind, one in zip(Kind, scope.refund, strict=True)
-        ):
-            self._report(name, scope, back, is_silent=True)
+        share = 0.0 if scope.is_near else REFUND_SHARE
+        for kind, capacity in scope.capacities.items():
+            if back[kind] or not 0.0 <= scope.refund[kind] <= share * capacity:
+                self._report(name, scope, back, is_silent=True)
+                return
 
     def _report(
         self, name: str, scope: _Scope, back: Iterable[float], *, is_answer: bool = False, is_silent: bool = False

@@ -14,6 +14,8 @@ from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits
 from serve_app.core.limits.pools import ROUNDING, Pool
 
 DAY_S = 86_400.0
+
+Key = tuple[tuple[str, ...], bytes]  # scopes, and the fingerprint of a request
 LONGEST_MONTH = 31  # days
 
 
@@ -26,6 +28,7 @@ class Scope:
         is_near: no router keeps credit of it; `recalled`: routers that have not given it back yet.
         waiting: numbers of the requests here that wait for it, in order.
         entries: numbers of all its reservations, in order.
+        told: moments that clients were told of which nothing is reserved, by request.
         undecided: requests that wait for an answer before they can be decided.
         is_known: requests need not wait for what was used of its quotas; `is_counted`: it is counted.
     """
@@ -38,6 +41,7 @@ class Scope:
     recalled: set[str] = field(default_factory=set)
     waiting: dict[str, None] = field(default_factory=dict)
     entries: dict[str, None] = field(default_factory=dict)
+    told: dict[Key, list[float]] = field(default_factory=dict)
     undecided: int = 0
     is_known: bool = True
     is_counted: bool = True
@@ -92,8 +96,10 @@ class Scope:
             had = pool.credit.pop(router, 0.0) - spent[kind] - returned[kind]
             if abs(had) > ROUNDING:
                 pool.credit[router] = had
-            pool.put(returned[kind])
-            pool.overflow()
+            if returned[kind]:
+                pool.put(returned[kind])
+            if spent[kind] < 0.0:  # what was refunded to its credit
+                pool.overflow()
 
     def book(self, router: str, account: Amounts) -> None:
         """Book a router's account as it is by its own report; the rest of what it had is used."""
