@@ -207,6 +207,7 @@ class RouterApp:
                 comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
             retry_count = headers.get(RETRY_COUNT_HEADER)
             charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count)
+            del raw  # megabytes, perhaps, for as long as the request runs
             exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
             if wanted.idempotency_key is None:
