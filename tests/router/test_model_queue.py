@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.limits import RouterLimits
 from serve_app.core.queue.admission import Action, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.errors import NotFound, Overloaded
 from serve_app.router.model_queue import ModelQueue
@@ -21,6 +22,7 @@ class Elsewhere:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self.at_once: Callable[[Arrival], list[Action]] = lambda arrival: []
+        self.limits = RouterLimits("elsewhere", lambda event: None)
 
     def serve(self, model: str, policy: QueuePolicy) -> None: ...
 
