@@ -267,6 +267,7 @@ class World:
         if name in self.cores:
             if name in self.sessions:
                 self.cores[name].on_heartbeat(self.now)
+                self.cores[name].ask_pending(1000)  # as with every reply, also one without actions
             self.after(HEARTBEAT_S, lambda: self._beat(name))
 
     def _arrival(self, source: str, target: str) -> float:
