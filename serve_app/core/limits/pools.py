@@ -54,16 +54,21 @@ class Pool:
     @property
     def balance(self) -> float:
         """What is not used: never above the capacity."""
-        held = self.level + self.spare + self.reserved
-        return held + sum(self.credit.values()) if self.credit else held
+        return self.present + sum(self.credit.values()) if self.credit else self.present
+
+    @property
+    def present(self) -> float:
+        """What has come and is in no router's hands. A reservation given up before it was covered is spare, and not
+        present: others used more than their estimates, or the actor has restarted."""
+        return self.level + self.reserved + self.spare
 
     @property
     def available(self) -> float:
         """What a request that is here now may take. O(log n), amortised."""
         free, least = self.level, self._slacks.peek()
         if free < 0.0 and least is not None:
-            free = min(least[0][0] - self._taken, self.level + self.reserved)
-        return max(free, 0.0) + self.spare
+            free = least[0][0] - self._taken
+        return max(min(max(free, 0.0) + self.spare, self.present), 0.0)
 
     @property
     def is_whole(self) -> bool:
@@ -71,7 +76,7 @@ class Pool:
         return self.level >= self.capacity - ROUNDING
 
     def has(self, need: float) -> bool:
-        return need <= 0.0 or self.spare >= need or self.available >= need - ROUNDING
+        return need <= 0.0 or self.available >= need - ROUNDING
 
     def refill(self, now: float) -> None:
         """Add what has come since the last call. A clock that steps back adds nothing."""
@@ -134,7 +139,7 @@ class Pool:
 
     def debt_s(self, need: float) -> float:
         """Seconds until this much of what is reserved is there, whatever its moment was."""
-        missing = need - (self.level + self.reserved + self.spare)
+        missing = need - self.present
         return max(missing / self.rate, ROUNDING) if self.rate and missing > ROUNDING else 0.0
 
     def renew(self) -> None:

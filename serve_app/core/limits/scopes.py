@@ -80,7 +80,7 @@ class Scope:
     def state(self, version: Version, routers: int) -> LimitState:
         level, left = list(NOTHING), list(NOTHING)
         for kind, pool in self.pools.items():
-            level[kind] = pool.level + pool.spare + pool.reserved
+            level[kind] = pool.present
             left[kind] = pool.level + pool.spare + sum(pool.credit.values())
         kept = self.slots_kept(routers)
         return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept)

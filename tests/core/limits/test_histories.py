@@ -96,11 +96,10 @@ def test_no_window_has_more_charged_than_its_bucket_allows(
     for _ in range(failures):
         world.after(draw.uniform(0, HISTORY_S), lambda: disturb(world, load, draw))
     world.run(HISTORY_S + 30)
-    most = 0.05 if failures else 0.01  # see `MAX_EXCESS_AFTER_FAILURES` in test_stream.py
     for name, limits in SCOPES.items():
         for kind in (Kind.REQUESTS, Kind.TOKENS):
             if kind in limits.capacities():
-                assert world.excess(name, limits, kind) <= most * limits.capacities()[kind], (name, kind)
+                assert world.excess(name, limits, kind) <= 0.01 * limits.capacities()[kind], (name, kind)
     if not failures:
         for name, limits in SCOPES.items():
             if limits.max_concurrent is not None:

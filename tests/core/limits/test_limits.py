@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.limits import Charged, LimitReason, Limits
 from serve_app.core.limits.policy import Kind
+from serve_app.core.limits.pools import Pool
 from serve_app.core.limits.router_limits import Refusal
 from tests.core.limits.world import SCOPE, World
 
@@ -258,3 +259,13 @@ def test_idle_scopes_are_forgotten_on_both_sides() -> None:
     world.actor.set_clock(1_700_000_000.0 + world.now, world.now)
     assert not world.actor.scopes
     assert not world.cores["r0"].scopes
+
+
+def test_a_place_given_up_before_its_bucket_has_refilled_serves_nobody() -> None:
+    pool = Pool(Kind.REQUESTS, PER_MINUTE, 0.0, 0.0)
+    for number in ("a", "b"):  # told before a restart, from a bucket that had more
+        pool.reserve(number, 1.0, 0.0)
+    pool.release("a", 1.0, is_used=False)
+    assert not pool.has(1.0)
+    pool.refill(1.0)
+    assert pool.has(1.0)
