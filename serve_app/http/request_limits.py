@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.estimate import Estimator
-from serve_app.core.limits import LimitedRequest, Limits, TokenPrices
+from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, refusal_error
 from serve_app.errors import RateLimited
 from serve_app.http import request_size
@@ -32,7 +32,6 @@ from serve_app.types import Identity
 FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by chance only share a reservation
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"  # of OpenAI's SDKs: 0 with a request's first attempt
 
-Scopes = tuple[tuple[str, Limits], ...]
 NO_PRICES = TokenPrices()
 
 

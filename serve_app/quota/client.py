@@ -11,9 +11,9 @@ from ray.exceptions import ActorDiedError
 
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
-from serve_app.names import NAMESPACE, RELEASE
+from serve_app.names import RELEASE
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.ray_adapter import HEAD
+from serve_app.ray_adapter import HEAD_ACTOR
 from serve_app.settings import QuotaSettings
 
 ACTOR = "quota"
@@ -67,16 +67,6 @@ class QuotaActor:
 
 def quota_actor(settings: QuotaSettings) -> ActorHandle[Any]:
     """The cluster's quota actor; the first caller starts it, with its settings. Ray must be initialised."""
-    made: Any = ray.remote(GpuMemoryQuota).options(
-        name=ACTOR,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        num_cpus=0,
-        resources=HEAD,
-        max_concurrency=MAX_CONCURRENCY,
-        scheduling_strategy="DEFAULT",  # not in the placement group of the replica that happens to start it
-    )
+    made: Any = ray.remote(GpuMemoryQuota).options(name=ACTOR, max_concurrency=MAX_CONCURRENCY, **HEAD_ACTOR)
     started: ActorHandle[Any] = made.remote(settings)
     return started

@@ -20,8 +20,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from serve_app.errors import StoreAway
-from serve_app.names import DISTRIBUTION, NAMESPACE, RELEASE, STORE_ACTOR, STORE_FILE
-from serve_app.ray_adapter import HEAD
+from serve_app.names import DISTRIBUTION, RELEASE, STORE_ACTOR, STORE_FILE
+from serve_app.ray_adapter import HEAD_ACTOR
 
 if TYPE_CHECKING:
     from serve_app.store.sql import SqlStore
@@ -103,16 +103,6 @@ class OwnerCalls:
 
 def store_actor() -> ActorHandle[Any]:
     """The cluster's actor; the first caller starts it."""
-    made: Any = ray.remote(StoreOwner).options(
-        name=STORE_ACTOR,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        num_cpus=0,
-        resources=HEAD,
-        max_concurrency=THREADS,
-        scheduling_strategy="DEFAULT",  # not in the placement group of the router that happens to start it
-    )
+    made: Any = ray.remote(StoreOwner).options(name=STORE_ACTOR, max_concurrency=THREADS, **HEAD_ACTOR)
     started: ActorHandle[Any] = made.remote()
     return started
