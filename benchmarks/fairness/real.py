@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -113,16 +113,16 @@ class Loader:
                 group.create_task(client())
         return ended / (length_s * 2 / 3)
 
-    async def open(self, requests: list[Request], length_s: float) -> list[Answer]:
-        """The requests at their times, and how they stand when the time is over; then nobody waits any more."""
+    async def open(self, requests: list[Request], over: Coroutine[Any, Any, Any]) -> list[Answer]:
+        """The requests at their times, and how they stand when `over` (begun with them) ends; then nobody waits."""
         began, calls = time.perf_counter(), []
         async with asyncio.TaskGroup() as group:
-            tasks = []
+            ending, tasks = group.create_task(over), []
             for one in requests:
                 await asyncio.sleep(max(0.0, began + one.at_s - time.perf_counter()))
                 calls.append(Call(one, began))
                 tasks.append(group.create_task(self._ask(calls[-1])))
-            await asyncio.sleep(max(0.0, began + length_s - time.perf_counter()))
+            await ending
             found = [call.answer() for call in calls]
             for task in tasks:
                 task.cancel()
@@ -152,7 +152,7 @@ async def measure(arm: Arm, keys: Mapping[str, Mapping[str, str]], model: str, p
     for number in range(plan.rounds):
         requests = two_clients(seed + number, lengths, OVERLOAD * per_s, plan.length_s)
         for name in list(TENANTS)[:: -1 if number % 2 else 1]:
-            answers = await Loader(arm.port, keys[name], model, seed).open(requests, plan.length_s)
+            answers = await Loader(arm.port, keys[name], model, seed).open(requests, asyncio.sleep(plan.length_s))
             found[name].append(figures(answers, plan))
             console.print(f"  {name}, round {number + 1}: {found[name][-1]}")
     return per_s, found
