@@ -124,8 +124,8 @@ class ActorLimits:
 
     def next_due(self) -> float | None:
         """When `on_tick` has something to do; None: nothing is due."""
-        dues = (self._undecided.next_due(), self.reservations.next_due())
-        return min((due for due in dues if due is not None), default=None)
+        first, second = self._undecided.next_due(), self.reservations.next_due()
+        return second if first is None else first if second is None else min(first, second)
 
     def set_clock(self, wall_s: float, now: float) -> None:
         """Tell the time of day; quotas begin anew with the day and the month. Drops some scopes that are as new."""
@@ -206,7 +206,7 @@ class ActorLimits:
                 scope.is_known = scope.is_counted = False
                 self._unknown.append(name)
             return scope
-        if scope.limits != limits:
+        if scope.limits is not limits and scope.limits != limits:
             scope.change(limits, now)
             self.reservations.touched[name] = scope
         scope.refill(now)
@@ -222,12 +222,12 @@ class ActorLimits:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
         self.reservations.serve(now)  # who waits here comes before who comes now
-        need = request.need
-        pools = [(scope, kind, pool) for scope in scopes for kind, pool in scope.pools.items()]
-        too_large = next(((scope, kind) for scope, kind, pool in pools if need[kind] > pool.capacity), None)
-        if too_large is not None:
-            self._refuse(router, request, *too_large, None)
-            return
+        need, short = request.need, list[tuple[Scope, Kind]]()
+        for scope in scopes:
+            for kind, pool in scope.pools.items():
+                if need[kind] > pool.capacity:
+                    self._refuse(router, request, scope, kind, None)
+                    return
         if self._claim(router, request, scopes, now):
             return
         if request.is_repeat is not False and self.reservations.comes_back(scopes, request.fingerprint, now):
@@ -235,12 +235,14 @@ class ActorLimits:
         if is_last:
             for scope in scopes:
                 scope.is_known = True
-        short = [(scope, kind) for scope, kind, pool in pools if not pool.has(need[kind])]
+        for scope in scopes:
+            short += [(scope, kind) for kind, pool in scope.pools.items() if not pool.has(need[kind])]
         answers = {(scope.name, "") for scope in scopes if not scope.is_known}
         wait_s = UNKNOWN_S if answers else RECALL_S
         if short and not is_last:
             for scope in {scope.name: scope for scope, _ in short}.values():
-                answers |= self._recall(scope, router, (kind for one, kind in short if one is scope))
+                if scope.recalled or not scope.is_near:
+                    answers |= self._recall(scope, router, (kind for one, kind in short if one is scope))
         if answers and not is_last:
             self._undecided.add(Undecided(router, request, now + wait_s, answers, tuple(scopes)))
             return

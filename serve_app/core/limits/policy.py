@@ -118,8 +118,12 @@ class LimitedRequest(NamedTuple):
     @property
     def need(self) -> Amounts:
         """What it takes of each scope."""
-        tokens = float(self.tokens)
-        return (1.0, tokens, 1.0, 1.0, tokens, float(self.cost_micro))
+        return need_of(self.tokens, self.cost_micro)
+
+
+def need_of(tokens: int, cost_micro: int) -> Amounts:
+    """What a request of so many tokens takes of each scope."""
+    return (1.0, float(tokens), 1.0, 1.0, float(tokens), float(cost_micro))
 
 
 class Bucket(NamedTuple):

@@ -54,7 +54,8 @@ class Pool:
     @property
     def balance(self) -> float:
         """What is not used: never above the capacity."""
-        return self.present + sum(self.credit.values()) if self.credit else self.present
+        present = self.level + self.reserved + self.spare
+        return present + sum(self.credit.values()) if self.credit else present
 
     @property
     def present(self) -> float:
@@ -68,7 +69,10 @@ class Pool:
         free, least = self.level, self._slacks.peek()
         if free < 0.0 and least is not None:
             free = least[0][0] - self._taken
-        return max(min(max(free, 0.0) + self.spare, self.present), 0.0)
+        if free < 0.0:
+            free = 0.0
+        free, present = free + self.spare, self.level + self.reserved + self.spare
+        return max(free if free < present else present, 0.0)
 
     @property
     def is_whole(self) -> bool:
@@ -84,16 +88,19 @@ class Pool:
         if gone_s <= 0.0 or not self.rate:
             return
         self._refilled_at = now
-        more = min(self.rate * gone_s, self.capacity - self.balance)
-        if more > 0.0:
-            self.level += more
-        self._settle_spare()
+        room, more = self.capacity - self.balance, self.rate * gone_s
+        if room > 0.0:
+            self.level += more if more < room else room
+        if self.spare:
+            self._settle_spare()
 
     def take(self, need: float) -> None:
         """Charge a request that is here now, of the spare first."""
-        of_spare = min(self.spare, need)
-        self.spare -= of_spare
-        self._lower(need - of_spare)
+        if self.spare:
+            of_spare = min(self.spare, need)
+            self.spare -= of_spare
+            need -= of_spare
+        self._lower(need)
 
     def put(self, amount: float) -> None:
         """Take back an amount; a negative one is a debt."""

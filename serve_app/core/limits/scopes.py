@@ -45,10 +45,15 @@ class Scope:
     undecided: int = 0
     is_known: bool = True
     is_counted: bool = True
+    refilled_at: float | None = None
 
     def refill(self, now: float) -> None:
+        if now == self.refilled_at:
+            return
+        self.refilled_at = now
         for pool in self.pools.values():
-            pool.refill(now)
+            if pool.rate:
+                pool.refill(now)
 
     def change(self, limits: Limits, now: float) -> None:
         """Take over changed limits; what was used of those that stay is kept."""
@@ -80,8 +85,9 @@ class Scope:
     def state(self, version: Version, routers: int) -> LimitState:
         level, left = list(NOTHING), list(NOTHING)
         for kind, pool in self.pools.items():
-            level[kind] = pool.present
-            left[kind] = pool.level + pool.spare + sum(pool.credit.values())
+            free = pool.level + pool.spare
+            level[kind] = free + pool.reserved
+            left[kind] = free + sum(pool.credit.values()) if pool.credit else free
         kept = self.slots_kept(routers)
         return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept)
 
