@@ -26,8 +26,9 @@ import yaml
 from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, family, role_of, title_of
 from serve_app.engine import environment
 
-OURS, VLLM = "ours", "vllm"
-KINDS = (OURS, VLLM)
+OURS, VLLM, LIMITED = "ours", "vllm", "limited"  # the last: this stack, of whose key every request is charged to limits
+KINDS = (OURS, VLLM, LIMITED)
+FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}  # never reached
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]  # children find `benchmarks` and `serve_app` here
 START_TIMEOUT_S = 240.0  # Ray, Serve and an engine take about a minute on two idle cores; busy ones several times that
@@ -185,10 +186,12 @@ def start(
         BenchmarkError: it ended or did not answer in time; carries the end of its log.
     """
     began = time.monotonic()
-    if label.partition("#")[0] == OURS:
-        arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {})
-    else:
+    kind = label.partition("#")[0]
+    if kind == VLLM:
         arm = _spawn_vllm(label, model, folder, vllm_arguments, environment or {})
+    else:
+        own = {"limits": FAR} if kind == LIMITED else {}
+        arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {}, own)
     try:
         _await_ready(arm, timeout_s)
     except BaseException:
@@ -214,10 +217,14 @@ def _spawn_vllm(
 
 
 def our_settings(
-    model: ModelChoice, key: str, keys: Sequence[Mapping[str, Any]] = (), admission: Mapping[str, Any] | None = None
+    model: ModelChoice,
+    key: str,
+    keys: Sequence[Mapping[str, Any]] = (),
+    admission: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The configuration file of this stack for the same model; everything unnamed is the default users get. `key` is an
-    operator's."""
+    operator's, with what `own` says of it."""
     served = {
         "name": model.name,
         "path": model.path,
@@ -228,7 +235,7 @@ def our_settings(
         "tensor_parallel_size": model.tensor_parallel_size,
         "replicas": {"min_replicas": model.replicas, "max_replicas": model.replicas},
     }
-    owner = {"key": key, "admin": True}
+    owner = {"key": key, "admin": True, **(own or {})}
     return {
         "models": [served],
         "auth": {"keys": [owner, *map(dict, keys)]},
@@ -243,12 +250,13 @@ def _spawn_ours(
     keys: Sequence[Mapping[str, Any]],
     admission: Mapping[str, Any],
     environment: Mapping[str, str],
+    own: Mapping[str, Any],
 ) -> Arm:
     port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = folder / f"{instance}.yaml"
     config.touch(mode=0o600)  # it holds the key
-    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission)))
+    config.write_text(yaml.safe_dump(our_settings(model, key, keys, admission, own)))
     command = [sys.executable, "-m", "serve_app.cli", "up", "--config", str(config)]
     command += ["--port", str(port), "--instance", instance]
     process = spawn(command, {INSTANCE_VARIABLE: instance, STATE_VARIABLE: str(folder), **environment}, log)

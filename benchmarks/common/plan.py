@@ -65,7 +65,9 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=description.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="at most eight minutes: fewer and shorter windows")
     parser.add_argument("--batch-curve", action="store_true", help="1 to 64 clients in powers of two, as factors")
-    parser.add_argument("--arms", default="vllm,ours", help="baseline first; vllm,vllm shows the noise, one is allowed")
+    parser.add_argument(
+        "--arms", default="vllm,ours", help="baseline first; vllm,vllm: the noise; ours,limited: limits"
+    )
     parser.add_argument("--clients", help="comma separated client counts")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--idle", choices=("auto", "up", "stop"), default="auto", help="what the idle arm does")

@@ -19,7 +19,6 @@ from benchmarks.limits.load import SMALL
 
 LOOK_S = 0.5  # between looks at what the engine runs; one costs a router and the engine some milliseconds
 FAR_PER_S = 40.0  # requests: 4% of `FAR`, and enough to tell 0.1 messages each from what routers say anyway
-FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}
 SETTLE_S = 2.0  # for credit and reports of the load before
 
 

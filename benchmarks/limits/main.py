@@ -35,12 +35,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.arms import FAR, BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.limits import load as loads
-from benchmarks.limits.counters import FAR, calls_per_request, router_calls, watched
+from benchmarks.limits.counters import calls_per_request, router_calls, watched
 from benchmarks.limits.decisions import decision_us
 from benchmarks.limits.load import LOADS, STRESSES, Load
 from benchmarks.limits.virtual import run as run_virtual
