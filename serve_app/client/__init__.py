@@ -5,7 +5,8 @@ In: calls with OpenAI's fields. Out: objects of the `openai` package, streams, a
 Never: checks a request; the router does, as over HTTP.
 """
 
-from serve_app.client.client import AgentSession, Client
+from serve_app.client.agent_session import AgentSession
+from serve_app.client.client import Client
 from serve_app.client.connection import connect
 
 __all__ = ["AgentSession", "Client", "connect"]
