@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar, Unpack
 
 import httpx2
@@ -30,16 +30,30 @@ from serve_app.client import repeats
 from serve_app.client.agent_session import AgentSession, SyncAgentSession
 from serve_app.client.httpx_transport import BASE_URL, Transport
 from serve_app.client.loop_bridge import LoopBridge
+from serve_app.client.map import (
+    CONCURRENCY,
+    PATIENCE_S,
+    PRIORITY,
+    Answer,
+    Ask,
+    MapOptions,
+    MapResult,
+    results_of,
+    sync_results_of,
+)
+from serve_app.client.map_progress import Report
 from serve_app.client.options import (
     CallOptions,
     ChatOptions,
     CompletionOptions,
     EmbedOptions,
+    MapItem,
     Messages,
+    Priority,
     Prompt,
     SessionOptions,
 )
-from serve_app.client.streams import Stream, Synchronous, blocking, blocking_stream
+from serve_app.client.streams import Stream, Synchronous, SyncStream, blocking, blocking_stream
 from serve_app.errors import BadRequest, NotFound
 from serve_app.http import (
     CallKind,
@@ -51,6 +65,12 @@ from serve_app.ray_adapter import ACCEPT_S, IngressHandle
 
 CLOSE_S = 5.0  # to end running calls; it takes milliseconds
 TIMEOUT = httpx2.Timeout(600.0, connect=ACCEPT_S)  # of the SDK's requests, in seconds; its own default except connect
+
+ANSWERS: Mapping[CallKind, type[Answer]] = {
+    CallKind.CHAT: ChatCompletion,
+    CallKind.COMPLETE: Completion,
+    CallKind.EMBED: CreateEmbeddingResponse,
+}
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -112,6 +132,40 @@ class Client:
         """
         return AgentSession(self, self._bridge, {"session_id": session_id, **asked})
 
+    def map(
+        self,
+        prompts: Iterable[MapItem] | AsyncIterable[MapItem],
+        *,
+        concurrency: int = CONCURRENCY,
+        priority: Priority | None = PRIORITY,
+        ordered: bool = True,
+        progress: bool | Report | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> Stream[MapResult]:
+        """One call for each of any number of prompts: `async for result in llm.map(prompts, max_tokens=16)`.
+
+        Reads a prompt when it can be sent, so an endless source will do, and keeps at most four times `concurrency` of
+        them, with their results. A refused prompt is sent again at the moment that the server told, under the same
+        `Idempotency-Key`, and no new one is sent before. Leaving the loop aborts what runs, and closes the source.
+
+        Args:
+            prompts: an iterable or an async iterable of texts or token ids (completions), lists of messages (chats), or
+                mappings with `prompt`, `messages` or `input` (embeddings) whose other fields override `options`. An
+                iterable that is neither async nor a list, tuple, set or range is read in a thread of its own.
+            concurrency: requests in flight at most.
+            ordered: results in the order of `prompts`; else as they end.
+            progress: True: a bar on stderr; or a function, called with a `MapProgress` at each result.
+            patience_s: for how long a prompt may be refused; then the refusal is its result.
+            options: as of `chat`, `complete` or `embed`.
+
+        Raises:
+            ValueError, TypeError, BadRequest: an argument is wrong, at once. While results are read: what `prompts`
+            or `progress` raised. An error of a call is in its result.
+        """
+        fields = {"priority": priority, **options}
+        return results_of(self.prepare, prompts, MapOptions(concurrency, ordered, patience_s, fields), progress)
+
     async def models(self) -> list[Model]:
         """The models served; `id` is the name for calls, `max_model_len` the bound of prompt and answer, in tokens."""
         listed = msgspec.json.decode(await self.request("GET", "/v1/models"))
@@ -134,7 +188,7 @@ class Client:
         """End the running calls, and disconnect from the cluster if `connect` connected it. Later calls fail."""
         self._leaving.close()
 
-    # For sessions and agents, which use this client.
+    # For sessions, agents and maps, which use this client.
 
     async def model_named(self, model: str | None) -> str:
         """The model for a call: `model`, else the only one served. Raises BadRequest: several are served."""
@@ -150,8 +204,19 @@ class Client:
         """Send a request with these fields as JSON, if any; returns the answer's body. Raises `serve_app.errors`."""
         return await self._bridge.read(make_route_request(self._api_key.get_secret_value(), method, path, fields))
 
+    async def prepare(self, kind: CallKind, subject: Any, options: Mapping[str, Any]) -> Ask:
+        """A call that can be sent several times, under one key. Raises BadRequest: as the call itself."""
+        asked, type_ = await self._build_request(kind, subject, options), ANSWERS[kind]
+
+        async def ask(attempts: int) -> Answer:
+            return await self._answer(type_, repeats.again(asked, attempts))
+
+        return ask
+
     async def _unary(self, type_: type[M], kind: CallKind, subject: Any, options: CallOptions) -> M:
-        asked = await self._build_request(kind, subject, options)
+        return await self._answer(type_, await self._build_request(kind, subject, options))
+
+    async def _answer(self, type_: type[M], asked: HttpRequest) -> M:
         with self._forgetting_gone_model():
             return _as_object(type_, await repeats.read(self._bridge, asked))
 
@@ -164,7 +229,7 @@ class Client:
                 async for event in told:
                     yield _as_object(type_, event)
 
-    async def _build_request(self, kind: CallKind, subject: Any, options: CallOptions) -> HttpRequest:
+    async def _build_request(self, kind: CallKind, subject: Any, options: Mapping[str, Any]) -> HttpRequest:
         model, key = await self.model_named(options.get("model")), self._api_key.get_secret_value()
         asked = {**options, "api_key": key, "model": model, kind.first_field: subject}
         return repeats.with_key(make_request(kind, asked))
@@ -210,6 +275,23 @@ class SyncClient(Synchronous[Client]):
     stream_complete = blocking_stream(Client.stream_complete)
     embed = blocking(Client.embed)
     models = blocking(Client.models)
+
+    def map(
+        self,
+        prompts: Iterable[MapItem],
+        *,
+        concurrency: int = CONCURRENCY,
+        priority: Priority | None = PRIORITY,
+        ordered: bool = True,
+        progress: bool | Report | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> SyncStream[MapResult]:
+        """As `Client.map`: `for result in llm.sync.map(prompts)`. `prompts` cannot be async. It is read, and `progress` is
+        called, in the thread that reads the results, when it waits for one."""
+        fields = {"priority": priority, **options}
+        made = MapOptions(concurrency, ordered, patience_s, fields)
+        return sync_results_of(self._wrapped.prepare, self._bridge, prompts, made, progress)
 
     def session(self, session_id: str | None = None, **asked: Unpack[SessionOptions]) -> SyncAgentSession:
         """As `Client.session`: `with llm.sync.session("agent-7", vram_gb=0.25) as session`."""

@@ -128,11 +128,18 @@ class Forwarder(Generic[T]):
 
     Args:
         put: called in the home loop with each message, in order; the reader passes each to `unwrap`.
+        max_unread: items that may be forwarded and not read.
     """
 
-    def __init__(self, items: AsyncGenerator[T, None], home: Loop, put: Callable[[Message[T]], object]) -> None:
+    def __init__(
+        self,
+        items: AsyncGenerator[T, None],
+        home: Loop,
+        put: Callable[[Message[T]], object],
+        max_unread: int = MAX_UNREAD_PIECES,
+    ) -> None:
         self._home = home
-        self._sending = asyncio.run_coroutine_threadsafe(_forward(items, put), home)
+        self._sending = asyncio.run_coroutine_threadsafe(_forward(items, put, max_unread), home)
 
     def unwrap(self, message: Message[T]) -> T | None:
         """The item of a message; None after the last item. Raises what the generator raised."""
@@ -152,14 +159,14 @@ class Forwarder(Generic[T]):
         self.close()
 
 
-async def _forward(items: AsyncGenerator[T, None], put: Callable[[Message[T]], object]) -> None:
+async def _forward(items: AsyncGenerator[T, None], put: Callable[[Message[T]], object], max_unread: int) -> None:
     error: BaseException | None = None
     try:
         async with contextlib.aclosing(items):
             sent = 0
             async for item in items:
                 sent += 1
-                reached = asyncio.Event() if sent % MAX_UNREAD_PIECES == 0 else None
+                reached = asyncio.Event() if sent % max_unread == 0 else None
                 put((item, reached))
                 if reached is not None:
                     await reached.wait()

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypedDict
 Messages = Sequence[Any]  # OpenAI's message objects: dicts, or messages of earlier answers
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Priority = str | int
+# Of a map: a text, token ids, messages, or a mapping with `prompt`, `messages` or `input` and other fields.
+MapItem = str | Sequence[Any] | Mapping[str, Any]
 
 
 class CallOptions(TypedDict, total=False):

@@ -23,6 +23,7 @@ PAUSES_S = (0.0, 1.0)  # before each repeat; at once, for a run to be found that
 # once, well within this.
 GRACE_MS = b"250"
 KEY, GRACE = b"idempotency-key", b"x-disconnect-grace-ms"
+RETRY_COUNT = b"x-stainless-retry-count"  # of OpenAI's SDKs
 ONLY_REPLAY = (b"x-replay-only", b"1")
 
 
@@ -32,6 +33,12 @@ def with_key(asked: HttpRequest) -> HttpRequest:
         return asked
     headers = [*asked.headers, (KEY, secrets.token_hex(16).encode()), (GRACE, GRACE_MS)]
     return replace(asked, headers=headers)
+
+
+def again(asked: HttpRequest, attempts: int) -> HttpRequest:
+    """The request as sent after so many refused attempts: a limit that has reserved a moment for it recognises it, also
+    among others with the same body."""
+    return replace(asked, headers=[*asked.headers, (RETRY_COUNT, b"%d" % attempts)])
 
 
 async def read(bridge: LoopBridge, asked: HttpRequest) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from serve_app.client.loop_bridge import Forwarder, LoopBridge, Message
+from serve_app.client.loop_bridge import MAX_UNREAD_PIECES, Forwarder, LoopBridge, Message
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 class Stream(Generic[T]):
     """The chunks of one answer: `async for chunk in stream`. The first read sends the request; a stream is read once.
+    Or the results of a map, in the same way.
 
     Leaving the loop, `aclose`, leaving an `async with` block or dropping the stream ends the request in the engine.
     """
@@ -52,12 +53,27 @@ class Stream(Generic[T]):
 
 
 class SyncStream(Generic[T]):
-    """The same without `await`: `for chunk in stream`, `close`, `with`. Another thread may close it: the loop ends."""
+    """The same without `await`: `for chunk in stream`, `close`, `with`. Another thread may close it: the loop ends.
 
-    def __init__(self, bridge: LoopBridge, chunks: AsyncGenerator[T, None]) -> None:
+    Args:
+        messages: may hold functions, too, which the reader calls when it comes to them.
+        max_unread: chunks that may have been made and not read.
+        on_close: called once, when the stream has ended or is closed.
+    """
+
+    def __init__(
+        self,
+        bridge: LoopBridge,
+        chunks: AsyncGenerator[T, None],
+        *,
+        messages: SimpleQueue[Message[T] | Callable[[], object]] | None = None,
+        max_unread: int = MAX_UNREAD_PIECES,
+        on_close: Callable[[], object] | None = None,
+    ) -> None:
         self._bridge, self.chunks = bridge, chunks
         self._forwarder: Forwarder[T] | None = None  # once the stream is read
-        self._messages: SimpleQueue[Message[T]] = SimpleQueue()
+        self._messages = SimpleQueue[Message[T] | Callable[[], object]]() if messages is None else messages
+        self._max_unread, self._on_close = max_unread, on_close
         self._is_iterated = self._has_ended = False
 
     def __next__(self) -> T:
@@ -78,15 +94,20 @@ class SyncStream(Generic[T]):
         if self._has_ended:
             return None
         if self._forwarder is None:
-            self._forwarder = Forwarder(self.chunks, self._bridge.home_to_wait_for(), self._messages.put)
+            home = self._bridge.home_to_wait_for()
+            self._forwarder = Forwarder(self.chunks, home, self._messages.put, self._max_unread)
         try:
-            chunk = self._forwarder.unwrap(self._messages.get())
+            while callable(message := self._messages.get()):
+                message()
+            chunk = self._forwarder.unwrap(message)
         except BaseException:  # Ctrl-C too
             if self._has_ended:  # closed by another thread meanwhile
                 return None
             self.close()
             raise
-        self._has_ended = self._has_ended or chunk is None
+        if chunk is None and not self._has_ended:
+            self._has_ended = True
+            self._tell_closed()
         return None if self._has_ended else chunk
 
     def close(self) -> None:
@@ -94,6 +115,12 @@ class SyncStream(Generic[T]):
         self._has_ended = True
         if self._forwarder is not None:
             self._forwarder.close()
+        self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
     def __enter__(self) -> SyncStream[T]:
         return self

@@ -18,6 +18,7 @@ from serve_app.http.python_calls import (
     read_body,
     read_events,
     read_head,
+    require_known,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "read_body",
     "read_events",
     "read_head",
+    "require_known",
 ]

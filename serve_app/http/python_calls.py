@@ -14,7 +14,7 @@ import difflib
 import enum
 import json
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -75,17 +75,22 @@ def make_request(kind: CallKind, arguments: Mapping[str, Any]) -> HttpRequest:
     if not isinstance(extra, Mapping):
         raise BadRequest("`extra_body` must be a mapping of field names to values", param="extra_body")
     body = {name: value for name, value in given.items() if name not in _CONTRACT_KEYWORDS}
-    for name in body:
-        if name not in _KNOWN_FIELDS:
-            near = difflib.get_close_matches(name, _KNOWN_FIELDS | _CONTRACT_KEYWORDS, n=1, cutoff=NEAR_ENOUGH)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            raise BadRequest(f"{kind.name.lower()}() has no argument `{name}`{hint}", param=name)
+    require_known(kind.name.lower(), body)
     if "stream" in body:
         raise BadRequest("`stream` is not an argument: stream() and stream_complete() are methods", param="stream")
     body |= extra
     if kind.streamed:
         body["stream"] = True
     return HttpRequest("POST", kind.path, headers, _encoded(body))
+
+
+def require_known(method: str, names: Iterable[str]) -> None:
+    """Raises BadRequest: one of these is no keyword of a call; `param` names it."""
+    for name in names:
+        if name not in _KNOWN_FIELDS and name not in _CONTRACT_KEYWORDS:
+            near = difflib.get_close_matches(name, _KNOWN_FIELDS | _CONTRACT_KEYWORDS, n=1, cutoff=NEAR_ENOUGH)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise BadRequest(f"{method}() has no argument `{name}`{hint}", param=name)
 
 
 def make_route_request(
