@@ -287,8 +287,8 @@ class SyncClient(Synchronous[Client]):
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> SyncStream[MapResult]:
-        """As `Client.map`: `for result in llm.sync.map(prompts)`. `prompts` cannot be async. It is read, and `progress` is
-        called, in the thread that reads the results, when it waits for one."""
+        """As `Client.map`: `for result in llm.sync.map(prompts)`. `prompts` cannot be async. The thread that waits for
+        a result reads `prompts` and calls `progress` meanwhile."""
         fields = {"priority": priority, **options}
         made = MapOptions(concurrency, ordered, patience_s, fields)
         return sync_results_of(self._wrapped.prepare, self._bridge, prompts, made, progress)

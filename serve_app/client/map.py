@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -24,6 +24,7 @@ from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.map_plan import MapPlan, repeat_of
 from serve_app.client.map_progress import BarReporter, CallReporter, MapProgress, Report, Reporter
 from serve_app.client.map_source import END, ReaderSource, Source, check, source_of
+from serve_app.client.options import MapItem
 from serve_app.client.streams import Stream, SyncStream
 from serve_app.errors import DROPPED, BadRequest, ServeAppError, Unavailable
 from serve_app.http import CallKind, make_request, require_known
@@ -33,6 +34,7 @@ PRIORITY = "low"  # a batch gives way to whoever waits for an answer
 PATIENCE_S = 3600.0  # an item may be refused so long: a restart, a busy hour; a server gone for longer stays away
 WARN_S = 60.0  # between two log lines about refusals of one map
 
+Prompts: TypeAlias = Iterable[MapItem] | AsyncIterable[MapItem]
 Answer: TypeAlias = ChatCompletion | Completion | CreateEmbeddingResponse
 # Sends an item's request, the same each time; its argument counts the attempts before.
 Ask: TypeAlias = Callable[[int], Awaitable[Answer]]
@@ -140,7 +142,7 @@ def call_of(item: Any, fields: Mapping[str, Any]) -> tuple[CallKind, Any, Mappin
 
 
 def results_of(
-    prepare: Prepare, prompts: Any, options: MapOptions, progress: bool | Report | None
+    prepare: Prepare, prompts: Prompts, options: MapOptions, progress: bool | Report | None
 ) -> Stream[MapResult]:
     """The results of a map in the caller's event loop; the first read begins it. Raises TypeError: as `check`."""
     total = check(prompts)
@@ -148,7 +150,7 @@ def results_of(
 
 
 def sync_results_of(
-    prepare: Prepare, bridge: LoopBridge, prompts: Any, options: MapOptions, progress: bool | Report | None
+    prepare: Prepare, bridge: LoopBridge, prompts: Prompts, options: MapOptions, progress: bool | Report | None
 ) -> SyncStream[MapResult]:
     """The same without `await`: the requests run in the home loop; the thread that reads the results also reads the
     prompts and reports the progress, whenever it waits for a result.
@@ -351,10 +353,9 @@ class MapRun:
 
 
 def _tokens_of(answer: Answer) -> int:
-    if answer.usage is None:
-        return 0
-    is_embedding = isinstance(answer, CreateEmbeddingResponse)
-    return answer.usage.total_tokens if is_embedding else answer.usage.completion_tokens
+    if isinstance(answer, CreateEmbeddingResponse):
+        return answer.usage.total_tokens
+    return 0 if answer.usage is None else answer.usage.completion_tokens
 
 
 def _shown(item: Any) -> str:

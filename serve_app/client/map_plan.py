@@ -36,9 +36,7 @@ UNREAD_PER_CALL = 4  # a first item four times as long as the others stops nothi
 FIRST_PAUSE_S = 1.0  # before an item is sent again, where the server told no moment; twice as long each time
 MIN_PAUSE_S = 0.01  # against a server that tells none
 MAX_PAUSE_S = 30.0  # of such a pause: routers that restart are found within half a minute
-ENGINE_REPEATS = (
-    1  # the router has tried other engines; a request that ends its engines must not go through all of them
-)
+ENGINE_REPEATS = 1  # the router has tried other engines; a request that ends them must not go through all
 NEVER_PASSES = frozenset({"deadline", "quota"})  # codes of `Overloaded`: the caller's deadline, tomorrow's tokens
 
 
@@ -58,7 +56,7 @@ class Repeat:
 
 
 def repeat_of(error: ServeAppError) -> Repeat | None:
-    """Whether a request that ended with this error can be sent again, under its key. None: it would end the same way."""
+    """How a request that ended with this error can be sent again, under its key. None: it would end the same way."""
     if isinstance(error, RateLimited):
         passes = error.retry_after_s is not None and error.code not in NEVER_PASSES
         return Repeat(error.retry_after_s, is_reserved=True) if passes else None

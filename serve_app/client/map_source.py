@@ -1,7 +1,7 @@
 """Reads the items of a map from any iterable, one at a time and only when asked, without blocking an event loop.
 
-An async iterable is read in the map's loop, and a collection that is there as a whole in place. Any other iterable may do
-I/O: an async map reads it in one thread of its own, a map of `llm.sync` in the thread that reads the results.
+An async iterable is read in the map's loop, as is a collection that is there as a whole. Any other iterable may do I/O:
+an async map reads it in one thread of its own, a map of `llm.sync` in the thread that reads the results.
 
 Invariant: a source that is left is closed, in the thread that read it: at once, or when an item that is being read is
 there.
