@@ -30,7 +30,6 @@ from tests.fakes.virtual_time import run_in_virtual_time
 
 CONCURRENCY = 4
 MANY = 10_000
-REFUSED_AFTER_S = 0.25  # so that the first ones are all sent before any is refused
 HELLO = [{"role": "user", "content": "Hi"}]
 MAX_HELD_BYTES = 2_000_000  # of a map of many prompts: 200 bytes of each would already be as much
 

@@ -18,10 +18,6 @@ from tests.fakes.map_calls import FakeServer, Prompts, answered_at_once, collect
 
 CONCURRENCY = 4
 SOON_S = 10.0  # bound of what takes milliseconds
-MANY = 10_000
-REFUSED_AFTER_S = 0.25  # so that the first ones are all sent before any is refused
-HELLO = [{"role": "user", "content": "Hi"}]
-MAX_HELD_BYTES = 2_000_000  # of a map of many prompts: 200 bytes of each would already be as much
 
 
 def test_a_sync_source_is_read_in_one_thread_beside_the_loop() -> None:
