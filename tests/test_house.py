@@ -17,7 +17,13 @@ from tests.house_rules import House
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("serve_app", "autoscaling", "benchmarks")
 # Users import these, and entry points and configurations name them.
-FOR_USERS = ("serve_app.connect", "serve_app.cli.main", "serve_app.client.Client")
+FOR_USERS = (
+    "serve_app.connect",
+    "serve_app.cli.main",
+    "serve_app.client.Client",
+    "serve_app.client.MapProgress",
+    "serve_app.client.MapResult",
+)
 
 
 def sources(*folders: str) -> dict[str, str]:

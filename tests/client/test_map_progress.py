@@ -50,6 +50,6 @@ def test_on_a_terminal_a_bar_shows_the_last_figures() -> None:
     bar(progress(10, total=None))
     bar(progress(2000))
     bar.close()
-    last = out.getvalue().splitlines()[-1]
+    last = out.getvalue().splitlines()[-2]
     assert "2000/2000" in last
     assert "1 failed, 200.0 items/s, 10,000 tokens/s" in last
