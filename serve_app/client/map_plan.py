@@ -2,11 +2,12 @@
 
 Read: an item is read from the source only when its request can be sent at once, so a refused map reads nothing.
 
-Sent: at most `concurrency` requests run. While refused items wait, no new one is sent. A refused item is sent again at
-the moment that it was told, and not before. Of those refused by the queue or for want of a replica, no more run at
-once than the server has accepted: the *level* falls to what was still in flight at a refusal (one at least), and
-grows with answers as TCP's congestion window does (RFC 5681): by one an answer up to the level of the last refusal,
-and by one a round above it. A moment that a limit has reserved is kept at any level: the server has counted it.
+Sent: at most `concurrency` requests run. A refused item is sent again at the moment that it was told, and not before;
+until the earliest such moment no new item is sent. After a refusal by the queue, or for want of a replica, no more run
+at once than the server has accepted: the *level* falls to what was still in flight (one at least), and grows with
+answers as TCP's congestion window does (RFC 5681): by one an answer up to the level of the last refusal, and by one a
+round above it. An item that is refused again although a later request was answered says nothing about the others: it
+waits alone. A moment that a limit has reserved is kept at any level, and no new item is sent before it.
 
 Yielded: in order or as completed.
 
@@ -77,6 +78,7 @@ class _Refused:
     """An item's refusals so far."""
 
     first_at: float
+    sends: int  # of all items before the first of them
     count: int = 0
     limited: int = 0  # those that count against `Repeat.times`
 
@@ -104,6 +106,9 @@ class MapPlan:
         self._level = self._threshold = float(concurrency)
         self._sends = self._sends_of_episode = 0  # requests sent in all; by the last cut of the threshold
         self._send_of: dict[int, int] = {}  # of the requests in flight: which of all sends
+        self._answered_send = -1  # the latest send that was answered
+        self._held_until = -math.inf  # no new item is sent before
+        self._now = -math.inf  # of the last event
 
     @property
     def waiting(self) -> int:
@@ -119,7 +124,7 @@ class MapPlan:
     def wants_item(self) -> bool:
         """Whether to read the next item from the source."""
         return (
-            not (self.has_source_ended or self._new or self.waiting)
+            not (self.has_source_ended or self._new or self._is_held)
             and self.read - self.taken < self.max_unread
             and self.in_flight < self.level
         )
@@ -133,7 +138,9 @@ class MapPlan:
         """When an item may be sent again, if nothing else happens. None: an event decides."""
         delayed = self._delayed[0][0] if self._delayed and self.in_flight < self.level else math.inf
         reserved = self._reserved[0][0] if self._reserved and self.in_flight < self._concurrency else math.inf
-        return None if math.inf == delayed == reserved else min(delayed, reserved)
+        held = self._held_until if self._now < self._held_until else math.inf
+        moment = min(delayed, reserved, held)
+        return None if moment == math.inf else moment
 
     def on_item(self) -> int:
         """An item was read; returns its index."""
@@ -143,17 +150,19 @@ class MapPlan:
 
     def to_send(self, now: float) -> Iterator[int]:
         """The items to send now, each counted as in flight when it comes out."""
+        self._now = now
         while self._reserved and self.in_flight < self._concurrency and self._reserved[0][0] <= now:
             yield self._sent(heapq.heappop(self._reserved)[1])
         while self._delayed and self.in_flight < self.level and self._delayed[0][0] <= now:
             yield self._sent(heapq.heappop(self._delayed)[1])
-        while self._new and not self.waiting and self.in_flight < self.level:
+        while self._new and not self._is_held and self.in_flight < self.level:
             yield self._sent(self._new.popleft())
 
     def on_ended(self, index: int, *, answered: bool) -> None:
         """A request in flight has its result: an answer, or an error that stays."""
-        self._leave_flight(index)
-        if answered and self._level < self._concurrency:
+        sent = self._leave_flight(index)
+        if answered:
+            self._answered_send = max(self._answered_send, sent)
             grown = 1.0 if self._level < self._threshold else 1.0 / self._level
             self._level = min(self._level + grown, float(self._concurrency))
         self._end(index)
@@ -161,11 +170,8 @@ class MapPlan:
     def on_refused(self, index: int, repeat: Repeat, now: float) -> bool:
         """A request in flight was refused. False: the item is not sent again, and the error is its result."""
         sent = self._leave_flight(index)
-        if not repeat.is_reserved:
-            if sent >= self._sends_of_episode:  # not one of those that were in flight at the last refusal
-                self._threshold, self._sends_of_episode = max(1.0, float(self.in_flight)), self._sends
-            self._level = max(1.0, min(self._level, float(self.in_flight)))
-        refused = self._refused.setdefault(index, _Refused(now))
+        refused = self._refused.setdefault(index, _Refused(now, self._sends))
+        is_alone = self._answered_send >= refused.sends
         pause_s = _backoff_s(refused.count) if repeat.after_s is None else max(repeat.after_s, MIN_PAUSE_S)
         refused.count += 1
         refused.limited += repeat.times is not None
@@ -173,6 +179,9 @@ class MapPlan:
         if in_vain or now + pause_s > refused.first_at + self._patience_s:
             self._end(index)
             return False
+        if not (is_alone or repeat.is_reserved):
+            self._lower(sent)
+            self._held_until = min(now + pause_s, self._held_until if now < self._held_until else math.inf)
         heapq.heappush(self._reserved if repeat.is_reserved else self._delayed, (now + pause_s, index))
         return True
 
@@ -189,6 +198,17 @@ class MapPlan:
             return None
         self.taken += 1
         return index
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether new items have to wait."""
+        return bool(self._reserved) or self._now < self._held_until
+
+    def _lower(self, sent: int) -> None:
+        """Lower the level at the refusal of what was the `sent`-th send."""
+        if sent >= self._sends_of_episode:  # not one of those that were in flight at the last refusal
+            self._threshold, self._sends_of_episode = max(1.0, float(self.in_flight)), self._sends
+        self._level = max(1.0, min(self._level, float(self.in_flight)))
 
     def _sent(self, index: int) -> int:
         self.in_flight += 1

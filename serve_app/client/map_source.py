@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -49,7 +49,7 @@ def check(items: object) -> int | None:
     """
     if isinstance(items, str | bytes):
         raise TypeError("`prompts` is one text: give an iterable of them, such as [text]")
-    if isinstance(items, dict):
+    if isinstance(items, Mapping):
         raise TypeError("`prompts` is one mapping: give an iterable of items, such as [mapping]")
     if not isinstance(items, AsyncIterable | Iterable) and not hasattr(items, "__getitem__"):
         raise TypeError(f"`prompts` is a {type(items).__name__}: give an iterable or an async iterable of items")

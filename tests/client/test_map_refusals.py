@@ -83,6 +83,21 @@ def test_a_door_that_opens_is_used_fully_again() -> None:
     assert sent[12.25] == 16
 
 
+def test_an_item_that_is_always_refused_does_not_hold_up_the_others() -> None:
+    """As of a model without a replica, beside items of another one."""
+    ends: dict[int, float] = {}
+
+    async def scenario() -> None:
+        server = FakeServer(lambda subject, _: (0.1, Unavailable("none")) if subject == "p3" else (1.0, None))
+        async for result in server.map(numbered(200), ordered=False):
+            ends[result.index] = asyncio.get_running_loop().time()
+            assert (result.error is None) == (result.index != 3)
+
+    run_in_virtual_time(scenario())
+    assert ends.pop(3) > 3500.0
+    assert max(ends.values()) < 1.5 * 200 / 4, "of the seconds that they take without it"
+
+
 def test_the_level_follows_what_the_server_accepts() -> None:
     """A queue with room for three: the fourth is refused while three run."""
 
