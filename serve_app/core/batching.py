@@ -105,7 +105,7 @@ class BatchItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RequestBatch:
     """Requests that start now, oldest first. `waits_s`: how long each has waited."""
 
     items: tuple[BatchItem, ...]
@@ -186,7 +186,7 @@ class Batcher:
         """Whether the next request must be refused."""
         return self.policy.max_queued is not None and self.waiting >= self.policy.max_queued
 
-    def on_arrive(self, item: BatchItem, now: float) -> list[Batch]:
+    def on_arrive(self, item: BatchItem, now: float) -> list[RequestBatch]:
         """A request has come. Raises ValueError: one with this id waits or runs, the queue is full, or it is closed."""
         if item.item_id in self._queue.entries or item.item_id in self._running:
             raise ValueError(f"{item.item_id!r} waits or runs already")
@@ -196,7 +196,7 @@ class Batcher:
         self._queue.add(item, now, self._weight(item), self._tokens(item))
         return self._start(now)
 
-    def on_end(self, item_id: str, now: float) -> list[Batch]:
+    def on_end(self, item_id: str, now: float) -> list[RequestBatch]:
         """A request has ended or is cancelled; an unknown one changes nothing."""
         waiting = self._queue.entries.get(item_id)
         if waiting is not None:
@@ -204,11 +204,11 @@ class Batcher:
         self._running.discard(item_id)
         return self._start(now)
 
-    def on_tick(self, now: float) -> list[Batch]:
+    def on_tick(self, now: float) -> list[RequestBatch]:
         """Time has passed."""
         return self._start(now)
 
-    def close(self, now: float) -> list[Batch]:
+    def close(self, now: float) -> list[RequestBatch]:
         """No more requests will come: nothing waits for them."""
         self._is_closed = True
         return self._start(now)
@@ -221,7 +221,7 @@ class Batcher:
 
     # Inside
 
-    def _start(self, now: float) -> list[Batch]:
+    def _start(self, now: float) -> list[RequestBatch]:
         if self.policy.is_continuous:
             room = self.policy.max_size - len(self._running)
             chosen = [entry.item for entry in itertools.islice(self._queue.entries.values(), room)]
@@ -232,13 +232,13 @@ class Batcher:
         trigger = self._trigger(size, now)
         return [] if trigger is None else [self._begin(self._choose(size), trigger, now)]
 
-    def _begin(self, items: list[BatchItem], trigger: Trigger, now: float) -> Batch:
+    def _begin(self, items: list[BatchItem], trigger: Trigger, now: float) -> RequestBatch:
         waits_s = []
         for item in items:
             waits_s.append(now - self._remove(item).arrived_s)
             self._running.add(item.item_id)
         self._sizes.append(len(items))
-        return Batch(tuple(items), tuple(waits_s), trigger)
+        return RequestBatch(tuple(items), tuple(waits_s), trigger)
 
     def _trigger(self, size: int, now: float) -> Trigger | None:
         """Why a batch starts now; None: it is awaited."""

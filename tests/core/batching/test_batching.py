@@ -8,10 +8,10 @@ from serve_app.core.batching import (
     FIRST_SIZE,
     MIN_SIZE,
     PRESETS,
-    Batch,
     Batcher,
     BatchItem,
     BatchPolicy,
+    RequestBatch,
     Sizing,
     Trigger,
     padding_ratio,
@@ -23,15 +23,15 @@ def item(name: object, prompt: int = 10, output: int = 0) -> BatchItem:
     return BatchItem(str(name), prompt, output)
 
 
-def arrive(batcher: Batcher, names: range, now: float = 0.0, prompt: int = 10) -> list[Batch]:
+def arrive(batcher: Batcher, names: range, now: float = 0.0, prompt: int = 10) -> list[RequestBatch]:
     return [batch for name in names for batch in batcher.on_arrive(item(name, prompt), now)]
 
 
-def ids(batch: Batch) -> list[str]:
+def ids(batch: RequestBatch) -> list[str]:
     return [one.item_id for one in batch.items]
 
 
-def end(batcher: Batcher, batch: Batch, now: float) -> list[Batch]:
+def end(batcher: Batcher, batch: RequestBatch, now: float) -> list[RequestBatch]:
     """The whole batch ends."""
     return [found for one in batch.items for found in batcher.on_end(one.item_id, now)]
 
@@ -122,7 +122,7 @@ def test_predicted_sizes_begin_with_the_first_size_and_shrink_to_the_least() -> 
 
 def test_sizes_by_the_arrival_rate_are_what_comes_within_the_wait() -> None:
     batcher = Batcher(BatchPolicy(128, 0.1, sizing=Sizing.ARRIVAL_RATE))
-    found: list[Batch] = []
+    found: list[RequestBatch] = []
     for number in range(300):  # 100 a second
         now = number / 100
         while (due := batcher.next_due()) is not None and due <= now:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.batching import PRESETS, Batch, Batcher, BatchItem, BatchPolicy, Sizing
+from serve_app.core.batching import PRESETS, Batcher, BatchItem, BatchPolicy, RequestBatch, Sizing
 from serve_app.core.estimate import LengthRule
 from tests.core.batching.oracle import Oracle
 
@@ -87,7 +87,7 @@ class History:
         self.cancelled.add(name)
         self.take(batcher.on_end(name, now), oracle.on_end(name, now), tick, batcher)
 
-    def take(self, found: list[Batch], expected: list[str], tick: int, batcher: Batcher) -> None:
+    def take(self, found: list[RequestBatch], expected: list[str], tick: int, batcher: Batcher) -> None:
         assert [item.item_id for batch in found for item in batch.items] == expected
         for batch in found:
             self.check_size(batch)
@@ -97,7 +97,7 @@ class History:
                 self.ends[item.item_id] = tick + self.items[int(item.item_id)][3]
                 assert abs(tick * TICK_S - self.arrived[item.item_id] - wait_s) < 1e-9
 
-    def check_size(self, batch: Batch) -> None:
+    def check_size(self, batch: RequestBatch) -> None:
         policy = self.policy
         assert 1 <= len(batch.items) <= policy.max_size
         if len(batch.items) > 1 and not policy.is_continuous:
