@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.limits",
         "serve_app.core.claims",
     ),
-    ("serve_app.core.memory", "serve_app.core.receipts", "serve_app.core.usage"),
+    ("serve_app.core.memory", "serve_app.core.receipts", "serve_app.core.usage", "serve_app.core.batching"),
     ("serve_app.core.shared_queue",),
     ("serve_app.core.quota",),
     ("serve_app.settings", "serve_app.transport", "serve_app.store"),

@@ -96,7 +96,7 @@ def test_a_closed_loop_counts_whole_answers() -> None:
 def test_a_refusal_fails_the_run() -> None:
     async def run() -> None:
         async with serving(server) as port:
-            await Loader(port, KEYS, "m", 1).open(requests()[:1], asyncio.sleep(SECONDS))
+            await Loader(port, KEYS, "m", 1).open(requests()[:1], asyncio.sleep(SECONDS))  # its length
 
     server = Server()
     server.status = 429

@@ -319,13 +319,7 @@ class RouterLimits:
         is_repeat = True if waiting.is_repeat else request.is_repeat
         self._put(
             LimitRequest(
-                waiting.ticket,
-                request.scopes,
-                request.need,
-                request.fingerprint,
-                request.may_wait,
-                is_repeat,
-                mean_s,
+                waiting.ticket, request.scopes, request.need, request.fingerprint, request.may_wait, is_repeat, mean_s
             )
         )
 
