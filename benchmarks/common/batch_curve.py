@@ -2,8 +2,10 @@
 
 Pure but for the printing. Definitions, for N clients in a closed loop (each has exactly one request in flight):
 
-- tokens/s: output tokens that arrive in the window over its length; median over rounds. Requests/s: answers that end in
-  the windows over their length.
+- tokens/s: output tokens that arrive in the window over its length. Latency p50: of the answers that end in the window.
+  Both are the median over rounds of the round's figure: pooled, the answers of fast rounds would outnumber the others,
+  and latency would no longer belong to the throughput beside it. The p99 is of all answers.
+- Requests/s: answers that end in the windows over their length.
 - Slot use: the time that requests spend between their first and their last token, as far as it lies in the window, over
   min(clients, slots of the engine) x length of the window. It is what clients can see of the engine: queue, prefill and
   the way back to the next request count as unused, also where the engine holds a slot for a prefill.
@@ -28,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import stats
-from benchmarks.common.report import P50, P99, Analysis, Window
+from benchmarks.common.report import P99, Analysis, Window
 from benchmarks.common.stats import shorten
 
 PUBLISHED = "published"  # the name of its curve beside those of the arms
@@ -129,15 +131,19 @@ def published_check() -> dict[str, Any]:
 def _row(analysis: Analysis, arm: str, clients: int, slots: int) -> dict[str, Any]:
     """What one arm did under so many clients; latencies are None where no answer ended in a window."""
     windows = analysis.of(arm, clients)
-    latencies = [latency for w in windows for latency in w.result["latency_ms"]]
+    rounds = analysis.rounds(arm, clients, "latency_ms")
+    answers = sum(map(len, rounds))
+    p50 = float(np.median([np.median(latencies) for latencies in rounds])) if rounds else None
+    p99 = float(np.quantile(np.concatenate(rounds), P99)) if answers >= MIN_ANSWERS_P99 else None
     length_s = sum(float(w.result["window_s"]) for w in windows)
     return {
         "tokens_per_s": shorten(stats.median_of_means(analysis.rounds(arm, clients, "tokens_per_s_slices"))),
         "requests_per_s": shorten(sum(w.result["requests"] for w in windows) / length_s),
-        "latency_ms_p50": shorten(float(np.quantile(latencies, P50))) if latencies else None,
-        "latency_ms_p99": shorten(float(np.quantile(latencies, P99))) if len(latencies) >= MIN_ANSWERS_P99 else None,
-        "answers": len(latencies),
+        "latency_ms_p50": None if p50 is None else shorten(p50),
+        "latency_ms_p99": None if p99 is None else shorten(p99),
+        "answers": answers,
         "slot_use": shorten(slot_use(windows, slots)),
+        "foreign_cores_max": shorten(max(w.foreign_cores for w in windows), 2),
     }
 
 
@@ -201,13 +207,15 @@ def _cell(value: float | None) -> str:
 
 def _measured_table(arm: str, rows: Mapping[str, Any]) -> Table:
     columns = ("clients", "tokens/s", "tokens/s a client", "requests/s", "slot use", "p50 ms", "p99 ms", "answers")
-    table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request"))
+    table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request", "others, cores"))
     for clients, row in rows.items():
         each = row["tokens_per_s"] / int(clients)
         p50, p99 = row["latency_ms_p50"], row["latency_ms_p99"]
         tokens = None if p50 is None else shorten(each * p50 / MS_PER_S)
         measured = (row["tokens_per_s"], shorten(each), row["requests_per_s"], row["slot_use"], p50, p99)
-        table.add_row(clients, *map(_cell, measured), str(row["answers"]), _cell(tokens))
+        table.add_row(
+            clients, *map(_cell, measured), str(row["answers"]), _cell(tokens), _cell(row["foreign_cores_max"])
+        )
     return table
 
 

@@ -20,7 +20,7 @@ WARMUP_S, QUICK_WARMUP_S = 3.0, 1.5  # the slowest answer takes about 1.5 s at 6
 WINDOW_S, QUICK_WINDOW_S = 10.0, 5.0  # 40 answers of one client; 20 when quick
 MAX_REQUESTS = 2000  # of a window: on a fast machine more answers sharpen nothing
 QUICK_BUDGET_S = 450.0  # below the eight minutes promised, with room to stop the servers and do the sums
-QUICK_CURVE_WINDOW_S = 6.0  # two answers of each of 128 clients; a hundred of one client in three rounds
+QUICK_CURVE_WINDOW_S = 6.0  # two answers of each of 128 clients on two cores, thirty of one client
 QUICK_CURVE_ARM_BUDGET_S = 330.0  # a curve of one arm is promised in six minutes
 
 

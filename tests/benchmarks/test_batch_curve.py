@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ def test_rows_are_of_all_windows_together() -> None:
     assert row["latency_ms_p50"] == 1024.0
     assert row["throughput_factor"] == 2.5
     assert row["latency_factor"] == 1.6
+
+
+def test_a_fast_round_with_more_answers_does_not_outweigh_two_slow_ones() -> None:
+    windows = [window("ours", 1, n) for n in (1, 2, 3)]
+    fast = dict(windows[0].result) | {"tokens_per_s_slices": [1000.0], "latency_ms": [128.0] * 500, "requests": 500}
+    found = batch_curve.build(Analysis([replace(windows[0], result=fast), *windows[1:]], ["ours"], [1], seed=1), 128)
+    row = found["curves"]["ours"]["1"]
+    assert row["tokens_per_s"] * row["latency_ms_p50"] == TOKENS * 1e3
 
 
 def test_a_p99_needs_a_hundred_answers() -> None:
