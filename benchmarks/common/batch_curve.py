@@ -16,6 +16,9 @@ Pure but for the printing. Definitions, for N clients in a closed loop (each has
   than throughput. By Little's law, with answers of one length, throughput x g means latency x 2 / g, so a doubling
   beyond the knee gives less than sqrt(2) - 1 = 41% more throughput for more than 41% more latency.
 
+Windows in which other processes of the machine used more than `FOREIGN_LIMIT_CORES` are left out of a row that has
+quieter ones: which windows count depends on those processes alone, never on the figures of the window.
+
 Invariant: a factor compares an arm with itself at one client, so machines and models of other speeds can be compared.
 """
 
@@ -31,6 +34,7 @@ from rich.table import Table
 
 from benchmarks.common import stats
 from benchmarks.common.report import P99, Analysis, Window
+from benchmarks.common.run import FOREIGN_LIMIT_CORES
 from benchmarks.common.stats import shorten
 
 PUBLISHED = "published"  # the name of its curve beside those of the arms
@@ -88,6 +92,11 @@ def factors(points: Sequence[CurvePoint]) -> dict[int, tuple[float, float]]:
     return {p.batch: (p.tokens_per_s / single.tokens_per_s, p.latency / single.latency) for p in points}
 
 
+def quiet(windows: Sequence[Window]) -> Sequence[Window]:
+    """The windows that other processes left alone; all of them where there is none."""
+    return [w for w in windows if w.foreign_cores <= FOREIGN_LIMIT_CORES] or windows
+
+
 def slot_use(windows: Sequence[Window], slots: int) -> float:
     """The used share of the slots that the clients could fill (see the module's definition)."""
     available_s = sum(min(w.clients, slots) * float(w.result["window_s"]) for w in windows)
@@ -130,18 +139,22 @@ def published_check() -> dict[str, Any]:
 
 def _row(analysis: Analysis, arm: str, clients: int, slots: int) -> dict[str, Any]:
     """What one arm did under so many clients; latencies are None where no answer ended in a window."""
-    windows = analysis.of(arm, clients)
-    rounds = analysis.rounds(arm, clients, "latency_ms")
+    measured = analysis.of(arm, clients)
+    windows = quiet(measured)
+    throughput = stats.as_rounds([w.result["tokens_per_s_slices"] for w in windows])
+    rounds = stats.as_rounds([w.result["latency_ms"] for w in windows])
     answers = sum(map(len, rounds))
     p50 = float(np.median([np.median(latencies) for latencies in rounds])) if rounds else None
     p99 = float(np.quantile(np.concatenate(rounds), P99)) if answers >= MIN_ANSWERS_P99 else None
     length_s = sum(float(w.result["window_s"]) for w in windows)
     return {
-        "tokens_per_s": shorten(stats.median_of_means(analysis.rounds(arm, clients, "tokens_per_s_slices"))),
+        "tokens_per_s": shorten(stats.median_of_means(throughput)),
         "requests_per_s": shorten(sum(w.result["requests"] for w in windows) / length_s),
         "latency_ms_p50": None if p50 is None else shorten(p50),
         "latency_ms_p99": None if p99 is None else shorten(p99),
         "answers": answers,
+        "windows": len(windows),
+        "windows_left_out": len(measured) - len(windows),
         "slot_use": shorten(slot_use(windows, slots)),
         "foreign_cores_max": shorten(max(w.foreign_cores for w in windows), 2),
     }
@@ -207,7 +220,7 @@ def _cell(value: float | None) -> str:
 
 def _measured_table(arm: str, rows: Mapping[str, Any]) -> Table:
     columns = ("clients", "tokens/s", "tokens/s a client", "requests/s", "slot use", "p50 ms", "p99 ms", "answers")
-    table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request", "others, cores"))
+    table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request", "windows", "others, cores"))
     for clients, row in rows.items():
         each = row["tokens_per_s"] / int(clients)
         p50, p99 = row["latency_ms_p50"], row["latency_ms_p99"]

@@ -153,6 +153,17 @@ def test_a_fast_round_with_more_answers_does_not_outweigh_two_slow_ones() -> Non
     assert row["tokens_per_s"] * row["latency_ms_p50"] == TOKENS * 1e3
 
 
+def test_windows_that_others_disturbed_do_not_count_where_there_are_quiet_ones() -> None:
+    slow = {"tokens_per_s_slices": [1.0], "latency_ms": [9e9]}
+    calm, loud = (window("ours", 1, n) for n in (1, 2))
+    loud = replace(loud, foreign_cores=0.9, result=dict(loud.result) | slow)
+    row = batch_curve.build(Analysis([calm, loud], ["ours"], [1], seed=1), 128)["curves"]["ours"]["1"]
+    assert (row["tokens_per_s"], row["windows"], row["windows_left_out"]) == (200.0, 1, 1)
+    assert row["foreign_cores_max"] == 0.0
+    alone = batch_curve.build(Analysis([loud], ["ours"], [1], seed=1), 128)["curves"]["ours"]["1"]
+    assert (alone["tokens_per_s"], alone["windows_left_out"], alone["foreign_cores_max"]) == (1.0, 0, 0.9)
+
+
 def test_a_p99_needs_a_hundred_answers() -> None:
     rows = built()["curves"]["ours"]
     assert rows["4"]["latency_ms_p99"] is None
