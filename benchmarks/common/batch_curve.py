@@ -226,9 +226,9 @@ def _measured_table(arm: str, rows: Mapping[str, Any]) -> Table:
         p50, p99 = row["latency_ms_p50"], row["latency_ms_p99"]
         tokens = None if p50 is None else shorten(each * p50 / MS_PER_S)
         measured = (row["tokens_per_s"], shorten(each), row["requests_per_s"], row["slot_use"], p50, p99)
-        table.add_row(
-            clients, *map(_cell, measured), str(row["answers"]), _cell(tokens), _cell(row["foreign_cores_max"])
-        )
+        kept = f"{row['windows']} of {row['windows'] + row['windows_left_out']}"
+        cells = (*map(_cell, measured), str(row["answers"]), _cell(tokens), kept, _cell(row["foreign_cores_max"]))
+        table.add_row(clients, *cells)
     return table
 
 

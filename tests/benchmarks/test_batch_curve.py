@@ -188,6 +188,7 @@ def shown(found: dict[str, Any]) -> str:
 def test_the_knees_and_what_is_odd_in_the_published_rows_are_printed() -> None:
     text = shown(built()).replace("\n", " ")
     assert "knee of ours: 4; 8 gives +33% throughput for +50% latency" in text
+    assert "2 of 2" in text
     assert "knee of published: 64; 128 gives +10% throughput for +80% latency; within 5% of its power: 32" in text
     assert "1273 to 1604 tokens a request, not one number" in text
     assert "At equal tokens a request the knee is 32" in text
