@@ -2,7 +2,8 @@
 
 One load generator drives vLLM's own server and this stack in turn (A B A B), same model and engine environment, at 1,
 8, 32 and 64 clients. Prints conditions, progress and tables, and as its last line one JSON object. `--arms vllm,vllm`
-compares the baseline with itself: what is left between the two is noise.
+compares the baseline with itself: what is left between the two is noise. `--batch-curve` has 1 to 128 clients on
+engines of 128 slots, and says where the knee is.
 
 Invariant: at any time at most one arm is under load; any failed request ends the run with exit code 1 and no figure.
 """
@@ -19,10 +20,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import conditions, report
-from benchmarks.common.arms import ModelChoice
+from benchmarks.common import batch_curve, conditions, report
+from benchmarks.common.batch_curve_plot import plot
 from benchmarks.common.output import write_json
-from benchmarks.common.plan import Plan, order, parse_arguments, plan_of, seed_of
+from benchmarks.common.plan import Plan, model_of, order, parse_arguments, plan_of, seed_of
 from benchmarks.common.report import Analysis, Window
 from benchmarks.common.run import CONSOLE_WIDTH, FOREIGN_LIMIT_CORES
 from benchmarks.common.stage import Stage, measure, run_folder
@@ -81,7 +82,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     """Tables, and a word of warning where the figures do not compare like with like."""
     report.print_tables(console, result)
     if result.get("batch_curve"):
-        report.print_batch_curve(console, result["batch_curve"])
+        batch_curve.print_curve(console, result["batch_curve"])
     foreign = result["conditions"]["foreign_cores_max"]
     if foreign > FOREIGN_LIMIT_CORES:
         console.print(f"  other processes used up to {foreign:.2f} cores in a window: ratios are noise", style="yellow")
@@ -98,16 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else CONSOLE_WIDTH)
     if options.raw is not None:
         options.raw.mkdir(parents=True, exist_ok=True)
-    model = ModelChoice(path=options.model or str(ensure_tiny_model()))
+    model = model_of(options, options.model or str(ensure_tiny_model()))
     with (
         run_folder(console) as folder,
         closing(Stage(model, folder, options.vllm_arg, console, one_at_a_time=options.idle == "stop")) as stage,
     ):
         windows, facts = run(stage, plan, options.idle, options.raw)
-    result = report.build(Analysis(windows, plan.arms, plan.clients, seed=plan.seed), facts)
+    analysis = Analysis(windows, plan.arms, plan.clients, seed=plan.seed)
+    result = report.build(analysis, facts)
     if options.batch_curve:
-        result["batch_curve"] = report.batch_curve(result)
+        result["batch_curve"] = batch_curve.build(analysis, model.max_num_seqs)
     show(console, result)
+    if options.plot is not None:
+        plot(result["batch_curve"], options.plot)
     write_json(result)
     return 0
 

@@ -221,6 +221,12 @@ def slices_of(requests: list[Request], began: float, ended: float) -> list[float
     return [total / width for total in tokens]
 
 
+def decoding_s(requests: list[Request], began: float, ended: float) -> float:
+    """Request-seconds in the window between first and last token: where several decode at once, each counts."""
+    overlaps = [min(r.stamps[-1], ended) - max(r.stamps[0], began) for r in requests if r.stamps]
+    return sum(overlap for overlap in overlaps if overlap > 0)
+
+
 def summarize(run: Run) -> dict[str, Any]:
     """The result: latencies in ms, gaps in us (one list a request), slices in tokens per second."""
     began, ended = run.began, run.ended
@@ -236,6 +242,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "tokens": sum(slices) / len(slices) * (ended - began) if slices else 0.0,
         "tokens_per_s_slices": slices,
         "requests": len(inside),
+        "decoding_s": decoding_s(run.requests, began, ended),
         "ttft_ms": [(r.stamps[0] - r.started) * 1e3 for r in first_inside],
         "latency_ms": [(r.ended - r.started) * 1e3 for r in inside],
         "tpot_ms": [

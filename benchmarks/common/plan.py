@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.arms import KINDS
+from benchmarks.common.arms import KINDS, ModelChoice
 
 MAX_TOKENS = 128  # the answer length of every figure in shared/design/FACTS.md
 CLIENTS = (1, 8, 32, 64)  # alone, a team, half and all of the engine's batch
-CURVE_CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+CURVE_CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
+CURVE_SLOTS = 128  # of the engine: every client of the longest row has one, else its latency would be a queue's
+CURVE_KV_BYTES_PER_SLOT = 2**22  # 1,024 tokens of the built-in model in float32; a request of these has at most 400
 ROUNDS, QUICK_ROUNDS = 5, 3  # fewer than three give no median to speak of
 WARMUP_S, QUICK_WARMUP_S = 3.0, 1.5  # the slowest answer takes about 1.5 s at 64 clients
 WINDOW_S, QUICK_WINDOW_S = 10.0, 5.0  # 40 answers of one client; 20 when quick
 MAX_REQUESTS = 2000  # of a window: on a fast machine more answers sharpen nothing
 QUICK_BUDGET_S = 450.0  # below the eight minutes promised, with room to stop the servers and do the sums
+QUICK_CURVE_WINDOW_S = 6.0  # two answers of each of 128 clients on two cores, thirty of one client
+QUICK_CURVE_ARM_BUDGET_S = 330.0  # a curve of one arm is promised in six minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     """The command line; exits with code 2 and a message when it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=description.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="at most eight minutes: fewer and shorter windows")
-    parser.add_argument("--batch-curve", action="store_true", help="1 to 64 clients in powers of two, as factors")
+    parser.add_argument("--batch-curve", action="store_true", help="1 to 128 clients in powers of two, as factors")
+    parser.add_argument("--plot", type=Path, help="with --batch-curve: a file for its plot, .svg or .png")
     parser.add_argument(
         "--arms", default="vllm,ours", help="baseline first; vllm,vllm: the noise; ours,limited: limits"
     )
@@ -83,20 +88,36 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     options.clients = tuple(int(c) for c in options.clients.split(",")) if options.clients else default
     if options.batch_curve and 1 not in options.clients:
         parser.error("--batch-curve needs 1 among the clients: its factors are over one client")
+    if options.plot is not None and not options.batch_curve:
+        parser.error("--plot draws the curve of --batch-curve")
     options.arms = labels_of(kinds)
     return options
+
+
+def model_of(options: argparse.Namespace, path: str) -> ModelChoice:
+    """What all arms serve. For a batch curve every client has a slot, and KV cache for its longest request."""
+    model = ModelChoice(path)
+    if not options.batch_curve:
+        return model
+    slots = max(CURVE_SLOTS, *options.clients)
+    kv_cache_bytes = max(model.kv_cache_bytes, slots * CURVE_KV_BYTES_PER_SLOT)
+    return replace(model, max_num_seqs=slots, kv_cache_bytes=kv_cache_bytes)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """Sizes for a full or a quick run."""
     quick = options.quick
+    window_s, budget_s = QUICK_WINDOW_S, QUICK_BUDGET_S
+    if options.batch_curve:
+        window_s = QUICK_CURVE_WINDOW_S
+        budget_s = min(QUICK_BUDGET_S, QUICK_CURVE_ARM_BUDGET_S * len(options.arms))
     return Plan(
         arms=options.arms,
         clients=options.clients,
         rounds=options.rounds or (QUICK_ROUNDS if quick else ROUNDS),
         warmup_s=QUICK_WARMUP_S if quick else WARMUP_S,
-        window_s=QUICK_WINDOW_S if quick else WINDOW_S,
+        window_s=window_s if quick else WINDOW_S,
         max_requests=MAX_REQUESTS,
         seed=options.seed,
-        budget_s=QUICK_BUDGET_S if quick else None,
+        budget_s=budget_s if quick else None,
     )

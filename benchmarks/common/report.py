@@ -22,8 +22,6 @@ from benchmarks.common.stats import Estimate, shorten
 
 RATIO_GOAL = 1.0
 RATIO_BARS: Mapping[int, float] = {1: 0.95, 8: 0.95, 32: 0.95, 64: 0.90}  # tokens/s of ours over vLLM's own server
-PUBLISHED_BATCH = 32  # the batch size of the published curve: a 70B model on four GPUs
-PUBLISHED_THROUGHPUT_FACTOR, PUBLISHED_LATENCY_FACTOR = 13.0, 2.6  # 45 -> 587 tokens/s, 33.3 -> 87.4 s
 CPU_BARS: Mapping[str, float] = {"cpu_ratio_engine_replica": 1.05, "cpu_ratio_router_haproxy": 0.4}  # from 8 clients up
 US_PER_S = 1e6
 P50, P99 = 0.5, 0.99
@@ -180,28 +178,6 @@ def build(analysis: Analysis, conditions: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def batch_curve(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Throughput and latency of one answer against one client, beside the published factors at 32."""
-    curves: dict[str, Any] = {}
-    for arm, by_count in result["arms"].items():
-        single = by_count["1"]
-        curves[arm] = {
-            c: {
-                "tokens_per_s": f["tokens_per_s"]["value"],
-                "latency_ms_p50": f["latency_ms"]["p50"]["value"],
-                "throughput_factor": _quotient(f["tokens_per_s"]["value"], single["tokens_per_s"]["value"]),
-                "latency_factor": _quotient(f["latency_ms"]["p50"]["value"], single["latency_ms"]["p50"]["value"]),
-            }
-            for c, f in by_count.items()
-        }
-    published = {"throughput_factor": PUBLISHED_THROUGHPUT_FACTOR, "latency_factor": PUBLISHED_LATENCY_FACTOR}
-    return {"curves": curves, "published": {"batch": PUBLISHED_BATCH, **published}}
-
-
-def _quotient(a: float | None, b: float | None) -> float | None:
-    return shorten(a / b) if a is not None and b else None
-
-
 def cell(estimate: Mapping[str, Any], unit: str = "") -> str:
     """A figure with its interval, or a dash."""
     if estimate["value"] is None:
@@ -262,19 +238,3 @@ def _comparison_table(result: Mapping[str, Any]) -> Table:
     idle = ", ".join(f"{arm} {cores:g}" for arm, cores in result["idle_cores"].items())
     table.caption = f"CPU ratios: over vLLM's API server, a token. Idle, in cores: {idle}"
     return table
-
-
-def print_batch_curve(console: Console, curve: Mapping[str, Any]) -> None:
-    """The curve beside the published factors."""
-    table = Table(title="batch curve: factors over one client")
-    for column in ("arm", "clients", "tokens/s", "throughput x", "answer p50 ms", "latency x", "published"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    published = curve["published"]
-    note = f"{published['throughput_factor']:g}x for {published['latency_factor']:g}x"
-    for arm, by_count in curve["curves"].items():
-        for c, f in by_count.items():
-            values = (f["tokens_per_s"], f["throughput_factor"], f["latency_ms_p50"], f["latency_factor"])
-            cells = ["-" if v is None else f"{v:g}" for v in values]
-            table.add_row(arm, c, *cells, note if int(c) == published["batch"] else "")
-        table.add_section()
-    console.print(table)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.loadgen import Request, drive, slices_of
+from benchmarks.common.loadgen import Request, decoding_s, drive, slices_of
 from benchmarks.common.sse import Usage
 from benchmarks.common.workload import Spec
 
@@ -100,6 +100,7 @@ def test_tokens_events_and_gaps_are_those_the_server_sent(capfd: pytest.CaptureF
     assert min(found["ttft_ms"]) >= GAP_S * 1e3
     assert all(t >= GAP_S * 1e3 * (TOKENS / TOKENS_PER_EVENT) for t in found["latency_ms"])
     assert abs(found["tokens"] - found["event_tokens"]) <= 2 * 3 * TOKENS  # answers that straddle an edge
+    assert 0 < found["decoding_s"] < 3 * found["window_s"]
     assert all(len(gaps) <= TOKENS / TOKENS_PER_EVENT - 1 for gaps in found["gaps_us"])
 
 
@@ -137,3 +138,14 @@ def test_slices_add_up_to_the_tokens_inside_the_window() -> None:
     request = Request(started=0.0, stamps=[0.5, 1.5, 2.5, 3.5], ended=3.5, usage=Usage(1, 8), done=True)
     assert slices_of([request], began=1.0, ended=3.0) == [2.0, 2.0]
     assert sum(slices_of([request], began=0.0, ended=4.0)) == pytest.approx(8.0)
+
+
+def test_decoding_time_is_between_first_and_last_token_and_inside_the_window() -> None:
+    def request(*stamps: float) -> Request:
+        return Request(started=0.0, stamps=list(stamps))
+
+    whole, reaches_in, reaches_out = request(2.0, 2.5, 4.0), request(0.5, 1.5), request(4.5, 9.0)
+    outside, without_tokens, of_one_token = request(6.0, 7.0), request(), request(3.0)
+    everything = [whole, reaches_in, reaches_out, outside, without_tokens, of_one_token]
+    assert decoding_s(everything, began=1.0, ended=5.0) == pytest.approx(2.0 + 0.5 + 0.5)
+    assert decoding_s([request(0.0, 10.0)], began=1.0, ended=5.0) == pytest.approx(4.0)

@@ -8,12 +8,14 @@ from itertools import islice, pairwise
 import pytest
 from rich.console import Console
 
-from benchmarks.common.arms import BenchmarkError
-from benchmarks.common.plan import Plan, labels_of, order, parse_arguments, plan_of, seed_of
+from benchmarks.common.arms import BenchmarkError, ModelChoice
+from benchmarks.common.plan import MAX_TOKENS, Plan, labels_of, model_of, order, parse_arguments, plan_of, seed_of
 from benchmarks.common.stage import run_folder
 from benchmarks.common.workload import prompts
+from serve_app.engine import tiny_model
 
 KEYS = ["--clients", "1,8"]
+LONGEST_PROMPT_TOKENS = 280  # 180 words and a number, with the chat template, and room to spare
 
 
 def plan(*arguments: str) -> Plan:
@@ -65,6 +67,37 @@ def test_a_batch_curve_needs_the_single_client(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse_arguments(["--batch-curve", "--clients", "8"], "text")
     assert "needs 1" in capsys.readouterr().err
+
+
+def test_a_batch_curve_has_128_clients_and_a_slot_and_kv_cache_for_each() -> None:
+    options = parse_arguments(["--batch-curve", "--arms", "ours"], "text")
+    model = model_of(options, "folder")
+    assert plan_of(options).clients == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert model.max_num_seqs == 128
+    kv_bytes = 2 * tiny_model.LAYERS * tiny_model.KV_HEADS * tiny_model.HEAD_SIZE * 4  # keys and values, float32
+    assert model.kv_cache_bytes >= 128 * (LONGEST_PROMPT_TOKENS + MAX_TOKENS) * kv_bytes
+    more = model_of(parse_arguments(["--batch-curve", "--clients", "1,256"], "text"), "folder")
+    assert more.max_num_seqs == 256
+    assert more.kv_cache_bytes == 2 * model.kv_cache_bytes
+
+
+def test_other_modes_serve_what_they_served() -> None:
+    assert model_of(parse_arguments(["--clients", "1,128"], "text"), "folder") == ModelChoice("folder")
+
+
+def test_a_quick_curve_of_one_arm_is_bounded_by_six_minutes_and_of_two_by_eight() -> None:
+    one, two = (
+        plan_of(parse_arguments(["--batch-curve", "--quick", "--arms", a], "text")) for a in ("ours", "vllm,ours")
+    )
+    assert one.budget_s is not None
+    assert two.budget_s is not None
+    assert one.budget_s < 360 < two.budget_s < 480
+
+
+def test_a_plot_is_of_a_batch_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--plot", "curve.svg"], "text")
+    assert "--batch-curve" in capsys.readouterr().err
 
 
 def test_logs_of_a_run_are_kept_when_it_fails_and_only_then(capsys: pytest.CaptureFixture[str]) -> None:

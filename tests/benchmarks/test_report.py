@@ -102,22 +102,12 @@ def test_one_arm_alone_has_no_ratio() -> None:
     assert found["ratio"] == found["ttft_added_ms"] == {}
 
 
-def test_the_batch_curve_gives_factors_over_one_client() -> None:
-    curve = report.batch_curve(result(2))
-    at_32 = curve["curves"]["ours"]["32"]
-    assert at_32["throughput_factor"] == pytest.approx(32**0.5, rel=1e-3)
-    assert at_32["latency_factor"] == pytest.approx(32**0.5, rel=1e-3)
-    assert curve["published"] == {"batch": 32, "throughput_factor": 13.0, "latency_factor": 2.6}
-
-
 def test_tables_show_the_bar_beside_the_figure() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     found = result(3)
     report.print_tables(console, found)
-    report.print_batch_curve(console, report.batch_curve(found))
     text = console.export_text()
     assert "0.95" in text
-    assert "13x for 2.6x" in text
     assert "router replica" in text
 
 
