@@ -35,8 +35,17 @@ VLLM_MODELS = {
         "ChatRequestMixin",
         "EncodingRequestMixin",
         "EmbedRequestMixin",
+        "ClassifyRequestMixin",
     },
     "pooling/embed/protocol.py": {"EmbeddingBatchChatRequest", "EmbeddingChatInputRequest"},
+    "pooling/scoring/protocol.py": {
+        "ScoringRequestMixin",
+        "ScoreDataRequest",
+        "ScoreQueriesDocumentsRequest",
+        "ScoreQueriesItemsRequest",
+        "ScoreTextRequest",
+        "RerankRequest",
+    },
     "serve/tokenize/protocol.py": {"TokenizeCompletionRequest", "TokenizeChatRequest", "DetokenizeRequest"},
 }
 
