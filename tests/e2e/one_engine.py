@@ -4,8 +4,8 @@ The order is a JSON object: `settings` of one model, `prompts` as token ids, `ma
 completed greedily, all at once, or embedded where that is the model's task (`salts`: once with each of these cache
 salts, one after the other). The answer, the last line on the output, is a JSON object with `tokens` (the produced ids)
 or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
-Of an embedding model, `scores` are bodies of scores (and of reranks, those with a `query`): `scored` has the status, the
-answer, the prompt tokens and those of them that were cached, one after the other, each with the salt beside it.
+Of an embedding model, `scores` are bodies of scores (with a `query`: of reranks) and a salt for each, one after the
+other; `scored` has the status of each, its answer, its prompt tokens and those of them that were cached.
 """
 
 from __future__ import annotations
