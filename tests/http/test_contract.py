@@ -428,7 +428,9 @@ def test_a_rerank_without_a_query_and_documents_is_refused_by_name(body: dict[st
     refused(field, body, Operation.RERANK)
 
 
-@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")])
+@pytest.mark.parametrize(
+    "names", [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")]
+)
 def test_a_score_passes_in_each_form_of_vllm_s(names: tuple[str, str]) -> None:
     for queries, documents in (("a", "b"), ("a", ["b", "c"]), (["a", "d"], ["b", "c"])):
         body = {"model": "e", names[0]: queries, names[1]: documents, "user": "u"}

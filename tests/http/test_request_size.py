@@ -29,9 +29,9 @@ messages = st.lists(
     ),
     max_size=3,
 )
+score_fields = ["queries", "documents", "text_1", "text_2", "query"]
 field_names = st.sampled_from(
-    ["n", "prompt", "input", "messages", "instructions", "tools", "max_tokens", "max_output_tokens"]
-    + ["queries", "documents", "text_1", "text_2", "query"]
+    ["n", "prompt", "input", "messages", "instructions", "tools", "max_tokens", "max_output_tokens", *score_fields]
 )
 bodies = st.dictionaries(field_names, json_values | messages | st.lists(messages, max_size=2), max_size=6)
 operations = st.sampled_from(list(Operation))
