@@ -387,57 +387,6 @@ def test_pooling_gets_no_output_bound(operation: Operation, body: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "queries"),
-        ({"queries": "a"}, "documents"),
-        ({"queries": "a", "documents": None}, "documents"),
-        ({"items": ["a"]}, "queries"),
-        ({"text_2": "a"}, "text_1"),
-        ({"data_1": "a"}, "data_2"),
-        ({"queries": "a", "documents": "b", "items": "c"}, "items"),
-        ({"documents": "a", "text_1": "b", "text_2": "c"}, "documents"),
-        ({"queries": [], "documents": "a"}, "queries"),
-        ({"queries": "a", "documents": []}, "documents"),
-        ({"queries": "a", "documents": ["b", 5]}, "documents.1"),
-        ({"queries": "a", "documents": [["b"]]}, "documents.0"),
-        ({"queries": 5, "documents": "a"}, "queries"),
-        ({"queries": "a", "documents": [None]}, "documents.0"),
-        ({"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "queries"),
-        ({"queries": ["a", "b"], "documents": "a"}, "queries"),
-    ],
-)
-def test_a_score_without_two_fields_of_texts_is_refused_by_name(body: dict[str, Any], field: str) -> None:
-    refused(field, body, Operation.SCORE)
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "query"),
-        ({"documents": ["a"]}, "query"),
-        ({"query": "a"}, "documents"),
-        ({"query": "a", "documents": []}, "documents"),
-        ({"query": "a", "documents": [3]}, "documents.0"),
-        ({"query": ["a"], "documents": ["a"]}, "query"),
-        ({"query": 1, "documents": ["a"]}, "query"),
-        ({"queries": "a", "documents": ["a"]}, "query"),
-    ],
-)
-def test_a_rerank_without_a_query_and_documents_is_refused_by_name(body: dict[str, Any], field: str) -> None:
-    refused(field, body, Operation.RERANK)
-
-
-@pytest.mark.parametrize(
-    "names", [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")]
-)
-def test_a_score_passes_in_each_form_of_vllm_s(names: tuple[str, str]) -> None:
-    for queries, documents in (("a", "b"), ("a", ["b", "c"]), (["a", "d"], ["b", "c"])):
-        body = {"model": "e", names[0]: queries, names[1]: documents, "user": "u"}
-        assert clean({**body, "cache_salt": "mine", "made_up": 1}, Operation.SCORE) == body
-
-
-@pytest.mark.parametrize(
     ("cap", "given", "expected"),
     [(None, {}, 50), (20, {}, 20), (None, {"max_tokens": 7}, 7), (None, {"max_tokens": None}, 50)],
 )
