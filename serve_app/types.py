@@ -54,12 +54,14 @@ class Outcome(enum.StrEnum):
 
 
 class Operation(enum.StrEnum):
-    """The operation of an engine; one value per OpenAI-compatible route that reaches an engine."""
+    """The operation of an engine; one value per route of vLLM's server that reaches an engine."""
 
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSES = "responses"
     EMBEDDING = "embedding"
+    SCORE = "score"
+    RERANK = "rerank"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     INPUT_TOKENS = "input_tokens"  # of a response, counted
@@ -70,9 +72,18 @@ class Operation(enum.StrEnum):
         return self in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES)
 
     @property
+    def is_scoring(self) -> bool:
+        return self in (Operation.SCORE, Operation.RERANK)
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether pooling models answer it: texts are read in one step each, and no token is generated."""
+        return self is Operation.EMBEDDING or self.is_scoring
+
+    @property
     def takes_slot(self) -> bool:
         """Whether the operation occupies batch slots of the engine (tokenizing runs on the front end alone)."""
-        return self.generates or self is Operation.EMBEDDING
+        return self.generates or self.is_pooling
 
 
 @dataclass(frozen=True, slots=True)

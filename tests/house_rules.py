@@ -16,7 +16,13 @@ from tests.import_rules import under
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.types", "serve_app.errors", "serve_app.names"),
-    ("serve_app.system", "serve_app.ray_adapter", "serve_app.core.keyed_heap", "serve_app.core.grammar_bounds"),
+    (
+        "serve_app.system",
+        "serve_app.ray_adapter",
+        "serve_app.core.keyed_heap",
+        "serve_app.core.grammar_bounds",
+        "serve_app.core.score_inputs",
+    ),
     (
         "serve_app.core.queue",
         "serve_app.core.placement",

@@ -9,11 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# vLLM's name of a field, and the client's fields that become it. The first one in the body counts.
+from serve_app.core.score_inputs import INPUT_FIELDS
+
+# vLLM's name of a field, and the client's fields that become it. Of those in the body, the one with the longest text
+# counts, else the first: vLLM does not say whether the query or a document of a score is too long.
 _CLIENT_FIELDS = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens"),
     "logprobs": ("top_logprobs",),
-    "input_tokens": ("messages", "prompt", "input"),
+    "input_tokens": ("messages", "prompt", "input", *sorted(set().union(*INPUT_FIELDS.values()))),
 }
 _FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it
 _APPENDED_PARAMETER = re.compile(r" \(parameter=.*\)$", re.DOTALL)
@@ -43,5 +46,11 @@ def in_client_words(message: str, param: str | None, body: Mapping[str, Any]) ->
     message = _APPENDED_PARAMETER.sub("", message)
     if param is None:
         return message, next((word for word in _FIELD_WORD.findall(message) if word in body), None)
-    name = next((field for field in _CLIENT_FIELDS.get(param, ()) if body.get(field) is not None), param)
+    fields = [field for field in _CLIENT_FIELDS.get(param, ()) if body.get(field) is not None]
+    name = max(fields, key=lambda field: _longest_text(body[field]), default=param)
     return re.sub(rf"\b{re.escape(param)}\b", name, message), name
+
+
+def _longest_text(value: Any) -> int:
+    """The characters of the longest text in a field; 0: it has none."""
+    return max((len(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)), default=0)

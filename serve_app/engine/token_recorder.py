@@ -48,7 +48,7 @@ class TokenRecorder:
 
     def record(self, outputs: AsyncGenerator[Output, None], *, pooling: bool = False) -> AsyncGenerator[Output, None]:
         """Pass the outputs of one prompt on; records the token ids of each before its consumer receives it. Called once
-        per prompt, in the order of the prompts. `pooling`: embeddings, of which only the prompt counts."""
+        per prompt, in the order of the prompts. `pooling`: embeddings and scores, of which only the prompt counts."""
         first_choice = None if pooling else len(self.usage_by_call) * self.choices
         used = [0, 0, 0]  # prompt, completion, cached tokens
         self.usage_by_call.append(used)

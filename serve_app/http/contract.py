@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
+from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
 from serve_app.errors import BadRequest, Forbidden
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Operation, RequestClass
@@ -57,6 +58,8 @@ _FORWARDED_FOR: dict[str, str] = {
     " return_tokens_as_token_ids return_prompt_text return_token_strs enable_response_messages",
     "embeddings (vLLM removed the last two, and says so)": "dimensions encoding_format embed_dtype endianness"
     " use_activation padding normalize task",
+    "scores": "queries items text_1 text_2 data_1 data_2 query top_n max_tokens_per_query max_tokens_per_doc"
+    " instruction",
 }
 FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
 
@@ -174,7 +177,9 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
-    for name in _MESSAGE_FIELDS:
+    if operation.is_scoring:
+        score_inputs(operation, clean)
+    for name in (*_MESSAGE_FIELDS, *INPUT_FIELDS.get(operation, ())):
         _refuse_media_ids(name, clean.get(name))
     if type(clean.get("messages", [])) is not list:
         raise BadRequest("`messages` must be an array of messages", param="messages")
@@ -189,15 +194,19 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
 
 
-def _refuse_media_ids(field: str, messages: Any) -> None:
-    """Refuse a `uuid` of a content part: vLLM takes it for the name of an image, audio or video in caches that all
-    tenants share, so it would read another tenant's, or put one in place of another tenant's."""
-    for number, message in enumerate(messages if type(messages) is list else ()):
-        content = message.get("content") if type(message) is dict else None
-        for index, part in enumerate(content if type(content) is list else ()):
-            if type(part) is dict and part.get("uuid") is not None:
-                path = f"{field}.{number}.content.{index}.uuid"
-                raise BadRequest(f"`{path}` {_UNTRUSTED}: send the medium itself", param=path)
+def _refuse_media_ids(path: str, value: Any) -> None:
+    """Refuse a `uuid` of a content part, in a message or in lists of them: vLLM takes it for the name of an image,
+    audio or video in caches that all tenants share, so it would read another tenant's, or put one in place of another
+    tenant's."""
+    if type(value) is list:
+        for number, one in enumerate(value):
+            if type(one) in (dict, list):
+                _refuse_media_ids(f"{path}.{number}", one)
+    content = value.get("content") if type(value) is dict else None
+    for index, part in enumerate(content if type(content) is list else ()):
+        if type(part) is dict and part.get("uuid") is not None:
+            name = f"{path}.content.{index}.uuid"
+            raise BadRequest(f"`{name}` {_UNTRUSTED}: send the medium itself", param=name)
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:

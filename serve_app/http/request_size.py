@@ -18,6 +18,7 @@ import msgspec
 
 from serve_app.core.estimate import EstimateSource, Estimator, LengthRule
 from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
@@ -34,13 +35,17 @@ _TEXT_FIELDS = ("text", "arguments", "output", "name")
 
 
 def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
-    """The number of sequences in the engine's batch: `n` x prompts; 0 if the operation takes none.
+    """The number of sequences in the engine's batch: `n` x prompts; 0 if the operation takes none. Each text of a score
+    is one: an embedding model embeds queries and documents apart (a cross-encoder has fewer, one for each pair).
 
     Raises:
         BadRequest: more than `bounds.max_sequences`, or `n` is not a positive integer; `param` is the field at fault.
     """
     if not operation.takes_slot or operation is Operation.RESPONSES:
         return int(operation.takes_slot)
+    if operation.is_scoring:
+        found = score_inputs(operation, body)
+        return _inputs(found.longer_field, len(found.queries) + len(found.documents), bounds)
     field, prompts = _prompts(operation, body)
     n = body.get("n") if operation.generates else None
     if n is None:
@@ -48,9 +53,7 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
     elif type(n) is not int or n < 1:
         raise BadRequest("`n` must be a positive integer", param="n")
     if operation is Operation.EMBEDDING:
-        if prompts > bounds.max_embedding_inputs:
-            raise BadRequest(f"`{field}` may have {bounds.max_embedding_inputs} inputs, it has {prompts}", param=field)
-        return prompts
+        return _inputs(field, prompts, bounds)
     if n * prompts > bounds.max_sequences:
         shown = n if n < 2**63 else "too many"
         asked = f"{shown} x {prompts} (`n` times the prompts in `{field}`)" if n > 1 else f"{prompts} in `{field}`"
@@ -69,6 +72,8 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
             return _prompt_size(body.get("prompt"))
         case Operation.EMBEDDING:
             return _prompt_size(body.get("input")) + _prompt_size(body.get("messages"))
+        case Operation.SCORE | Operation.RERANK:
+            return sum(_prompt_size(_listed(body.get(name))) for name in INPUT_FIELDS[operation])
         case Operation.RESPONSES | Operation.INPUT_TOKENS:
             size = _text_size(body.get("instructions")) + _prompt_size(body.get("input"))
         case Operation.CHAT:
@@ -140,10 +145,10 @@ def slots_of(
     """The slots that the request occupies in a replica's batch.
 
     Args:
-        length_rule: slots of long sequences; not for embeddings: an embedding is one step, bounded by its tokens.
+        length_rule: slots of long sequences; not for pooling: an embedding is one step, bounded by its tokens.
         max_slots: the slots of the largest replica.
     """
-    if operation is Operation.EMBEDDING:
+    if operation.is_pooling:
         return min(sequences, max_slots)  # inputs end one by one: a call with many takes one whole replica at most
     if length_rule is None:
         return sequences
@@ -188,6 +193,19 @@ def routing_key(
         return AffinityKey(f"{tenant}\0session\0{session_id}", TargetReason.SESSION)
     prefix = prefix_key(operation, body) if prompt > block else ""
     return AffinityKey(f"{tenant}\0prefix\0{prefix}", TargetReason.PREFIX) if prefix else None
+
+
+def _inputs(field: str, count: int, bounds: HttpSettings) -> int:
+    """The number of texts that a pooling model reads. Raises BadRequest: more than `bounds.max_embedding_inputs`."""
+    most = bounds.max_embedding_inputs
+    if count > most:
+        raise BadRequest(f"one request may have {most} inputs, this one has {count} (`{field}`)", param=field)
+    return count
+
+
+def _listed(value: Any) -> Any:
+    """One multimodal query or document as a list of it."""
+    return [value] if type(value) is dict else value
 
 
 def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:

@@ -71,6 +71,11 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/responses", Operation.RESPONSES),
     ("POST", "/v1/responses/input_tokens", Operation.INPUT_TOKENS),
     ("POST", "/v1/embeddings", Operation.EMBEDDING),
+    ("POST", "/v1/score", Operation.SCORE),
+    ("POST", "/score", Operation.SCORE),  # vLLM's own place of it
+    ("POST", "/v1/rerank", Operation.RERANK),  # Jina's
+    ("POST", "/v2/rerank", Operation.RERANK),  # Cohere's
+    ("POST", "/rerank", Operation.RERANK),
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),

@@ -49,6 +49,20 @@ def test_the_sdk_s_answers_are_those_of_our_own_methods() -> None:
     run(scenario)
 
 
+def test_scores_by_the_sdk_s_post() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        llm, router = await started(cluster)
+        body = {"model": MODEL, "query": "a", "documents": ["b", "a"], "top_n": 1}
+        answer: Any = await llm.openai.post("/rerank", body=body, cast_to=object)
+        assert [(row["index"], row["document"]["text"]) for row in answer["results"]] == [(1, "a")]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await llm.openai.post("/score", body={"model": MODEL, "queries": "a", "documents": []}, cast_to=object)
+        assert refused.value.param == "documents"
+        assert router.outcomes == {Outcome.OK: 1, Outcome.BAD_REQUEST: 1}
+
+    run(scenario, model(task="embed"))
+
+
 def test_embeddings_by_the_sdk() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, _ = await started(cluster)

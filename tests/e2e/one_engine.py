@@ -4,6 +4,8 @@ The order is a JSON object: `settings` of one model, `prompts` as token ids, `ma
 completed greedily, all at once, or embedded where that is the model's task (`salts`: once with each of these cache
 salts, one after the other). The answer, the last line on the output, is a JSON object with `tokens` (the produced ids)
 or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
+Of an embedding model, `scores` are bodies of scores (with a `query`: of reranks) and a salt for each, one after the
+other; `scored` has the status of each, its answer, its prompt tokens and those of them that were cached.
 """
 
 from __future__ import annotations
@@ -70,6 +72,14 @@ async def embed(
     return [entry["embedding"] for entry in json.loads(piece.body)["data"]], piece.usage.cached_tokens
 
 
+async def score(backend: EngineBackend, body: dict[str, Any], salt: str | None) -> tuple[int, Any, int, int]:
+    operation = Operation.RERANK if "query" in body else Operation.SCORE
+    order = Submit(1, f"scored-{salt}", operation, body, cache_salt=salt)
+    (piece,) = [piece async for piece in backend.run(order)]
+    assert piece.usage is not None
+    return piece.status, json.loads(piece.body), piece.usage.prompt_tokens, piece.usage.cached_tokens
+
+
 async def main(order: dict[str, Any]) -> dict[str, Any]:
     settings = ModelSettings.model_validate(order["settings"])
     backend = make_backend(settings)
@@ -79,7 +89,9 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
             salts = order.get("salts", [None])
             answers = [await embed(backend, settings.name, order["prompts"], salt) for salt in salts]
             cached = [count for _, count in answers]
-            return {"embeddings": answers[-1][0], "cached": cached, "info": msgspec.to_builtins(info)}
+            scored = [await score(backend, body, salt) for body, salt in order.get("scores", [])]
+            found = {"embeddings": answers[-1][0], "cached": cached, "scored": scored}
+            return found | {"info": msgspec.to_builtins(info)}
         tokens = await asyncio.gather(
             *(
                 complete(backend, settings.name, number, prompt, order["max_tokens"])

@@ -1,8 +1,10 @@
-"""A pooling model embeds as the `transformers` library does: the last token's hidden state, normalised."""
+"""A pooling model embeds as the `transformers` library does: the last token's hidden state, normalised. A score of two
+texts is the cosine of their embeddings."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -17,24 +19,58 @@ NEAR = 1e-3  # of each component of a unit vector; float32 sums in another order
 
 
 @pytest.mark.long
-def test_embeddings_equal_the_librarys() -> None:
+def test_embeddings_equal_the_librarys_and_scores_are_their_cosines() -> None:
     requires("vllm")
     reference = Reference(ensure_tiny_model())
     asked = [reference.encode(prompts.text(number)) for number in range(PROMPTS)]
     settings = {"name": "e", "task": "embed", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
-    answer = one_engine.run_alone({"settings": settings, "prompts": asked, "max_tokens": 1})
+    texts = [prompts.text(number) for number in range(PROMPTS)]
+    scores: list[tuple[dict[str, Any], str]] = [
+        ({"queries": texts[0], "documents": texts[1:]}, "a"),
+        ({"queries": texts[:3], "items": texts[3:]}, "a"),
+        ({"query": texts[0], "documents": texts, "top_n": 2}, "a"),
+    ]
+    order = {"settings": settings, "prompts": asked, "max_tokens": 1, "scores": scores}
+    answer = one_engine.run_alone(order)
     assert "embed" in answer["info"][1]
     for prompt, embedding in zip(asked, answer["embeddings"], strict=True):
         assert math.isclose(math.hypot(*embedding), 1.0, abs_tol=NEAR)
         assert embedding == pytest.approx(reference.embedding(prompt), abs=NEAR)
+    check_scores(answer["embeddings"], answer["scored"], [len(prompt) for prompt in asked])
+
+
+def check_scores(embeddings: list[list[float]], scored: list[Any], lengths: list[int]) -> None:
+    def cosine(one: int, other: int) -> float:
+        return sum(a * b for a, b in zip(embeddings[one], embeddings[other], strict=True))
+
+    each, pairs, best = scored
+    assert [status for status, *_ in scored] == [200] * 3
+    of_first = [cosine(0, number) for number in range(PROMPTS)]
+    assert [row["score"] for row in each[1]["data"]] == pytest.approx(of_first[1:], abs=NEAR)
+    assert [row["score"] for row in pairs[1]["data"]] == pytest.approx([cosine(n, n + 3) for n in range(3)], abs=NEAR)
+    ranked = sorted(range(PROMPTS), key=lambda number: -of_first[number])[:2]
+    assert [row["index"] for row in best[1]["results"]] == ranked
+    assert [row["relevance_score"] for row in best[1]["results"]] == pytest.approx(
+        [of_first[n] for n in ranked], abs=NEAR
+    )
+    assert each[1]["usage"]["prompt_tokens"] == each[2] == sum(lengths), "each text is read once"
+    assert pairs[2] == sum(lengths)
+    assert best[2] == sum(lengths) + lengths[0]
 
 
 @pytest.mark.long
-def test_embeddings_find_the_prefix_of_their_own_tenant_cached_and_no_other_s() -> None:
+def test_embeddings_and_scores_find_the_prefix_of_their_own_tenant_cached_and_no_other_s() -> None:
     """Each has a salt of its own; without one the first call of a tenant would find what another has embedded."""
     requires("vllm")
     settings = {"name": "e", "task": "embed", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
-    order = {"settings": settings, "prompts": [LONG], "max_tokens": 1, "salts": ["a", "b", "b", "a"]}
-    first, other, again, back = one_engine.run_alone(order)["cached"]
+    text = " ".join(prompts.text(number) for number in range(12))  # more than a block of vLLM's prefix cache
+    bodies = {"queries": "who?", "documents": [text]}, {"query": "who?", "documents": [text]}
+    scores = [(body, salt) for body in bodies for salt in ("c", "d", "d", "c")]
+    order = {"settings": settings, "prompts": [LONG], "max_tokens": 1, "salts": ["a", "b", "b", "a"], "scores": scores}
+    answer = one_engine.run_alone(order)
+    first, other, again, back = answer["cached"]
     assert (first, other) == (0, 0)
     assert min(again, back) > 0
+    cached = [found for *_, found in answer["scored"]]
+    assert cached[:2] == [0, 0]
+    assert min(cached[2:]) > 0, "the texts that a tenant has scored, it finds when it reranks"

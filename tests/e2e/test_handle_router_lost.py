@@ -1,5 +1,5 @@
 """A router that dies under calls by handle is a lost connection to the SDK, and another one takes what comes next.
-The stack here serves embeddings, too."""
+The stack here serves embeddings and their scores, too."""
 
 from __future__ import annotations
 
@@ -47,12 +47,18 @@ def routers(there: Stack) -> list[int]:
     return [pid for pid in there.cluster.pids() if title_of(pid).startswith(TITLE)]
 
 
-def test_embeddings_are_those_over_http(there: Stack) -> None:
+def test_embeddings_and_scores_are_those_over_http(there: Stack) -> None:
     with joined(there) as llm, there.client() as over:
         by_handle = llm.sync.openai.embeddings.create(model=EMBED, input=["a", "b"])
         assert (
             by_handle.model_dump()["data"] == over.embeddings.create(model=EMBED, input=["a", "b"]).model_dump()["data"]
         )
+        body = {"model": EMBED, "queries": "a", "documents": ["a", "b"]}
+        first, second = (row.embedding for row in by_handle.data)
+        cosine = sum(a * b for a, b in zip(first, second, strict=True))
+        for asked in (llm.sync.openai, over):
+            scored: Any = asked.post("/score", body=body, cast_to=object)
+            assert [row["score"] for row in scored["data"]] == pytest.approx([1.0, cosine], abs=1e-6)
         ours = llm.sync.embed(["a", "b"], model=EMBED)
         for one, other in zip(ours.data, by_handle.data, strict=True):
             assert one.embedding == pytest.approx(other.embedding)

@@ -67,6 +67,14 @@ def test_a_path_has_no_names_of_vllm_s_classes(
             ),
         ),
         ("the prompt is too long", "input_tokens", {"input": "x"}, ("the prompt is too long", "input")),
+        (
+            "the prompt is too long",
+            "input_tokens",
+            {"query": "xx", "documents": ["y", "yyy"]},
+            ("the prompt is too long", "documents"),
+        ),
+        ("too long", "input_tokens", {"text_1": "xx", "text_2": ["y"]}, ("too long", "text_1")),
+        ("too long", "input_tokens", {"messages": [{"a": 1}], "documents": [{"b": 2}]}, ("too long", "messages")),
         ("no field at all", None, {"stop": [""]}, ("no field at all", None)),
     ],
 )

@@ -105,6 +105,7 @@ def test_chat_without_a_limit_runs_to_the_models_length() -> None:
         (Operation.TOKENIZE, {}, "prompt"),
         (Operation.DETOKENIZE, {"tokens": ["a"]}, "tokens"),
         (Operation.EMBEDDING, {"input": "a"}, "model"),
+        (Operation.SCORE, {"queries": "a", "documents": "b"}, "model"),
         (Operation.RESPONSES, {"input": "a"}, "model"),
     ],
 )
@@ -177,6 +178,48 @@ def test_tokenize_and_detokenize_routes() -> None:
         assert json.loads(told[0].body)["count"] == 3  # as many as a chat of it counts
 
     run(there_and_back)
+
+
+def test_scores_are_the_cosines_of_embeddings() -> None:
+    texts = ["one two", "three", "three"]
+    vectors = [row["embedding"] for row in document(Operation.EMBEDDING, {"input": texts}, task="embed")["data"]]
+    cosines = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors]
+    told = document(Operation.SCORE, {"queries": texts[0], "documents": texts}, task="embed")
+    assert [(row["index"], row["object"]) for row in told["data"]] == [(0, "score"), (1, "score"), (2, "score")]
+    assert [row["score"] for row in told["data"]] == pytest.approx(cosines)
+    assert told["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    pairs = document(Operation.SCORE, {"text_1": texts[:2], "text_2": texts[1:]}, task="embed")
+    assert [row["score"] for row in pairs["data"]] == pytest.approx([cosines[1], 1.0])
+
+
+@pytest.mark.parametrize(("top_n", "count"), [(0, 3), (2, 2), (9, 3)])
+def test_a_rerank_gives_the_best_documents_the_best_first(top_n: int, count: int) -> None:
+    body = {"query": "one", "documents": ["two", "one", "three"], "top_n": top_n}
+    told = document(Operation.RERANK, body, task="embed")
+    scores = [row["relevance_score"] for row in told["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == count
+    first = {"index": 1, "document": {"text": "one", "multi_modal": None}, "relevance_score": pytest.approx(1.0)}
+    assert told["results"][0] == first
+    assert told["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ({"query": "a", "documents": ["b"], "top_n": None}, "top_n"),
+        ({"query": "a", "documents": ["b"], "top_n": True}, "top_n"),
+        ({"query": "", "documents": ["b"]}, "query"),
+        ({"query": "a", "documents": ["b " * 21]}, "documents"),
+        ({"query": "a", "documents": ["b", {"content": []}]}, "documents"),
+        ({"query": "a"}, "documents"),
+    ],
+)
+def test_a_rerank_that_cannot_be_answered_names_its_field(body: dict[str, Any], param: str) -> None:
+    (piece,) = pieces(Operation.RERANK, body, task="embed", max_model_len=20)
+    assert piece.status == 400
+    assert json.loads(piece.body)["error"]["param"] == param
 
 
 def test_embeddings_are_unit_vectors_in_both_encodings() -> None:

@@ -35,8 +35,17 @@ VLLM_MODELS = {
         "ChatRequestMixin",
         "EncodingRequestMixin",
         "EmbedRequestMixin",
+        "ClassifyRequestMixin",
     },
     "pooling/embed/protocol.py": {"EmbeddingBatchChatRequest", "EmbeddingChatInputRequest"},
+    "pooling/scoring/protocol.py": {
+        "ScoringRequestMixin",
+        "ScoreDataRequest",
+        "ScoreQueriesDocumentsRequest",
+        "ScoreQueriesItemsRequest",
+        "ScoreTextRequest",
+        "RerankRequest",
+    },
     "serve/tokenize/protocol.py": {"TokenizeCompletionRequest", "TokenizeChatRequest", "DetokenizeRequest"},
 }
 
@@ -365,8 +374,16 @@ def test_a_silent_completion_keeps_openais_default_of_sixteen_tokens() -> None:
     assert clean({"prompt": "x"}, Operation.COMPLETION) == {"prompt": "x"}
 
 
-def test_embeddings_get_no_output_bound() -> None:
-    assert clean({"input": "x"}, Operation.EMBEDDING, CAPPED) == {"input": "x"}
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (Operation.EMBEDDING, {"input": "x"}),
+        (Operation.SCORE, {"queries": "x", "documents": ["y"]}),
+        (Operation.RERANK, {"query": "x", "documents": ["y"], "top_n": 0}),
+    ],
+)
+def test_pooling_gets_no_output_bound(operation: Operation, body: dict[str, Any]) -> None:
+    assert clean(body, operation, CAPPED) == body
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,11 @@ def test_every_operation_with_a_prompt_carries_the_salt_of_its_tenant(settings: 
         cluster["r1"].engine.wire.run = recorded
         sent = {path: BODIES[path] for path in (CHAT, COMPLETIONS)}
         if settings:
-            sent = {"/v1/embeddings": {"model": MODEL, "input": "hello"}}
+            sent = {
+                "/v1/embeddings": {"model": MODEL, "input": "hello"},
+                "/v1/score": {"model": MODEL, "queries": "hello", "documents": ["hello"]},
+                "/v1/rerank": {"model": MODEL, "query": "hello", "documents": ["hello"]},
+            }
         for path, body in sent.items():
             for key in (KEY, BATCH_KEY, KEY):
                 assert (await client.post(body | {"cache_salt": "chosen"}, path=path, key=key)).status == 200
@@ -255,3 +259,16 @@ def test_a_client_names_no_medium_in_the_engine_s_cache(operation: Operation, fi
         check_values(operation, {field: ["plain", {"role": "user"}, {"role": "user", "content": [text, image]}]})
     assert refused.value.param == f"{field}.2.content.1.uuid"
     check_values(operation, {field: [{"role": "user", "content": [text, image | {"uuid": None}]}]})
+
+
+def test_no_medium_is_named_in_a_batch_of_conversations_or_a_score_either() -> None:
+    named = {"content": [{"type": "image_url", "image_url": None, "uuid": "somebody-s"}]}
+    for operation, body, path in (
+        (Operation.EMBEDDING, {"messages": [[{"role": "user", "content": "a"}], [named]]}, "messages.1.0"),
+        (Operation.SCORE, {"queries": named, "documents": "a"}, "queries"),
+        (Operation.SCORE, {"text_1": "a", "text_2": ["b", named]}, "text_2.1"),
+        (Operation.RERANK, {"query": "a", "documents": [named]}, "documents.0"),
+    ):
+        with pytest.raises(BadRequest) as refused:
+            check_values(operation, body)
+        assert refused.value.param == f"{path}.content.0.uuid"

@@ -40,6 +40,7 @@ def estimated(costs: Estimator, **body: Any) -> RequestCost:
         (Operation.COMPLETION, {"prompt": "", "max_tokens": -(10**30)}, 1, 0),
         (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": -50}, 100, 100),
         (Operation.EMBEDDING, {"input": "x" * 400, "max_tokens": 50}, 100, 100),
+        (Operation.RERANK, {"query": "x" * 40, "documents": ["x" * 160, "x" * 200], "max_tokens": 50}, 100, 100),
     ],
 )
 def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(

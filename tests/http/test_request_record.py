@@ -43,7 +43,7 @@ def test_what_made_nothing_or_never_ran_teaches_nothing() -> None:
     assert waiting.token_use() is record(made=0).token_use() is None
 
 
-@pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.TOKENIZE])
+@pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.SCORE, Operation.RERANK, Operation.TOKENIZE])
 def test_what_does_not_generate_teaches_nothing(operation: Operation) -> None:
     assert record(operation, usage=TokenUsage(12, 9, 0, "stop")).token_use() is None
 

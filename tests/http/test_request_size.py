@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.estimate import Estimator
+from serve_app.core.score_inputs import INPUT_FIELDS
 from serve_app.errors import BadRequest
 from serve_app.http import request_size
 from serve_app.settings import HttpSettings
@@ -28,8 +29,9 @@ messages = st.lists(
     ),
     max_size=3,
 )
+score_fields = ["queries", "documents", "text_1", "text_2", "query"]
 field_names = st.sampled_from(
-    ["n", "prompt", "input", "messages", "instructions", "tools", "max_tokens", "max_output_tokens"]
+    ["n", "prompt", "input", "messages", "instructions", "tools", "max_tokens", "max_output_tokens", *score_fields]
 )
 bodies = st.dictionaries(field_names, json_values | messages | st.lists(messages, max_size=2), max_size=6)
 operations = st.sampled_from(list(Operation))
@@ -50,6 +52,10 @@ operations = st.sampled_from(list(Operation))
         (Operation.EMBEDDING, {"input": [1] * 99}, 1),
         (Operation.EMBEDDING, {"messages": [{"role": "user", "content": "x"}] * 99}, 1),
         (Operation.EMBEDDING, {"input": 5, "messages": [[{"role": "user", "content": "x"}]] * 3}, 3),
+        (Operation.SCORE, {"queries": "a", "documents": ["b"] * 99, "n": 9}, 100),
+        (Operation.SCORE, {"text_1": ["a"] * 9, "text_2": ["b"] * 9}, 18),
+        (Operation.SCORE, {"data_1": {"content": []}, "data_2": "b", "items": None}, 2),
+        (Operation.RERANK, {"query": "a", "documents": "b", "queries": 5}, 2),
         (Operation.TOKENIZE, {"prompt": ["a"] * 99}, 0),
         (Operation.DETOKENIZE, {"tokens": [1] * 99}, 0),
     ],
@@ -74,6 +80,10 @@ def test_slots_are_n_times_prompts(operation: Operation, body: dict[str, Any], e
         (Operation.COMPLETION, {"prompt": []}, "prompt"),
         (Operation.EMBEDDING, {"input": ["a"] * 2049}, "input"),
         (Operation.EMBEDDING, {"input": "x", "messages": [[{}]] * 2049}, "messages"),
+        (Operation.SCORE, {"queries": "a", "documents": ["b"] * 2048}, "documents"),
+        (Operation.SCORE, {"text_1": ["a"] * 1025, "text_2": ["b"] * 1025}, "text_2"),
+        (Operation.RERANK, {"query": "a", "documents": ["b"] * 2048}, "documents"),
+        (Operation.RERANK, {"query": "a", "documents": []}, "documents"),
     ],
 )
 def test_more_sequences_than_allowed_are_refused_by_name(
@@ -92,7 +102,9 @@ def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body:
     try:
         assert 0 <= request_size.sequence_count(operation, body, BOUNDS) <= BOUNDS.max_sequences
     except BadRequest as error:
-        assert error.param in ("n", "prompt", "input", "messages")  # noqa: PT017
+        scores = {name for names in INPUT_FIELDS.values() for name in names}
+        assert error.param is not None  # noqa: PT017
+        assert error.param.split(".")[0] in {"n", "prompt", "input", "messages", *scores}  # noqa: PT017
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=50), st.text(max_size=20))
@@ -108,6 +120,10 @@ def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: st
     assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [text, text]}) == 2 * size
     assert request_size.prompt_bytes(Operation.EMBEDDING, {"input": text}) == size
     assert request_size.prompt_bytes(Operation.RESPONSES, {"input": text, "instructions": text}) == 2 * size
+    pairs = {"text_1": text, "text_2": [text, text]}
+    assert request_size.prompt_bytes(Operation.SCORE, pairs) == 3 * size  # each text is embedded once
+    shown = {"query": {"content": parts}, "documents": [text, {"content": parts}]}
+    assert request_size.prompt_bytes(Operation.RERANK, shown) == 3 * size + 2 * request_size.MESSAGE_BYTES
 
 
 def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
@@ -177,7 +193,7 @@ def test_responses_have_a_key_of_instructions_and_input() -> None:
     assert len({key_of(body, Operation.RESPONSES) for body in bodies}) == 3
 
 
-@pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.TOKENIZE, Operation.DETOKENIZE])
+@pytest.mark.parametrize("operation", [Operation.EMBEDDING, Operation.SCORE, Operation.TOKENIZE])
 def test_what_has_no_prefix_to_reuse_has_no_key(operation: Operation) -> None:
     assert key_of({"input": "x", "prompt": "x", **BODY}, operation) == ""
     assert key_of({}) == ""

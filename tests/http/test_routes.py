@@ -23,8 +23,14 @@ def test_every_listed_route_resolves_with_and_without_a_trailing_slash(
     assert resolve(method, path + slash) == HttpRoute(target)
 
 
-def test_every_operation_has_exactly_one_route() -> None:
-    assert sorted(t for _, _, t in ROUTES if isinstance(t, Operation)) == sorted(Operation)
+def test_every_operation_has_one_route_and_scores_vllm_s_other_places_too() -> None:
+    others = {"/score", "/rerank", "/v2/rerank"}
+    assert sorted(t for _, path, t in ROUTES if isinstance(t, Operation) and path not in others) == sorted(Operation)
+    assert {path: resolve("POST", path).target for path in others} == {
+        "/score": Operation.SCORE,
+        "/rerank": Operation.RERANK,
+        "/v2/rerank": Operation.RERANK,
+    }
 
 
 @pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions//"])

@@ -165,3 +165,4 @@ def test_only_what_generates_is_weighed_and_each_sequence_by_itself() -> None:
     assert weighed(Operation.COMPLETION, 2, cost(60, 80, answers=2)) == 8  # a prompt is shared and read by both
     assert weighed(Operation.EMBEDDING, 3, cost(9000, 0)) == 3
     assert weighed(Operation.EMBEDDING, 300, cost(9000, 0)) == SLOTS
+    assert weighed(Operation.RERANK, 3, cost(9000, 0)) == 3

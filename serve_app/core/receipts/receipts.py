@@ -19,7 +19,7 @@ from serve_app.types import Outcome, RequestClass
 
 MAX_RECEIPTS = 10_000  # 9 MB; half an hour at 5 requests per second: questions come soon
 MAX_TEXT_CHARS = 256  # of an id or a name; those that this system makes are shorter
-OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-")  # which vLLM puts before our id in the object's id
+OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "score-")  # which vLLM puts before our id in the object's id
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, field
 
 from serve_app.engine.simulated import requests
-from serve_app.engine.simulated.requests import Generation, Prompts
+from serve_app.engine.simulated.requests import Generation, Prompts, Scoring
 from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
-from serve_app.engine.simulated.text import WordTokenizer, Writer, embedding, embedding_document
+from serve_app.engine.simulated.text import (
+    WordTokenizer,
+    Writer,
+    embedding,
+    embedding_document,
+    rerank_document,
+    score,
+    score_document,
+)
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Frame, Submit, TokenUsage
@@ -175,11 +183,13 @@ class SimulatedEngine:
             return self._answer(submit, found)
         if operation is Operation.DETOKENIZE:
             return self._answer(submit, {"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
-        embeds = self.settings.task == "embed"
+        pools = self.settings.task == "embed"
         unknown = operation in (Operation.RESPONSES, Operation.INPUT_TOKENS, Operation.TOKENIZER_INFO)
-        if unknown or embeds is not (operation is Operation.EMBEDDING):
+        if unknown or pools is not operation.is_pooling:
             raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
-        if embeds:
+        if operation.is_scoring:
+            return self._score(submit, requests.parse_scoring(operation, body, max_model_len=self._max_model_len))
+        if pools:
             return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))
         seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
@@ -219,6 +229,18 @@ class SimulatedEngine:
         vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
         tokens = sum(tokens for _, tokens in inputs)
         document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
+        usage = TokenUsage(tokens, 0, 0, FINISH_STOP)
+        yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
+
+    async def _score(self, submit: Submit, asked: Scoring) -> AsyncGenerator[Frame, None]:
+        await self._finish(submit, [(tokens, 0) for _, tokens in [*asked.queries, *asked.documents]])
+        scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
+        request_id, model, tokens = submit.request_id, self.settings.name, asked.prompt_tokens
+        if submit.operation is Operation.SCORE:
+            document = score_document(request_id, model, int(self.wall_clock()), scores, tokens)
+        else:
+            texts = [text for text, _ in asked.documents]
+            document = rerank_document(request_id, model, texts, scores, asked.top_n, tokens)
         usage = TokenUsage(tokens, 0, 0, FINISH_STOP)
         yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
 

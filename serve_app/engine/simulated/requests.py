@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.score_inputs import score_inputs
 from serve_app.engine.simulated.text import SimulatedChoice, count_tokens, first_stop, text_key
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
@@ -87,6 +88,40 @@ def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> tuple[Prompt
     if body.get("dimensions") is not None:
         raise BadRequest("dimensions: this model has one size", param="dimensions")
     return inputs, packing == "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """A checked score or rerank request. `top_n`: of a rerank, the number of documents in the answer; 0: all."""
+
+    queries: Prompts
+    documents: Prompts
+    top_n: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(tokens for _, tokens in [*self.queries, *self.documents])
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        queries = self.queries * (len(self.documents) if len(self.queries) == 1 else 1)
+        return [(query, document) for (query, _), (document, _) in zip(queries, self.documents, strict=True)]
+
+
+def parse_scoring(operation: Operation, body: dict[str, Any], *, max_model_len: int) -> Scoring:
+    """Read a score or rerank body of texts. Raises BadRequest as `parse_generation` does."""
+    found = score_inputs(operation, body)
+    texts: list[Prompts] = []
+    for field, entries in ((found.query_field, found.queries), (found.document_field, found.documents)):
+        if not all(isinstance(entry, str) for entry in entries):
+            raise BadRequest(f"{field}: texts are wanted", param=field)
+        texts.append([(entry, count_tokens(entry)) for entry in entries])
+        for _, tokens in texts[-1]:
+            _check_length(tokens, max_model_len, field)
+    top_n = body.get("top_n", 0)
+    if operation is Operation.RERANK and (type(top_n) is not int or top_n < 0):
+        raise BadRequest("top_n: a whole number of at least 0 is wanted", param="top_n")
+    return Scoring(texts[0], texts[1], top_n)
 
 
 def parse_tokenize(body: dict[str, Any]) -> str:

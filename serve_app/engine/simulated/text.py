@@ -188,5 +188,31 @@ def embedding_document(model: str, vectors: Sequence[Sequence[float]], prompt_to
     return _json({"object": "list", "data": data, "model": model, "usage": usage})
 
 
+def score(seed: int, query: str, document: str) -> float:
+    """The cosine of the two texts' embeddings."""
+    return sum(a * b for a, b in zip(embedding(seed, query), embedding(seed, document), strict=True))
+
+
+def score_document(request_id: str, model: str, created: int, scores: Sequence[float], prompt_tokens: int) -> bytes:
+    """The response to a score request, as vLLM has it."""
+    data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    head = {"id": f"score-{request_id}", "object": "list", "created": created, "model": model}
+    return _json(head | {"data": data, "usage": usage})
+
+
+def rerank_document(
+    request_id: str, model: str, documents: Sequence[str], scores: Sequence[float], top_n: int, prompt_tokens: int
+) -> bytes:
+    """The response to a rerank request, as vLLM has it: the best `top_n` documents, the best first; 0: all."""
+    order = sorted(range(len(documents)), key=lambda index: -scores[index])
+    results = [
+        {"index": index, "document": {"text": documents[index], "multi_modal": None}, "relevance_score": scores[index]}
+        for index in order[: top_n or None]
+    ]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return _json({"id": f"score-{request_id}", "model": model, "usage": usage, "results": results})
+
+
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

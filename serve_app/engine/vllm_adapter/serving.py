@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
@@ -94,7 +95,7 @@ async def answer(
     raw = _raw_request(submit.request_id)
     if submit.operation.generates:
         body["priority"] = submit.priority
-    if submit.operation.takes_slot and submit.cache_salt is not None:  # embeddings find cached prefixes, too
+    if submit.operation.takes_slot and submit.cache_salt is not None:  # pooling finds cached prefixes, too
         body["cache_salt"] = submit.cache_salt
     answered: BaseModel | bytes | AsyncGenerator[str, None]
     match submit.operation:
@@ -125,6 +126,10 @@ async def answer(
             serving = _serving_object(state, "serving_embedding", "embeddings")
             response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
             answered = bytes(response.body)
+        case Operation.SCORE | Operation.RERANK:
+            serving = _serving_object(state, "serving_scores", "scores")
+            response = await serving(_scoring_model(submit.operation, body).model_validate(body), raw)
+            answered = bytes(response.body)
         case Operation.TOKENIZE:
             answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
         case Operation.INPUT_TOKENS:
@@ -134,6 +139,20 @@ async def answer(
         case Operation.DETOKENIZE:
             answered = await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
     return answered
+
+
+def _scoring_model(operation: Operation, body: dict[str, Any]) -> type[BaseModel]:
+    """vLLM's model of the body, by the form that its documents have; of vLLM's union, an error would name the fields of
+    another form."""
+    if operation is Operation.RERANK:
+        return scoring.RerankRequest
+    by_documents: dict[str, type[BaseModel]] = {
+        "items": scoring.ScoreQueriesItemsRequest,
+        "text_2": scoring.ScoreTextRequest,
+        "data_2": scoring.ScoreDataRequest,
+    }
+    found = (model for name, model in by_documents.items() if body.get(name) is not None)
+    return next(found, scoring.ScoreQueriesDocumentsRequest)
 
 
 async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | bytes:

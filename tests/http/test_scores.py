@@ -1,0 +1,118 @@
+"""Scores and reranks in the router: the fields of their texts, and what they cost and leave behind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.errors import BadRequest
+from serve_app.http.contract import split
+from serve_app.settings import HttpSettings
+from serve_app.types import Identity, Operation, Outcome, RequestClass
+from tests.fakes.asgi_client import ask, started
+from tests.fakes.engines import MODEL, FakeCluster, model, run
+
+ANYONE = Identity("t", RequestClass.CRITICAL, RequestClass.NORMAL)
+
+
+def clean(body: dict[str, Any], operation: Operation) -> dict[str, Any]:
+    return split(operation, body, {}, ANYONE, HttpSettings())[0]
+
+
+def refused(field: str, body: dict[str, Any], operation: Operation) -> None:
+    with pytest.raises(BadRequest) as caught:
+        clean(body, operation)
+    assert caught.value.param == field
+    assert f"`{field}`" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "queries"),
+        ({"queries": "a"}, "documents"),
+        ({"queries": "a", "documents": None}, "documents"),
+        ({"items": ["a"]}, "queries"),
+        ({"text_2": "a"}, "text_1"),
+        ({"data_1": "a"}, "data_2"),
+        ({"queries": "a", "documents": "b", "items": "c"}, "items"),
+        ({"documents": "a", "text_1": "b", "text_2": "c"}, "documents"),
+        ({"queries": [], "documents": "a"}, "queries"),
+        ({"queries": "a", "documents": []}, "documents"),
+        ({"queries": "a", "documents": ["b", 5]}, "documents.1"),
+        ({"queries": "a", "documents": [["b"]]}, "documents.0"),
+        ({"queries": 5, "documents": "a"}, "queries"),
+        ({"queries": "a", "documents": [None]}, "documents.0"),
+        ({"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "queries"),
+        ({"queries": ["a", "b"], "documents": "a"}, "queries"),
+    ],
+)
+def test_a_score_without_two_fields_of_texts_is_refused_by_name(body: dict[str, Any], field: str) -> None:
+    refused(field, body, Operation.SCORE)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "query"),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "a"}, "documents"),
+        ({"query": "a", "documents": []}, "documents"),
+        ({"query": "a", "documents": [3]}, "documents.0"),
+        ({"query": ["a"], "documents": ["a"]}, "query"),
+        ({"query": 1, "documents": ["a"]}, "query"),
+        ({"queries": "a", "documents": ["a"]}, "query"),
+    ],
+)
+def test_a_rerank_without_a_query_and_documents_is_refused_by_name(body: dict[str, Any], field: str) -> None:
+    refused(field, body, Operation.RERANK)
+
+
+@pytest.mark.parametrize(
+    "names", [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")]
+)
+def test_a_score_passes_in_each_form_of_vllm_s(names: tuple[str, str]) -> None:
+    for queries, documents in (("a", "b"), ("a", ["b", "c"]), (["a", "d"], ["b", "c"])):
+        body = {"model": "e", names[0]: queries, names[1]: documents, "user": "u"}
+        assert clean({**body, "cache_salt": "mine", "made_up": 1}, Operation.SCORE) == body
+
+
+def test_a_score_waits_counts_and_leaves_a_receipt_as_the_embeddings_of_its_texts_do() -> None:
+    texts = ["a b", "c d e", "f"]
+    same: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/embeddings", {"input": texts}),
+        ("/v1/score", {"queries": texts[0], "documents": texts[1:]}),
+        ("/v1/rerank", {"query": texts[0], "documents": texts[1:], "top_n": 1}),
+    )
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        for path, body in same:
+            reply = await client.post({"model": MODEL, **body}, path=path)
+            assert (reply.status, json.loads(reply.body)["usage"]["prompt_tokens"]) == (200, 6)
+        left = list(client.edge.receipts.kept.values())
+        assert [(one.outcome, one.prompt_tokens, one.output_tokens) for one in left] == [(Outcome.OK, 6, 0)] * 3
+        assert len({(one.slots, one.estimated_prompt) for one in left}) == 1
+        assert client.figures("serve_app_prompt_tokens_total", "model") == {(MODEL,): 18}
+        batch = client.edge.usage.meter.next_batch()
+        assert batch is not None
+        assert (batch.rows[0].requests, batch.rows[0].prompt_tokens) == (3, 18)
+        found = client.edge.receipts.find(f"score-{left[1].request_id}", None)
+        assert found is left[1]
+
+    run(scenario, model(task="embed"))
+
+
+def test_a_score_of_a_generating_model_and_a_chat_of_a_scoring_one_are_refused() -> None:
+    score = {"model": MODEL, "queries": "a", "documents": ["b"]}
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        pools = client.edge.models[MODEL].settings.task == "embed"
+        for path, body, is_its in (("/score", score, pools), ("/v1/completions", ask("a"), not pools)):
+            assert (await client.post(body, path=path)).status == (200 if is_its else 400)
+
+    run(scenario, model(task="embed"))
+    run(scenario, model())
