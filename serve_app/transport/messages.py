@@ -36,6 +36,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str | None = None
     slots: int = 1
     service_tier: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
