@@ -150,6 +150,9 @@ class Driver:
             if error.status not in REFUSALS:
                 raise
             row.outcome = Ended.REFUSED
+        finally:
+            if row.ended_s < 0.0 <= row.started_s:
+                row.ended_s = time.monotonic() - self._recorder.began
 
     async def _idle(self) -> None:
         """Return when the engine has ended what was cancelled in it."""

@@ -42,7 +42,8 @@ class ClosedRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Row(msgspec.Struct, array_like=True):
-    """One request. `started_s`: handed to the engine; `first_s`: of its first token; negative: never."""
+    """One request. `started_s`: handed to the engine; `first_s`: of its first token; negative: never.
+    `ended_s`: of its last token, or when it was given up after it had started."""
 
     number: int
     prompt: int

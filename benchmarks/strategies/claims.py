@@ -1,0 +1,100 @@
+"""What the field's write-ups say of strategies, held against the figures. Pure.
+
+A claim that a strategy is the one for a situation is confirmed if no other strategy had a shorter p99 there (for high
+concurrency: more tokens/s), with as many answers whole; a tie within `TIE` counts as confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.strategies.figures import Figures
+from benchmarks.strategies.load import BURSTS, RAMP, STEADY, Loaded
+from benchmarks.strategies.strategy import CONTINUOUS, STATIC
+
+TIE = 0.05  # what runs of ten seconds differ by of themselves
+JITTER = 1.5  # p99 - p50 over that of continuous batching, from which on a strategy jitters
+SUCCESS = 0.997  # the field's: a strategy with fewer whole answers serves no load
+DYNAMIC, PREDICTIVE = "dynamic-32", "predictive"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    claim: str
+    where: str
+    confirmed: bool
+    figures: str
+
+    @property
+    def word(self) -> str:
+        return "confirmed" if self.confirmed else "refuted"
+
+
+def verdicts(offline: Mapping[str, Figures], loaded: Loaded) -> list[Verdict]:
+    """One for each claim and situation that was measured."""
+    found = [_high_concurrency(offline)]
+    for (pattern, kind), by_name in loaded.items():
+        where = f"{pattern}, {kind} lengths"
+        if pattern in (BURSTS, RAMP) and DYNAMIC in by_name:
+            found.append(_is_best("dynamic for fluctuating load", DYNAMIC, where, by_name))
+        if pattern == STEADY and PREDICTIVE in by_name:
+            found.append(_is_best("predictive for steady load", PREDICTIVE, where, by_name))
+        if pattern == STEADY and {STATIC, CONTINUOUS} <= by_name.keys():
+            static, continuous = by_name[STATIC], by_name[CONTINUOUS]
+            jitters = static.jitter_ms > JITTER * continuous.jitter_ms
+            found.append(Verdict("static jitters", where, jitters, _spreads(by_name, STATIC, CONTINUOUS)))
+    return found
+
+
+def _high_concurrency(offline: Mapping[str, Figures]) -> Verdict:
+    best = max(offline, key=lambda name: offline[name].tokens_per_s)
+    static = offline[STATIC]
+    confirmed = static.tokens_per_s >= (1.0 - TIE) * offline[best].tokens_per_s
+    figures = f"{STATIC} {static.tokens_per_s:.0f} tokens/s, {best} {offline[best].tokens_per_s:.0f}; p99 - p50 "
+    figures += f"{static.jitter_ms:.0f} and {offline[best].jitter_ms:.0f} ms"
+    return Verdict("static for high concurrency", "all requests at once", confirmed, figures)
+
+
+def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) -> Verdict:
+    best = shortest_p99(by_name)
+    confirmed = (
+        by_name[name].latency_p99_ms <= (1.0 + TIE) * by_name[best].latency_p99_ms
+        and by_name[name].success_share >= min(SUCCESS, by_name[best].success_share)
+    )  # fmt: skip
+    return Verdict(claim, where, confirmed, _spreads(by_name, name, best if best != name else CONTINUOUS))
+
+
+def _spreads(by_name: Mapping[str, Figures], *names: str) -> str:
+    return "; ".join(
+        f"{name}: p99 {by_name[name].latency_p99_ms:.0f} ms, p99 - p50 {by_name[name].jitter_ms:.0f} ms, "
+        f"success {by_name[name].success_share:.2%}"
+        for name in dict.fromkeys(names)
+        if name in by_name
+    )
+
+
+def shortest_p99(by_name: Mapping[str, Figures], allowed: Callable[[str], bool] = lambda _: True) -> str:
+    """Of the strategies that answered the most within `SUCCESS`, the one with the shortest p99."""
+    names = [name for name in by_name if allowed(name)]
+    needed = min(SUCCESS, max(by_name[name].success_share for name in names))
+    good = [name for name in names if by_name[name].success_share >= needed]
+    return min(good, key=lambda name: by_name[name].latency_p99_ms)
+
+
+def which_when(offline: Mapping[str, Figures], loaded: Loaded) -> list[tuple[str, str, str]]:
+    """Situation, the best strategy, and the best of those that batch before the engine."""
+
+    def is_batched(name: str) -> bool:
+        return not name.startswith(CONTINUOUS)
+
+    def fastest(names: list[str]) -> str:
+        best = max(names, key=lambda name: offline[name].tokens_per_s)
+        return f"{best} ({offline[best].tokens_per_s:.0f} tokens/s)"
+
+    rows = [("all at once, by tokens/s", fastest(list(offline)), fastest([n for n in offline if is_batched(n)]))]
+    for (pattern, kind), by_name in loaded.items():
+        best, second = shortest_p99(by_name), shortest_p99(by_name, is_batched)
+        cells = [f"{name} ({by_name[name].latency_p99_ms:.0f} ms)" for name in (best, second)]
+        rows.append((f"{pattern}, {kind} lengths, by p99", cells[0], cells[1]))
+    return rows
