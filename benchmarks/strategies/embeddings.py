@@ -80,8 +80,8 @@ def embed(engine: EngineProcess, lengths: Sequence[Lengths], plan: EmbeddingPlan
                 ran = whole(engine.run(ClosedRun(arm, asks, seed, callers, plan.length_s)))
                 rounds[arm.name].append(embedding_figures(ran, plan.length_s))
         found[kind, callers] = {name: _medians(figures) for name, figures in rounds.items()}
-        told(f"  {kind} lengths, {callers} callers: "
-             + ", ".join(f"{name} {one.requests_per_s:.0f}/s" for name, one in found[kind, callers].items()))  # fmt: skip
+        speeds = ", ".join(f"{name} {one.requests_per_s:.0f}" for name, one in found[kind, callers].items())
+        told(f"  {kind} lengths, {callers} callers, requests/s: {speeds}")
     return found
 
 

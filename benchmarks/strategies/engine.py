@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from benchmarks.strategies.workload import MAX_MODEL_LEN
 END_S = 30.0  # of a process whose input has ended; its engine is killed within a second
 LOG_TAIL_BYTES = 3000  # of its error output, when it fails
 BATCHED_TOKENS = 8192  # a step may read a whole batch of prompts, as the preset `balanced` has it
+
+Answer = TypeVar("Answer", Started, Ran)
 
 
 def settings_of(engine: str, slots: int, **more: Any) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class EngineProcess:
         except BrokenPipeError:
             raise self._failure() from None
 
-    def _read(self, kind: type[Any]) -> Any:
+    def _read(self, kind: type[Answer]) -> Answer:
         stdout = self._process.stdout
         assert stdout is not None
         line = stdout.readline()

@@ -59,6 +59,13 @@ def asks_at(moments: Iterable[float], lengths: Sequence[Lengths], seed: int, uni
     return [Ask(number, at_s, *each) for number, (at_s, each) in enumerate(zip(moments, found, strict=True))]
 
 
+def told_of(one: Figures) -> str:
+    return (
+        f"{one.requests_per_s:5.1f} requests/s, p50 {one.latency_p50_ms:5.0f} ms, p99 {one.latency_p99_ms:5.0f} ms, "
+        f"success {one.success_share:.2%}"
+    )
+
+
 def under_load(
     engine: EngineProcess,
     lengths: Sequence[Lengths],
@@ -68,7 +75,7 @@ def under_load(
     seed: int,
     told: Told,
 ) -> Loaded:
-    """Every strategy under every pattern; `capacity`: requests/s that continuous batching serves, by kind of lengths."""
+    """Every strategy under every pattern; `capacity`: requests/s of continuous batching, by kind of lengths."""
     by_name, found = queued(slots), Loaded()
     for turn, (pattern, kind) in enumerate(itertools.product(plan.patterns, plan.lengths)):
         moments = arrivals(pattern, capacity[kind], plan.length_s, seed)
@@ -77,6 +84,5 @@ def under_load(
         for name in plan.names[:: -1 if turn % 2 else 1]:
             ran = engine.run(OpenRun(by_name[name], asks, seed, DEADLINE_S))
             one = found[pattern, kind][name] = figures_of(ran, slots, has_batches(by_name[name]))
-            told(f"  {pattern}, {kind} lengths: {name:18s} {one.requests_per_s:5.1f} requests/s, p50 "
-                 f"{one.latency_p50_ms:5.0f} ms, p99 {one.latency_p99_ms:5.0f} ms, success {one.success_share:.2%}")  # fmt: skip
+            told(f"  {pattern}, {kind} lengths: {name:19s} {told_of(one)}")
     return found

@@ -1,4 +1,4 @@
-"""Which batching strategy, when, and why: `python -m benchmarks.strategies [--quick] [--sweep] [--load] [--embeddings]`.
+"""Which batching strategy, when, and why: `python -m benchmarks.strategies [--sweep] [--load] [--embeddings]`.
 
 All strategies of `core/batching` over one real engine without Ray, each the same `BatchedEngine` with another policy,
 at 32 slots; continuous batching is the engine's own. Lengths are those of the Azure trace (answers over 4, prompts over
@@ -68,9 +68,8 @@ class Benchmark:
         chosen = order_of(strategies(SLOTS), [STATIC] if given.brief else given.strategies)
         with engine_process(settings_of(given.engine, SLOTS)) as engine:
             self._up(engine)
-            found = offline(
-                engine, chosen, drawer(self.lengths, given.requests), given.seeds, SLOTS, self.console.print
-            )
+            requests = drawer(self.lengths, given.requests)
+            found = offline(engine, chosen, requests, given.seeds, SLOTS, self.console.print)
             capacity = {VARIABLE: found.figures[CONTINUOUS].requests_per_s}
             steady = LoadPlan((STEADY,), (VARIABLE,), (CONTINUOUS,), given.load_s)
             loaded = under_load(engine, self.lengths, capacity, steady, SLOTS, given.seed, self.console.print)

@@ -58,9 +58,8 @@ class Offline:
     @property
     def step_s(self) -> dict[int, float]:
         """Medians by size."""
-        return {
-            size: self.median(lambda one, size=size: one.times.by_size[size]) for size in self.rounds[0].times.by_size
-        }  # type: ignore[misc]
+        sizes = self.rounds[0].times.by_size
+        return {size: median(one.times.by_size[size] for one in self.rounds) for size in sizes}
 
     @property
     def times(self) -> StepTimes:

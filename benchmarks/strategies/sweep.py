@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.strategies.engine import EngineProcess
 from benchmarks.strategies.figures import Figures, figures_of
-from benchmarks.strategies.load import DEADLINE_S, MAX_QUEUED, asks_at
+from benchmarks.strategies.load import DEADLINE_S, MAX_QUEUED, asks_at, told_of
 from benchmarks.strategies.measure import Told, has_batches
 from benchmarks.strategies.orders import OpenRun
 from benchmarks.strategies.strategy import Strategy
@@ -56,6 +56,5 @@ def sweep(
         for strategy in swept()[:: -1 if turn % 2 else 1]:
             ran = engine.run(OpenRun(strategy, asks, seed, DEADLINE_S))
             one = found[strategy.name][rate] = figures_of(ran, SWEEP_SLOTS, has_batches(strategy))
-            told(f"  {rate:.0%} of capacity: {strategy.name:26s} {one.requests_per_s:5.1f} requests/s, "
-                 f"p50 {one.latency_p50_ms:5.0f} ms, p99 {one.latency_p99_ms:5.0f} ms, success {one.success_share:.1%}")  # fmt: skip
+            told(f"  {rate:.0%} of capacity: {strategy.name:32s} {told_of(one)}")
     return found
