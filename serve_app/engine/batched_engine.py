@@ -83,6 +83,8 @@ class BatchedEngine:
             return
         request = self._arrive(submit)
         try:
+            if request.started.done():
+                await asyncio.sleep(0)  # it has filled the batch: after the requests before it
             await request.started
             async with contextlib.aclosing(self._engine.run(submit)) as frames:
                 async for frame in frames:
@@ -180,7 +182,7 @@ class BatchedEngine:
         """Complete a change of the policy once the former batches have ended, hand in what is held, set the timer."""
         if self._is_changing and not self._requests:
             self._is_changing, self._batcher = False, None
-        if not self._is_changing:
+        if not self._is_changing or self._policy is None:
             self._hand_in()
         self._set_timer()
 

@@ -30,7 +30,7 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
-from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
 from serve_app.system import mark_log
 from serve_app.transport import (
     NO_SLOTS,
@@ -121,6 +121,12 @@ class EngineReplica:
         settings, history = self._settings, default_root().parent / "starts"
         found = weights_bytes(settings), cache_folder(settings)
         return StartPhases(settings.name, history, time.monotonic, *found, ask_hub=lambda: ask_hub(settings))
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
+        `config`: the model's `batching`, as `serve_app.app` declares it."""
+        batching = config["batching"]
+        self.engine.set_policy(None if batching is None else BatchingSettings.model_validate(batching).policy())
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""

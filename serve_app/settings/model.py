@@ -129,7 +129,7 @@ class BatchingSettings(FrozenSettings):
     by_length: bool | None = None
     sizing: Sizing | None = None
     long_size: int | None = Field(None, ge=1)
-    long_from: int | None = Field(None, ge=1)
+    long_from_tokens: int | None = Field(None, ge=1)
     max_queued: int | None = Field(None, ge=1)
 
     @field_validator("preset")
@@ -148,7 +148,9 @@ class BatchingSettings(FrozenSettings):
 
     def policy(self) -> BatchPolicy:
         """The same for the core."""
-        figures = self.model_dump(exclude={"preset"}, exclude_none=True)
+        figures = self.model_dump(exclude={"preset", "long_from_tokens"}, exclude_none=True)
+        if self.long_from_tokens is not None:
+            figures["long_from"] = self.long_from_tokens
         return BatchPolicy(**figures) if self.preset is None else replace(batching.PRESETS[self.preset], **figures)
 
 
