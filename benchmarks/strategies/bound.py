@@ -12,7 +12,8 @@ engine, nothing between batches.
 - `continuous_s`: a slot that is free takes the next request at the next step.
 
 `bound` is `static_s` over `continuous_s`: the ratio of tokens/s that this engine can show at most. `bound_padded` is
-`padded_s` over `continuous_s`: against an engine that pads.
+`padded_s` over `continuous_s`: against an engine that pads. `bound_flat` is the ratio of steps: what these lengths
+would give on an engine whose step takes the same time whatever runs in it, as a large model's on GPUs nearly does.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ class Predicted:
     @property
     def bound_padded(self) -> float:
         return self.padded_s / self.continuous_s
+
+    @property
+    def bound_flat(self) -> float:
+        return self.static_steps / self.continuous_steps
 
 
 def predict(lengths: Sequence[Lengths], slots: int, times: StepTimes) -> Predicted:

@@ -24,9 +24,9 @@ import uvloop
 
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.strategies.orders import ClosedRun, Ended, OpenRun, Order, Ran, Row, Started
-from benchmarks.strategies.stand_in import BatchedEngine
 from benchmarks.strategies.workload import Ask, prompt_ids
 from serve_app.engine import deployment
+from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineBackend, Frame, Submit

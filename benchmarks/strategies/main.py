@@ -48,7 +48,7 @@ from benchmarks.strategies.sweep import SWEEP_SLOTS, SweepPlan, sweep
 from benchmarks.strategies.workload import MAX_MODEL_LEN, Lengths, azure_lengths, drawn, levelled
 
 SLOTS = 32  # the issue's
-REQUESTS, QUICK_REQUESTS, BRIEF_REQUESTS = 640, 384, 256
+REQUESTS, QUICK_REQUESTS, BRIEF_REQUESTS = 512, 384, 256
 ROUNDS, QUICK_ROUNDS = 3, 2
 LOAD_S, QUICK_LOAD_S = 10.0, 5.0
 SWEEP_S, QUICK_SWEEP_S = 7.0, 4.0
