@@ -31,9 +31,9 @@ PUBLISHED = {
 }
 WHY = (
     "Why ours differs from the published {low} to {high}: they compare with rows that are padded to the longest answer, "
-    "on GPUs, where a step takes about the same time with one row as with 32, at lengths that spread more. Here a step "
-    "takes {base:.2f} ms + {each:.3f} ms a row, so that a row that has ended costs static batches its slot and no time. "
-    "With these lengths an engine that pads would give {padded:.2f}, and one whose step always takes the same {flat:.2f}."
+    "on GPUs, where a step takes about the same with one row as with 32, at lengths that spread more. Here a step takes "
+    "{base:.2f} ms + {each:.3f} ms a row: a row that has ended costs static batches its slot and no time. With these "
+    "lengths an engine that pads would give {padded:.2f}, and one whose step always takes the same {flat:.2f}."
 )
 
 
