@@ -23,6 +23,7 @@ import psutil
 import uvloop
 
 from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.processes import machine_busy_s
 from benchmarks.strategies.orders import ClosedRun, Ended, OpenRun, Order, Ran, Row, Started
 from benchmarks.strategies.workload import Ask, prompt_ids
 from serve_app.engine import deployment
@@ -76,7 +77,7 @@ class Driver:
         gc.collect()
         self._engine.set_policy(order.strategy.policy)
         self._recorder.rows = {}
-        steps, cpu_s = self._recorder.load().steps, cpu_seconds()
+        steps, cpu_s, busy_s = self._recorder.load().steps, cpu_seconds(), machine_busy_s()
         self._recorder.began = time.monotonic()
         if isinstance(order, OpenRun):
             await self._open(order, submits)
@@ -84,7 +85,8 @@ class Driver:
             await self._closed(order, submits)
         wall_s = time.monotonic() - self._recorder.began
         rows = sorted(self._recorder.rows.values(), key=lambda row: row.number)
-        return Ran(rows, wall_s, self._recorder.load().steps - steps, cpu_seconds() - cpu_s)
+        cpu_s, busy_s = cpu_seconds() - cpu_s, machine_busy_s() - busy_s
+        return Ran(rows, wall_s, self._recorder.load().steps - steps, cpu_s, max(0.0, busy_s - cpu_s))
 
     def _submits(self, order: Order) -> list[Submit]:
         """Made before the clock starts."""

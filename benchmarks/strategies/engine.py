@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 
 from benchmarks.common.arms import ENGINE_VARIABLES, ROOT, BenchmarkError
 from benchmarks.strategies.orders import Order, Ran, Started
@@ -46,6 +48,7 @@ class EngineProcess:
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENGINE_VARIABLES)}
         self._log = log
+        self._children: set[psutil.Process] = set()
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.strategies.child"],
@@ -64,14 +67,20 @@ class EngineProcess:
         return self._read(Ran)
 
     def end(self) -> None:
-        """Returns when the process is gone."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        """Returns when the process and the engine's are gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._children |= set(psutil.Process(self._process.pid).children(recursive=True))
+        with contextlib.suppress(BrokenPipeError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for child in self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
     def _write(self, value: Any) -> None:
         stdin = self._process.stdin

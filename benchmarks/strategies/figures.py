@@ -34,6 +34,7 @@ class Figures:
         write_up_ms: latency as the write-ups have it: the time of a batch over its requests, the mean over batches;
             without batches: the time of the run over its requests.
         started_wait_ms: mean time of a request before the engine got it.
+        foreign_cores: cores that the machine's other processes used meanwhile.
     """
 
     tokens_per_s: float
@@ -48,6 +49,7 @@ class Figures:
     success_share: float
     write_up_ms: float
     started_wait_ms: float
+    foreign_cores: float
 
     @property
     def jitter_ms(self) -> float:
@@ -98,6 +100,7 @@ def figures_of(ran: Ran, slots: int, in_batches: bool) -> Figures:
         success_share=len(done) / len(ran.rows),
         write_up_ms=write_up_s * MS,
         started_wait_ms=fmean(row.started_s - row.arrived_s for row in done) * MS,
+        foreign_cores=ran.foreign_s / ran.wall_s,
     )
 
 

@@ -56,12 +56,13 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """A run. `steps` of the engine, and CPU seconds of all its processes, in it."""
+    """A run. `steps` of the engine, CPU seconds of all its processes, and of the machine's others, in it."""
 
     rows: list[Row]
     wall_s: float
     steps: int
     cpu_s: float
+    foreign_s: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True):

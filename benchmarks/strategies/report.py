@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.run import FOREIGN_LIMIT_CORES
 from benchmarks.common.stats import shorten
 from benchmarks.strategies.claims import Verdict, verdicts, which_when
 from benchmarks.strategies.embeddings import Embedded
@@ -30,8 +31,8 @@ PUBLISHED = {
     "write_up_latency_ms": {"static": 340, "continuous": 47},
 }
 WHY = (
-    "Why ours differs from the published {low} to {high}: they compare with rows that are padded to the longest answer, "
-    "on GPUs, where a step takes about the same with one row as with 32, at lengths that spread more. Here a step takes "
+    "Why ours differs from the published {low} to {high}: they compare with rows padded to the longest answer, on GPUs "
+    "where a step takes about the same with one row as with 32, at lengths that spread more. Here a step takes "
     "{base:.2f} ms + {each:.3f} ms a row: a row that has ended costs static batches its slot and no time. With these "
     "lengths an engine that pads would give {padded:.2f}, and one whose step always takes the same {flat:.2f}."
 )
@@ -58,6 +59,7 @@ def headline(found: Offline, success: Figures, price: float) -> dict[str, Any]:
             name: shorten(cost_per_million(one.tokens_per_s, price)) for name, one in figures.items()
         },
         "best": best_of(figures),
+        "foreign_cores": {name: shorten(one.foreign_cores) for name, one in figures.items()},
         "batch_sizes": found.rounds[0].sizes,
         "under_load": success.as_json(),
         "bars": BARS,
@@ -107,6 +109,9 @@ def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[
     sizes = result["batch_sizes"].get("predictive")
     if sizes:
         console.print(f"predictive, sizes of its batches: {sizes[:16]} ...: 0.9 of its own mean shrinks to its minimum")
+    foreign = max(one.foreign_cores for one in figures.values())
+    if foreign > FOREIGN_LIMIT_CORES:
+        console.print(f"other processes used up to {foreign:.2f} cores in a run: ratios are noise", style="yellow")
     console.print(f"the best configuration: by cost {result['best']['cost']}, by latency {result['best']['latency']}")
 
 

@@ -46,14 +46,11 @@ def at_slots(policy: BatchPolicy, slots: int, max_queued: int | None = None) -> 
 
 
 def strategies(slots: int, max_queued: int | None = None) -> dict[str, Strategy]:
-    """Every preset at these slots; sorted once by what a service knows and once by an oracle."""
+    """Every preset at these slots; sorted once by what a service knows and once by an oracle. The two that the headline
+    compares are side by side, so that they meet the same moments of the machine."""
     policies = {name: at_slots(policy, slots, max_queued) for name, policy in PRESETS.items()}
     by_length, gated = policies.pop("sorted-32"), policies.pop("continuous")
-    found = [Strategy(name, policy) for name, policy in policies.items()]
-    found += [
-        Strategy(SORTED_PROMPT, by_length, Knows.PROMPT),
-        Strategy(SORTED_ORACLE, by_length, Knows.OUTPUT),
-        Strategy(GATED, gated),
-        Strategy(CONTINUOUS, None),
-    ]
+    found = [Strategy(STATIC, policies.pop(STATIC)), Strategy(CONTINUOUS, None), Strategy(GATED, gated)]
+    found += [Strategy(SORTED_PROMPT, by_length, Knows.PROMPT), Strategy(SORTED_ORACLE, by_length, Knows.OUTPUT)]
+    found += [Strategy(name, policy) for name, policy in policies.items()]
     return {one.name: one for one in found}

@@ -40,7 +40,7 @@ from benchmarks.strategies.workload import Ask, azure_lengths, clipped, drawn, l
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = StepTimes({1: 0.002, 8: 0.003, 32: 0.006}, 0.0001)
-FIGURES = Figures(1000.0, 20.0, 100.0, 80.0, 150.0, 180.0, 0.5, 30.0, 0.5, 1.0, 10.0, 5.0)
+FIGURES = Figures(1000.0, 20.0, 100.0, 80.0, 150.0, 180.0, 0.5, 30.0, 0.5, 1.0, 10.0, 5.0, 0.0)
 outputs = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 
