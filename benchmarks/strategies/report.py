@@ -16,7 +16,7 @@ from benchmarks.strategies.embeddings import Embedded
 from benchmarks.strategies.figures import Figures, cheapest, cost_per_million
 from benchmarks.strategies.load import Loaded
 from benchmarks.strategies.measure import Offline
-from benchmarks.strategies.strategy import CONTINUOUS, STATIC
+from benchmarks.strategies.strategy import CONTINUOUS, SORTED_ORACLE, SORTED_PROMPT, STATIC
 
 REPORTED = (
     "tokens_per_s", "requests_per_s", "latency_mean_ms", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",
@@ -106,13 +106,27 @@ def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[
         f"{static.write_up_ms:.1f} and {continuous.write_up_ms:.1f} ms (theirs 340 and 47); of a request: "
         f"{static.latency_mean_ms:.0f} and {continuous.latency_mean_ms:.0f} ms"
     )
-    sizes = result["batch_sizes"].get("predictive")
-    if sizes:
-        console.print(f"predictive, sizes of its batches: {sizes[:16]} ...: 0.9 of its own mean shrinks to its minimum")
+    _show_notes(console, result["batch_sizes"], figures)
+    console.print(f"the best configuration: by cost {result['best']['cost']}, by latency {result['best']['latency']}")
+
+
+def _show_notes(console: Console, sizes: Mapping[str, Sequence[int]], figures: Mapping[str, Figures]) -> None:
+    """What the table alone does not say, of the strategies that were run."""
+    if "predictive" in sizes:
+        told = ", ".join(map(str, sizes["predictive"][:16]))
+        console.print(f"predictive, sizes of its batches: {told}, ...: 0.9 of its own mean shrinks to its minimum")
+    if {SORTED_PROMPT, SORTED_ORACLE} <= figures.keys():
+        pair = [f"{figures[name].padding_ratio:.2f}" for name in (SORTED_PROMPT, SORTED_ORACLE)]
+        console.print(
+            f"{SORTED_PROMPT} has what a service knows, {SORTED_ORACLE} is an oracle: padding {' and '.join(pair)}, "
+            f"without sorting {figures[STATIC].padding_ratio:.2f}"
+        )
+    if {"length-aware", "length-weighted"} <= figures.keys():
+        wins = max(("length-aware", "length-weighted"), key=lambda name: figures[name].tokens_per_s)
+        console.print(f"of the two by length {wins} wins")
     foreign = max(one.foreign_cores for one in figures.values())
     if foreign > FOREIGN_LIMIT_CORES:
         console.print(f"other processes used up to {foreign:.2f} cores in a run: ratios are noise", style="yellow")
-    console.print(f"the best configuration: by cost {result['best']['cost']}, by latency {result['best']['latency']}")
 
 
 def met(holds: bool) -> str:
