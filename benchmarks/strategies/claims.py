@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.strategies.figures import Figures
+from benchmarks.strategies.figures import Figures, cheapest
 from benchmarks.strategies.load import BURSTS, RAMP, STEADY, Loaded
 from benchmarks.strategies.strategy import CONTINUOUS, STATIC
 
@@ -31,9 +31,9 @@ class Verdict:
         return "confirmed" if self.confirmed else "refuted"
 
 
-def verdicts(offline: Mapping[str, Figures], loaded: Loaded) -> list[Verdict]:
-    """One for each claim and situation that was measured."""
-    found = [_high_concurrency(offline)]
+def verdicts(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> list[Verdict]:
+    """One for each claim and situation that was measured; `offline`: by kind of lengths, then by strategy."""
+    found = [_high_concurrency(kind, by_name) for kind, by_name in offline.items()]
     for (pattern, kind), by_name in loaded.items():
         where = f"{pattern}, {kind} lengths"
         if pattern in (BURSTS, RAMP) and DYNAMIC in by_name:
@@ -47,13 +47,12 @@ def verdicts(offline: Mapping[str, Figures], loaded: Loaded) -> list[Verdict]:
     return found
 
 
-def _high_concurrency(offline: Mapping[str, Figures]) -> Verdict:
-    best = max(offline, key=lambda name: offline[name].tokens_per_s)
-    static = offline[STATIC]
+def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
+    best, static = cheapest(offline), offline[STATIC]
     confirmed = static.tokens_per_s >= (1.0 - TIE) * offline[best].tokens_per_s
     figures = f"{STATIC} {static.tokens_per_s:.0f} tokens/s, {best} {offline[best].tokens_per_s:.0f}; p99 - p50 "
     figures += f"{static.jitter_ms:.0f} and {offline[best].jitter_ms:.0f} ms"
-    return Verdict("static for high concurrency", "all requests at once", confirmed, figures)
+    return Verdict("static for high concurrency", f"all at once, {kind} lengths", confirmed, figures)
 
 
 def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) -> Verdict:
@@ -82,17 +81,20 @@ def shortest_p99(by_name: Mapping[str, Figures], allowed: Callable[[str], bool] 
     return min(good, key=lambda name: by_name[name].latency_p99_ms)
 
 
-def which_when(offline: Mapping[str, Figures], loaded: Loaded) -> list[tuple[str, str, str]]:
+def which_when(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> list[tuple[str, str, str]]:
     """Situation, the best strategy, and the best of those that batch before the engine."""
 
     def is_batched(name: str) -> bool:
         return not name.startswith(CONTINUOUS)
 
-    def fastest(names: list[str]) -> str:
-        best = max(names, key=lambda name: offline[name].tokens_per_s)
-        return f"{best} ({offline[best].tokens_per_s:.0f} tokens/s)"
+    def fastest(by_name: Mapping[str, Figures]) -> str:
+        best = cheapest(by_name)
+        return f"{best} ({by_name[best].tokens_per_s:.0f} tokens/s)"
 
-    rows = [("all at once, by tokens/s", fastest(list(offline)), fastest([n for n in offline if is_batched(n)]))]
+    rows = []
+    for kind, figures in offline.items():
+        batched = {name: one for name, one in figures.items() if is_batched(name)}
+        rows.append((f"all at once, {kind} lengths, by tokens/s", fastest(figures), fastest(batched)))
     for (pattern, kind), by_name in loaded.items():
         best, second = shortest_p99(by_name), shortest_p99(by_name, is_batched)
         cells = [f"{name} ({by_name[name].latency_p99_ms:.0f} ms)" for name in (best, second)]

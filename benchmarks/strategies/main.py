@@ -103,8 +103,8 @@ class Benchmark:
         by_kind = {VARIABLE: capacity, UNIFORM: level.figures[CONTINUOUS].requests_per_s}
         plan = LoadPlan(length_s=self.given.load_s)
         loaded = under_load(engine, self.lengths, by_kind, plan, SLOTS, self.given.seed, self.console.print)
-        found_json = report.show_load(self.console, found.figures, loaded)
-        return found_json | {"capacity_requests_per_s": by_kind}
+        by_lengths = {VARIABLE: found.figures, UNIFORM: level.figures}
+        return report.show_load(self.console, by_lengths, loaded) | {"capacity_requests_per_s": by_kind}
 
     def _sweep(self, capacity: float) -> dict[str, Any]:
         plan = SweepPlan(length_s=self.given.sweep_s)

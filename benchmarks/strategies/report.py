@@ -133,8 +133,8 @@ def met(holds: bool) -> str:
     return "met" if holds else "MISSED"
 
 
-def show_load(console: Console, offline: Mapping[str, Figures], loaded: Loaded) -> dict[str, Any]:
-    """Prints the tables; returns them for the JSON object."""
+def show_load(console: Console, offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> dict[str, Any]:
+    """Prints the tables; returns them for the JSON object. `offline`: all at once, by kind of lengths."""
     columns = ("load", "strategy", "requests/s", "tokens/s", "p50, p95, p99 ms", "p99 - p50", "batch", "success")
     table = Table(*columns, title="requests over time")
     for (pattern, kind), by_name in loaded.items():

@@ -243,7 +243,7 @@ def waiting(p50_ms: float, p99_ms: float, success: float = 1.0, tokens_per_s: fl
 
 def words(by_name: dict[str, Figures], pattern: str) -> dict[str, str]:
     offline = {STATIC: waiting(1, 2), CONTINUOUS: waiting(1, 2, tokens_per_s=2000.0)}
-    return {one.claim: one.word for one in verdicts(offline, {(pattern, VARIABLE): by_name})}
+    return {one.claim: one.word for one in verdicts({VARIABLE: offline}, {(pattern, VARIABLE): by_name})}
 
 
 def test_claims_are_confirmed_where_the_figures_say_so() -> None:
@@ -269,8 +269,11 @@ def test_a_short_p99_of_few_answers_is_no_best() -> None:
     by_name = {"dynamic-32": waiting(5, 10, success=0.5), CONTINUOUS: waiting(50, 99)}
     assert shortest_p99(by_name) == CONTINUOUS
     assert words(by_name, BURSTS)["dynamic for fluctuating load"] == "refuted"
-    table = which_when({STATIC: FIGURES, CONTINUOUS: FIGURES}, {(BURSTS, VARIABLE): by_name})
-    assert [cells[0] for cells in table] == ["all at once, by tokens/s", "bursts, variable lengths, by p99"]
+    table = which_when({VARIABLE: {STATIC: FIGURES, CONTINUOUS: FIGURES}}, {(BURSTS, VARIABLE): by_name})
+    assert [cells[0] for cells in table] == [
+        "all at once, variable lengths, by tokens/s",
+        "bursts, variable lengths, by p99",
+    ]
     assert table[1][1:] == ("continuous (99 ms)", "dynamic-32 (10 ms)")
 
 
