@@ -7,6 +7,8 @@ import selectors
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+BOUND_S = 1000.0  # made-up seconds of one scenario, against hanging: they take under a hundred
+
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
     """Passes the time that it is asked to wait, instead of waiting."""
@@ -36,7 +38,8 @@ def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
     """Run a scenario in made-up time; it must leave no task behind."""
 
     async def checked() -> Any:
-        result = await scenario()
+        async with asyncio.timeout(BOUND_S):
+            result = await scenario()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return result
 
