@@ -1,7 +1,8 @@
 """What the field's write-ups say of strategies, held against the figures. Pure.
 
-A claim that a strategy is the one for a situation is confirmed if no other strategy had a shorter p99 there (for high
-concurrency: more tokens/s), with as many answers whole; a tie within `TIE` counts as confirmed.
+A claim that a strategy is the one for a situation is confirmed if its p99 there (for high concurrency: its tokens/s) is
+better than that of every other by more than noise, refuted if another one is better by as much or it loses answers that
+another one gives, and else undecided.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from benchmarks.strategies.figures import Figures, cheapest
 from benchmarks.strategies.load import BURSTS, RAMP, STEADY, Loaded
 from benchmarks.strategies.strategy import CONTINUOUS, STATIC
 
-TIE = 0.05  # what runs of ten seconds differ by of themselves
+P99_NOISE = 0.25  # what equal strategies differ by in runs of ten seconds (sorted and dynamic, uniform lengths)
+SPEED_NOISE = 0.1  # what equal strategies differ by in tokens/s (all that fill batches of 32)
 JITTER = 1.5  # p99 - p50 over that of continuous batching, from which on a strategy jitters
 SUCCESS = 0.997  # the field's: a strategy with fewer whole answers serves no load
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided, within noise"
 DYNAMIC, PREDICTIVE = "dynamic-32", "predictive"
 
 
@@ -23,12 +26,8 @@ DYNAMIC, PREDICTIVE = "dynamic-32", "predictive"
 class Verdict:
     claim: str
     where: str
-    confirmed: bool
+    word: str
     figures: str
-
-    @property
-    def word(self) -> str:
-        return "confirmed" if self.confirmed else "refuted"
 
 
 def verdicts(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> list[Verdict]:
@@ -42,26 +41,31 @@ def verdicts(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> li
             found.append(_is_best("predictive for steady load", PREDICTIVE, where, by_name))
         if pattern == STEADY and {STATIC, CONTINUOUS} <= by_name.keys():
             static, continuous = by_name[STATIC], by_name[CONTINUOUS]
-            jitters = static.jitter_ms > JITTER * continuous.jitter_ms
-            found.append(Verdict("static jitters", where, jitters, _spreads(by_name, STATIC, CONTINUOUS)))
+            word = CONFIRMED if static.jitter_ms > JITTER * continuous.jitter_ms else REFUTED
+            found.append(Verdict("static jitters", where, word, _spreads(by_name, STATIC, CONTINUOUS)))
     return found
 
 
 def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
-    best, static = cheapest(offline), offline[STATIC]
-    confirmed = static.tokens_per_s >= (1.0 - TIE) * offline[best].tokens_per_s
+    best, static = cheapest({name: one for name, one in offline.items() if name != STATIC}), offline[STATIC]
+    word = _word(static.tokens_per_s / offline[best].tokens_per_s, SPEED_NOISE)
     figures = f"{STATIC} {static.tokens_per_s:.0f} tokens/s, {best} {offline[best].tokens_per_s:.0f}; p99 - p50 "
     figures += f"{static.jitter_ms:.0f} and {offline[best].jitter_ms:.0f} ms"
-    return Verdict("static for high concurrency", f"all at once, {kind} lengths", confirmed, figures)
+    return Verdict("static for high concurrency", f"all at once, {kind} lengths", word, figures)
 
 
 def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) -> Verdict:
-    best = shortest_p99(by_name)
-    confirmed = (
-        by_name[name].latency_p99_ms <= (1.0 + TIE) * by_name[best].latency_p99_ms
-        and by_name[name].success_share >= min(SUCCESS, by_name[best].success_share)
-    )  # fmt: skip
-    return Verdict(claim, where, confirmed, _spreads(by_name, name, best if best != name else CONTINUOUS))
+    best = shortest_p99(by_name, lambda other: other != name)
+    one, other = by_name[name], by_name[best]
+    loses = one.success_share < min(SUCCESS, other.success_share)
+    word = REFUTED if loses else _word(other.latency_p99_ms / one.latency_p99_ms, P99_NOISE)
+    return Verdict(claim, where, word, _spreads(by_name, name, best))
+
+
+def _word(times_better: float, noise: float) -> str:
+    if times_better > 1.0 + noise:
+        return CONFIRMED
+    return REFUTED if times_better < 1.0 / (1.0 + noise) else UNDECIDED
 
 
 def _spreads(by_name: Mapping[str, Figures], *names: str) -> str:

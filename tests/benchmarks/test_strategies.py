@@ -247,14 +247,20 @@ def words(by_name: dict[str, Figures], pattern: str) -> dict[str, str]:
 
 
 def test_claims_are_confirmed_where_the_figures_say_so() -> None:
-    by_name = {STATIC: waiting(100, 400), "predictive": waiting(50, 100), CONTINUOUS: waiting(60, 120)}
+    by_name = {STATIC: waiting(100, 400), "predictive": waiting(50, 100), CONTINUOUS: waiting(60, 140)}
     assert words(by_name, STEADY) == {
         "static for high concurrency": "refuted",
         "predictive for steady load": "confirmed",
         "static jitters": "confirmed",
     }
-    found = words({"dynamic-32": waiting(50, 100), CONTINUOUS: waiting(50, 99)}, BURSTS)
+    found = words({"dynamic-32": waiting(50, 100), CONTINUOUS: waiting(50, 130)}, BURSTS)
     assert found["dynamic for fluctuating load"] == "confirmed"
+
+
+def test_a_difference_within_noise_decides_no_claim() -> None:
+    for p99_ms in (90, 110):
+        found = words({"dynamic-32": waiting(50, 100), CONTINUOUS: waiting(50, p99_ms)}, BURSTS)
+        assert found["dynamic for fluctuating load"] == "undecided, within noise"
 
 
 def test_claims_are_refuted_where_another_strategy_is_better() -> None:
