@@ -19,6 +19,7 @@ import msgspec
 import ray.util
 
 from serve_app.engine import environment, rank_layout
+from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.download_size import ask_hub
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
@@ -29,7 +30,7 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
-from serve_app.settings import ModelSettings, QuotaSettings
+from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
 from serve_app.system import mark_log
 from serve_app.transport import (
     NO_SLOTS,
@@ -92,7 +93,8 @@ class EngineReplica:
         self._phases.begin()
         try:
             self.backend = make_backend(self._settings)
-            info = await self.backend.start()
+            self.engine = BatchedEngine(self.backend, self._settings.batch_policy, time.monotonic)
+            info = await self.engine.start()
         except ServeAppError:
             raise  # it says what is wrong
         except Exception as error:
@@ -119,6 +121,12 @@ class EngineReplica:
         settings, history = self._settings, default_root().parent / "starts"
         found = weights_bytes(settings), cache_folder(settings)
         return StartPhases(settings.name, history, time.monotonic, *found, ask_hub=lambda: ask_hub(settings))
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
+        `config`: the model's `batching`, as `serve_app.app` declares it."""
+        batching = config["batching"]
+        self.engine.set_policy(None if batching is None else BatchingSettings.model_validate(batching).policy())
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""
@@ -148,6 +156,8 @@ class EngineReplica:
             logger.info("engine %s drains and ends to free its memory", self._settings.name)
             self.draining = asyncio.create_task(self._drain_and_end())
             self.wire.set_slots(NO_SLOTS)
+            if hasattr(self, "engine"):
+                self.engine.close()  # no batch waits to be filled
 
     async def _drain_and_end(self) -> None:
         deadline = time.monotonic() + self._settings.drain_s
@@ -173,7 +183,7 @@ class EngineReplica:
 
     async def load(self, replica_id: str) -> EngineLoad:
         """The live load of the engine."""
-        return self.backend.load()
+        return self.engine.load()
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests."""
@@ -196,7 +206,7 @@ class EngineReplica:
         if self.draining is not None:
             raise EngineUnreachable("this engine replica drains")
         try:
-            async with contextlib.aclosing(self.backend.run(submit)) as frames:
+            async with contextlib.aclosing(self.engine.run(submit)) as frames:
                 async for frame in frames:
                     put(frame)
         except EngineFailed as error:
@@ -221,6 +231,7 @@ class EngineReplica:
         if not self._ending:
             self._ending = True
             logger.error("this replica ends: %s", error.message)
+            self.engine.fail()
             asyncio.get_running_loop().call_later(LAST_FRAMES_S, self._end)
 
     def _end(self) -> None:
@@ -235,7 +246,7 @@ class EngineReplica:
             self.watching.cancel()
         if hasattr(self, "wire"):
             await self.wire.close()
-        if hasattr(self, "backend"):
-            await self.backend.shutdown()
+        if hasattr(self, "engine"):
+            await self.engine.shutdown()
         if grant := getattr(self, "_grant", None):
             await asyncio.to_thread(grant.end)

@@ -353,6 +353,8 @@ class RouterApp:
             cache_salt=self._salt(record.tenant),
             slots=record.trace.sequences,
             service_tier=call.contract.service_tier,
+            prompt_tokens=record.cost.prompt_tokens,
+            output_tokens=record.cost.output_tokens,
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:

@@ -8,7 +8,14 @@ Never: starts anything, or imports Ray.
 from serve_app.settings.changes import Change, changes
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
-from serve_app.settings.model import DEFAULT_KV_CACHE_GB, GB, AutoscaleSettings, ModelSettings, SimulatedSettings
+from serve_app.settings.model import (
+    DEFAULT_KV_CACHE_GB,
+    GB,
+    AutoscaleSettings,
+    BatchingSettings,
+    ModelSettings,
+    SimulatedSettings,
+)
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.serve_config import (
     ProxyLocation,
@@ -40,6 +47,7 @@ __all__ = [
     "AdmissionSettings",
     "AuthSettings",
     "AutoscaleSettings",
+    "BatchingSettings",
     "Change",
     "HttpSettings",
     "KeySettings",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RANKS = "of each of the tensor_parallel_size x pipeline_parallel_size ranks"
-_NO_BATCH_WAIT = (
-    "none, since no request waits for a batch to fill: it joins the running one at its next step. "
-    "models[].preset chooses between short steps and full ones"
+_BATCH_WAIT = (
+    "models[].batching.max_wait_s; without batching no request waits for a batch to fill: it joins the running one at "
+    "its next step, and models[].preset chooses between short steps and full ones"
 )
 _LIMITED = "of a key (auth.keys[].limits) or of a tenant (its limits)"
 
@@ -22,9 +22,9 @@ FIELD_WORDS: Mapping[str, str] = {
     "max_concurrent_queries": "models[].max_num_seqs for what runs, admission.max_queued for what waits",
     "max_ongoing_requests": "models[].max_num_seqs for what runs, admission.max_queued for what waits",
     "max_queued_requests": "admission.max_queued",
-    "max_batch_size": "models[].max_num_seqs",
-    "batch_timeout_ms": _NO_BATCH_WAIT,
-    "batch_wait_timeout_s": _NO_BATCH_WAIT,
+    "max_batch_size": "models[].max_num_seqs; models[].batching.max_size where requests wait for a batch to fill",
+    "batch_timeout_ms": _BATCH_WAIT,
+    "batch_wait_timeout_s": _BATCH_WAIT,
     "rpm_limit": f"<limits>.requests_per_minute, {_LIMITED}",
     "tpm_limit": f"<limits>.tokens_per_minute, {_LIMITED}",
     "max_parallel_requests": f"<limits>.max_concurrent, {_LIMITED}",

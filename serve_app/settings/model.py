@@ -6,10 +6,13 @@ Invariant: what parses can be placed: ranks, shares of GPUs and sizes fit togeth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from serve_app.core import batching
+from serve_app.core.batching import BatchPolicy, Sizing
 from serve_app.core.estimate import LengthRule
 from serve_app.core.limits import TokenPrices
 from serve_app.settings import presets
@@ -115,6 +118,42 @@ class PriceSettings(FrozenSettings):
         return TokenPrices(self.prompt_per_million, self.cached_per_million, self.output_per_million)
 
 
+class BatchingSettings(FrozenSettings):
+    """How requests are batched before the engine: a preset of `core.batching`, and figures over the preset's own."""
+
+    preset: str | None = None  # a name alone, in place of these settings, is the same
+    max_size: int | None = Field(None, ge=1)
+    max_wait_s: float | None = Field(None, ge=0, allow_inf_nan=False)
+    max_tokens: int | None = Field(None, ge=1)
+    counts_output: bool | None = None
+    by_length: bool | None = None
+    sizing: Sizing | None = None
+    long_size: int | None = Field(None, ge=1)
+    long_from_tokens: int | None = Field(None, ge=1)
+    max_queued: int | None = Field(None, ge=1)
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None and name not in batching.PRESETS:
+            raise ValueError(f"{name!r} is none of {', '.join(batching.PRESETS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _possible(self) -> BatchingSettings:
+        if self.preset is None and self.max_size is None:
+            raise ValueError("set a preset or max_size")
+        self.policy()
+        return self
+
+    def policy(self) -> BatchPolicy:
+        """The same for the core."""
+        figures = self.model_dump(exclude={"preset", "long_from_tokens"}, exclude_none=True)
+        if self.long_from_tokens is not None:
+            figures["long_from"] = self.long_from_tokens
+        return BatchPolicy(**figures) if self.preset is None else replace(batching.PRESETS[self.preset], **figures)
+
+
 class ModelSettings(FrozenSettings):
     """One model: an engine deployment of its own."""
 
@@ -135,6 +174,7 @@ class ModelSettings(FrozenSettings):
     # So many of them at most may be long, by estimate, and in a mixture fewer of either; None: length does not count.
     max_long_seqs: int | None = Field(None, ge=1)
     long_from_tokens: int = Field(DEFAULT_LONG_FROM_TOKENS, ge=1)
+    batching: BatchingSettings | None = None  # of requests, before the engine; None: the engine's own alone
     # Sequences the engine runs beside those, for requests of agent sessions alone: as many sessions may be open on it.
     session_slots: int = Field(DEFAULT_SESSION_SLOTS, ge=0, le=1024)
     # Sizes over all ranks that a session's memory is rounded up to, above the largest to its multiples; none: as asked.
@@ -166,6 +206,23 @@ class ModelSettings(FrozenSettings):
     @classmethod
     def _preset(cls, data: Any) -> Any:
         return presets.with_preset(data) if isinstance(data, Mapping) else data
+
+    @field_validator("batching", mode="before")
+    @classmethod
+    def _batching_preset(cls, given: Any) -> Any:
+        return {"preset": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _can_fill(self) -> ModelSettings:
+        policy = self.batch_policy
+        if policy is None or policy.is_continuous or policy.max_wait_s is not None:
+            return self
+        if policy.max_size > self.max_num_seqs:
+            raise ValueError(
+                f"batching: a batch of {policy.max_size} that waits until it is full needs as many max_num_seqs, "
+                f"which are {self.max_num_seqs}; or set max_wait_s"
+            )
+        return self
 
     @model_validator(mode="after")
     def _placeable(self) -> ModelSettings:
@@ -200,6 +257,11 @@ class ModelSettings(FrozenSettings):
     def effective_session_slots(self) -> int:
         """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0
+
+    @property
+    def batch_policy(self) -> BatchPolicy | None:
+        """How batches are formed before the engine; None: they are not."""
+        return None if self.batching is None else self.batching.policy()
 
     @property
     def length_rule(self) -> LengthRule | None:

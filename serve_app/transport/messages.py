@@ -26,6 +26,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     `number` is unique in the channel; `request_id` becomes the OpenAI object's id; `body` is the decoded OpenAI request
     without the fields of our own contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
     request takes in the engine's batch; `service_tier` is told back in the answer (None: the client named none).
+    `prompt_tokens` and `output_tokens` are the router's estimate of its prompts and answers together (0: unknown).
     """
 
     number: int
@@ -36,6 +37,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str | None = None
     slots: int = 1
     service_tier: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
@@ -119,7 +122,14 @@ class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Live use of an engine: sequences running and waiting inside it, share of KV blocks in use (0..1), counters."""
+    """Live use of an engine: sequences running and waiting inside it, share of KV blocks in use (0..1), counters.
+
+    `waiting` includes the requests that wait for a batch. `sequence_steps` adds up the sequences of all steps. The rest
+    comes from `serve_app.engine.batched_engine`: `batch_size` is the mean requests of a batch, or the mean sequences of
+    a step where the engine batches by itself; `batch_wait_s` the mean wait of a request for its batch; `padding_ratio`
+    the mean share of a batch that is padding, by the tokens its requests used (0: the engine batches by itself);
+    `tokens_per_s` prompt and output tokens; `batches` and `batched_requests` count what has started.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -128,6 +138,13 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
+    sequence_steps: int = 0
+    batch_size: float = 0.0
+    batch_wait_s: float = 0.0
+    padding_ratio: float = 0.0
+    tokens_per_s: float = 0.0
+    batches: int = 0
+    batched_requests: int = 0
 
 
 class EngineBackend(Protocol):

@@ -192,6 +192,23 @@ def test_scaling_bounds_change_without_a_restart(there: Place) -> None:
     assert there.replicas()[OTHER] == after[OTHER]
 
 
+def test_batching_is_taken_over_without_a_restart_and_the_metrics_show_it(there: Place) -> None:
+    before = there.replicas()
+    there.become(configured(model(OTHER, batching="dynamic-32")))
+    asked = [there.endpoint.asking(OTHER, 2 + 20 * number) for number in range(2 * SLOTS)]
+    assert [one.answer().status for one in asked] == [200] * (2 * SLOTS)
+
+    def told(figure: str) -> float:
+        return there.endpoint.figure("serve_app_engine", model=OTHER, figure=figure) or 0.0
+
+    assert told("batched_requests") == 2 * SLOTS
+    assert 1.0 <= told("batch_size") <= SLOTS  # no more are granted at once, and so each batch waits in vain for 32
+    assert told("batch_wait_s") > 0.0
+    assert 0.0 <= told("padding_ratio") < 1.0
+    assert told("tokens_per_s") > 0.0
+    assert there.replicas() == before
+
+
 def test_a_broken_model_takes_nothing_from_the_others(there: Place) -> None:
     before = there.replicas()
     there.declare(configured(model(OTHER), BROKEN))

@@ -259,3 +259,67 @@ def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
 
     asyncio.run(scenario())
     assert ended == [deployment.EXIT_ENGINE_DEAD]
+
+
+def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it_runs() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        peer = await Peer.enter(replica)
+        for number in (1, 2):
+            peer.hand_in(number, 4)
+        await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+        assert replica.load.steps == 0
+        peer.hand_in(3, 4)
+        await peer.read_until(1, 2, 3)
+        load = await cluster.handle().call("load", replica_id=REPLICA)
+        assert (load.steps, load.sequence_steps) == (4, 12)  # of the simulated engine: all three in each step
+        assert (load.batches, load.batch_size, load.padding_ratio) == (1, 3.0, 0.0)
+        assert load.batch_wait_s > 0.0
+        await replica.engine.reconfigure({"batching": {"preset": "dynamic-128"}})
+        peer.hand_in(4, 4)
+        await peer.read_until(4)
+        await replica.engine.reconfigure({"batching": None})
+        peer.hand_in(5, 4)
+        await peer.read_until(5)
+        assert (await cluster.handle().call("load", replica_id=REPLICA)).batched_requests == 4
+        assert all(peer.frames(number)[-1].usage is not None for number in range(1, 6))
+        peer.leave()
+
+    run(scenario, model(batching={"max_size": 3}))
+
+
+def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        peer = await Peer.enter(replica)
+        for number in (1, 2):
+            peer.hand_in(number, 4)
+        await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+        replica.engine.drain()
+        await peer.read_until(1, 2)
+        assert all(peer.frames(number)[-1].usage is not None for number in (1, 2))
+        peer.leave()
+        draining = replica.engine.draining
+        assert draining is not None
+        draining.cancel()  # it would end this process
+
+    run(scenario, model(batching={"max_size": 3}))
+
+
+def test_requests_that_wait_for_a_batch_of_a_dead_engine_can_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int]
+) -> None:
+    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
+
+    async def scenario() -> None:
+        replica: Any = object.__new__(deployment.EngineReplica)
+        await replica.__init__({"name": "m", "engine": "simulated", "batching": {"max_size": 3}})
+        asked = Submit(1, "r", Operation.COMPLETION, {"prompt": "a", "max_tokens": 3})
+        waiting = asyncio.create_task(replica.run(asked, lambda frame: None))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(type(replica.backend), "alive", property(lambda self: False))
+        with pytest.raises(EngineUnreachable):
+            await asyncio.wait_for(waiting, SOON_S)
+        await replica.shutdown()
+
+    asyncio.run(scenario())

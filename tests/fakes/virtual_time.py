@@ -37,18 +37,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._waits.now
 
 
-def run_in_virtual_time(scenario: Coroutine[Any, Any, T]) -> T:
-    """Run a scenario to its end; AssertionError if it leaves a task behind, or an error that nobody has seen."""
+def now() -> float:
+    """The time of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+def run_in_virtual_time(scenario: Coroutine[Any, Any, T], bound_s: float | None = None) -> T:
+    """Run a scenario to its end; AssertionError if it leaves a task behind, or an error that nobody has seen.
+
+    Args:
+        bound_s: of virtual time, against hanging, where a timer starts itself again and again.
+    """
     unseen: list[str] = []
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: unseen.append(str(context)))
-        result = runner.run(_settled(scenario))
+        result = runner.run(_settled(scenario, bound_s))
     assert not unseen, unseen
     return result
 
 
-async def _settled(scenario: Coroutine[Any, Any, T]) -> T:
-    result = await scenario
+async def _settled(scenario: Coroutine[Any, Any, T], bound_s: float | None) -> T:
+    async with asyncio.timeout(bound_s):
+        result = await scenario
     for _ in range(20):
         await asyncio.sleep(0)
     left = [str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -34,6 +34,7 @@ OTHERWISE: dict[str, Any] = {
     "max_model_len": 4096,
     "max_num_seqs": 8,
     "preset": "balanced",
+    "batching": {"preset": "dynamic-32"},
     "max_long_seqs": 16,
     "long_from_tokens": 200,
     "session_slots": 4,
@@ -83,7 +84,7 @@ def test_every_field_is_here() -> None:
 @pytest.mark.parametrize("field", fields(ModelSettings))
 def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
     other = version(changed(field, OTHERWISE[field]))
-    live = ("replicas", "drain_s", "buckets_gb", "max_long_seqs", "long_from_tokens", "prices")
+    live = ("replicas", "drain_s", "batching", "buckets_gb", "max_long_seqs", "long_from_tokens", "prices")
     assert (other == version(MODEL)) == (field in live)
 
 

@@ -128,6 +128,7 @@ class SimulatedEngine:
             generated_tokens=scheduler.generated_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,
+            sequence_steps=scheduler.sequence_steps,
         )
 
     @property

@@ -76,6 +76,7 @@ class SimulatedScheduler:
     generated_tokens: int = field(default=0, init=False)
     prompt_tokens: int = field(default=0, init=False)
     preemptions: int = field(default=0, init=False)
+    sequence_steps: int = field(default=0, init=False)  # the sequences of all steps, added up
     _arrivals: int = field(default=0, init=False)
     _in_step: bool = field(default=False, init=False)
 
@@ -160,6 +161,7 @@ class SimulatedScheduler:
 
     def _end_step(self) -> list[Sequence]:
         self.steps += 1
+        self.sequence_steps += len(self.running)
         moved = []
         for sequence in self.running:
             sequence.computed += sequence.chunk

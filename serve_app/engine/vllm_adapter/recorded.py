@@ -85,7 +85,9 @@ class LiveStats(StatLoggerBase):
     ) -> None:
         load = self.load
         found: dict[str, float] = {"steps": load.steps + 1}
+        sequences = 0
         if scheduler_stats is not None:
+            sequences = scheduler_stats.num_running_reqs
             found["running"] = scheduler_stats.num_running_reqs
             found["waiting"] = scheduler_stats.num_waiting_reqs
             found["kv_cache_usage"] = scheduler_stats.kv_cache_usage
@@ -93,6 +95,8 @@ class LiveStats(StatLoggerBase):
             found["generated_tokens"] = load.generated_tokens + iteration_stats.num_generation_tokens
             found["prompt_tokens"] = load.prompt_tokens + iteration_stats.num_prompt_tokens
             found["preemptions"] = load.preemptions + iteration_stats.num_preempted_reqs
+            sequences += len(iteration_stats.finished_requests)  # in the step, and no longer among those that run
+        found["sequence_steps"] = load.sequence_steps + sequences
         self.load = msgspec.structs.replace(load, **found)
 
     def log_engine_initialized(self) -> None:

@@ -1,0 +1,60 @@
+"""Batch sizes and waits side by side: the field's four with a queue of 256, and its three presets beside ours.
+
+One engine of 64 slots serves all. Ours are `serve_app/settings/presets.py`: their `max_num_seqs` requests run at once,
+continuously; their token budgets, which bind prompts longer than these, are the engine's own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.strategies.engine import EngineProcess
+from benchmarks.strategies.figures import Figures, figures_of
+from benchmarks.strategies.load import DEADLINE_S, MAX_QUEUED, asks_at, told_of
+from benchmarks.strategies.measure import Told, has_batches
+from benchmarks.strategies.orders import OpenRun
+from benchmarks.strategies.strategy import Strategy
+from benchmarks.strategies.workload import Lengths, poisson, steady
+from serve_app.core.batching import BatchPolicy
+from serve_app.settings import ModelSettings
+
+SWEEP_SLOTS = 64
+FIELD = ((8, 100), (16, 75), (32, 50), (64, 30))  # size, and wait in ms
+FIELD_PRESETS = {"latency": (8, 10), "balanced": (32, 50), "throughput": (64, 100)}
+RATES = (0.3, 0.7, 1.5)  # of what continuous batching serves at 32 slots; the last one is more than any can
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """`length_s`: of each run."""
+
+    rates: tuple[float, ...] = RATES
+    length_s: float = 7.0
+
+
+def swept() -> list[Strategy]:
+    def batches(name: str, size: int, wait_ms: int) -> Strategy:
+        return Strategy(f"{name}{size} / {wait_ms} ms", BatchPolicy(size, wait_ms / 1000, max_queued=MAX_QUEUED))
+
+    found = [batches("batch ", *one) for one in FIELD]
+    for name, one in FIELD_PRESETS.items():
+        found.append(batches(f"their {name}: ", *one))
+        size = ModelSettings.model_validate({"name": "m", "preset": name}).max_num_seqs
+        policy = BatchPolicy(size, is_continuous=True, max_queued=MAX_QUEUED)
+        found.append(Strategy(f"our {name}: {size} continuous", policy))
+    return found
+
+
+def sweep(
+    engine: EngineProcess, lengths: Sequence[Lengths], capacity: float, plan: SweepPlan, seed: int, told: Told
+) -> dict[str, dict[float, Figures]]:
+    """Figures by configuration and part of the capacity (requests/s of continuous batching at 32 slots)."""
+    found: dict[str, dict[float, Figures]] = {strategy.name: {} for strategy in swept()}
+    for turn, rate in enumerate(plan.rates):
+        asks = asks_at(poisson(steady, rate * capacity, plan.length_s, seed), lengths, seed)
+        for strategy in swept()[:: -1 if turn % 2 else 1]:
+            ran = engine.run(OpenRun(strategy, asks, seed, DEADLINE_S))
+            one = found[strategy.name][rate] = figures_of(ran, SWEEP_SLOTS, has_batches(strategy))
+            told(f"  {rate:.0%} of capacity: {strategy.name:32s} {told_of(one)}")
+    return found
