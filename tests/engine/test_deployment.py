@@ -14,7 +14,7 @@ from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import NO_SLOTS, Submit
 from serve_app.types import Operation
-from tests.fakes.engines import FakeCluster, model, run, until
+from tests.fakes.engines import FakeCluster, FakeReplica, model, run, until
 from tests.fakes.tcp import Peer, started
 
 REPLICA = "r1"
@@ -261,13 +261,19 @@ def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
     assert ended == [deployment.EXIT_ENGINE_DEAD]
 
 
+async def with_two_waiting(cluster: FakeCluster) -> tuple[FakeReplica, Peer]:
+    """A replica whose batches are of three, and a router whose requests 1 and 2 of four tokens wait there."""
+    replica = await started(cluster)
+    peer = await Peer.enter(replica)
+    for number in (1, 2):
+        peer.hand_in(number, 4)
+    await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+    return replica, peer
+
+
 def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it_runs() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        replica = await started(cluster)
-        peer = await Peer.enter(replica)
-        for number in (1, 2):
-            peer.hand_in(number, 4)
-        await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+        replica, peer = await with_two_waiting(cluster)
         assert replica.load.steps == 0
         peer.hand_in(3, 4)
         await peer.read_until(1, 2, 3)
@@ -290,11 +296,7 @@ def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it
 
 def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        replica = await started(cluster)
-        peer = await Peer.enter(replica)
-        for number in (1, 2):
-            peer.hand_in(number, 4)
-        await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+        replica, peer = await with_two_waiting(cluster)
         replica.engine.drain()
         await peer.read_until(1, 2)
         assert all(peer.frames(number)[-1].usage is not None for number in (1, 2))
