@@ -83,9 +83,9 @@ class Pool:
         return need <= 0.0 or self.available >= need - ROUNDING
 
     def refill(self, now: float) -> None:
-        """Add what has come since the last call. A clock that steps back adds nothing."""
+        """Add what has come since the last call; for pools that have a rate. A clock that steps back adds nothing."""
         gone_s = now - self._refilled_at
-        if gone_s <= 0.0 or not self.rate:
+        if gone_s <= 0.0:
             return
         self._refilled_at = now
         room, more = self.capacity - self.balance, self.rate * gone_s
