@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -38,6 +40,7 @@ from serve_app.router import (
     Scrape,
     SessionClient,
     UsageReporter,
+    usage_reporter,
 )
 from serve_app.settings import ModelSettings, parse
 
@@ -83,7 +86,9 @@ class RouterReplica:
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
         in_fresh_context(self._keyed_runs.start(), "claims")
-        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch))
+        here = ray.get_runtime_context()
+        folder = Path(here.get_temp_dir(), here.get_session_name(), usage_reporter.FOLDER)
+        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
         usage.start()
         local = LocalRoutes(
             models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)

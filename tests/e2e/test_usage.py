@@ -18,9 +18,8 @@ from typing import Any
 
 import httpx
 
-from serve_app.router import usage_reporter
 from serve_app.store.records import UsageQuery
-from serve_app.store.sql import SILENT_S, SqlStore
+from serve_app.store.sql import SqlStore
 from tests.e2e import stack as stacks
 from tests.e2e.observe import within
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
@@ -30,18 +29,17 @@ from tests.e2e.three import CONFIG, WIDE, all_routers
 LOAD_S, KILLED_AFTER_S = 8.0, 4.0
 CLIENTS = 6  # of each router
 REPORTED_S = 20.0  # a report takes a second and some milliseconds; the rest is for a busy machine
-SLACK_S = 2.0  # a report on a busy machine is late by less
+FOUND_S = 40.0  # the others look for a journal every five seconds; the rest is for a busy machine
 ONE_ROUTER = CONFIG | {"router": {"replicas": 1}, "models": [one for one in CONFIG["models"] if one["name"] == WIDE]}
 COUNTS = ("requests", "prompt_tokens", "output_tokens")
 
 
 @dataclass
 class Asked:
-    """What one router's clients have asked: moments of the ends, and the sums of the answers' own usage."""
+    """What one router's clients have asked: the sums of the answers' own usage, and those without an answer."""
 
-    ends: list[float] = field(default_factory=list)
     sums: Counter[str] = field(default_factory=Counter)
-    broken: list[float] = field(default_factory=list)  # moments of the beginnings of those without an answer
+    broken: list[float] = field(default_factory=list)  # when those without an answer began
 
 
 async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> None:
@@ -62,7 +60,6 @@ async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> Non
     except (httpx.TransportError, ValueError):
         asked.broken.append(began)
         return
-    asked.ends.append(time.monotonic())
     asked.sums += Counter(requests=1, prompt_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"])
 
 
@@ -101,16 +98,14 @@ def test_the_use_of_all_routers_is_the_sum_of_the_answers_own_usage(three: Stack
     assert other.status_code == 403
 
 
-def test_a_killed_router_loses_at_most_what_it_had_not_reported(three: Stack) -> None:
+def test_of_a_killed_router_every_answer_counts_and_what_was_cut_is_unsettled(three: Stack) -> None:
     before = stored(three)
     first, second, victim = all_routers(three)
-    pid, killed_at = process(three, victim), 0.0
+    pid = process(three, victim)
 
     async def kill() -> None:
-        nonlocal killed_at
         await asyncio.sleep(KILLED_AFTER_S)  # bound: the load goes on meanwhile
         os.kill(pid, signal.SIGKILL)
-        killed_at = time.monotonic()
 
     async def scenario() -> list[Asked]:
         loads = [load(one, seed, LOAD_S) for seed, one in enumerate((first, second, victim))]
@@ -121,22 +116,14 @@ def test_a_killed_router_loses_at_most_what_it_had_not_reported(three: Stack) ->
     assert dead.broken
     assert not one.broken + other.broken
     all_routers(three)
-    time.sleep(SILENT_S + usage_reporter.HEARTBEAT_S)  # the store's bound for a router that is gone
-    found = stored(three)
-    unsettled = found.pop("unsettled", 0) - before.pop("unsettled", 0)
-    found -= before
-    survivors = one.sums + other.sums
-    late = sum(end > killed_at - usage_reporter.FLUSH_S - SLACK_S for end in dead.ends)
-    in_flight = len(dead.broken)
-    missing = survivors["requests"] + dead.sums["requests"] - found["requests"]
-    print(
-        f"{found['requests']} requests, {unsettled} unsettled; of the killed router {dead.sums['requests']} were "
-        f"answered, {late} of them late, {in_flight} were cut and {missing} are in no sum"
-    )
-    for name in COUNTS:
-        assert survivors[name] < found[name] <= survivors[name] + dead.sums[name]
-    assert missing <= late
-    assert 0 < unsettled <= late + in_flight
+    answered = one.sums + other.sums + dead.sums
+    within(FOUND_S, lambda: (stored(three) - before)["requests"] >= answered["requests"] - CLIENTS, True, "its journal")
+    found = stored(three) - before
+    unsettled, cut = found.pop("unsettled", 0), len(dead.broken)
+    print(f"{answered['requests']} answers, {found['requests']} in the sums, {unsettled} unsettled, {cut} cut")
+    if found != answered:  # an answer's last byte may have left, and its router died before it wrote that down
+        assert answered["requests"] - CLIENTS <= found["requests"] < answered["requests"]
+    assert answered["requests"] <= found["requests"] + unsettled <= answered["requests"] + cut
 
 
 def test_nothing_is_lost_at_a_normal_end(tmp_path: Path) -> None:

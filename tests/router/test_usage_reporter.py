@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
@@ -162,3 +164,77 @@ def test_the_day_is_that_of_the_beginning_in_utc() -> None:
     batch = reporter.meter.next_batch()
     assert batch is not None
     assert [(row.day, row.cost_micro) for row in batch.rows] == [("2025-11-25", 5), ("2025-11-26", 5)]
+
+
+def test_a_router_reports_what_a_killed_one_of_its_node_left_once_the_store_takes_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FakeStore()
+        dead = UsageReporter("dead", store.add_usage, folder=tmp_path)
+        alive = UsageReporter("alive", store.add_usage, folder=tmp_path)
+        used(dead, "a", "b")
+        dead.begin("c", "k", "acme", "m", None)
+        used(alive, "d")
+        await alive.report_left_behind()
+        assert not store.calls  # both are alive
+        dead.journal.leave()
+        store.failures = 1
+        await alive.report_left_behind()
+        await alive.report_left_behind()
+        (batch,) = store.batches.values()
+        assert batch.source == "dead"
+        assert [(row.requests, row.unsettled) for row in batch.rows] == [(2, 1)]
+        assert os.listdir(tmp_path) == ["alive.journal"]
+
+    asyncio.run(main())
+
+
+def test_a_normal_end_leaves_no_journal_and_one_that_could_not_report_does(tmp_path: Path) -> None:
+    async def main(failures: int) -> None:
+        store = FakeStore()
+        store.failures = failures
+        reporter = UsageReporter("r", store.add_usage, folder=tmp_path)
+        used(reporter, "a")
+        await reporter.close()
+
+    asyncio.run(main(0))
+    assert not list(tmp_path.iterdir())
+    asyncio.run(main(1_000_000))
+    store = FakeStore()
+    asyncio.run(UsageReporter("next", store.add_usage, folder=tmp_path).report_left_behind())
+    assert store.requests == 1
+
+
+@pytest.mark.parametrize("text", ["no journal\n", None])
+def test_a_journal_that_cannot_be_read_or_is_too_old_is_set_aside_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+) -> None:
+    async def main() -> None:
+        store = FakeStore()
+        dead = UsageReporter("dead", store.add_usage, folder=tmp_path)
+        used(dead, "a")
+        dead.journal.leave()
+        file = tmp_path / "dead.journal"
+        if text is None:
+            os.utime(file, (1.0, 1.0))
+        else:
+            file.write_text(text)
+        reporter = UsageReporter("r", store.add_usage, folder=tmp_path)
+        for _ in range(2):
+            await reporter.report_left_behind()
+        assert not store.calls
+
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        asyncio.run(main())
+    assert caplog.text.count("dead.journal") == 1
+    assert (tmp_path / "dead.unreported").exists()
+
+
+def test_a_disk_without_room_fails_no_request_and_is_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        reporter = UsageReporter("r", FakeStore().add_usage, folder=tmp_path / "file")  # no folder can be here
+        used(reporter, "a", "b")
+        asyncio.run(reporter.flush())
+    assert caplog.text.count("the journal of use is not written") == 1

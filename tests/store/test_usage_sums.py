@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from serve_app.core.limits import TokenPrices
 from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageRow
 from serve_app.errors import StoreAway
 from serve_app.router import UsageReporter, usage_reporter
+from serve_app.router.usage_journal import SUFFIX
 from serve_app.store.records import UsageQuery, Used
 from serve_app.store.sql import SILENT_S, SqlStore
 
@@ -101,6 +103,8 @@ class Router:
 
     name: str
     reporter: UsageReporter
+    journal: Path
+    is_node_lost: bool  # with it
     open: dict[str, str] = field(default_factory=dict)  # days, by request
     truth: Sums = field(default_factory=Counter)
     at_batch: dict[int, tuple[Sums, Counter[str]]] = field(default_factory=dict)  # truth and in flight, by number
@@ -113,9 +117,11 @@ class Router:
 
 
 class History:
-    """What one seed does to routers and the store."""
+    """What one seed does to routers and the store. Every other router is on a node of its own, which dies with it."""
 
-    def __init__(self, seed: int, url: str) -> None:
+    def __init__(self, seed: int, url: str, node: Path) -> None:
+        self.node = node
+        self.names: dict[str, Router] = {}
         self.draw, self.clock, self.url = random.Random(seed), Clock(), url
         self.store = SqlStore(url, self.clock)
         self.routers: list[Router] = []
@@ -123,17 +129,19 @@ class History:
         self.made = self.day = 0
 
     def run(self) -> None:
-        acts = (self.begin, self.end, self.report, self.kill, self.repeat, self.restart, self.silence)
+        acts = (self.begin, self.end, self.report, self.kill, self.repeat, self.restart, self.silence, self.look_around)
         for _ in range(STEPS):
             self.clock.now += self.draw.choice((0.1, 1.0, 6.0))
-            while len(self.routers) < 3:
+            while len(self.routers) < 4:
                 self.start()
-            self.draw.choices(acts, (40, 30, 20, 2, 6, 2, 2))[0](self.draw.choice(self.routers))
+            self.draw.choices(acts, (40, 30, 20, 2, 6, 2, 2, 3))[0](self.draw.choice(self.routers))
         for router in self.routers:  # a normal end
             for request in list(router.open):
                 self.finish(router, request)
             while router.reporter.meter.has_news:
                 self.report(router)
+        while any(one.journal.exists() for one in self.killed if not one.is_node_lost):
+            self.look_around(self.draw.choice([one for one in self.routers if not one.is_node_lost]))
         for router in (*self.routers, *self.killed):
             self.repeat(router)
         self.clock.now += SILENT_S + 1
@@ -143,10 +151,13 @@ class History:
         name = f"router-{self.made}"
 
         async def add_usage(batch: UsageBatch) -> None:
-            self.deliver(router, batch)
+            self.deliver(self.names[batch.source], batch)
 
-        router = Router(name, UsageReporter(name, add_usage, lambda: 86400.0 * self.day))
+        folder = self.node / name if self.made % 2 else self.node
+        reporter = UsageReporter(name, add_usage, lambda: 86400.0 * self.day, folder)
+        router = Router(name, reporter, folder / f"{name}{SUFFIX}", is_node_lost=folder != self.node)
         self.routers.append(router)
+        self.names[name] = router
 
     def begin(self, router: Router) -> None:
         self.made += 1
@@ -197,8 +208,12 @@ class History:
 
     def kill(self, router: Router) -> None:
         """SIGKILL: what its memory has is gone."""
+        router.reporter.journal.leave()  # as the kernel does
         self.routers.remove(router)
         self.killed.append(router)
+
+    def look_around(self, router: Router) -> None:
+        asyncio.run(router.reporter.report_left_behind())
 
     def restart(self, _: Router) -> None:
         self.store.close()
@@ -215,13 +230,19 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_killed(seed: int, url: str) -> None:
-    history = History(seed, url)
+def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_killed(
+    seed: int, url: str, tmp_path: Path
+) -> None:
+    history = History(seed, url, tmp_path)
     history.run()
     assert history.killed
     for router in history.routers:
         assert +history.stored(router) == +router.truth, router.name
     for router in history.killed:
+        if not router.is_node_lost:
+            expected = router.truth + Counter({(day, "unsettled"): n for day, n in router.in_flight().items()})
+            assert +history.stored(router) == +expected, router.name
+            continue
         known, in_flight = router.at_batch.get(router.applied, (Counter(), Counter()))
         expected = known + Counter({(day, "unsettled"): count for day, count in in_flight.items()})
         assert +history.stored(router) == +expected, router.name

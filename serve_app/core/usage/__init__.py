@@ -1,10 +1,12 @@
 """What requests have used, summed by day, key, tenant and model, and reported so that nothing counts twice.
 
-Decides: what one router reports next, and what it reports again. In: requests that an engine begins, and their end with
-the tokens used. Out: numbered batches of sums, each with what is in flight after it.
+Decides: what one router reports next, and what it reports again; what a killed one would have reported. In: requests
+that an engine begins, and their end with the tokens used. Out: numbered batches of sums, each with what is in flight
+after it; lines of a journal.
 Never: reads a clock; the day of a request is an argument.
 """
 
+from serve_app.core.usage.journal import begin_line, end_line, meter_of, state_line
 from serve_app.core.usage.meter import UsageMeter
 from serve_app.core.usage.records import (
     USAGE_COUNTS,
@@ -25,4 +27,8 @@ __all__ = [
     "UsageKey",
     "UsageMeter",
     "UsageRow",
+    "begin_line",
+    "end_line",
+    "meter_of",
+    "state_line",
 ]

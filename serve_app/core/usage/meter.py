@@ -12,6 +12,7 @@ away.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from serve_app.core.limits import TokenPrices
 from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
@@ -27,14 +28,15 @@ def cost_of(prices: TokenPrices | None, use: RequestUse) -> int:
 class UsageMeter:
     """Args:
     source: the router's name; no other router has ever had it.
+    sent: its last batch, which may not have arrived.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source, self._seq = source, 0
+    def __init__(self, source: str, sent: UsageBatch | None = None) -> None:
+        self.source, self._seq = source, 0 if sent is None else sent.seq
         self._open: dict[str, tuple[UsageKey, TokenPrices | None]] = {}  # by request id
         self._sums: dict[UsageKey, list[int]] = {}  # in the order of `USAGE_COUNTS`
-        self._sent: UsageBatch | None = None  # not acknowledged
-        self._reported: tuple[InFlightUse, ...] = ()  # in flight, as in the last batch
+        self.sent = sent  # not acknowledged; whoever has the meter only reads it
+        self._reported: tuple[InFlightUse, ...] = () if sent is None else sent.in_flight  # as in the last batch
 
     def begin(self, request_id: str, key: UsageKey, prices: TokenPrices | None = None) -> None:
         """A request is handed to an engine. Again, after the loss of the first one: it keeps its day and prices."""
@@ -60,26 +62,31 @@ class UsageMeter:
         sums[7] += not use.is_settled
 
     @property
+    def in_flight(self) -> Mapping[str, tuple[UsageKey, TokenPrices | None]]:
+        """By request id: what has begun and not ended."""
+        return self._open
+
+    @property
     def has_news(self) -> bool:
         """Whether the store lacks something: use, or a change of what is in flight."""
-        return self._sent is not None or bool(self._sums) or self._in_flight() != self._reported
+        return self.sent is not None or bool(self._sums) or self._counts() != self._reported
 
-    def _in_flight(self) -> tuple[InFlightUse, ...]:
+    def _counts(self) -> tuple[InFlightUse, ...]:
         counts = Counter(key for key, _ in self._open.values())
         return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))
 
     def next_batch(self, *, heartbeat: bool = False) -> UsageBatch | None:
         """What to send now; None: the store knows all. `heartbeat`: also what it knows, if anything is in flight."""
-        if self._sent is None:
-            in_flight = self._in_flight()
+        if self.sent is None:
+            in_flight = self._counts()
             if self._sums or in_flight != self._reported or (heartbeat and in_flight):
                 rows = tuple(UsageRow(*key, *sums) for key, sums in self._sums.items())
                 self._seq += 1
                 self._sums, self._reported = {}, in_flight
-                self._sent = UsageBatch(self._source, self._seq, rows, in_flight)
-        return self._sent
+                self.sent = UsageBatch(self.source, self._seq, rows, in_flight)
+        return self.sent
 
     def acknowledge(self, seq: int) -> None:
         """The store has the batch of this number."""
-        if self._sent is not None and self._sent.seq == seq:
-            self._sent = None
+        if self.sent is not None and self.sent.seq == seq:
+            self.sent = None
