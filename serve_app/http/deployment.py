@@ -56,9 +56,15 @@ class RouterReplica:
         config: the whole configuration, as a plain mapping, with hashed keys only. Serve passes a changed
             configuration to `reconfigure`, which applies it without a restart.
         engines: bound only for Serve to deploy them; the handles are made by name, since the set of models changes.
+        workers: of batches, the same; None: there are none.
     """
 
-    async def __init__(self, config: dict[str, Any], engines: Mapping[str, DeploymentHandle[Any]]) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self,
+        config: dict[str, Any],
+        engines: Mapping[str, DeploymentHandle[Any]],
+        workers: DeploymentHandle[Any] | None = None,
+    ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
         install_strict_protocol()  # before Serve starts the server of this process
@@ -143,11 +149,10 @@ class RouterReplica:
         return self._scrape.here()
 
     async def run_row(
-        self, key_id: str, tenant: str, path: str, body: bytes, idempotency_key: str
+        self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes
     ) -> AsyncGenerator[AnswerPiece, None]:
-        """A row of a batch of this key and tenant, and its answer in pieces: what a batch worker calls."""
-        headers = [(b"content-type", b"application/json"), (b"idempotency-key", idempotency_key.encode())]
-        return self._bridge.exchange(HttpRequest("POST", path, headers, body), RowOwner(key_id, tenant))
+        """One request of a batch of this key and tenant, and its answer in pieces: what a batch worker calls."""
+        return self._bridge.exchange(HttpRequest(method, path, headers, body), RowOwner(key_id, tenant))
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""
