@@ -1,0 +1,6 @@
+"""The batch lane: workers that run the rows of batches, each result written once.
+
+Decides: which batch is validated, run, finalized, cancelled or expired now; what becomes of a row's answer.
+In: batches and rows of the store, input files, figures of the queues, answers. Out: results, output and error files.
+Never: grants a slot; a row waits in its model's queue like any request of class `low`.
+"""
