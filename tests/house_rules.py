@@ -42,7 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.core.quota",),
     ("serve_app.settings", "serve_app.transport", "serve_app.store"),
     ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
-    ("serve_app.http", "serve_app.engine", "autoscaling"),
+    ("serve_app.http", "serve_app.engine", "serve_app.batch", "autoscaling"),
     ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check"),
     ("serve_app.cluster.node",),
     ("serve_app.client", "serve_app.cli"),
