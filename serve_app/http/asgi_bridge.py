@@ -48,7 +48,13 @@ class AsgiBridge:
             await room.acquire()
             messages.put_nowait(message)
 
-        scope = {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
+        scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "headers": request.headers,
+            "query_string": request.query,
+        }
         # No message comes after the body: a caller that disconnects cancels the task instead.
         sent: asyncio.Queue[Message] = asyncio.Queue()
         sent.put_nowait({"type": "http.request", "body": request.body, "more_body": False})
