@@ -175,7 +175,7 @@ class RouterApp:
         self, route: routes.HttpRoute, identity: Identity, headers: HeaderMap, scope: Scope, receive: Receive
     ) -> Answer | PieceAnswer:
         """The answer of a route that needs no engine."""
-        query, read_body = scope.get("query_string", b""), lambda: self._read_body(headers, receive)
+        query, read_body = scope.get("query_string", b""), functools.partial(self._read_body, headers, receive)
         if isinstance(route.target, routes.SessionCall):
             body = (await read_body())[0] if route.target is routes.SessionCall.OPEN else {}
             session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant

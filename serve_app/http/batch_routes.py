@@ -22,7 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from serve_app.core.batches import ENDPOINTS, BatchRecord, BatchStatus
 from serve_app.errors import BadRequest, BatchConflict, NotFound
-from serve_app.http.batch_lane import BATCH_ID, SHOWN_ID_CHARS, BatchLane, cursor, find_file, page, require_lane, seconds
+from serve_app.http.batch_lane import (
+    BATCH_ID,
+    SHOWN_ID_CHARS,
+    BatchLane,
+    cursor,
+    find_file,
+    page,
+    require_lane,
+    seconds,
+)
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields, query_number, query_words
 from serve_app.http.file_routes import PURPOSE

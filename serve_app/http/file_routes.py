@@ -16,6 +16,7 @@ An upload has a record before it has content, so that what a router leaves behin
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
@@ -147,7 +148,7 @@ class FileRoutes:
 
         async def checked() -> AsyncGenerator[bytes, None]:
             async for piece in form.file():
-                await self._thread.run(check.pending + len(piece), lambda piece=piece: check.feed(piece))
+                await self._thread.run(check.pending + len(piece), functools.partial(check.feed, piece))
                 yield piece
             await self._thread.run(check.pending, check.end)
 
