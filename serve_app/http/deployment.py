@@ -186,7 +186,7 @@ class RouterReplica:
         return await self._bridge.answer(make_route_request(api_key, "GET", "/v1/models"))
 
     async def exchange(
-        self, method: str, path: str, headers: Headers, body: bytes
+        self, method: str, path: str, headers: Headers, body: bytes, query: bytes = b""
     ) -> AsyncGenerator[AnswerPiece, None]:
         """One HTTP request and its answer in pieces: what `serve_app.connect` calls."""
-        return self._bridge.exchange(HttpRequest(method, path, headers, body))
+        return self._bridge.exchange(HttpRequest(method, path, headers, body, query))
