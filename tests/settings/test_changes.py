@@ -105,7 +105,9 @@ def test_changed_keys_are_named_without_their_digests() -> None:
 )
 def test_where_what_is_deployed_cannot_be_read_all_counts_as_restarted(deployed: Any, why: str) -> None:
     found = changes(deployed, arguments({"models": [A]}), on_cpu=True)
-    assert {one.deployment: one.what for one in found} == dict.fromkeys(("engine-a", "Router", "BatchWorker"), "restarted")
+    assert {one.deployment: one.what for one in found} == dict.fromkeys(
+        ("engine-a", "Router", "BatchWorker"), "restarted"
+    )
     assert found[0].why.startswith("what is deployed cannot be read: ")
     assert why in found[0].why
 
