@@ -12,9 +12,11 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
+from serve_app.http.batch_lane import BatchLane
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed_runs import KeyedRuns
@@ -101,7 +103,9 @@ class RouterReplica:
             models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
         )
         secret = kv_store.cluster_secret()
-        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower
+        self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
+        lane = BatchLane(lambda: self._follower.store.batches, lambda: self._files)
+        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower, lane
         self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, *ours)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
@@ -115,6 +119,8 @@ class RouterReplica:
         settings = parse(config)
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
+        if settings.batch.files_url != self._files_url:
+            self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
         self._queue_client.core.set_store(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
