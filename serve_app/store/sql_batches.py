@@ -177,7 +177,7 @@ class SqlBatches:
                 connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
 
     def claim_rows(self, worker: str, batch_id: str, model: str, limit: int, lease_s: float) -> list[ClaimedRow]:
-        """Lease rows without a result that nobody has, by prefix, to a worker. None, unless the batch is in progress."""
+        """Lease rows without a result that nobody has, by prefix, to a worker; none unless the batch is in progress."""
         now = self._now()
         free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
         in_progress = select(B.batch_id).where(B.batch_id == batch_id, B.status == BatchStatus.IN_PROGRESS)
