@@ -1,10 +1,35 @@
-"""Batches: how many of their rows run now, and whose are next.
+"""Batches: files of requests that run when nobody else needs the engines.
 
-Decides: how many rows of a model may be in flight, and which batch's rows come next.
-In: figures of the models' queues, starts and ends of rows. Out: numbers of rows.
+Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows
+come next. In: lines; figures of the models' queues, starts and ends of rows. Out: rows or what is wrong with a line;
+numbers of rows.
 Never: reads a clock, a file or a store.
 """
 
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
+from serve_app.core.batches.records import (
+    BatchRecord,
+    BatchStatus,
+    BatchWork,
+    ClaimedRow,
+    FileRecord,
+    NewRow,
+    RowError,
+    RowResult,
+)
 
-__all__ = ["ModelFigures", "ModelPace", "Pauses", "WaitingRows", "share_rows"]
+__all__ = [
+    "BatchRecord",
+    "BatchStatus",
+    "BatchWork",
+    "ClaimedRow",
+    "FileRecord",
+    "ModelFigures",
+    "ModelPace",
+    "NewRow",
+    "Pauses",
+    "RowError",
+    "RowResult",
+    "WaitingRows",
+    "share_rows",
+]
