@@ -1,14 +1,15 @@
 """Ends a batch: writes its output and error files, in the order of the input's lines, and its last status.
 
-Invariant: a file is complete or not there: its lines are counted against the counts of the batch. Its id follows from the
-batch, so that whoever repeats this writes the same file. The rows are forgotten once both files are complete, and before
-the batch's status says so: none is left behind.
+Invariant: a file is complete or not there: its lines are counted against the counts of the batch. Its id follows from
+the batch, so that whoever repeats this writes the same file. The rows are forgotten once both files are complete, and
+before the batch's status says so: none is left behind.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from serve_app.batch.calls import until_answered
@@ -85,13 +86,13 @@ class Finalization:
         after = 0
         while True:
             rows = await until_answered(
-                lambda after=after: self._store.unfinished(self._batch.batch_id, after, UNFINISHED_ROWS),
+                partial(self._store.unfinished, self._batch.batch_id, after, UNFINISHED_ROWS),
                 "rows without a result",
             )
             if not rows:
                 return
             errors = [error_result(row, code, message) for row in rows]
-            await until_answered(lambda errors=errors: self._store.add_results(errors), "rows without a result")
+            await until_answered(partial(self._store.add_results, errors), "rows without a result")
             after = rows[-1].number
 
     async def _write(self, *, failed: bool, lines: int) -> str:
@@ -131,9 +132,7 @@ class Finalization:
         after, limit, found = 0, FIRST_READ_ROWS, 0
         while True:
             results = await until_answered(
-                lambda after=after, limit=limit: self._store.results(
-                    self._batch.batch_id, failed=failed, after=after, limit=limit
-                ),
+                partial(self._store.results, self._batch.batch_id, failed=failed, after=after, limit=limit),
                 "results of a batch",
             )
             if not results:

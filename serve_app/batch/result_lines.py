@@ -71,8 +71,8 @@ def line_id(row: ClaimedRow) -> str:
 
 
 def row_key(batch_id: str, number: int, attempts: int = 0) -> str:
-    """The Idempotency-Key of a row: a row that still runs after its worker died is joined. A counted attempt has failed,
-    and the next one is another run."""
+    """The Idempotency-Key of a row: a row that still runs after its worker died is joined. A counted attempt has
+    failed, and the next one is another run."""
     return f"{batch_id}-{number}" + (f"-{attempts}" if attempts else "")
 
 

@@ -1,7 +1,7 @@
 """Stores the results of rows in groups, and gives back the rows that have none yet.
 
-Invariant: a result, and the return of a row, leaves memory only when the store has answered; `on_stored` is called then,
-once for each. `held_bytes` are the bytes of the results that wait.
+Invariant: a result, and the return of a row, leaves memory only when the store has answered; `on_stored` is called
+then, once for each. `held_bytes` are the bytes of the results that wait.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class RowFeed:
         }
 
     def on_work(self, work: Iterable[BatchWork]) -> None:
-        """The batches as they are now. Rows of a batch that no longer runs are given back; those of one that has expired
-        are stopped."""
+        """The batches as they are now. Rows of a batch that no longer runs are given back; those in flight are stopped,
+        except those of a batch that is cancelled."""
         now = self._wall()
         known = {one.batch.batch_id: one for one in work}
         running = {

@@ -15,7 +15,7 @@ from serve_app.batch.calls import until_answered
 from serve_app.batch.interfaces import Files, RowAnswer, RowRunner
 from serve_app.batch.result_lines import Verdict, answer_result, error_result, row_key, verdict_of
 from serve_app.core.batches import BadRow, BatchRecord, ClaimedRow, RowResult, read_row
-from serve_app.errors import NotFound
+from serve_app.errors import NotFound, ServeAppError
 
 logger = logging.getLogger("ray.serve")
 
@@ -75,8 +75,11 @@ class RowRun:
         try:
             async with asyncio.timeout(max(0.0, batch.expires_at - self._wall())):
                 answer = await self._runner.run(batch, batch.endpoint, body, key)
-        except Exception as error:
+        except (ServeAppError, TimeoutError, OSError) as error:
             logger.info("row %d of %s: no router answered (%r)", row.number, batch.batch_id, error)
+            return Ended(pause_s=self._pause_s(batch.tenant, row.model, None))
+        except Exception:
+            logger.exception("row %d of %s", row.number, batch.batch_id)
             return Ended(pause_s=self._pause_s(batch.tenant, row.model, None))
         self._answer_bytes = max(float(len(answer.body)), self._answer_bytes * FORGET)
         return self._ended(batch, row, answer)

@@ -1,32 +1,33 @@
 """Validates a new batch: reads its input file in pieces, checks each line and writes its rows to the store.
 
-Invariant: a batch is in progress only when all of its rows are in the store. A validation that was killed begins anew and
-adds no row twice; a batch that fails leaves no row.
+Invariant: a batch is in progress only when all of its rows are in the store. A validation that was killed begins anew
+and adds no row twice; a batch that fails leaves no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 
 from serve_app.batch.calls import until_answered
 from serve_app.batch.interfaces import BatchStore, Files, ModelCheck
-from serve_app.core.batches import BadRow, BatchRecord, BatchStatus, NewRow, RowCheck, RowError
+from serve_app.core.batches import (
+    BadRow,
+    BatchRecord,
+    BatchStatus,
+    Line,
+    LineSplitter,
+    NewRow,
+    RowCheck,
+    RowError,
+)
 from serve_app.errors import NotFound
 
 READ_BYTES = 2**20  # of one read: a hundred rows of some KB
-MAX_LINE_BYTES = 32 * 2**20  # above the bound of a request's body
 GROUP_ROWS = 1000  # of one transaction
 MAX_ERRORS = 20  # in the record of a batch: who has more has one cause
 
 ENDED = frozenset({BatchStatus.FAILED, BatchStatus.CANCELLED, BatchStatus.EXPIRED, BatchStatus.COMPLETED})
-
-
-class LineTooLong(Exception):
-    """A line of the input is longer than `MAX_LINE_BYTES`; its number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Validation:
@@ -60,9 +61,8 @@ class Validation:
             await self._read()
         except NotFound:
             self._errors.append(RowError("input_file_not_found", f"there is no file {self._batch.input_file_id}"))
-        except LineTooLong as error:
-            message = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            self._errors.append(RowError("line_too_long", message, line=error.number))
+        except BadRow as error:
+            self._errors.append(error.error)
         if not self._errors and not self._total:
             self._errors.append(RowError("empty_file", "the input file has no line"))
         if self._errors:
@@ -79,60 +79,47 @@ class Validation:
             await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a batch that has ended")
 
     async def _read(self) -> None:
-        check = RowCheck()
-        async for number, offset, line in self._lines():
-            if not line.strip():
-                continue
-            self._total += 1
-            if self._total > self._max_rows:
-                self._errors.append(
-                    RowError("too_many_rows", f"a batch has at most {self._max_rows} rows", line=number)
-                )
-                return
-            await self._check(check, number, offset, line)
-            if len(self._errors) >= MAX_ERRORS:
+        """Raises BadRow: a line is too long. NotFound: there is no such file."""
+        lines, check, at = LineSplitter(), RowCheck(), 0
+        while True:
+            chunk = await until_answered(
+                partial(self._files.read, self._batch.input_file_id, at, READ_BYTES), "the input of a batch"
+            )
+            at += len(chunk)
+            is_last = len(chunk) < READ_BYTES
+            found = [*lines.feed(chunk), *(lines.end() if is_last else ())]
+            for line in found:
+                await self._check(check, line)
+                if self._total > self._max_rows or len(self._errors) >= MAX_ERRORS:
+                    return
+            if is_last:
                 return
             if len(self._rows) >= GROUP_ROWS and not self._errors:
                 await self._add_rows()
                 if (await self._now()).status is not BatchStatus.VALIDATING:  # cancelled, say
                     return
 
-    async def _lines(self) -> AsyncIterator[tuple[int, int, bytes]]:
-        """Number, offset and bytes of each line, without its end."""
-        number, offset, at, rest = 1, 0, 0, b""
-        while True:
-            chunk = await until_answered(
-                lambda at=at: self._files.read(self._batch.input_file_id, at, READ_BYTES), "the input of a batch"
-            )
-            at += len(chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield number, offset, line
-                number, offset = number + 1, offset + len(line) + 1
-            if len(rest) > MAX_LINE_BYTES:
-                raise LineTooLong(number)
-            if len(chunk) < READ_BYTES:
-                break
-        if rest:
-            yield number, offset, rest
-
-    async def _check(self, check: RowCheck, number: int, offset: int, line: bytes) -> None:
+    async def _check(self, check: RowCheck, line: Line) -> None:
+        self._total += 1
+        if self._total > self._max_rows:
+            self._fault(line.number, "too_many_rows", f"a batch has at most {self._max_rows} rows")
+            return
         try:
-            row = check.feed(line, number)
+            row = check.feed(line.data, line.number)
         except BadRow as error:
             self._errors.append(error.error)
             return
         if row.url != self._batch.endpoint:
-            self._fault(number, "invalid_url", f"the url is {row.url}, and the batch's {self._batch.endpoint}", "url")
-        elif row.body.get("stream"):
-            self._fault(number, "invalid_request", "a row cannot be streamed", "body.stream")
+            self._fault(
+                line.number, "invalid_url", f"the url is {row.url}, the batch's is {self._batch.endpoint}", "url"
+            )
         elif (refusal := await self._refusal(row.model)) is not None:
-            self._fault(number, refusal.code, refusal.message, "body.model")
-        elif not self._errors:
-            new = NewRow(number, offset, len(line), row.custom_id, row.model, row.prefix)
+            self._fault(line.number, refusal.code, refusal.message, "body.model")
+        else:
+            new = NewRow(line.number, line.offset, len(line.data), row.custom_id, row.model, row.prefix)
             self._rows.append(new)
 
-    def _fault(self, number: int, code: str, message: str, param: str) -> None:
+    def _fault(self, number: int, code: str, message: str, param: str | None = None) -> None:
         self._errors.append(RowError(code, message, line=number, param=param))
 
     async def _refusal(self, model: str) -> RowError | None:
@@ -146,9 +133,10 @@ class Validation:
         return self._refusals[model]
 
     async def _add_rows(self) -> None:
-        rows, self._rows = self._rows, []
-        if rows:
-            await until_answered(lambda: self._store.add_rows(self._batch.batch_id, rows), "rows of a batch")
+        """In groups of `GROUP_ROWS`."""
+        while self._rows:
+            rows, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
+            await until_answered(partial(self._store.add_rows, self._batch.batch_id, rows), "rows of a batch")
 
     async def _now(self) -> BatchRecord:
         return await until_answered(lambda: self._store.batch(self._batch.batch_id, None), "the status of a batch")

@@ -1,8 +1,8 @@
 """A worker of the batch lane: validates new batches, runs their rows, writes their files, and ends them.
 
-Invariant: everything here may be killed at any moment and done again by this worker or another one: what is decided is in
-the store, and a call of the store repeated changes nothing. Nothing is lost while the store, the files or the routers are
-away; the worker waits and goes on.
+Invariant: everything here may be killed at any moment and done again by this worker or another one: what is decided is
+in the store, and a call of the store repeated changes nothing. While the store, the files or the routers are away, the
+worker waits and goes on; nothing is lost.
 """
 
 from __future__ import annotations
