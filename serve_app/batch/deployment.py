@@ -1,7 +1,7 @@
 """The Serve deployment of batch workers: builds one worker on the store, the files, the routers and the quota actor.
 
-Invariant: a changed configuration is taken over without a restart of this process, and no row is lost by it: the worker of
-the old one ends as at a shutdown while the new one begins.
+Invariant: a changed configuration is taken over without a restart of this process, and no row is lost by it: the worker
+of the old one ends as at a shutdown while the new one begins.
 """
 
 from __future__ import annotations

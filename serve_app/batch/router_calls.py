@@ -1,7 +1,7 @@
 """What a batch worker asks the routers and the quota actor: rows, models, and the figures of the queues.
 
-A call goes to any router replica, by gRPC, and its answer comes in pieces: answers may be larger than one message. If the
-router dies, the call fails, and the row may have run.
+A call goes to any router replica, by gRPC, and its answer comes in pieces: answers may be larger than one message. If
+the router dies, the call fails, and the row may have run.
 
 Invariant: a row is never asked for without an Idempotency-Key, so that one that is repeated joins its run.
 """

@@ -21,6 +21,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -121,7 +122,8 @@ class FileRoutes:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
                 raise BadRequest(f"`purpose` is missing; it must be {PURPOSE!r}", param="purpose")
-            return await lane.get_store().finish_file(record.file_id, size)
+            await lane.get_store().finish_file(record.file_id, size)
+            return replace(record, size=size)
         except BaseException:
             if record is not None:
                 await self._discard(lane, record)
