@@ -15,7 +15,7 @@ from typing import Any
 from ray import serve
 
 from serve_app.batch.files import storage_at
-from serve_app.batch.router_calls import METHOD, QueueFigures, RouterCalls
+from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
 from serve_app.batch.worker import BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
 from serve_app.quota import QuotaActor
@@ -44,7 +44,7 @@ class BatchWorkerReplica:
         replica = serve.get_replica_context()
         mark_log(replica.replica_id.unique_id)
         self._calls = RouterCalls(IngressHandle(ROUTER, replica.app_name, METHOD))
-        self._figures = QueueFigures(QuotaActor(settings.quota))
+        self._figures = ActorFigures(QuotaActor(settings.quota))
         self._ending: set[asyncio.Task[None]] = set()
         self._settings = settings
         self._worker = _Worker(settings, self._calls, self._figures)
@@ -69,7 +69,7 @@ class BatchWorkerReplica:
 class _Worker:
     """One worker with all that it alone uses."""
 
-    def __init__(self, settings: Settings, calls: RouterCalls, figures: QueueFigures) -> None:
+    def __init__(self, settings: Settings, calls: RouterCalls, figures: ActorFigures) -> None:
         batch = settings.batch
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}

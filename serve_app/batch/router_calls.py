@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.core.batches import BatchRecord, ModelFigures, RowError
@@ -24,16 +24,6 @@ MODEL_CHECK_S = 10.0  # an answer from a router's memory
 FORBIDDEN = (401, 403, 404)  # the key is not valid any more or may not use the model, or there is no such model
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class RowOwner(Protocol):
-    """Whose key a row runs as, for instance its batch."""
-
-    @property
-    def key_id(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
 
 
 class RouterCalls:
@@ -94,7 +84,7 @@ class RouterCalls:
         return status, headers, b"".join([first, *pieces[1:]])
 
 
-class QueueFigures:
+class ActorFigures:
     """The figures of the models' queues, from the quota actor."""
 
     def __init__(self, quota: QuotaActor) -> None:
