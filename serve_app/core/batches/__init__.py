@@ -17,19 +17,27 @@ from serve_app.core.batches.records import (
     RowError,
     RowResult,
 )
+from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
 
 __all__ = [
+    "ENDPOINTS",
+    "BadRow",
     "BatchRecord",
     "BatchStatus",
     "BatchWork",
     "ClaimedRow",
     "FileRecord",
+    "Line",
+    "LineSplitter",
     "ModelFigures",
     "ModelPace",
     "NewRow",
     "Pauses",
+    "RowCheck",
     "RowError",
+    "RowRequest",
     "RowResult",
     "WaitingRows",
+    "read_row",
     "share_rows",
 ]
