@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from serve_app.batch.calls import until_answered
-from serve_app.batch.interfaces import BatchStore, Files
+from serve_app.batch.files import FileStorage
 from serve_app.batch.result_lines import error_result
 from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord
+from serve_app.store import BatchStore
 
 READ_BYTES = 4 * 2**20  # of results in memory at once, about
 FIRST_READ_ROWS = 20  # until the length of lines is known: an answer of 1 MiB each is bearable
@@ -42,7 +43,7 @@ class Finalization:
     """
 
     def __init__(
-        self, batch: BatchRecord, store: BatchStore, files: Files, keep_s: float, wall: Callable[[], float]
+        self, batch: BatchRecord, store: BatchStore, files: FileStorage, keep_s: float, wall: Callable[[], float]
     ) -> None:
         self._batch, self._store, self._files = batch, store, files
         self._keep_s, self._wall = keep_s, wall

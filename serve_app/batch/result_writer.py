@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve_app.batch.calls import until_answered
-from serve_app.batch.interfaces import BatchStore
 from serve_app.batch.result_lines import refused_result
 from serve_app.core.batches import RowResult
+from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from serve_app.batch.calls import bounded, is_away
-from serve_app.batch.interfaces import BatchStore
 from serve_app.batch.result_writer import ResultWriter, Return, RowKey
 from serve_app.batch.row_run import Ended, RowRun
 from serve_app.core.batches import (
@@ -29,6 +28,7 @@ from serve_app.core.batches import (
     WaitingRows,
     share_rows,
 )
+from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 

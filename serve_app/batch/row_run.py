@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve_app.batch.calls import until_answered
-from serve_app.batch.interfaces import Files, RowAnswer, RowRunner
+from serve_app.batch.files import FileStorage
+from serve_app.batch.interfaces import RowAnswer, RowRunner
 from serve_app.batch.result_lines import Verdict, answer_result, error_result, row_key, verdict_of
 from serve_app.core.batches import BadRow, BatchRecord, ClaimedRow, RowResult, read_row
 from serve_app.errors import NotFound, ServeAppError
@@ -43,7 +44,7 @@ class RowRun:
         wall: seconds since 1970 UTC.
     """
 
-    def __init__(self, files: Files, runner: RowRunner, wall: Callable[[], float]) -> None:
+    def __init__(self, files: FileStorage, runner: RowRunner, wall: Callable[[], float]) -> None:
         self._files, self._runner, self._wall = files, runner, wall
         self.read_s = 0.0  # mean of what the read of a line takes
         self._in_flight = self._body_bytes = 0

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from serve_app.batch.calls import until_answered
-from serve_app.batch.interfaces import BatchStore, Files, ModelCheck
+from serve_app.batch.files import FileStorage
+from serve_app.batch.interfaces import ModelCheck
 from serve_app.core.batches import (
     BadRow,
     BatchRecord,
@@ -22,12 +23,11 @@ from serve_app.core.batches import (
     RowError,
 )
 from serve_app.errors import NotFound
+from serve_app.store import BatchStore
 
 READ_BYTES = 2**20  # of one read: a hundred rows of some KB
 GROUP_ROWS = 1000  # of one transaction
 MAX_ERRORS = 20  # in the record of a batch: who has more has one cause
-
-ENDED = frozenset({BatchStatus.FAILED, BatchStatus.CANCELLED, BatchStatus.EXPIRED, BatchStatus.COMPLETED})
 
 
 class Validation:
@@ -42,7 +42,7 @@ class Validation:
         self,
         batch: BatchRecord,
         store: BatchStore,
-        files: Files,
+        files: FileStorage,
         models: ModelCheck | None,
         max_rows: int,
         wall: Callable[[], float],
@@ -75,7 +75,7 @@ class Validation:
             lambda: self._store.change_batch(batch_id, if_status=[BatchStatus.VALIDATING], **fields),
             "the status of a batch",
         )
-        if changed is None and (await self._now()).status in ENDED:
+        if changed is None and (await self._now()).status.is_terminal:
             await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a batch that has ended")
 
     async def _read(self) -> None:
@@ -96,8 +96,6 @@ class Validation:
                 return
             if len(self._rows) >= GROUP_ROWS and not self._errors:
                 await self._add_rows()
-                if (await self._now()).status is not BatchStatus.VALIDATING:  # cancelled, say
-                    return
 
     async def _check(self, check: RowCheck, line: Line) -> None:
         self._total += 1
@@ -133,8 +131,9 @@ class Validation:
         return self._refusals[model]
 
     async def _add_rows(self) -> None:
-        """In groups of `GROUP_ROWS`."""
-        while self._rows:
+        """In groups of `GROUP_ROWS`, as long as the batch is validated: it may be cancelled, or in progress by another
+        worker."""
+        while self._rows and (await self._now()).status is BatchStatus.VALIDATING:
             rows, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
             await until_answered(partial(self._store.add_rows, self._batch.batch_id, rows), "rows of a batch")
 

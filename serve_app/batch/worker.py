@@ -16,12 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from serve_app.batch.calls import RETRY_S, bounded, is_away, until_answered
-from serve_app.batch.interfaces import BatchStore, Figures, Files, ModelCheck, RowRunner
+from serve_app.batch.files import FileStorage
+from serve_app.batch.interfaces import Figures, ModelCheck, RowRunner
 from serve_app.batch.result_files import Finalization
 from serve_app.batch.row_feed import RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 
@@ -66,7 +68,7 @@ class BatchWorker:
     def __init__(
         self,
         store: BatchStore,
-        files: Files,
+        files: FileStorage,
         runner: RowRunner,
         figures: Figures,
         options: WorkerOptions,

@@ -24,8 +24,6 @@ from serve_app.core.batches import (
 )
 from serve_app.errors import NotFound, StoreAway, Unavailable
 
-RUNNING = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
-
 
 @dataclass(slots=True)
 class StoredRow:
@@ -76,14 +74,14 @@ class BatchTables:
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any) -> BatchRecord | None:
         batch = self.batches[batch_id]
         if batch.status not in if_status:
-            return None
+            return batch if fields.get("status") is batch.status else None
         self.batches[batch_id] = replace(batch, **fields)
         return self.batches[batch_id]
 
     def work(self) -> list[BatchWork]:
         found = []
         for batch in self.batches.values():
-            if batch.status in RUNNING:
+            if not batch.status.is_terminal:
                 open_rows = [row for row in self.rows[batch.batch_id].values() if row.result is None]
                 waiting = Counter(row.row.model for row in open_rows if row.leased_until <= self._wall())
                 running = sum(1 for row in open_rows if row.leased_until > self._wall())
@@ -205,6 +203,9 @@ class FakeFiles:
         if name not in self.files:
             raise NotFound(f"no file {name}")
         return self.files[name][offset : offset + length]
+
+    async def size(self, name: str) -> int:
+        return len(self.files[name])
 
     async def delete(self, name: str) -> None:
         self._check()
