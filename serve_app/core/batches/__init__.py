@@ -1,13 +1,13 @@
-"""Batches: files of requests that run when nobody else needs the engines.
+"""Batches: their files, rows and results; how many of their rows run now, and whose are next.
 
-Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows
-come next. In: lines; figures of the models' queues, starts and ends of rows. Out: rows or what is wrong with a line;
-numbers of rows.
+Decides: how many rows of a model may be in flight, and which batch's rows come next.
+In: figures of the models' queues, starts and ends of rows. Out: numbers of rows.
 Never: reads a clock, a file or a store.
 """
 
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
 from serve_app.core.batches.records import (
+    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -19,6 +19,7 @@ from serve_app.core.batches.records import (
 )
 
 __all__ = [
+    "ENDED",
     "BatchRecord",
     "BatchStatus",
     "BatchWork",
