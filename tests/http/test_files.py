@@ -52,7 +52,7 @@ def test_a_file_goes_up_and_comes_back_by_the_sdk() -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.files.retrieve(made.id)
         assert missing.value.code == "file_not_found"
-        assert kept(lane) == ([], [])
+        assert await kept(lane) == ([], [])
 
     run(scenario)
 
@@ -62,9 +62,11 @@ def test_a_file_expires_when_the_client_says() -> None:
         after: Any = {"anchor": "created_at", "seconds": 3600}
         made = await lane.sdk().files.create(file=("rows.jsonl", ROWS), purpose="batch", expires_after=after)
         assert made.expires_at == made.created_at + 3600
-        lane.store.kept_files[made.id] = replace(lane.store.kept_files[made.id], expires_at=1.0)
+        record = await lane.store.batches.file(made.id, "night")
+        past = replace(record, file_id=UNKNOWN, expires_at=1.0)
+        await lane.store.batches.add_file(past)
         with pytest.raises(openai.NotFoundError):
-            await lane.sdk().files.content(made.id)
+            await lane.sdk().files.content(UNKNOWN)
 
     run(scenario)
 
@@ -86,7 +88,7 @@ def test_an_expiry_that_is_none_is_refused_by_name(fields: Any, named: str) -> N
         with pytest.raises(openai.BadRequestError) as refused:
             await lane.sdk().files.create(file=("rows.jsonl", ROWS), purpose="batch", expires_after=fields)
         assert refused.value.param == named
-        assert kept(lane) == ([], [])
+        assert await kept(lane) == ([], [])
 
     run(scenario)
 
@@ -138,7 +140,7 @@ def test_another_tenant_s_file_is_answered_like_an_unknown_one(method: str, key:
             known, unknown = [await lane.request(method, path.format(one), key=key) for one in (made.id, UNKNOWN)]
             assert (known.status, known.error["code"]) == (404, "file_not_found")
             assert known.body.replace(made.id.encode(), b"") == unknown.body.replace(UNKNOWN.encode(), b"")
-        assert kept(lane) == ([made.id], [made.id])
+        assert await kept(lane) == ([made.id], [made.id])
 
     run(scenario)
 
@@ -213,6 +215,6 @@ def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
         with pytest.raises(openai.ConflictError, match=batch.id) as refused:
             await client.files.delete(made.id)
         assert refused.value.code == "file_in_use"
-        assert kept(lane) == ([made.id], [made.id])
+        assert await kept(lane) == ([made.id], [made.id])
 
     run(scenario)
