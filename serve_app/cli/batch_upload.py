@@ -14,11 +14,10 @@ from pathlib import Path
 from rich.console import Console
 
 from serve_app.cli.progress import ByteProgress
-from serve_app.core.batches import BadRow, RowCheck, RowError
+from serve_app.core.batches import BadRow, Line, LineSplitter, RowCheck
 from serve_app.errors import BadRequest
 
 CHUNK_BYTES = 256 * 1024
-MAX_LINE_BYTES = 64 * 2**20  # more than a router takes as a request; bounds what a file without a newline costs
 SHOWN_LINES = 3  # bad ones: enough to see whether they are wrong in the same way
 
 
@@ -41,45 +40,64 @@ def checked(path: Path, route: str | None, errors: Console) -> CheckedFile:
     Raises:
         BadRequest: it cannot be read, has no line, or lines that are wrong; the first of them are named.
     """
-    lines = _LineCheck(route)
+    check = _FileCheck(route)
+    size = 0
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise BadRequest(f"{path} is no file that can be read twice")
+            raise BadRequest(f"{path} is no regular file")
         with path.open("rb") as file, ByteProgress(errors, f"checking {path.name}", found.st_size) as progress:
-            while len(lines.bad) < SHOWN_LINES and (line := file.readline(MAX_LINE_BYTES)):
-                lines.feed(line)
-                progress.advance(len(line))
-            size = file.tell()
+            while not check.has_enough and (chunk := file.read(CHUNK_BYTES)):
+                check.feed(chunk)
+                size += len(chunk)
+                progress.advance(len(chunk))
     except OSError as error:
         raise BadRequest(f"{path}: {error.strerror}") from None
-    if lines.bad:
-        raise BadRequest(f"{path}: {'; '.join(lines.bad)}; nothing was sent")
-    if lines.route is None or not lines.number:
-        raise BadRequest(f"{path} has no line; each line is a request as JSON, see docs/batches.md")
-    return CheckedFile(size, lines.number, lines.route)
+    check.end()
+    if check.bad:
+        raise BadRequest(f"{path}: {' '.join(check.bad)} Nothing was sent.")
+    if check.route is None or not check.rows:
+        raise BadRequest(f"{path} has no row; each line is a request as JSON, see docs/batches.md")
+    return CheckedFile(size, check.rows, check.route)
 
 
-class _LineCheck:
-    """`bad`: what is wrong with the first lines that are. `number`: lines read. `route`: what the rows are for."""
+class _FileCheck:
+    """`bad`: what is wrong with the first lines that are. `has_enough`: no more of it has to be read. `route`: what
+    the rows are for."""
 
     def __init__(self, route: str | None) -> None:
-        self.route, self.number = route, 0
+        self.route, self.rows = route, 0
         self.bad: list[str] = []
-        self._rows = RowCheck()
+        self.has_enough = False
+        self._lines, self._check = LineSplitter(), RowCheck()
 
-    def feed(self, line: bytes) -> None:
-        self.number += 1
+    def feed(self, chunk: bytes) -> None:
         try:
-            if len(line) == MAX_LINE_BYTES:
-                raise BadRow(RowError("too_long", f"it has more than {MAX_LINE_BYTES:,} bytes"))
-            row = self._rows.feed(line.removesuffix(b"\n"), self.number)
+            for line in self._lines.feed(chunk):
+                self._row(line)
+        except BadRow as bad:  # a line without an end: what follows it is unknown
+            self._wrong(bad.error.line, bad.error.message)
+            self.has_enough = True
+
+    def end(self) -> None:
+        if not self.has_enough:
+            for line in self._lines.end():
+                self._row(line)
+
+    def _row(self, line: Line) -> None:
+        try:
+            row = self._check.feed(line.data, line.number)
         except BadRow as bad:
-            self.bad.append(f"line {self.number}: {bad.error.message}")
+            self._wrong(line.number, bad.error.message)
             return
+        self.rows += 1
         self.route = self.route or row.url
         if row.url != self.route:
-            self.bad.append(f"line {self.number}: its url is {row.url}, the batch is for {self.route}")
+            self._wrong(line.number, f"The url is {row.url}, the batch is for {self.route}.")
+
+    def _wrong(self, number: int | None, message: str) -> None:
+        self.bad += [f"line {number}: {message}"] if len(self.bad) < SHOWN_LINES else []
+        self.has_enough = len(self.bad) == SHOWN_LINES
 
 
 class FormUpload:

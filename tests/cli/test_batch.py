@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import socket
@@ -11,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import Result
 
-from serve_app.cli import batch_commands, batch_upload
+from serve_app.cli import batch_commands
 from serve_app.cli.batch import show, show_list
-from serve_app.cli.batch_upload import CHUNK_BYTES, FormUpload
-from serve_app.cli.progress import ByteProgress
 from tests.cli.test_chat import KEY, reply, run, serve  # noqa: F401 - fixtures
 from tests.cli.test_layout import piped, terminal
 from tests.fakes.batch_endpoint import CREATED_AT, BatchEndpoint, batch_endpoint
@@ -27,6 +23,7 @@ requires("linux")
 
 CHAT = "/v1/chat/completions"
 ROWS = 3
+DOCUMENT = Path(__file__).parents[2] / "docs/batches.md"
 Batch = Callable[..., Result]
 
 
@@ -87,31 +84,21 @@ def test_json_is_the_batch_and_nothing_else(batch: Batch, endpoint: BatchEndpoin
 def test_what_is_wrong_with_a_file_is_said_before_anything_is_sent(
     batch: Batch, endpoint: BatchEndpoint, tmp_path: Path
 ) -> None:
-    bad = write(tmp_path / "bad.jsonl", row(1), b"{no json", row(1), row(2, "/v1/embeddings"), b"", row(3))
-    result = batch("submit", bad)
+    lines = row(1), b"{no json", b"", row(1), row(2, "/v1/embeddings"), row(3, method="GET")
+    result = batch("submit", write(tmp_path / "bad.jsonl", *lines))
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    assert re.search(
-        r"bad\.jsonl: line 2: .*; line 3: .*custom_id.*; line 4: .*/v1/embeddings.*nothing was sent", result.stderr
-    )
-    assert "line 5" not in result.stderr
+    wrong = r"bad\.jsonl: line 2: .* line 4: .*custom_id.* line 5: .*/v1/embeddings.* Nothing was sent\."
+    assert re.search(wrong, result.stderr)
+    assert "line 6" not in result.stderr
     assert endpoint.asked == []
 
 
 def test_rows_for_another_endpoint_are_wrong(batch: Batch, endpoint: BatchEndpoint, file: Path) -> None:
     result = batch("submit", file, "--endpoint", "/v1/responses")
     assert result.exit_code == 2
-    assert "line 1: its url is /v1/chat/completions, the batch is for /v1/responses" in result.stderr
+    assert "line 1: The url is /v1/chat/completions, the batch is for /v1/responses." in result.stderr
     assert endpoint.asked == []
-
-
-def test_a_line_without_end_is_refused_and_not_read_whole(
-    batch: Batch, endpoint: BatchEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_upload, "MAX_LINE_BYTES", 1000)
-    result = batch("submit", write(tmp_path / "long.jsonl", row(1), b"x" * 5000))
-    assert result.exit_code == 2
-    assert "line 2: it has more than 1,000 bytes" in result.stderr
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "empty"])
@@ -154,22 +141,6 @@ def test_a_batch_that_may_have_been_made_is_looked_for_in_the_list(
     (file_id,) = endpoint.files
     assert file_id in result.stderr
     assert "serve-app batch list" in result.stderr
-
-
-def test_an_upload_is_read_piece_by_piece_and_as_long_as_it_says(tmp_path: Path) -> None:
-    path = tmp_path / "large.jsonl"
-    path.write_bytes(b"x" * (5 * CHUNK_BYTES + 17))
-    sent: list[int] = []
-    form = FormUpload(path, path.stat().st_size, {"purpose": "batch"}, sent.append)
-    pieces = list(map(len, form))
-    assert sum(pieces) == len(form) == sum(sent) == form.sent
-    assert max(pieces) == CHUNK_BYTES
-
-
-def test_a_file_that_becomes_shorter_ends_the_upload(batch: Batch, endpoint: BatchEndpoint, file: Path) -> None:
-    form = FormUpload(file, file.stat().st_size + 1, {}, lambda count: None)
-    with pytest.raises(Exception, match="has become shorter"):
-        list(form)
 
 
 def test_submit_with_watch_ends_with_the_status_of_the_batch(batch: Batch, endpoint: BatchEndpoint, file: Path) -> None:
@@ -384,30 +355,19 @@ def test_a_server_of_another_kind_is_one_line(
         assert result.stderr == f"error: {url} does not answer as OpenAI's API does\n"
 
 
-def test_progress_of_bytes_is_shown_where_it_takes_longer(tmp_path: Path) -> None:
-    now = [0.0]
-    out = io.StringIO()
-    with ByteProgress(Console(file=out, width=80), "uploading a.jsonl", 40_000_000, lambda: now[0]) as progress:
-        for second in range(33):
-            now[0] = float(second)
-            progress.advance(1_000_000)
-    assert out.getvalue().splitlines() == [
-        "uploading a.jsonl: 3.0 of 40.0 MB",
-        "uploading a.jsonl: 18.0 of 40.0 MB",
-        "uploading a.jsonl: 33.0 of 40.0 MB",
-    ]
-
-
-def test_a_terminal_gets_a_bar_of_bytes_that_is_gone_at_the_end() -> None:
-    now = [0.0]
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, color_system=None)
-    with ByteProgress(console, "checking [b]a[/b].jsonl", None, lambda: now[0]) as progress:
-        progress.expect(4_000_000)
-        progress.advance(1)
-        assert out.getvalue() == ""
-        now[0] = 2.0
-        progress.advance(1_000_000)
-    assert "checking [b]a[/b].jsonl" in out.getvalue()
-    assert "1.0/4.0 MB" in out.getvalue()
-    assert out.getvalue().endswith("\x1b[2K")
+def test_the_example_of_the_sdk_gets_its_answers(
+    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Word for word; against a stack with workers it runs in `tests/e2e`."""
+    (example,) = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    body = {"choices": [{"message": {"content": "Hi."}}]}
+    answers = [{"custom_id": f"question-{number}", "response": {"body": body}} for number in range(2)]
+    endpoint.files["file-out"] = "\n".join(map(json.dumps, answers)).encode()
+    endpoint.steps += [{"status": "completed", "output_file_id": "file-out", **counts(2, 0, 2)}]
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{endpoint.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    exec(compile(example, str(DOCUMENT), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.splitlines()[1:] == ["question-0 Hi.", "question-1 Hi."]
+    (uploaded,) = [content for file_id, content in endpoint.files.items() if file_id != "file-out"]
+    assert [json.loads(line)["custom_id"] for line in uploaded.splitlines()] == ["question-0", "question-1"]
+    assert "GET /v1/files/file-out/content" in endpoint.asked
