@@ -21,8 +21,8 @@ requires("linux")
 
 def test_a_line_without_end_is_refused_and_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
-    with path.open("wb") as out:
-        out.truncate(100 * MAX_LINE_BYTES)  # a hole: it takes no disk, and reading it all would take long
+    with path.open("wb") as hole:
+        hole.truncate(100 * MAX_LINE_BYTES)  # a hole: it takes no disk, and reading it all would take long
     out = io.StringIO()
     with pytest.raises(BadRequest, match="line 1: The line is longer than"):
         checked(path, None, Console(file=out))
