@@ -35,8 +35,7 @@ def examples(found: dict[str, str]) -> pytest.MarkDecorator:
 
 
 SHELL = {name: block for name, block in blocks("bash").items() if "curl" in block}
-BATCH = {name: block for name, block in blocks("python").items() if ".batches." in block}  # need a stack with workers
-PYTHON = {name: block for name, block in blocks("python").items() if name not in BATCH}
+PYTHON = blocks("python")
 YAML = blocks("yaml")
 
 
@@ -73,11 +72,6 @@ def test_the_curl_example_answers(stack: Stack, example: str) -> None:
 def test_the_python_examples_run(stack: Stack, example: str) -> None:
     if "connect(" in example:
         cluster_of(stack)
-    run_python(stack, example)
-
-
-def run_python(stack: Stack, example: str) -> None:
-    """Run an example as a program of its own, which has to end well and print something."""
     done = subprocess.run(
         [sys.executable, "-c", example],
         env=environment(stack),
