@@ -143,8 +143,8 @@ class FileRoutes:
 
     async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader) -> int:
         """Write the file of the form, each line checked before it is written. Returns its bytes."""
-        batch, http = self._settings().batch, self._settings().http
-        check = LineCheck(batch.max_rows, http.max_body_bytes)
+        batch = self._settings().batch
+        check = LineCheck(batch.max_rows)
 
         async def checked() -> AsyncGenerator[bytes, None]:
             async for piece in form.file():

@@ -22,6 +22,8 @@ from tests.fakes.engines import model
 
 KEY, OTHER_KEY, ADMIN_KEY = "sk-night-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
 BASE_URL = "http://test/v1"
+BOUNDARY = "x-boundary"
+FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 def row(custom_id: str = "a", **body: Any) -> dict[str, Any]:
@@ -226,3 +228,35 @@ class MemoryBatches:
         self._check()
         running = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
         return [BatchWork(one, {}, 0) for one in self.kept_batches.values() if one.status in running]
+
+
+def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
+    async def everything() -> None:
+        await scenario(Lane(MemoryBatches(), **settings))
+
+    asyncio.run(everything())
+
+
+def part(name: str, content: bytes, filename: str | None = None, more: str = "") -> bytes:
+    """A part of a form."""
+    named = "" if filename is None else f'; filename="{filename}"'
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n{more}\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+def form(*parts: bytes) -> list[bytes]:
+    return [*parts, f"--{BOUNDARY}--\r\n".encode()]
+
+
+ROWS = jsonl(row("a"), row("b"))
+PURPOSE, FILE = part("purpose", b"batch"), part("file", ROWS, "rows.jsonl")
+
+
+async def upload(lane: Lane, *parts: bytes, **more: Any) -> Reply:
+    return await lane.request("POST", "/v1/files", form(*parts), FORM, **more)
+
+
+def kept(lane: Lane) -> tuple[list[str], list[str]]:
+    """Ids of the files that are there: by their records, by their content."""
+    records = lane.store.kept_files.values()
+    return [one.file_id for one in records if one.deleted_at is None], list(lane.files.content)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +12,16 @@ import pytest
 from openai.types import Batch
 
 from serve_app.core.batches import BatchStatus, RowError
-from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, Lane, MemoryBatches, jsonl, row
+from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, ROWS, Lane, run
 
 CHAT = "/v1/chat/completions"
 UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
 NO_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
-    async def everything() -> None:
-        await scenario(Lane(MemoryBatches(), **settings))
-
-    asyncio.run(everything())
-
-
 async def uploaded(lane: Lane, key: str = KEY) -> str:
     """The id of a file of two rows."""
-    rows = ("rows.jsonl", jsonl(row("a"), row("b")))
-    return (await lane.sdk(key).files.create(file=rows, purpose="batch")).id
+    return (await lane.sdk(key).files.create(file=("rows.jsonl", ROWS), purpose="batch")).id
 
 
 async def create(lane: Lane, key: str = KEY, **fields: Any) -> Batch:
