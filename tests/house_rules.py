@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.ray_adapter",
         "serve_app.core.keyed_heap",
         "serve_app.core.grammar_bounds",
+        "serve_app.core.json_bounds",
         "serve_app.core.score_inputs",
     ),
     (
@@ -41,7 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("serve_app.core.shared_queue",),
     ("serve_app.core.quota",),
     ("serve_app.settings", "serve_app.transport", "serve_app.store"),
-    ("serve_app.router", "serve_app.quota", "autoscaling.policies"),
+    ("serve_app.router", "serve_app.quota", "serve_app.batch", "autoscaling.policies"),
     ("serve_app.http", "serve_app.engine", "autoscaling"),
     ("serve_app.app", "serve_app.cluster.local", "serve_app.cli.check"),
     ("serve_app.cluster.node",),
