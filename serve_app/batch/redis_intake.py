@@ -29,20 +29,7 @@ from redis.exceptions import RedisError
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.batch.redis_streams import GroupConsumer, connect
-from serve_app.core.batches import Pauses
-from serve_app.core.batches.intake import (
-    KEY_USED_UP,
-    BadEntry,
-    EntryRequest,
-    EntryVerdict,
-    StreamEntry,
-    entries_to_read,
-    error_body,
-    idempotency_key,
-    request_of,
-    verdict,
-    wait_s,
-)
+from serve_app.core.batches import BadRow, Pauses, intake
 from serve_app.errors import Unavailable
 from serve_app.settings import RedisSettings, RedisStreamSettings
 
@@ -81,12 +68,18 @@ class RowPaces(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _HeldEntry:
-    """An entry that this consumer holds. `task`: what goes on with it; None: it waits for a place."""
+    """An entry that this consumer holds.
 
-    entry: StreamEntry
-    request: EntryRequest | None = None
+    Args:
+        task: what goes on with it; None: it waits for a place.
+        in_flight: its row is counted in the pace.
+    """
+
+    entry: intake.StreamEntry
+    request: intake.EntryRequest | None = None
     keys_used_up: int = 0
     task: asyncio.Task[None] | None = None
+    in_flight: bool = False
 
 
 class _Waits:
@@ -108,7 +101,6 @@ class StreamIntake:
     """The consumer of one stream in this process.
 
     Args:
-        endpoints: paths that an entry may name.
         inputs: all streams that are read here: no reply goes to one of them.
     """
 
@@ -119,12 +111,11 @@ class StreamIntake:
         runner: EntryRunner,
         paces: RowPaces,
         *,
-        endpoints: Collection[str],
         inputs: Collection[str] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer, self._settings, self._runner, self._paces = consumer, settings, runner, paces
-        self._endpoints, self._no_replies, self._now = endpoints, {*inputs, settings.stream, settings.dead_stream}, now
+        self._no_replies, self._now = {*inputs, settings.stream, settings.dead_stream}, now
         self._held: dict[str, _HeldEntry] = {}
         self._waiting: dict[str, deque[_HeldEntry]] = {}  # by model
         self._running = 0
@@ -173,13 +164,13 @@ class StreamIntake:
         self._start_waiting()
         places = [self._paces.may_start(model) for model in self._paces.models()]
         held_back = len(self._held) - self._running
-        count = entries_to_read(places, held_back, len(self._held))
+        count = intake.entries_to_read(places, held_back, len(self._held))
         if count <= 0:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), ROOM_WAIT_S)
             return
-        entries: list[StreamEntry] = []
+        entries: list[intake.StreamEntry] = []
         if self._now() >= self._claim_at:
             entries = await self._consumer.claim(count)
             if len(entries) < count:
@@ -189,20 +180,21 @@ class StreamIntake:
         for entry in entries:
             self._take(entry)
 
-    def _take(self, entry: StreamEntry) -> None:
+    def _take(self, entry: intake.StreamEntry) -> None:
         """Hold an entry, until it has its reply."""
         if entry.entry_id in self._held:
             return
         held = self._held[entry.entry_id] = _HeldEntry(entry)
         try:
-            held.request = request_of(entry, self._endpoints)
-        except BadEntry as error:
-            body = error_body(error.message, code="invalid_request_error", param=error.param)
-            self._go_on(held, self._bury(held, error.message, RowAnswer(400, body)))
+            held.request = intake.request_of(entry)
+        except BadRow as bad:
+            error = bad.error
+            body = intake.error_body(error.message, code=error.code, param=error.param)
+            self._go_on(held, self._bury(held, f"400 {error.code}: {error.message}", RowAnswer(400, body)))
             return
         if entry.deliveries > self._settings.max_deliveries:
             reason = f"delivered {entry.deliveries - 1} times, and no consumer has ended it"
-            body = error_body(reason, code="max_deliveries")
+            body = intake.error_body(reason, code="max_deliveries")
             self._go_on(held, self._bury(held, reason, RowAnswer(500, body)))
             return
         self._waiting.setdefault(held.request.model, deque()).append(held)
@@ -215,42 +207,48 @@ class StreamIntake:
             while waiting and not paused and not self._closing.is_set() and self._paces.may_start(model) > 0:
                 held = waiting.popleft()
                 self._paces.on_start(model)
-                self._running += 1
+                held.in_flight, self._running = True, self._running + 1
                 self._go_on(held, self._serve(held))
             if not waiting:
                 del self._waiting[model]
 
     def _go_on(self, held: _HeldEntry, step: Coroutine[Any, Any, None]) -> None:
         held.task = asyncio.create_task(step)
-        held.task.add_done_callback(self._report)
+        held.task.add_done_callback(lambda task: self._on_done(held, task))
 
-    def _report(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, held: _HeldEntry, task: asyncio.Task[None]) -> None:
+        self._leave_pace(held)  # of a task that was cancelled before its first step
         if not task.cancelled() and task.exception() is not None:
             logger.error("%s: an entry is left to be claimed", self._settings.stream, exc_info=task.exception())
+            self._forget(held.entry.entry_id)
+
+    def _leave_pace(self, held: _HeldEntry) -> None:
+        if held.in_flight and held.request is not None:
+            held.in_flight, self._running = False, self._running - 1
+            self._paces.on_end(held.request.model)
+            self._changed.set()
 
     async def _serve(self, held: _HeldEntry) -> None:
         """Run the request of an entry once, and do what its answer says."""
         assert held.request is not None
         request, entry = held.request, held.entry
         try:
-            key = idempotency_key(entry.request_id, held.keys_used_up)
+            key = intake.idempotency_key(entry.request_id, held.keys_used_up)
             answer = await self._answer(request, key)
         finally:
-            self._running -= 1
-            self._paces.on_end(request.model)
-            self._changed.set()
+            self._leave_pace(held)
         self._start_waiting()
         code = _error_code(answer)
-        match verdict(answer.status, code):
-            case EntryVerdict.ANSWERED:
+        match intake.verdict(answer.status, code):
+            case intake.EntryVerdict.ANSWERED:
                 await self._end(held, answer)
-            case EntryVerdict.LATER:
-                wait = wait_s(answer.retry_after_s)
+            case intake.EntryVerdict.LATER:
+                wait = intake.wait_s(answer.retry_after_s)
                 self._pauses.pause(self._settings.stream, request.model, self._now() + wait)
                 self._wait_again(held, first=True)
                 asyncio.get_running_loop().call_later(wait + TIMER_S, self._start_waiting)
-            case EntryVerdict.FAILED if entry.deliveries < self._settings.max_deliveries:
-                held.keys_used_up += code in KEY_USED_UP
+            case intake.EntryVerdict.FAILED if entry.deliveries < self._settings.max_deliveries:
+                held.keys_used_up += code in intake.KEY_USED_UP
                 await self._until_written(lambda: self._consumer.count_failure(entry))
                 held.entry = replace(entry, deliveries=entry.deliveries + 1)
                 first_s, longest_s = FAILED_WAIT_S
@@ -259,7 +257,7 @@ class StreamIntake:
             case _:
                 await self._bury(held, f"{answer.status} {code or 'failed'}", answer)
 
-    async def _answer(self, request: EntryRequest, key: str) -> RowAnswer:
+    async def _answer(self, request: intake.EntryRequest, key: str) -> RowAnswer:
         try:
             return await self._runner.run_as(self._settings.key_id, request.path, request.body, key)
         except Exception as error:  # noqa: BLE001  whatever it is: no router has answered, and the entry waits
@@ -360,14 +358,12 @@ class StreamIntake:
 class RedisIntake:
     """All streams of the settings, read in this process."""
 
-    def __init__(
-        self, settings: RedisSettings, runner: EntryRunner, paces: RowPaces, *, endpoints: Collection[str]
-    ) -> None:
+    def __init__(self, settings: RedisSettings, runner: EntryRunner, paces: RowPaces) -> None:
         self._redis: Redis = connect(settings.url, len(settings.streams))
         name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         inputs = [one.stream for one in settings.streams]
         self._streams = [
-            StreamIntake(GroupConsumer(self._redis, one, name), one, runner, paces, endpoints=endpoints, inputs=inputs)
+            StreamIntake(GroupConsumer(self._redis, one, name), one, runner, paces, inputs=inputs)
             for one in settings.streams
         ]
 

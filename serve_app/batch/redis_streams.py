@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-from serve_app.core.batches.intake import StreamEntry
+from serve_app.core.batches import intake
 from serve_app.settings import RedisStreamSettings
 
 logger = logging.getLogger("ray.serve")
@@ -78,14 +78,14 @@ class GroupConsumer:
             if not await self._is_stream(name):
                 raise ResponseError(f"WRONGTYPE {name} is a key of another type, and no stream can be made of it")
 
-    async def read(self, count: int, block_ms: int) -> list[StreamEntry]:
+    async def read(self, count: int, block_ms: int) -> list[intake.StreamEntry]:
         """Entries that no consumer has had; waits for the first one, so long at most."""
         found: Any = await self._redis.xreadgroup(
             self._stream.group, self._name, {self._stream.stream: ">"}, count=count, block=block_ms
         )
         return [self._entry(entry_id, fields, 1) for _, entries in found or () for entry_id, fields in entries]
 
-    async def claim(self, count: int) -> list[StreamEntry]:
+    async def claim(self, count: int) -> list[intake.StreamEntry]:
         """Entries of consumers that have not been heard of for `claim_idle_s`; this counts as a delivery."""
         found: list[tuple[bytes, Any]] = []
         for _ in range(MAX_CLAIM_CALLS):
@@ -107,13 +107,13 @@ class GroupConsumer:
             await self._redis.xclaim(*self._key, self._name, 0, list(ours), justid=True)
         return set(entry_ids) - ours.keys()
 
-    async def count_failure(self, entry: StreamEntry) -> None:
+    async def count_failure(self, entry: intake.StreamEntry) -> None:
         """The run of an entry has failed: its next one is another delivery."""
         await self._redis.xclaim(
             *self._key, self._name, 0, [entry.entry_id], retrycount=entry.deliveries + 1, justid=True
         )
 
-    async def give_back(self, entries: Iterable[StreamEntry]) -> None:
+    async def give_back(self, entries: Iterable[intake.StreamEntry]) -> None:
         """Other consumers may claim these at once, and this delivery does not count."""
         async with self._redis.pipeline(transaction=False) as commands:
             for entry in entries:
@@ -124,7 +124,7 @@ class GroupConsumer:
             await commands.execute(raise_on_error=False)
 
     async def end(
-        self, entry: StreamEntry, reply_stream: str, reply: Fields, dead_letter: Fields | None = None
+        self, entry: intake.StreamEntry, reply_stream: str, reply: Fields, dead_letter: Fields | None = None
     ) -> None:
         """Reply to an entry and take it out of the pending ones, all or nothing; with a dead letter, that as well.
 
@@ -167,5 +167,5 @@ class GroupConsumer:
             pending: Sequence[Any] = await commands.execute()
         return {one["message_id"].decode(): one["times_delivered"] for found in pending for one in found}
 
-    def _entry(self, entry_id: bytes, fields: dict[bytes, bytes] | None, deliveries: int) -> StreamEntry:
-        return StreamEntry(self._stream.stream, entry_id.decode(), fields or {}, deliveries)
+    def _entry(self, entry_id: bytes, fields: dict[bytes, bytes] | None, deliveries: int) -> intake.StreamEntry:
+        return intake.StreamEntry(self._stream.stream, entry_id.decode(), fields or {}, deliveries)

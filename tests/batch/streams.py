@@ -14,10 +14,9 @@ from serve_app.batch.redis_intake import RowPaces, StreamIntake
 from serve_app.batch.redis_streams import GroupConsumer, connect
 from serve_app.settings import RedisStreamSettings
 from tests.fakes.redis_server import RedisServer
+from tests.fakes.until import until
 
 MODEL = "tiny"
-CHAT = "/v1/chat/completions"
-ENDPOINTS = (CHAT, "/v1/completions")
 CLAIM_IDLE_S = 1.0  # the shortest there is
 SOON_S = 30.0  # for what takes tenths of a second on an idle machine
 
@@ -117,6 +116,11 @@ class Streams:
         found: Any = self.redis.xpending_range(self.settings.stream, self.settings.group, "-", "+", 10_000)
         return {one["message_id"].decode(): one["times_delivered"] for one in found}
 
+    async def replied(self, count: int) -> None:
+        """So many replies are there, and nothing is pending."""
+        await until(lambda: len(self.replies()) >= count, SOON_S, f"{count} replies")
+        await until(lambda: not self.pending(), SOON_S, "nothing is pending")
+
     @contextlib.asynccontextmanager
     async def consumed(
         self, router: KeyedRouter, paces: RowPaces | None = None, name: str = "one"
@@ -124,7 +128,7 @@ class Streams:
         """A consumer that reads while the block runs, and is closed after it."""
         redis = connect(self.server.url, 1)
         consumer = GroupConsumer(redis, self.settings, name)
-        intake = StreamIntake(consumer, self.settings, router, paces or FixedPaces(), endpoints=ENDPOINTS)
+        intake = StreamIntake(consumer, self.settings, router, paces or FixedPaces())
         task = asyncio.create_task(intake.run())
         try:
             yield intake, task

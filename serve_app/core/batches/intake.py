@@ -14,7 +14,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import NoReturn
+
+from serve_app.core.batches.records import RowError
+from serve_app.core.batches.rows import ENDPOINTS, BadRow, model_of, read_object
 
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 240  # of the 255 of an Idempotency-Key: a lost run is run again under the id and a suffix
@@ -36,14 +39,6 @@ class EntryVerdict(StrEnum):
     LATER = "later"  # it waits, and is run again; not counted
     FAILED = "failed"  # it is run again as the next delivery, or is a dead letter after the last one
     REFUSED = "refused"  # a dead letter: it would be refused again
-
-
-class BadEntry(Exception):
-    """Why an entry cannot be run, with the field at fault."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.message, self.param = message, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +92,22 @@ class EntryRequest:
     body: bytes
 
 
-def request_of(entry: StreamEntry, endpoints: Collection[str]) -> EntryRequest:
+def request_of(entry: StreamEntry) -> EntryRequest:
     """The request of an entry.
 
     Raises:
-        BadEntry: it has none that could be run; every delivery of it would fail in the same way.
+        BadRow: it has none that could be run; every delivery of it would fail in the same way.
     """
     given = entry.fields.get(b"id")
     if given is not None and entry.request_id.encode() != given:
-        raise BadEntry(f"id: 1 to {MAX_ID_CHARS} visible ASCII characters are wanted", "id")
+        _refuse(f"The id must be 1 to {MAX_ID_CHARS} visible ASCII characters.", "id")
     path = entry.fields.get(b"endpoint", DEFAULT_ENDPOINT.encode()).decode(errors="replace")
-    if path not in endpoints:
-        raise BadEntry(f"endpoint: one of {', '.join(sorted(endpoints))} is wanted, not {path[:64]!r}", "endpoint")
+    if path not in ENDPOINTS:
+        _refuse(f"The endpoint must be one of {', '.join(ENDPOINTS)}.", "endpoint")
     if b"body" not in entry.fields:
-        raise BadEntry("body: the entry has no such field", "body")
-    body = _object(entry.fields[b"body"])
-    if not isinstance(body.get("model"), str):
-        raise BadEntry("body.model: the name of a model is wanted", "body.model")
-    if body.get("stream"):
-        raise BadEntry("body.stream: a reply is one entry of a stream, so an answer cannot be streamed", "body.stream")
-    return EntryRequest(path, body["model"], entry.fields[b"body"])
+        _refuse("The entry has no field 'body'.", "body")
+    text = entry.fields[b"body"]
+    return EntryRequest(path, model_of(read_object(text, "body")), text)
 
 
 def verdict(status: int, code: str | None = None) -> EntryVerdict:
@@ -163,12 +154,5 @@ def error_body(message: str, *, code: str, param: str | None = None) -> bytes:
     return json.dumps({"error": error}).encode()
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """Raises BadEntry: it is no JSON object."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadEntry(f"body: not JSON: {error}", "body") from None
-    if not isinstance(found, dict):
-        raise BadEntry(f"body: an object is wanted, found {type(found).__name__}", "body")
-    return found
+def _refuse(message: str, param: str) -> NoReturn:
+    raise BadRow(RowError("invalid_value", message, param=param))
