@@ -1,15 +1,14 @@
-"""Batches: what a row is, how many rows run now, and whose are next; entries of streams, which are rows as well.
+"""Batches: files of requests that run when nobody else needs the engines.
 
-Decides: whether a line of an input file is a row, how many rows of a model may be in flight, which batch's rows come
-next, and what becomes of an entry.
-In: lines, entries, figures of the models' queues, starts and ends of rows. Out: requests of rows, numbers of rows.
+Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows
+come next; what becomes of an entry of a stream. In: lines, entries; figures of the models' queues, starts and ends of rows. Out: rows or what is wrong with a line;
+numbers of rows.
 Never: reads a clock, a file or a store.
 """
 
 from serve_app.core.batches import intake
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
 from serve_app.core.batches.records import (
-    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -22,7 +21,6 @@ from serve_app.core.batches.records import (
 from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
 
 __all__ = [
-    "ENDED",
     "ENDPOINTS",
     "BadRow",
     "BatchRecord",

@@ -1,7 +1,5 @@
-"""Batches, the files they read and write, their rows and results, as values. They cross process boundaries.
-
-Times are seconds since 1970 UTC.
-"""
+"""Batches, their files, their rows and results, as values; they cross process boundaries. Times are seconds since 1970
+UTC. The words are those of OpenAI's Files and Batches API."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from enum import StrEnum
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's."""
+    """Where a batch is on its way: validating, in progress, finalizing, completed; the others leave it."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -22,21 +20,18 @@ class BatchStatus(StrEnum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
 
-
-# A batch in one of these never changes again.
-ENDED = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing changes any more."""
+        return self in (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file. Its content is elsewhere, under its id.
+    """A file.
 
     Args:
-        file_id: `file-` and 32 hexadecimal digits.
-        key_id: of the key that made it.
-        size: in bytes; None: its content is not complete.
-        expires_at: None: never.
-        deleted_at: None: it is there.
+        size: in bytes; None: it is not complete.
     """
 
     file_id: str
@@ -52,7 +47,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """What is wrong with a batch or one of its rows; `line` counts from 1, `param` names a field."""
+    """What is wrong with a batch or with a line of its input."""
 
     code: str
     message: str
@@ -62,14 +57,13 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch, in OpenAI's words.
+    """A batch.
 
     Args:
-        batch_id: `batch_` and 32 hexadecimal digits.
-        key_id: of the key whose rights its rows have.
-        completion_window: as it was asked for, such as 24h; it ends at `expires_at`.
-        errors: why it is `failed`.
-        total, completed, failed: rows. Every row with a result is in one of the last two.
+        key_id: its rows run as this key.
+        completion_window: as it was asked for; `expires_at` is its end.
+        errors: why it failed.
+        total, completed, failed: rows.
     """
 
     batch_id: str
@@ -99,12 +93,12 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A row of a batch: a line of its input file.
+    """A line of the input file, which stays there.
 
     Args:
         number: of the line, from 1.
-        offset, length: of the line in the file, in bytes.
-        prefix: rows whose prompts begin alike have the same one; a signed number of 64 bits.
+        offset, length: bytes in the file.
+        prefix: the same for rows whose prompts begin alike; they run together.
     """
 
     number: int
@@ -117,7 +111,7 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRow:
-    """A row that a worker may run. `attempts`: that ended without a result before."""
+    """A row as a worker gets it. `attempts`: runs before that failed."""
 
     batch_id: str
     number: int
@@ -130,7 +124,7 @@ class ClaimedRow:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The complete line of a row in the output file, or in the error file if it `is_failed`."""
+    """The result of a row. `line`: the complete line of the output file, or of the error file if `is_failed`."""
 
     batch_id: str
     number: int
@@ -140,7 +134,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """A batch that has not ended. `waiting`: rows that can be claimed, by model; `running`: rows under a lease."""
+    """A batch that is not over. `waiting`: its rows that a worker may claim, by model; `running`: leased ones."""
 
     batch: BatchRecord
     waiting: Mapping[str, int]
