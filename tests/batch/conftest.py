@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from serve_app.batch import redis_intake
+from serve_app.batch import stream_intake
 from tests.batch.streams import Streams
 from tests.fakes.redis_server import RedisServer, redis_server
 
@@ -24,7 +24,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 def new_streams(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> NewStreams:
     """Makes streams with names of their own, with these settings; a close, which waits for a read, is short."""
-    monkeypatch.setattr(redis_intake, "READ_BLOCK_MS", 50)
+    monkeypatch.setattr(stream_intake, "READ_BLOCK_MS", 50)
     return lambda **settings: Streams(server, f"test-{next(NUMBERS)}", **settings)
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
-from serve_app.batch.redis_intake import RowPaces, StreamIntake
 from serve_app.batch.redis_streams import GroupConsumer, connect
+from serve_app.batch.stream_intake import RowPaces, StreamIntake
 from serve_app.settings import RedisStreamSettings
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.until import until

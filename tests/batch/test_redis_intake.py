@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.batch import redis_intake
+from serve_app.batch import stream_intake
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.core.batches import ModelFigures, ModelPace
 from tests.batch.conftest import NewStreams
@@ -124,7 +124,7 @@ def test_a_busy_model_delays_an_entry_and_counts_no_delivery(streams: Streams) -
 def test_an_entry_that_engines_fail_on_dies_after_its_last_delivery(
     new_streams: NewStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_intake, "FAILED_WAIT_S", (0.01, 0.01))
+    monkeypatch.setattr(stream_intake, "FAILED_WAIT_S", (0.01, 0.01))
     streams = new_streams(max_deliveries=3)
     streams.add(2)
 
@@ -145,7 +145,7 @@ def test_an_entry_that_engines_fail_on_dies_after_its_last_delivery(
 
 
 def test_a_run_that_was_lost_is_run_again_under_another_key(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_intake, "FAILED_WAIT_S", (0.01, 0.01))
+    monkeypatch.setattr(stream_intake, "FAILED_WAIT_S", (0.01, 0.01))
     streams.add(1)
     lost = RowAnswer(409, b'{"error": {"code": "idempotency_run_lost"}}')
 

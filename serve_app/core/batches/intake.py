@@ -22,9 +22,11 @@ from serve_app.core.batches.rows import ENDPOINTS, BadRow, model_of, read_object
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 240  # of the 255 of an Idempotency-Key: a lost run is run again under the id and a suffix
 DEFAULT_RETRY_AFTER_S = 1.0  # of an answer that says "later" and not when
+MIN_RETRY_AFTER_S = 0.01  # an answer that says 0 must not make a loop of requests
 MAX_RETRY_AFTER_S = 300.0  # a limit of a day is asked again every five minutes: an operator may have raised it
 LATER = frozenset({429, 503})
 KEY_REFUSED = 401  # the key of the stream is revoked or expired: the fault of no entry
+DEFAULT_WAITS_S = {KEY_REFUSED: 30.0}  # somebody has to change the key or the settings
 TRANSIENT = frozenset({408, 425})  # refusals which the next attempt need not get
 # Codes of answers after which its Idempotency-Key answers nothing else: the next attempt needs another key.
 KEY_USED_UP = frozenset({"idempotency_run_lost", "idempotency_answer_not_kept"})
@@ -129,9 +131,10 @@ def idempotency_key(request_id: str, keys_used_up: int) -> str:
     return f"{request_id}~{keys_used_up}" if keys_used_up else request_id
 
 
-def wait_s(retry_after_s: float | None) -> float:
+def wait_s(status: int, retry_after_s: float | None) -> float:
     """How long the entries of a stream and a model wait after an answer that says "later"."""
-    return min(max(retry_after_s or DEFAULT_RETRY_AFTER_S, 0.0), MAX_RETRY_AFTER_S)
+    wait = DEFAULT_WAITS_S.get(status, DEFAULT_RETRY_AFTER_S) if retry_after_s is None else retry_after_s
+    return min(max(wait, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def entries_to_read(may_start: Collection[int], held_back: int, held: int) -> int:

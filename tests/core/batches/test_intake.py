@@ -102,9 +102,11 @@ def test_an_answer_decides_what_becomes_of_its_entry(status: int, code: str | No
 
 
 def test_a_wait_is_what_the_answer_says_within_bounds() -> None:
-    assert wait_s(None) == DEFAULT_RETRY_AFTER_S
-    assert wait_s(7.5) == 7.5
-    assert wait_s(86_400) == MAX_RETRY_AFTER_S
+    assert wait_s(429, None) == DEFAULT_RETRY_AFTER_S
+    assert wait_s(429, 7.5) == 7.5
+    assert wait_s(429, 86_400) == MAX_RETRY_AFTER_S
+    assert wait_s(503, 0.0) > 0
+    assert wait_s(401, None) > DEFAULT_RETRY_AFTER_S
 
 
 def test_every_consumer_comes_to_the_same_keys() -> None:
