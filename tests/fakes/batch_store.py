@@ -13,6 +13,7 @@ from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.core.batches import (
+    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -81,7 +82,7 @@ class BatchTables:
     def work(self) -> list[BatchWork]:
         found = []
         for batch in self.batches.values():
-            if not batch.status.is_terminal:
+            if not batch.status in ENDED:
                 open_rows = [row for row in self.rows[batch.batch_id].values() if row.result is None]
                 waiting = Counter(row.row.model for row in open_rows if row.leased_until <= self._wall())
                 running = sum(1 for row in open_rows if row.leased_until > self._wall())
