@@ -125,9 +125,7 @@ def share_rows(
     for batch in sorted(waiting, key=lambda one: (one.created_at, one.batch_id)):
         if batch.rows > 0:
             queues.setdefault(batch.tenant, deque()).append(batch)
-    heap = [
-        (in_flight.get(tenant, 0) / weights.get(tenant, 1.0), order, tenant) for order, tenant in enumerate(queues)
-    ]
+    heap = [(in_flight.get(tenant, 0) / weights.get(tenant, 1.0), order, tenant) for order, tenant in enumerate(queues)]
     heapq.heapify(heap)
     counts = {tenant: in_flight.get(tenant, 0) for tenant in queues}
     given: dict[str, int] = {}
