@@ -9,7 +9,9 @@ from typing import Any
 
 from benchmarks.batch_day.plan import FIRST_HOUR, HOUR_S
 from benchmarks.batch_day.world import BIN_S, DAY_S, Model, Waited
+from serve_app.types import RequestClass
 
+LEVELS = (RequestClass.HIGH, RequestClass.NORMAL)
 BINS_AN_HOUR = round(HOUR_S / BIN_S)
 
 
@@ -63,9 +65,15 @@ def _bins(hour: int) -> range:
 def latency(waited: Sequence[Waited], since: float, until: float) -> dict[str, float | None]:
     """Latency and wait of people's requests that came in this span."""
     inside = [one for one in waited if since <= one.at_s < until]
+    waits = {
+        f"wait_p99_{level.name.lower()}_s": [one.wait_s for one in inside if one.level is level] for level in LEVELS
+    }
     whole = quantile((one.wait_s + one.service_s for one in inside), 0.99)
-    wait = quantile((one.wait_s for one in inside), 0.99)
-    return {"latency_p99_s": _rounded(whole), "wait_p99_s": _rounded(wait), "requests": len(inside)}
+    return {
+        "latency_p99_s": _rounded(whole),
+        **{name: _rounded(quantile(values, 0.99)) for name, values in waits.items()},
+        "requests": len(inside),
+    }
 
 
 def summary(with_rows: Mapping[str, Model], without: Mapping[str, Model]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from autoscaling.policies import OngoingRequestsPolicy, Signals
@@ -20,7 +20,7 @@ from benchmarks.batch_day.plan import HOUR_S, BatchPlan, ModelPlan, Person
 from benchmarks.fairness.simulation import NEVER_S, SHIPPED, Shape
 from benchmarks.line_attack.network import Clock
 from serve_app.core.batches import ModelFigures, ModelPace, WaitingRows, share_rows
-from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
+from serve_app.core.queue import Action, Admission, Arrival, Grant
 from serve_app.types import RequestClass
 
 DAY_S = 24 * HOUR_S
@@ -34,7 +34,8 @@ SCALE_S = 1.0  # between the policy's decisions
 TARGET_ONGOING = 64.0  # requests a replica: its slots
 LOOK_BACK_S = 30.0
 TO_ZERO_S = 300.0  # without a request, after which the last replica is given up
-POLICY = QueuePolicy(max_queued=SHIPPED.max_queued, max_wait_s=NEVER_S, no_replica_wait_s=NEVER_S)
+GUARD_SLOTS_SHARE = 0.5  # as shipped: at most, and only while requests of class `high` come
+POLICY = replace(SHIPPED, no_replica_wait_s=NEVER_S, guard_slots_share=GUARD_SLOTS_SHARE)
 
 
 @dataclass(slots=True)
