@@ -18,6 +18,7 @@ from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed_runs import KeyedRuns
+from serve_app.http.keys import RowOwner
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
@@ -32,6 +33,7 @@ from serve_app.ray_adapter import (
     on_fast_path,
 )
 from serve_app.router import (
+    USAGE_FOLDER,
     LimitClient,
     ModelRegistry,
     QueueClient,
@@ -40,7 +42,6 @@ from serve_app.router import (
     Scrape,
     SessionClient,
     UsageReporter,
-    usage_reporter,
 )
 from serve_app.settings import ModelSettings, parse
 
@@ -87,7 +88,7 @@ class RouterReplica:
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
         in_fresh_context(self._keyed_runs.start(), "claims")
         here = ray.get_runtime_context()
-        folder = Path(here.get_temp_dir(), here.get_session_name(), usage_reporter.FOLDER)
+        folder = Path(here.get_temp_dir(), here.get_session_name(), USAGE_FOLDER)
         usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
         usage.start()
         local = LocalRoutes(
@@ -140,6 +141,13 @@ class RouterReplica:
     async def metrics(self) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""
         return self._scrape.here()
+
+    async def run_row(
+        self, key_id: str, tenant: str, path: str, body: bytes, idempotency_key: str
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """A row of a batch of this key and tenant, and its answer in pieces: what a batch worker calls."""
+        headers = [(b"content-type", b"application/json"), (b"idempotency-key", idempotency_key.encode())]
+        return self._bridge.exchange(HttpRequest("POST", path, headers, body), RowOwner(key_id, tenant))
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""
