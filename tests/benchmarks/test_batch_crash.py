@@ -79,7 +79,7 @@ def test_a_row_in_both_files_is_there_twice_and_an_answer_without_success_is_wro
 
 
 def test_a_cut_line_is_an_error() -> None:
-    with pytest.raises(ValueError, match="delimiter|Expecting|Unterminated"):
+    with pytest.raises(ValueError, match=r"delimiter|Expecting|Unterminated"):
         account(EXPECTED, answered("row-1", " one")[:-4], "")
     with pytest.raises(ValueError, match="custom id"):
         account(EXPECTED, '{"id": "batch_req_1"}', "")
