@@ -14,6 +14,7 @@
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── KeyConflict                  409 key_conflict              (the key's state or origin forbids it)
+    ├── BatchConflict                409 batch_conflict | file_in_use   (the state of a batch forbids it)
     ├── RunLost                      409 idempotency_run_lost      (its routers died)
     ├── Overloaded                   429 queue_full | deadline | shed
     │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
@@ -147,6 +148,12 @@ class KeyConflict(ServeAppError):
     """The key's state, its origin, or a change at the same time does not allow the call."""
 
     status, type, code = 409, "conflict_error", "key_conflict"
+
+
+class BatchConflict(ServeAppError):
+    """The state of a batch, or of the batch that reads a file, does not allow the call."""
+
+    status, type, code = 409, "conflict_error", "batch_conflict"
 
 
 class RunLost(ServeAppError):

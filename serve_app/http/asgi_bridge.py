@@ -55,6 +55,7 @@ class AsgiBridge:
             "method": request.method,
             "path": request.path,
             "headers": request.headers,
+            "query_string": request.query,
             ROW_OWNER: row,
         }
         # No message comes after the body: a caller that disconnects cancels the task instead.

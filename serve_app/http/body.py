@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from serve_app.core.json_bounds import has_more_values, is_deeper
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow, UnsupportedContent
 from serve_app.settings import HttpSettings
 
@@ -38,7 +39,6 @@ SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mi
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # the range of msgpack, which vLLM uses to reach EngineCore
 GZIP, GZIP_WINDOW_BITS = (b"gzip", b"x-gzip"), 31  # zlib's: the largest window, with gzip's header
-SLICE_BYTES = 2**16  # scanned in one step: the thread releases the interpreter between two steps
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.msgpack.Encoder()
@@ -156,8 +156,8 @@ def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
     if type(value) is not dict:
         found = _JSON_NAMES.get(type(value), "a number")
         raise BadRequest(f"the request body must be a JSON object, it is {found}", param="body", code="invalid_json")
-    if body.count(b"{") + body.count(b"[") > bounds.max_json_depth:
-        _check_depth(value, bounds)
+    if is_deeper(body, value, bounds.max_json_depth):
+        raise _too_deep(bounds)
     try:
         _encoder.encode(value)
     except OverflowError:
@@ -173,21 +173,8 @@ def check_count(text: bytes, max_values: int) -> None:
     Raises:
         BadRequest: `param` is "body".
     """
-    if structural_count(text) <= max_values:
-        return
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, in_string = 0, 0
-    for start in range(0, len(text), SLICE_BYTES):
-        parts = text[start : start + SLICE_BYTES].split(b'"')
-        count += structural_count(b"".join(parts[in_string::2]))
-        if count > max_values:
-            raise BadRequest(f"the JSON of `body` holds more than {max_values} values", param="body")
-        in_string = (in_string + len(parts) - 1) % 2
-
-
-def structural_count(text: bytes) -> int:
-    return text.count(b",") + text.count(b"{") + text.count(b"[")
+    if has_more_values(text, max_values):
+        raise BadRequest(f"the JSON of `body` holds more than {max_values} values", param="body")
 
 
 def _path_of_large_integer(value: dict[str, Any]) -> str | None:
@@ -204,21 +191,6 @@ def _path_of_large_integer(value: dict[str, Any]) -> str | None:
                     names.append(str(key))
                 return ".".join(reversed(names))
     return None
-
-
-def _check_depth(value: dict[str, Any], bounds: HttpSettings) -> None:
-    """Walk the containers level by level; refuse a level beyond the bound."""
-    level: list[Any] = [value]
-    for _ in range(bounds.max_json_depth):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return
-    raise _too_deep(bounds)
 
 
 def _malformed(body: bytes, error: Exception) -> str:

@@ -36,6 +36,7 @@ from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlight
 from serve_app.errors import KeyConflict
 from serve_app.store import database, schema
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
+from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
@@ -54,6 +55,7 @@ class SqlStore:
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
         self._engine, self._now = database.engine_of(url), now
         self._upgraded, self._upgrading = False, threading.Lock()
+        self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from serve_app.core.usage import UsageBatch, UsageRow
+from serve_app.store.batch_store import BatchStore
 from serve_app.store.owner import OwnerCalls
 from serve_app.store.records import KeyRecord, UsageQuery, Used
 
@@ -26,15 +28,16 @@ Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore`, and 
 
 
 class Store:
-    """The database of keys and use.
+    """The database of keys, use and batches.
 
     Args:
-        call: runs a method of the `SqlStore`, wherever that is.
+        call: runs a method of the `SqlStore` or, as `batches.METHOD`, of its `SqlBatches`, wherever that is.
         close: gives up what calls need; calls that run are finished.
     """
 
     def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
         self._call, self.close = call, close
+        self.batches = BatchStore(call)
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:
@@ -43,7 +46,7 @@ class Store:
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
 
         async def call(method: str, *arguments: Any, **named: Any) -> Any:
-            run = partial(getattr(sql, method), *arguments, **named)
+            run = partial(attrgetter(method)(sql), *arguments, **named)
             return await asyncio.get_running_loop().run_in_executor(threads, run)
 
         def close() -> None:

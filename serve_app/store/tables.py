@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
 
 METADATA = MetaData()
 
@@ -61,4 +74,74 @@ USAGE_SOURCES = Table(
     Column("in_flight", Text, nullable=False),  # JSON
     Column("ended", Boolean, nullable=False),  # its in_flight is counted as unsettled
     Column("seen_at", Double, nullable=False),
+)
+
+BATCH_FILES = Table(
+    "batch_files",
+    METADATA,
+    Column("file_id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False, index=True),
+    Column("key_id", String(64), nullable=False),
+    Column("filename", String(256), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("size", BigInteger),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, index=True),
+    Column("deleted_at", Double),
+)
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("batch_id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False, index=True),
+    Column("key_id", String(64), nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("completion_window", String(16), nullable=False),
+    Column("status", String(16), nullable=False, index=True),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("completed_at", Double),
+    Column("failed_at", Double),
+    Column("expired_at", Double),
+    Column("cancelling_at", Double),
+    Column("cancelled_at", Double),
+    Column("output_file_id", String(64)),
+    Column("error_file_id", String(64)),
+    Column("metadata", Text, nullable=False),  # JSON
+    Column("errors", Text, nullable=False),  # JSON
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+)
+
+BATCH_ROWS = Table(
+    "batch_rows",
+    METADATA,
+    Column("batch_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("row_offset", BigInteger, nullable=False),
+    Column("row_length", Integer, nullable=False),
+    Column("custom_id", String(512), nullable=False),
+    Column("model", String(512), nullable=False),
+    Column("prefix", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("worker", String(128)),
+    Column("claim", String(32)),  # by which it has the row: a claim repeated gets the same rows
+    Column("leased_until", Double, nullable=False),  # 0: nobody has it
+    Column("is_failed", Boolean),  # NULL: it has no result
+    Column("line", Text),
+    Index(
+        "batch_rows_claims",
+        "batch_id",
+        "model",
+        "prefix",
+        "number",
+        sqlite_where=text("is_failed IS NULL"),
+        postgresql_where=text("is_failed IS NULL"),
+    ),
+    Index("batch_rows_worker", "worker"),
 )

@@ -14,17 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.json_bounds import SLICE_BYTES, structural_count
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http import body as body_module
 from serve_app.http.body import (
-    SLICE_BYTES,
     check_content,
     check_count,
     decode,
     inflate,
     is_gzip,
     read,
-    structural_count,
 )
 from serve_app.settings import HttpSettings
 
@@ -164,7 +163,7 @@ def test_the_bound_of_values_is_exact(unit: bytes, least: int) -> None:
 def test_values_are_counted_alike_wherever_the_text_is_cut(value: dict[str, Any], slice_bytes: int) -> None:
     body = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serve_app.http.body.SLICE_BYTES", slice_bytes)
+        patch.setattr("serve_app.core.json_bounds.SLICE_BYTES", slice_bytes)
         counted = _counted(value)
         check_count(body, counted)
         with pytest.raises(BadRequest):
@@ -202,7 +201,7 @@ def test_seven_megabytes_of_values_are_refused_by_their_first_part_and_not_decod
 
         return look
 
-    monkeypatch.setattr("serve_app.http.body.structural_count", counted(structural_count))
+    monkeypatch.setattr("serve_app.core.json_bounds.structural_count", counted(structural_count))
     assert "values" in refusal(ATTACKS[attack]).message
     assert looked * SLICE_BYTES < 0.5 * len(ATTACKS[attack])
 

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-RATE_WINDOW_S = 2.0  # over which the rate of ends is averaged: some hundred ends of short rows, a few of long ones
+RATE_WINDOW_S = 2.0  # over which ends are counted: short enough to follow people, hundreds of ends of short rows
+RATE_ENDS = 8  # the last ends count whatever their age: one end of a long row is no rate
 IDLE_LOSS = 0.02  # of the slots: a loss by hand-overs below this needs no row that waits
 MAX_HAND_OVER_S = 2.0  # a longer one is a stall and no reason to queue more rows
 FIGURES_VALID_S = 5.0  # older figures say nothing about now: a router starts again in this time
@@ -52,8 +53,9 @@ class ModelPace:
         self.in_flight = 0
         self._max, self._workers = max_in_flight, workers
         self._target, self._valid_until = 1, -math.inf
+        self._fill = math.inf  # idle slots to fill at once; one, and twice as many each time, after some were unusable
         self._started: deque[float] = deque()  # of the last `MAX_HAND_OVER_S`
-        self._ends, self._ends_at = 0.0, -math.inf  # ends, each of which counts less with time
+        self._ended: deque[float] = deque()  # of the last `RATE_WINDOW_S`, and the last `RATE_ENDS`
 
     def on_start(self, now: float) -> None:
         """A row is sent."""
@@ -63,7 +65,9 @@ class ModelPace:
     def on_end(self, now: float) -> None:
         """A row's answer has arrived, or the row was given up."""
         self.in_flight -= 1
-        self._ends, self._ends_at = self._decayed_ends(now) + 1.0, now
+        self._ended.append(now)
+        while len(self._ended) > RATE_ENDS and self._ended[0] < now - RATE_WINDOW_S:
+            self._ended.popleft()
 
     def on_figures(self, figures: ModelFigures, in_flight: int, now: float, hand_over_s: float) -> None:
         """Decide how many rows may be in flight until the next figures.
@@ -79,24 +83,30 @@ class ModelPace:
         recent = sum(1 for started in self._started if started <= now)
         # a burst that was sent just now is not in the figures yet; the steady part of what was sent is the look-ahead
         known = in_flight - min(in_flight, max(0, recent - look_ahead))
-        # slots which are idle while a row waits are not for rows: KV tokens are missing, or they are guard slots
-        idle = 0 if figures.waiting_low else max(0, figures.slots - figures.busy)
-        over = min(0, figures.slots - figures.busy)
-        self._target = known + math.ceil(idle / self._workers) + over - figures.waiting + look_ahead
+        # and rows whose answers are on the way are in the figures no more
+        known = min(known, figures.busy + figures.waiting_low + look_ahead)
+        idle = figures.slots - figures.busy
+        if idle > 0 and figures.waiting_low > 0:
+            # not for rows: KV tokens are missing, or they are guard slots
+            idle, self._fill = 0, 1
+        elif idle > 0:
+            idle, self._fill = math.ceil(min(idle, self._fill) / self._workers), 2 * self._fill
+        self._target = known + idle - figures.waiting + look_ahead
         self._valid_until = now + FIGURES_VALID_S
 
     def look_ahead(self, figures: ModelFigures, now: float, hand_over_s: float) -> int:
         """Rows that should wait in the queue: those that end during one hand-over."""
-        ends = self._decayed_ends(now) / RATE_WINDOW_S * hand_over_s
-        return 0 if ends <= IDLE_LOSS * figures.slots else min(math.ceil(ends), figures.slots)
+        ends = self.ends_per_s(now) * hand_over_s
+        return 0 if ends <= IDLE_LOSS * figures.slots else math.ceil(ends)
+
+    def ends_per_s(self, now: float) -> float:
+        span = max(RATE_WINDOW_S, now - self._ended[0]) if self._ended else RATE_WINDOW_S
+        return len(self._ended) / span
 
     def may_start(self, now: float) -> int:
         """Rows that may be sent now."""
         target = self._target if now <= self._valid_until else 1
         return max(0, min(max(target, 1), self._max) - self.in_flight)
-
-    def _decayed_ends(self, now: float) -> float:
-        return self._ends * math.exp(-max(0.0, now - self._ends_at) / RATE_WINDOW_S) if self._ends else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,248 @@
+"""What a line of a batch's input file must be, and the request that it is.
+
+Invariant: whatever the bytes of a line are, `read_row` returns a request or raises `BadRow`, in time linear in the bytes.
+Reading a file needs the memory of its longest line, and 8 bytes of each `custom_id` for the check that it is unique.
+
+Decided here: extra fields of a line are ignored, as OpenAI does. A line of spaces alone is no row. Bounds are those that
+protect a process; what the model's router refuses beyond them is the result of the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from serve_app.core.batches.records import RowError
+from serve_app.core.json_bounds import has_more_values, is_deeper
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+MAX_NAME_CHARS = 512  # of a `custom_id`, and of a model: each is in the store, in an index
+MAX_LINE_BYTES = 32 * 2**20  # four times the default bound of a request's body
+MAX_DEPTH = 513  # the largest `http.max_json_depth`, and the object of the line around its `body`
+MAX_VALUES = 2_000_000  # parsing them takes 0.2 s; the default bound of a request is an eighth
+SHOWN_CHARS = 64  # of a wrong value in a message: enough to see the mistake
+ID_DIGEST_BYTES = 8  # 50,000 ids: two of them collide with a probability of 1e-10, and the file is refused
+
+# Prompts sort by their first bytes, compared in these steps: rows that share 1 KiB are together, among those that share
+# 256 bytes of it, among those that share 64.
+PREFIX_BYTES = (64, 256, 1024)
+PREFIX_STEP_BITS = 21  # three steps are 63 bits: a signed number of 64 bits in the store
+_PROMPT_FIELDS = ("instructions", "messages", "input", "prompt")  # in the order in which a model sees them
+_MESSAGE_FIELDS = ("role", "content", "text")  # of a message, or of a part of its content
+
+_TYPE_NAMES: dict[type, str] = {
+    dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """The request of a row. `prefix`: rows whose prompts begin with the same KiB have the same one, and those with less in
+    common have near ones; it is the same in every process."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+    model: str
+    prefix: int
+
+
+class BadRow(Exception):
+    """A line is no row: `error` says which line, where in it, and why."""
+
+    def __init__(self, error: RowError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file. `number` counts from 1, and empty lines too; `data` is without the end of the line."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+class LineSplitter:
+    """Splits a file that comes in chunks. Lines end with LF or CR LF, the last one with either or with nothing; lines of
+    spaces alone are left out. Of the file one unfinished line is held."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self.pending = 0  # bytes of the unfinished line
+        self._max_line_bytes = max_line_bytes
+        self._parts: list[bytes] = []  # of the unfinished line
+        self._number, self._offset = 1, 0
+
+    def feed(self, chunk: bytes) -> Iterator[Line]:
+        """The lines that end in this chunk; the caller takes all of them. Raises BadRow: a line is too long."""
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            self._extend(chunk[start:end])
+            line = self._take(end_bytes=1)
+            if line is not None:
+                yield line
+            start = end + 1
+        self._extend(chunk[start:])
+
+    def end(self) -> Iterator[Line]:
+        """The last line, if no end of line ended it."""
+        line = self._take(end_bytes=0)
+        if line is not None:
+            yield line
+
+    def _extend(self, part: bytes) -> None:
+        self.pending += len(part)
+        if self.pending > self._max_line_bytes:
+            message = f"The line is longer than {self._max_line_bytes} bytes."
+            raise BadRow(RowError("line_too_long", message, self._number))
+        if part:
+            self._parts.append(part)
+
+    def _take(self, end_bytes: int) -> Line | None:
+        """The line that is complete now; None: it is empty."""
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        line = Line(self._number, self._offset, data.removesuffix(b"\r"))
+        self._number += 1
+        self._offset += self.pending + end_bytes
+        self._parts, self.pending = [], 0
+        return line if data.strip() else None
+
+
+class RowCheck:
+    """Reads the rows of one file. Raises what `read_row` does, and for a `custom_id` of an earlier row."""
+
+    def __init__(self) -> None:
+        self._ids: set[bytes] = set()
+
+    def feed(self, line: bytes, number: int) -> RowRequest:
+        row = read_row(line, number)
+        digest = hashlib.blake2b(row.custom_id.encode(), digest_size=ID_DIGEST_BYTES).digest()
+        if digest in self._ids:
+            shown = _shown(row.custom_id)
+            message = f"The custom_id {shown} is that of an earlier row: each row needs one of its own."
+            raise BadRow(RowError("duplicate_custom_id", message, number, "custom_id"))
+        self._ids.add(digest)
+        return row
+
+
+def read_row(line: bytes, number: int) -> RowRequest:
+    """The request of a line; `number` is named where it is wrong.
+
+    Raises:
+        BadRow: not JSON in UTF-8, too long or too deep, a field missing or wrong.
+    """
+    try:
+        return _row(_parse(line))
+    except BadRow as bad:
+        raise BadRow(replace(bad.error, line=number)) from None
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        _refuse("line_too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
+    if has_more_values(line, MAX_VALUES):
+        _refuse("invalid_json_line", f"The line has more than {MAX_VALUES} values.")
+    too_deep = f"The line is nested deeper than {MAX_DEPTH} levels."
+    try:
+        value = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        _refuse("invalid_json_line", f"This line is not valid UTF-8 at byte {error.start}.")
+    except json.JSONDecodeError as error:
+        _refuse("invalid_json_line", f"This line is not parseable as valid JSON: {error.msg} at character {error.pos}.")
+    except ValueError:
+        _refuse("invalid_json_line", "This line is not parseable as valid JSON: a number has too many digits.")
+    except RecursionError:
+        _refuse("invalid_json_line", too_deep)
+    if type(value) is not dict:
+        _refuse("invalid_json_line", f"This line must be a JSON object, it is {_type_of(value)}.")
+    if is_deeper(line, value, MAX_DEPTH):
+        _refuse("invalid_json_line", too_deep)
+    return value
+
+
+def _row(fields: Mapping[str, Any]) -> RowRequest:
+    custom_id = _name(fields, "custom_id")
+    method, url, body = _field(fields, "method"), _field(fields, "url"), _field(fields, "body")
+    if method != "POST":
+        _refuse("invalid_method", f"The method must be POST, it is {_shown(method)}.", "method")
+    if url not in ENDPOINTS:
+        _refuse("invalid_url", f"The url must be one of {', '.join(ENDPOINTS)}, it is {_shown(url)}.", "url")
+    if type(body) is not dict:
+        _refuse("invalid_type", f"The body must be an object, it is {_type_of(body)}.", "body")
+    model = _name(body, "model", "body.")
+    if body.get("stream") not in (None, False):
+        _refuse("invalid_value", "The request of a batch cannot be streamed.", "body.stream")
+    return RowRequest(custom_id, method, url, body, model, _prefix(body))
+
+
+def _field(fields: Mapping[str, Any], name: str, above: str = "") -> Any:
+    if name not in fields:
+        _refuse("missing_required_parameter", f"Missing required parameter: '{above}{name}'.", above + name)
+    return fields[name]
+
+
+def _name(fields: Mapping[str, Any], name: str, above: str = "") -> str:
+    """A text that databases can keep."""
+    value, param = _field(fields, name, above), above + name
+    if type(value) is not str:
+        _refuse("invalid_type", f"The {param} must be a string, it is {_type_of(value)}.", param)
+    if not 1 <= len(value) <= MAX_NAME_CHARS:
+        message = f"The {param} must have 1 to {MAX_NAME_CHARS} characters, it has {len(value)}."
+        _refuse("invalid_value", message, param)
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        _refuse("invalid_value", f"The {param} has a NUL or half a surrogate pair.", param)
+    return value
+
+
+def _prefix(body: Mapping[str, Any]) -> int:
+    data = _beginning(body)
+    number = 0
+    for size in PREFIX_BYTES:
+        digest = hashlib.blake2b(data[:size], digest_size=8).digest()
+        number = number << PREFIX_STEP_BITS | int.from_bytes(digest) >> (64 - PREFIX_STEP_BITS)
+    return number
+
+
+def _beginning(body: Mapping[str, Any]) -> bytes:
+    """The first bytes of what the model sees, whatever the form of the contents of messages is."""
+    most = PREFIX_BYTES[-1]
+    found: list[str] = []
+    size = 0
+    pending: list[Iterator[Any]] = [iter([body.get(field) for field in _PROMPT_FIELDS])]
+    while pending and size < most:
+        value = next(pending[-1], pending)  # the list itself marks the end: no value of JSON is it
+        if value is pending:
+            pending.pop()
+        elif type(value) is dict:
+            pending.append(iter([value.get(field) for field in _MESSAGE_FIELDS]))
+        elif type(value) is list:
+            pending.append(iter(value))
+        elif type(value) in (str, int):  # integers are token ids
+            found.append(str(value)[:most])
+            size += len(found[-1]) + 1
+    return "\x1e".join(found).encode("utf-8", "surrogatepass")[:most]
+
+
+def _refuse(code: str, message: str, param: str | None = None) -> NoReturn:
+    raise BadRow(RowError(code, message, param=param))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    _refuse("invalid_json_line", f"This line is not parseable as valid JSON: {name} is no number of JSON.")
+
+
+def _type_of(value: Any) -> str:
+    return _TYPE_NAMES.get(type(value), "a number")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, in ASCII."""
+    if type(value) is not str:
+        return _type_of(value)
+    return ascii(value[:SHOWN_CHARS]) + ("..." if len(value) > SHOWN_CHARS else "")

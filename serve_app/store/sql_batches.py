@@ -1,0 +1,372 @@
+"""Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
+
+Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
+leased to one worker at a time; whatever is called again with the same arguments changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
+
+from serve_app.core.batches import (
+    ENDED,
+    BatchRecord,
+    BatchStatus,
+    BatchWork,
+    ClaimedRow,
+    FileRecord,
+    NewRow,
+    RowError,
+    RowResult,
+)
+from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
+
+ROWS, FILES, B = BATCH_ROWS.c, BATCH_FILES.c, BATCHES.c
+FREE = 0.0  # `leased_until` of a row that nobody has
+NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
+CLAIMED = ROWS.prefix, ROWS.number  # the order in which rows are claimed
+UPLOAD_S = 86_400.0  # an upload that has not ended by then never will
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+RowKey = tuple[str, int]  # a row's batch and number
+
+
+class SqlBatches:
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+
+    Args:
+        reading, writing: begin a transaction; the latter commits at its end.
+        insert: an INSERT that can say ON CONFLICT.
+        now: seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self, reading: Transaction, writing: Transaction, insert: Callable[[Any], Any], now: Callable[[], float]
+    ) -> None:
+        self._reading, self._writing, self._insert, self._now = reading, writing, insert, now
+
+    # Files
+
+    def add_file(self, record: FileRecord) -> FileRecord:
+        """Add a file, which may not be complete yet; one of this id stays as it is, and is returned."""
+        with self._writing() as connection:
+            connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
+            return _file(connection, FILES.file_id == record.file_id)
+
+    def finish_file(self, file_id: str, size: int) -> FileRecord:
+        """Its content is complete. Raises KeyError: there is no such file, or it is deleted."""
+        with self._writing() as connection:
+            connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(size=size))
+            return _file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
+
+    def file(self, file_id: str, tenant: str | None) -> FileRecord:
+        """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
+        with self._reading() as connection:
+            return _file(connection, *_of(file_id, tenant), FILES.deleted_at.is_(None))
+
+    def files(
+        self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> list[FileRecord]:
+        """The tenant's complete files, those behind `after`."""
+        chosen = select(BATCH_FILES).where(FILES.tenant == tenant, FILES.deleted_at.is_(None), FILES.size.is_not(None))
+        if purpose is not None:
+            chosen = chosen.where(FILES.purpose == purpose)
+        with self._reading() as connection:
+            page = _page(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
+            return [FileRecord(**row._mapping) for row in page]
+
+    def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
+        """Raises KeyError: there is none, it is another tenant's, or was deleted at another time than `now`."""
+        with self._writing() as connection:
+            chosen = *_of(file_id, tenant), FILES.deleted_at.is_(None)
+            connection.execute(update(BATCH_FILES).where(*chosen).values(deleted_at=now))
+            return _file(connection, *_of(file_id, tenant), FILES.deleted_at == now)
+
+    def expired_files(self, now: float, limit: int) -> list[FileRecord]:
+        """Files to delete: they expire, or their upload was left incomplete long ago."""
+        left = and_(FILES.size.is_(None), FILES.created_at <= now - UPLOAD_S)
+        over = and_(or_(FILES.expires_at <= now, left), FILES.deleted_at.is_(None))
+        with self._reading() as connection:
+            rows = connection.execute(select(BATCH_FILES).where(over).order_by(FILES.created_at).limit(limit))
+            return [FileRecord(**row._mapping) for row in rows]
+
+    # Batches
+
+    def create_batch(self, record: BatchRecord) -> BatchRecord:
+        """Add a batch; one of this id stays as it is, and is returned."""
+        with self._writing() as connection:
+            connection.execute(self._insert(BATCHES).values(_columns(asdict(record))).on_conflict_do_nothing())
+            return _batch(connection, record.batch_id, None)
+
+    def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
+        """Raises KeyError: there is none, or it is another tenant's (None: any)."""
+        with self._reading() as connection:
+            return _batch(connection, batch_id, tenant)
+
+    def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
+        """The newest first, those behind `after`."""
+        chosen = select(BATCHES) if tenant is None else select(BATCHES).where(B.tenant == tenant)
+        with self._reading() as connection:
+            page = _page(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
+            return [_batch_record(row) for row in page]
+
+    def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **changes: Any) -> BatchRecord | None:
+        """Change fields of a batch, if it is in one of these statuses; None: it is not, and has other values.
+
+        Raises:
+            KeyError: there is no such batch. ValueError: it has no such field.
+        """
+        with self._writing() as connection:
+            columns = _columns(changes)
+            row = connection.execute(select(BATCHES).where(B.batch_id == batch_id).with_for_update()).one_or_none()
+            if row is None:
+                raise KeyError(batch_id)
+            if row.status not in if_status:
+                is_same = all(row._mapping[name] == value for name, value in columns.items())
+                return _batch_record(row) if is_same else None
+            connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
+            return _batch(connection, batch_id, None)
+
+    def work(self) -> list[BatchWork]:
+        """The batches that are not over, the oldest first."""
+        with self._reading() as connection:
+            chosen = (
+                select(BATCHES).where(B.status.not_in([str(one) for one in ENDED])).order_by(B.created_at, B.batch_id)
+            )
+            found = [_batch_record(row) for row in connection.execute(chosen)]
+            leased = func.sum(case((ROWS.leased_until > self._now(), 1), else_=0))
+            counts = (
+                select(ROWS.batch_id, ROWS.model, func.count(), leased)
+                .where(ROWS.batch_id.in_([one.batch_id for one in found]), ROWS.is_failed.is_(None))
+                .group_by(ROWS.batch_id, ROWS.model)
+            )
+            waiting: dict[str, dict[str, int]] = defaultdict(dict)
+            running: dict[str, int] = defaultdict(int)
+            for batch_id, model, rows, taken in connection.execute(counts):
+                running[batch_id] += int(taken)
+                if rows > taken:
+                    waiting[batch_id][model] = int(rows - taken)
+            return [BatchWork(one, waiting[one.batch_id], running[one.batch_id]) for one in found]
+
+    # Rows
+
+    def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> int:
+        """Add rows while the batch is validated; those that are there stay as they are. Returns how many are new."""
+        values = [
+            {
+                "batch_id": batch_id,
+                "number": row.number,
+                "row_offset": row.offset,
+                "row_length": row.length,
+                "custom_id": row.custom_id,
+                "model": row.model,
+                "prefix": row.prefix,
+                "attempts": 0,
+                "leased_until": FREE,
+            }
+            for row in rows
+        ]
+        with self._writing() as connection:
+            if not values or not _has_status(connection, batch_id, BatchStatus.VALIDATING):
+                return 0
+            before = _count(connection, batch_id)
+            connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
+            return _count(connection, batch_id) - before
+
+    def claim_rows(
+        self, worker: str, batch_id: str, model: str, limit: int, lease_s: float, claim: str
+    ) -> list[ClaimedRow]:
+        """Lease rows without a result that nobody has, by prefix, to a worker; none unless the batch is in progress.
+        `claim`: its name; the same one again gets the same rows."""
+        now = self._now()
+        free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
+        same = and_(ROWS.worker == worker, ROWS.claim == claim, ROWS.is_failed.is_(None))
+        with self._writing() as connection:
+            if rows := [ClaimedRow(*row) for row in connection.execute(_claimable().where(same).order_by(*CLAIMED))]:
+                return rows
+            if not _has_status(connection, batch_id, BatchStatus.IN_PROGRESS):
+                return []
+            chosen = _claimable().where(free).order_by(*CLAIMED).limit(limit)
+            rows = [ClaimedRow(*row) for row in connection.execute(chosen.with_for_update(skip_locked=True))]
+            taken = {"worker": worker, "claim": claim, "leased_until": now + lease_s}
+            _change(connection, [(row.batch_id, row.number) for row in rows], taken)
+            return rows
+
+    def renew(self, worker: str, lease_s: float) -> int:
+        """Lease the rows that a worker has for as long again, from now. Returns how many."""
+        with self._writing() as connection:
+            held = and_(ROWS.worker == worker, ROWS.is_failed.is_(None))
+            done = connection.execute(update(BATCH_ROWS).where(held).values(leased_until=self._now() + lease_s))
+            return int(done.rowcount)
+
+    def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
+        """Give rows back that this worker has. `count_attempt`: their runs failed. Returns how many."""
+        free = dict[str, Any](NOBODYS)
+        if count_attempt:
+            free["attempts"] = ROWS.attempts + 1
+        with self._writing() as connection:
+            return _change(connection, rows, free, ROWS.worker == worker)
+
+    def add_results(self, results: Sequence[RowResult]) -> list[RowKey]:
+        """Write results of rows that have none, and count them. Returns those written."""
+        first: dict[RowKey, RowResult] = {}
+        for one in results:
+            first.setdefault((one.batch_id, one.number), one)
+        with self._writing() as connection:
+            open_rows = [
+                key
+                for batch_id, numbers in _by_batch(first).items()
+                for key in connection.execute(
+                    select(ROWS.batch_id, ROWS.number)
+                    .where(ROWS.batch_id == batch_id, ROWS.number.in_(numbers), ROWS.is_failed.is_(None))
+                    .order_by(ROWS.number)
+                    .with_for_update()
+                )
+            ]
+            written = [first[batch_id, number] for batch_id, number in open_rows]
+            for one in written:
+                values = {"is_failed": one.is_failed, "line": one.line, **NOBODYS}
+                _change(connection, [(one.batch_id, one.number)], values)
+            for batch_id in sorted({one.batch_id for one in written}):
+                failed = [one.is_failed for one in written if one.batch_id == batch_id]
+                counts = {"failed": B.failed + sum(failed), "completed": B.completed + len(failed) - sum(failed)}
+                connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(counts))
+            return [(one.batch_id, one.number) for one in written]
+
+    def results(self, batch_id: str, *, failed: bool, after: int, limit: int) -> list[RowResult]:
+        """Results of rows behind a number, in the order of the lines."""
+        chosen = (
+            select(ROWS.batch_id, ROWS.number, ROWS.is_failed, ROWS.line)
+            .where(ROWS.batch_id == batch_id, ROWS.number > after, ROWS.is_failed.is_(failed))
+            .order_by(ROWS.number)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            return [RowResult(*row) for row in connection.execute(chosen)]
+
+    def unfinished(self, batch_id: str, after: int, limit: int) -> list[ClaimedRow]:
+        """Rows without a result behind a number, whoever has them, in the order of the lines."""
+        without = ROWS.batch_id == batch_id, ROWS.number > after, ROWS.is_failed.is_(None)
+        with self._reading() as connection:
+            chosen = _claimable().where(*without).order_by(ROWS.number).limit(limit)
+            return [ClaimedRow(*row) for row in connection.execute(chosen)]
+
+    def forget_rows(self, batch_id: str) -> None:
+        """Remove the rows of a batch that is over, with their results."""
+        with self._writing() as connection:
+            connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id))
+
+
+def _claimable() -> Select[Any]:
+    """The columns of a `ClaimedRow`."""
+    return select(
+        ROWS.batch_id, ROWS.number, ROWS.row_offset, ROWS.row_length, ROWS.custom_id, ROWS.model, ROWS.attempts
+    )
+
+
+def _by_batch(keys: Iterable[RowKey]) -> dict[str, list[int]]:
+    """Numbers by batch, both in order: transactions that lock rows crosswise would end one of them."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for batch_id, number in sorted(keys):
+        found[batch_id].append(number)
+    return found
+
+
+def _change(connection: Connection, keys: Iterable[RowKey], values: Mapping[str, Any], *conditions: Any) -> int:
+    """Change rows that have no result. Returns how many."""
+    changed = 0
+    for batch_id, numbers in _by_batch(keys).items():
+        chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers), ROWS.is_failed.is_(None), *conditions
+        changed += connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values))).rowcount
+    return changed
+
+
+def _has_status(connection: Connection, batch_id: str, status: BatchStatus) -> bool:
+    chosen = select(B.batch_id).where(B.batch_id == batch_id, B.status == str(status))
+    return connection.execute(chosen).first() is not None
+
+
+def _count(connection: Connection, batch_id: str) -> int:
+    return int(connection.execute(select(func.count()).where(ROWS.batch_id == batch_id)).scalar_one())
+
+
+def _of(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+    """The conditions for a file of a tenant; None: of any."""
+    return [FILES.file_id == file_id, *([] if tenant is None else [FILES.tenant == tenant])]
+
+
+def _file(connection: Connection, *chosen: ColumnElement[bool]) -> FileRecord:
+    row = connection.execute(select(BATCH_FILES).where(*chosen)).one_or_none()
+    if row is None:
+        raise KeyError("there is no such file")
+    return FileRecord(**row._mapping)
+
+
+def _batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRecord:
+    chosen = select(BATCHES).where(B.batch_id == batch_id)
+    row = connection.execute(chosen if tenant is None else chosen.where(B.tenant == tenant)).one_or_none()
+    if row is None:
+        raise KeyError(batch_id)
+    return _batch_record(row)
+
+
+def _batch_record(row: Row[Any]) -> BatchRecord:
+    values = dict(row._mapping)
+    values["status"] = BatchStatus(values["status"])
+    values["metadata"] = json.loads(values["metadata"])
+    values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))
+    return BatchRecord(**values)
+
+
+def _columns(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `BatchRecord` as columns. Raises ValueError: it has no such field."""
+    if unknown := changes.keys() - {one.name for one in fields(BatchRecord)}:
+        raise ValueError(f"a batch has no {sorted(unknown)[0]!r}")
+    columns = dict(changes)
+    if "status" in columns:
+        columns["status"] = str(BatchStatus(columns["status"]))
+    if "metadata" in columns:
+        columns["metadata"] = json.dumps(dict(columns["metadata"]))
+    if "errors" in columns:
+        columns["errors"] = json.dumps([one if isinstance(one, dict) else asdict(one) for one in columns["errors"]])
+    return columns
+
+
+def _page(
+    connection: Connection,
+    chosen: Select[Any],
+    time: Any,
+    name: Any,
+    after: str | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Iterable[Row[Any]]:
+    """A page by time, and by name at the same time; behind the one called `after`, which may have been deleted since.
+    Nothing is behind one that never was."""
+    if after is not None:
+        at = select(time).where(name == after).scalar_subquery()
+        beyond = time < at if newest_first else time > at
+        same = and_(time == at, name < after if newest_first else name > after)
+        chosen = chosen.where(or_(beyond, same))
+    order = (time.desc(), name.desc()) if newest_first else (time, name)
+    return connection.execute(chosen.order_by(*order).limit(limit))
