@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.batch.worker import BatchWorker, WorkerOptions
-from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord
+from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
 
 BEGIN = 1_700_000_000.0  # of the wall clock
@@ -118,7 +118,7 @@ class Lane:
     async def ended(self, *batch_ids: str, bound_s: float = 2 * WINDOW_S) -> list[BatchRecord]:
         """Wait until the batches are in a last status."""
         async with asyncio.timeout(bound_s):
-            while not all(self.batch(batch_id).status.is_terminal for batch_id in batch_ids):  # noqa: ASYNC110
+            while not all(self.batch(batch_id).status in ENDED for batch_id in batch_ids):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
         return [self.batch(batch_id) for batch_id in batch_ids]
 
