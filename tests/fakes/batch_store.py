@@ -82,7 +82,7 @@ class BatchTables:
     def work(self) -> list[BatchWork]:
         found = []
         for batch in self.batches.values():
-            if not batch.status in ENDED:
+            if batch.status not in ENDED:
                 open_rows = [row for row in self.rows[batch.batch_id].values() if row.result is None]
                 waiting = Counter(row.row.model for row in open_rows if row.leased_until <= self._wall())
                 running = sum(1 for row in open_rows if row.leased_until > self._wall())
