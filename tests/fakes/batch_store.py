@@ -64,6 +64,9 @@ class BatchTables:
         self.files_[file_id] = replace(self.file(file_id, tenant), deleted_at=now)
         return self.files_[file_id]
 
+    def create_batch(self, record: BatchRecord) -> BatchRecord:
+        return self.batches.setdefault(record.batch_id, record)
+
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         return self.batches[batch_id]
 
