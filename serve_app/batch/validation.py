@@ -13,6 +13,7 @@ from serve_app.batch.calls import until_answered
 from serve_app.batch.files import FileStorage
 from serve_app.batch.interfaces import ModelCheck
 from serve_app.core.batches import (
+    ENDED,
     BadRow,
     BatchRecord,
     BatchStatus,
@@ -75,7 +76,7 @@ class Validation:
             lambda: self._store.change_batch(batch_id, if_status=[BatchStatus.VALIDATING], **fields),
             "the status of a batch",
         )
-        if changed is None and (await self._now()).status.is_terminal:
+        if changed is None and (await self._now()).status in ENDED:
             await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a batch that has ended")
 
     async def _read(self) -> None:

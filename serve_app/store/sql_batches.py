@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
     Select,
@@ -27,6 +28,7 @@ from sqlalchemy import (
 )
 
 from serve_app.core.batches import (
+    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -38,9 +40,11 @@ from serve_app.core.batches import (
 )
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
-OVER = tuple(str(one) for one in BatchStatus if one.is_terminal)
 ROWS, FILES, B = BATCH_ROWS.c, BATCH_FILES.c, BATCHES.c
 FREE = 0.0  # `leased_until` of a row that nobody has
+NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
+CLAIMED = ROWS.prefix, ROWS.number  # the order in which rows are claimed
+UPLOAD_S = 86_400.0  # an upload that has not ended by then never will
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 RowKey = tuple[str, int]  # a row's batch and number
@@ -62,20 +66,22 @@ class SqlBatches:
 
     # Files
 
-    def add_file(self, record: FileRecord) -> None:
-        """Add a file, which may not be complete yet."""
+    def add_file(self, record: FileRecord) -> FileRecord:
+        """Add a file, which may not be complete yet; one of this id stays as it is, and is returned."""
         with self._writing() as connection:
             connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
+            return _file(connection, FILES.file_id == record.file_id)
 
-    def finish_file(self, file_id: str, size: int) -> None:
-        """A file is complete."""
+    def finish_file(self, file_id: str, size: int) -> FileRecord:
+        """Its content is complete. Raises KeyError: there is no such file, or it is deleted."""
         with self._writing() as connection:
             connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(size=size))
+            return _file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
         with self._reading() as connection:
-            return _file(connection, file_id, tenant)
+            return _file(connection, *_of(file_id, tenant), FILES.deleted_at.is_(None))
 
     def files(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
@@ -89,17 +95,18 @@ class SqlBatches:
             return [FileRecord(**row._mapping) for row in page]
 
     def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
-        """Raises KeyError, as `file` does: a file that is deleted is not there."""
+        """Raises KeyError: there is none, it is another tenant's, or was deleted at another time than `now`."""
         with self._writing() as connection:
-            found = _file(connection, file_id, tenant)
-            connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(deleted_at=now))
-            return found
+            chosen = *_of(file_id, tenant), FILES.deleted_at.is_(None)
+            connection.execute(update(BATCH_FILES).where(*chosen).values(deleted_at=now))
+            return _file(connection, *_of(file_id, tenant), FILES.deleted_at == now)
 
     def expired_files(self, now: float, limit: int) -> list[FileRecord]:
-        """Files that are over and not deleted."""
-        over = and_(FILES.expires_at <= now, FILES.deleted_at.is_(None))
+        """Files to delete: they expire, or their upload was left incomplete long ago."""
+        left = and_(FILES.size.is_(None), FILES.created_at <= now - UPLOAD_S)
+        over = and_(or_(FILES.expires_at <= now, left), FILES.deleted_at.is_(None))
         with self._reading() as connection:
-            rows = connection.execute(select(BATCH_FILES).where(over).order_by(FILES.expires_at).limit(limit))
+            rows = connection.execute(select(BATCH_FILES).where(over).order_by(FILES.created_at).limit(limit))
             return [FileRecord(**row._mapping) for row in rows]
 
     # Batches
@@ -123,22 +130,28 @@ class SqlBatches:
             return [_batch_record(row) for row in page]
 
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **changes: Any) -> BatchRecord | None:
-        """Change fields of a batch, if it is in one of these statuses; None: it is not. The same change again, of a
-        status that the batch has already, returns it as it is."""
+        """Change fields of a batch, if it is in one of these statuses; None: it is not, and has other values.
+
+        Raises:
+            KeyError: there is no such batch. ValueError: it has no such field.
+        """
         with self._writing() as connection:
+            columns = _columns(changes)
             row = connection.execute(select(BATCHES).where(B.batch_id == batch_id).with_for_update()).one_or_none()
             if row is None:
-                return None
-            found, columns = _batch_record(row), _columns(changes)
-            if found.status not in if_status:
-                return found if changes.get("status") == found.status else None
+                raise KeyError(batch_id)
+            if row.status not in if_status:
+                is_same = all(row._mapping[name] == value for name, value in columns.items())
+                return _batch_record(row) if is_same else None
             connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
             return _batch(connection, batch_id, None)
 
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""
         with self._reading() as connection:
-            chosen = select(BATCHES).where(B.status.not_in(OVER)).order_by(B.created_at, B.batch_id)
+            chosen = (
+                select(BATCHES).where(B.status.not_in([str(one) for one in ENDED])).order_by(B.created_at, B.batch_id)
+            )
             found = [_batch_record(row) for row in connection.execute(chosen)]
             leased = func.sum(case((ROWS.leased_until > self._now(), 1), else_=0))
             counts = (
@@ -156,8 +169,8 @@ class SqlBatches:
 
     # Rows
 
-    def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> None:
-        """Add rows; those that are there stay as they are."""
+    def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> int:
+        """Add rows while the batch is validated; those that are there stay as they are. Returns how many are new."""
         values = [
             {
                 "batch_id": batch_id,
@@ -172,21 +185,29 @@ class SqlBatches:
             }
             for row in rows
         ]
-        if values:
-            with self._writing() as connection:
-                connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
+        with self._writing() as connection:
+            if not values or not _has_status(connection, batch_id, BatchStatus.VALIDATING):
+                return 0
+            before = _count(connection, batch_id)
+            connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
+            return _count(connection, batch_id) - before
 
-    def claim_rows(self, worker: str, batch_id: str, model: str, limit: int, lease_s: float) -> list[ClaimedRow]:
-        """Lease rows without a result that nobody has, by prefix, to a worker; none unless the batch is in progress."""
+    def claim_rows(
+        self, worker: str, batch_id: str, model: str, limit: int, lease_s: float, claim: str
+    ) -> list[ClaimedRow]:
+        """Lease rows without a result that nobody has, by prefix, to a worker; none unless the batch is in progress.
+        `claim`: its name; the same one again gets the same rows."""
         now = self._now()
         free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
-        in_progress = select(B.batch_id).where(B.batch_id == batch_id, B.status == BatchStatus.IN_PROGRESS)
+        same = and_(ROWS.worker == worker, ROWS.claim == claim, ROWS.is_failed.is_(None))
         with self._writing() as connection:
-            if connection.execute(in_progress).first() is None:
+            if rows := [ClaimedRow(*row) for row in connection.execute(_claimable().where(same).order_by(*CLAIMED))]:
+                return rows
+            if not _has_status(connection, batch_id, BatchStatus.IN_PROGRESS):
                 return []
-            chosen = _claimable().where(free).order_by(ROWS.prefix, ROWS.number).limit(limit)
+            chosen = _claimable().where(free).order_by(*CLAIMED).limit(limit)
             rows = [ClaimedRow(*row) for row in connection.execute(chosen.with_for_update(skip_locked=True))]
-            taken = {"worker": worker, "leased_until": now + lease_s}
+            taken = {"worker": worker, "claim": claim, "leased_until": now + lease_s}
             _change(connection, [(row.batch_id, row.number) for row in rows], taken)
             return rows
 
@@ -197,13 +218,13 @@ class SqlBatches:
             done = connection.execute(update(BATCH_ROWS).where(held).values(leased_until=self._now() + lease_s))
             return int(done.rowcount)
 
-    def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> None:
-        """Give rows back that this worker has. `count_attempt`: their runs failed."""
-        free: dict[str, Any] = {"worker": None, "leased_until": FREE}
+    def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
+        """Give rows back that this worker has. `count_attempt`: their runs failed. Returns how many."""
+        free = dict[str, Any](NOBODYS)
         if count_attempt:
             free["attempts"] = ROWS.attempts + 1
         with self._writing() as connection:
-            _change(connection, rows, free, ROWS.worker == worker)
+            return _change(connection, rows, free, ROWS.worker == worker)
 
     def add_results(self, results: Sequence[RowResult]) -> list[RowKey]:
         """Write results of rows that have none, and count them. Returns those written."""
@@ -223,7 +244,7 @@ class SqlBatches:
             ]
             written = [first[batch_id, number] for batch_id, number in open_rows]
             for one in written:
-                values = {"is_failed": one.is_failed, "line": one.line, "worker": None, "leased_until": FREE}
+                values = {"is_failed": one.is_failed, "line": one.line, **NOBODYS}
                 _change(connection, [(one.batch_id, one.number)], values)
             for batch_id in sorted({one.batch_id for one in written}):
                 failed = [one.is_failed for one in written if one.batch_id == batch_id]
@@ -270,18 +291,33 @@ def _by_batch(keys: Iterable[RowKey]) -> dict[str, list[int]]:
     return found
 
 
-def _change(connection: Connection, keys: Iterable[RowKey], values: Mapping[str, Any], *conditions: Any) -> None:
-    """Change rows that have no result."""
+def _change(connection: Connection, keys: Iterable[RowKey], values: Mapping[str, Any], *conditions: Any) -> int:
+    """Change rows that have no result. Returns how many."""
+    changed = 0
     for batch_id, numbers in _by_batch(keys).items():
         chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers), ROWS.is_failed.is_(None), *conditions
-        connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values)))
+        changed += connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values))).rowcount
+    return changed
 
 
-def _file(connection: Connection, file_id: str, tenant: str | None) -> FileRecord:
-    chosen = select(BATCH_FILES).where(FILES.file_id == file_id, FILES.deleted_at.is_(None))
-    row = connection.execute(chosen if tenant is None else chosen.where(FILES.tenant == tenant)).one_or_none()
+def _has_status(connection: Connection, batch_id: str, status: BatchStatus) -> bool:
+    chosen = select(B.batch_id).where(B.batch_id == batch_id, B.status == str(status))
+    return connection.execute(chosen).first() is not None
+
+
+def _count(connection: Connection, batch_id: str) -> int:
+    return int(connection.execute(select(func.count()).where(ROWS.batch_id == batch_id)).scalar_one())
+
+
+def _of(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+    """The conditions for a file of a tenant; None: of any."""
+    return [FILES.file_id == file_id, *([] if tenant is None else [FILES.tenant == tenant])]
+
+
+def _file(connection: Connection, *chosen: ColumnElement[bool]) -> FileRecord:
+    row = connection.execute(select(BATCH_FILES).where(*chosen)).one_or_none()
     if row is None:
-        raise KeyError(file_id)
+        raise KeyError("there is no such file")
     return FileRecord(**row._mapping)
 
 

@@ -37,7 +37,7 @@ class Store:
 
     def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
         self._call, self.close = call, close
-        self.batches = BatchStore(lambda method, *arguments, **named: call(f"batches.{method}", *arguments, **named))
+        self.batches = BatchStore(call)
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:

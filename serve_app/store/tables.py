@@ -130,6 +130,7 @@ BATCH_ROWS = Table(
     Column("prefix", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("worker", String(128)),
+    Column("claim", String(32)),  # by which it has the row: a claim repeated gets the same rows
     Column("leased_until", Double, nullable=False),  # 0: nobody has it
     Column("is_failed", Boolean),  # NULL: it has no result
     Column("line", Text),

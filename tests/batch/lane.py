@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.batch.worker import BatchWorker, WorkerOptions
-from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord
+from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
+from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
 
@@ -40,12 +41,18 @@ class Lane:
         self.tables: Any = BatchTables(wall)
         if folder is not None:
             self.tables = SqlStore(f"sqlite:///{folder}/{seed}-{uuid.uuid4().hex}.sqlite", wall).batches
+            self._reached = BatchStore(self._call)
+        else:
+            self._reached = self.tables
         self.files, self.router = FakeFiles(), FakeRouter(slots or {"small": 8})
         self.options = WorkerOptions(**{"max_in_flight": 64, "max_rows": 1000, "files_keep_s": 1000.0} | options)
         self.workers: dict[int, tuple[BatchWorker, FakeBatchStore]] = {}
         self.started = 0
         self.tasks: dict[int, set[asyncio.Task[Any]]] = defaultdict(set)
         asyncio.get_running_loop().set_task_factory(self._new_task)
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.tables, method.removeprefix("batches."))(*arguments, **named)
 
     def _new_task(self, loop: Any, coroutine: Any, context: contextvars.Context | None = None) -> asyncio.Task[Any]:
         """A task, remembered as one of its worker's process."""
@@ -58,7 +65,7 @@ class Lane:
     def start(self, **named: Any) -> int:
         """Start a worker; its number."""
         self.started += 1
-        number, store = self.started, FakeBatchStore(self.tables, self.random)
+        number, store = self.started, FakeBatchStore(self._reached, self.random)
         context = contextvars.copy_context()
         context.run(OF_WORKER.set, number)
 
@@ -123,7 +130,7 @@ class Lane:
     async def ended(self, *batch_ids: str, bound_s: float = 2 * WINDOW_S) -> list[BatchRecord]:
         """Wait until the batches are in a last status."""
         async with asyncio.timeout(bound_s):
-            while not all(self.batch(batch_id).status.is_terminal for batch_id in batch_ids):  # noqa: ASYNC110
+            while not all(self.batch(batch_id).status in ENDED for batch_id in batch_ids):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
         return [self.batch(batch_id) for batch_id in batch_ids]
 

@@ -16,11 +16,12 @@ from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRec
 from serve_app.errors import StoreAway
 from serve_app.store import BatchStore, database
 from serve_app.store.sql import SqlStore
+from serve_app.store.sql_batches import SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
 ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
-HISTORIES, STEPS = 6, 200
+HISTORIES, STEPS = 4, 100
 FILE = FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, 100.0)
 BATCH = BatchRecord(
     "batch_1", "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.IN_PROGRESS, 5.0, 86405.0,
@@ -50,8 +51,17 @@ def batches(open_store: OpenStore) -> BatchStore:
 
 
 async def made(batches: BatchStore, *rows: NewRow) -> None:
-    await batches.create_batch(BATCH)
-    await batches.add_rows("batch_1", rows)
+    await batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
+    assert await batches.add_rows("batch_1", rows) == len(rows)
+    assert await batches.add_rows("batch_1", [rows[0], replace(rows[1], prefix=5)]) == 0
+    await batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
+    assert await batches.add_rows("batch_1", [row(98)]) == 0  # too late
+
+
+def begun(batches: SqlBatches, rows: list[NewRow]) -> None:
+    batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
+    batches.add_rows("batch_1", rows)
+    batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
 
 
 async def claim(batches: BatchStore, worker: str, limit: int = 10, model: str = "m") -> list[int]:
@@ -79,7 +89,13 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
         assert await batches.files("other", **listing) == []
         assert len(await batches.expired_files(100.0, 3)) == 3
         assert await batches.expired_files(99.0, 3) == []
-        assert (await batches.delete_file("file-1", "acme", 7.0)).file_id == "file-1"
+        for _ in range(2):
+            assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
+        with pytest.raises(KeyError):
+            await batches.finish_file("file-1", 3)
+        await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
+        assert await batches.expired_files(50.0, 9) == []
+        assert [one.file_id for one in await batches.expired_files(5.0 + 86400.0, 9)][-1] == "file-left"
         for tenant in ("acme", None):
             with pytest.raises(KeyError):
                 await batches.file("file-1", tenant)
@@ -107,8 +123,10 @@ def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batche
         assert await batches.change_batch("batch_1", if_status=[BatchStatus.VALIDATING], **failed) is None
         changed = await batches.change_batch("batch_1", if_status=ACTIVE, **failed)
         assert changed == replace(BATCH, **failed)
-        assert await batches.change_batch("batch_1", if_status=ACTIVE, **failed | {"failed_at": 10.0}) == changed
-        assert await batches.change_batch("batch_3", if_status=ACTIVE, **failed) is None
+        assert await batches.change_batch("batch_1", if_status=ACTIVE, **failed) == changed  # again
+        assert await batches.change_batch("batch_1", if_status=ACTIVE, **failed | {"failed_at": 10.0}) is None
+        with pytest.raises(KeyError):
+            await batches.change_batch("batch_3", if_status=ACTIVE, **failed)
         assert [work.batch.batch_id for work in await batches.work()] == ["batch_2"]
         with pytest.raises(ValueError, match="colour"):
             await batches.change_batch("batch_2", if_status=ACTIVE, colour="red")
@@ -119,7 +137,6 @@ def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batche
 def test_rows_are_claimed_by_prefix_for_one_worker_and_written_once(batches: BatchStore) -> None:
     async def main() -> None:
         await made(batches, *(row(number, prefix=number % 2) for number in range(1, 7)), row(7, model="other"))
-        await batches.add_rows("batch_1", [row(1), row(2, prefix=5)])  # again: nothing changes
         assert await claim(batches, "w1", 4) == [2, 4, 6, 1]
         assert await claim(batches, "w2") == [3, 5]
         assert await claim(batches, "w2") == []
@@ -163,27 +180,32 @@ def test_rows_of_a_batch_that_is_not_in_progress_are_not_claimed(batches: BatchS
 def test_a_dead_workers_rows_return_and_its_late_results_count_if_they_are_first(url: str) -> None:
     clock = Clock()
     store = SqlStore(url, clock).batches
-    store.create_batch(BATCH)
-    store.add_rows("batch_1", [row(number) for number in range(1, 5)])
-    assert len(store.claim_rows("dead", "batch_1", "m", 3, LEASE_S)) == 3
+    begun(store, [row(number) for number in range(1, 5)])
+    dead = store.claim_rows("dead", "batch_1", "m", 3, LEASE_S, "claim")
+    assert [one.number for one in dead] == [1, 2, 3]
+    assert store.claim_rows("dead", "batch_1", "m", 3, LEASE_S, "claim") == dead  # its answer was lost
     clock.now += 20
     assert store.renew("dead", LEASE_S) == 3
     clock.now += LEASE_S - 1
-    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 1, LEASE_S)] == [4]
+    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 1, LEASE_S, "1")] == [4]
     clock.now += 1
-    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 2, LEASE_S)] == [1, 2]
+    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 2, LEASE_S, "2")] == [1, 2]
     assert store.renew("dead", LEASE_S) == 1  # what nobody has taken
     assert store.add_results([result(1, line="late")]) == [("batch_1", 1)]
     assert store.add_results([result(1, line="of the next one")]) == []
     assert store.results("batch_1", failed=False, after=0, limit=1) == [result(1, line="late")]
 
 
-def test_a_full_disk_and_a_read_only_database_say_so_and_lose_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_and_a_read_only_database_say_so_and_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"sqlite:///{tmp_path}/store.sqlite"
+    engine = database.engine_of(url)
+    monkeypatch.setattr(database, "engine_of", lambda _: engine)
     store = SqlStore(url)
-    store.batches.create_batch(BATCH)
-    store.batches.add_rows("batch_1", [row(number) for number in range(1, 50)])
-    with store._engine.connect() as connection:
+    monkeypatch.undo()
+    begun(store.batches, [row(number) for number in range(1, 50)])
+    with engine.connect() as connection:
         pages = connection.execute(text("PRAGMA page_count")).scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")  # of this pool's one connection
         connection.rollback()
@@ -196,12 +218,12 @@ def test_a_full_disk_and_a_read_only_database_say_so_and_lose_nothing(tmp_path: 
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = 1")
         connection.rollback()
-    store = SqlStore(url)
-    store.keys()  # its tables are there
-    store._engine = engine
+    monkeypatch.setattr(database, "engine_of", lambda _: engine)
+    reading = SqlStore(url)
     with pytest.raises(StoreAway, match="readonly"):
-        store.batches.add_results([result(2)])
-    engine.dispose()
+        reading.batches.add_results([result(2)])
+    reading.close()
+    monkeypatch.undo()
     assert SqlStore(url).batches.add_results([result(2)]) == [("batch_1", 2)]
 
 
@@ -217,14 +239,13 @@ class World:
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: dict[int, RowResult] = field(default_factory=dict)
     runs: Counter[int] = field(default_factory=Counter)
+    claims: int = 0
 
     def run(self) -> None:
         draw = random.Random(self.seed)
         self.store = SqlStore(self.url, self.clock)
-        self.store.batches.create_batch(BATCH)
         rows = [row(number, draw.choice("ab"), draw.randrange(3)) for number in range(1, 41)]
-        for _ in range(2):
-            self.store.batches.add_rows("batch_1", rows)
+        begun(self.store.batches, rows)
         acts = (self.claim, self.write, self.renew, self.release, self.die, self.late, self.restart)
         for step in range(STEPS):
             self.clock.now += draw.choice((0.0, 1.0, 8.0))
@@ -238,7 +259,10 @@ class World:
 
     def claim(self, draw: random.Random, worker: str) -> None:
         model, limit = draw.choice("ab"), draw.randrange(1, 6)
-        found = self.store.batches.claim_rows(worker, "batch_1", model, limit, LEASE_S)
+        self.claims += 1
+        asked = worker, "batch_1", model, limit, LEASE_S, f"claim{self.claims}"
+        found = self.store.batches.claim_rows(*asked)
+        assert self.store.batches.claim_rows(*asked) == found
         assert len(found) <= limit
         for one in found:
             assert one.model == model

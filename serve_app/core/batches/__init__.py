@@ -8,6 +8,7 @@ Never: reads a clock, a file or a store.
 
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
 from serve_app.core.batches.records import (
+    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -20,6 +21,7 @@ from serve_app.core.batches.records import (
 from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
 
 __all__ = [
+    "ENDED",
     "ENDPOINTS",
     "BadRow",
     "BatchRecord",

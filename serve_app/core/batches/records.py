@@ -1,5 +1,7 @@
-"""Batches, their files, their rows and results, as values; they cross process boundaries. Times are seconds since 1970
-UTC. The words are those of OpenAI's Files and Batches API."""
+"""Batches, the files they read and write, their rows and results, as values. They cross process boundaries.
+
+Times are seconds since 1970 UTC.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from enum import StrEnum
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is on its way: validating, in progress, finalizing, completed; the others leave it."""
+    """OpenAI's."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -20,18 +22,21 @@ class BatchStatus(StrEnum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether nothing changes any more."""
-        return self in (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+
+# A batch in one of these never changes again.
+ENDED = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file.
+    """One file. Its content is elsewhere, under its id.
 
     Args:
-        size: in bytes; None: it is not complete.
+        file_id: `file-` and 32 hexadecimal digits.
+        key_id: of the key that made it.
+        size: in bytes; None: its content is not complete.
+        expires_at: None: never.
+        deleted_at: None: it is there.
     """
 
     file_id: str
@@ -47,7 +52,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """What is wrong with a batch or with a line of its input."""
+    """What is wrong with a batch or one of its rows; `line` counts from 1, `param` names a field."""
 
     code: str
     message: str
@@ -57,13 +62,14 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch.
+    """One batch, in OpenAI's words.
 
     Args:
-        key_id: its rows run as this key.
-        completion_window: as it was asked for; `expires_at` is its end.
-        errors: why it failed.
-        total, completed, failed: rows.
+        batch_id: `batch_` and 32 hexadecimal digits.
+        key_id: of the key whose rights its rows have.
+        completion_window: as it was asked for, such as 24h; it ends at `expires_at`.
+        errors: why it is `failed`.
+        total, completed, failed: rows. Every row with a result is in one of the last two.
     """
 
     batch_id: str
@@ -93,12 +99,12 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A line of the input file, which stays there.
+    """A row of a batch: a line of its input file.
 
     Args:
         number: of the line, from 1.
-        offset, length: bytes in the file.
-        prefix: the same for rows whose prompts begin alike; they run together.
+        offset, length: of the line in the file, in bytes.
+        prefix: rows whose prompts begin alike have the same one; a signed number of 64 bits.
     """
 
     number: int
@@ -111,7 +117,7 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRow:
-    """A row as a worker gets it. `attempts`: runs before that failed."""
+    """A row that a worker may run. `attempts`: that ended without a result before."""
 
     batch_id: str
     number: int
@@ -124,7 +130,7 @@ class ClaimedRow:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The result of a row. `line`: the complete line of the output file, or of the error file if `is_failed`."""
+    """The complete line of a row in the output file, or in the error file if it `is_failed`."""
 
     batch_id: str
     number: int
@@ -134,7 +140,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """A batch that is not over. `waiting`: its rows that a worker may claim, by model; `running`: leased ones."""
+    """A batch that has not ended. `waiting`: rows that can be claimed, by model; `running`: rows under a lease."""
 
     batch: BatchRecord
     waiting: Mapping[str, int]

@@ -61,6 +61,7 @@ def upgrade() -> None:
         sa.Column("prefix", sa.BigInteger, nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("worker", sa.String(128)),
+        sa.Column("claim", sa.String(32)),
         sa.Column("leased_until", sa.Double, nullable=False),
         sa.Column("is_failed", sa.Boolean),
         sa.Column("line", sa.Text),
