@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import json
 import random
 from collections import Counter, defaultdict
@@ -65,17 +66,21 @@ class BatchTables:
         self.files_[file_id] = replace(self.file(file_id, tenant), deleted_at=now)
         return self.files_[file_id]
 
+    def create_batch(self, record: BatchRecord) -> BatchRecord:
+        return self.batches.setdefault(record.batch_id, record)
+
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         return self.batches[batch_id]
 
     def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> None:
-        for row in rows:
-            self.rows[batch_id].setdefault(row.number, StoredRow(row))
+        if self.batches[batch_id].status is BatchStatus.VALIDATING:
+            for row in rows:
+                self.rows[batch_id].setdefault(row.number, StoredRow(row))
 
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any) -> BatchRecord | None:
         batch = self.batches[batch_id]
         if batch.status not in if_status:
-            return batch if fields.get("status") is batch.status else None
+            return batch if replace(batch, **fields) == batch else None
         self.batches[batch_id] = replace(batch, **fields)
         return self.batches[batch_id]
 
@@ -167,6 +172,8 @@ class FakeBatchStore:
             if self.is_away and self._random.random() < 0.5:
                 raise StoreAway("the store is away")
             answer = getattr(self._tables, method)(*arguments, **named)
+            if inspect.isawaitable(answer):
+                answer = await answer
             if self.is_away:
                 raise StoreAway("the store is away")
             await self._way()
