@@ -18,7 +18,7 @@ from serve_app.core.batches.records import (
     RowError,
     RowResult,
 )
-from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
+from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, read_row
 
 __all__ = [
     "ENDED",
@@ -37,7 +37,6 @@ __all__ = [
     "Pauses",
     "RowCheck",
     "RowError",
-    "RowRequest",
     "RowResult",
     "WaitingRows",
     "read_row",
