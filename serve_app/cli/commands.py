@@ -325,7 +325,8 @@ def usage(
 @_command
 def logs(
     source: Annotated[
-        str, typer.Argument(help="A model, or router, controller, proxy, quota; by default all.", show_default=False)
+        str,
+        typer.Argument(help="A model, or router, batch, controller, proxy, quota; by default all.", show_default=False),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
     replica: Annotated[str, typer.Option("--replica", help="Of this replica: the beginning of its id.")] = "",

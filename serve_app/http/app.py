@@ -23,6 +23,7 @@ from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
+from serve_app.http.asgi_bridge import ROW_OWNER
 from serve_app.http.batch_lane import BatchLane
 from serve_app.http.batch_routes import BatchRoutes
 from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
@@ -149,7 +150,7 @@ class RouterApp:
             headers = dict(scope["headers"])
             if REFUSED_HEADER in headers:
                 raise BadRequest("this header is not accepted here", param=REFUSED_HEADER.decode())
-            identity = self.keys.identify(headers)
+            identity = self.keys.identify(headers, scope.get(ROW_OWNER))
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
                 query = None
@@ -204,7 +205,7 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        record.recorder, record.key_id = exchange, identity.key_id
+        record.recorder, record.key_id, record.is_row = exchange, identity.key_id, identity.is_row
         with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
@@ -358,7 +359,7 @@ class RouterApp:
             settings = call.model.settings
             prices = None if settings.prices is None else settings.prices.token_prices()
             # a list of prompts is one request, and has the id of its answer
-            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, settings.name, prices)
+            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(

@@ -37,7 +37,7 @@ from serve_app.settings.settings import (
     parse,
     read_yaml,
 )
-from serve_app.settings.versions import engine_version, router_version
+from serve_app.settings.versions import engine_version, router_version, worker_version
 
 __all__ = [
     "DEFAULT_KEY_FILE",
@@ -71,4 +71,5 @@ __all__ = [
     "router_version",
     "split_release",
     "with_other_applications",
+    "worker_version",
 ]

@@ -1,7 +1,7 @@
-"""Batches: what a row is, how many rows run now, and whose are next.
+"""Batches: their files, rows and results; what a row is, how many rows run now, and whose are next.
 
-Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows come
-next.
+Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows
+come next.
 In: lines, figures of the models' queues, starts and ends of rows. Out: requests of rows, numbers of rows.
 Never: reads a clock, a file or a store.
 """

@@ -96,9 +96,12 @@ class ModelPace:
 
     def look_ahead(self, figures: ModelFigures, now: float, hand_over_s: float) -> int:
         """Rows that should wait in the queue: those that end during one hand-over."""
-        span = max(RATE_WINDOW_S, now - self._ended[0]) if self._ended else RATE_WINDOW_S
-        ends = len(self._ended) / span * hand_over_s
+        ends = self.ends_per_s(now) * hand_over_s
         return 0 if ends <= IDLE_LOSS * figures.slots else math.ceil(ends)
+
+    def ends_per_s(self, now: float) -> float:
+        span = max(RATE_WINDOW_S, now - self._ended[0]) if self._ended else RATE_WINDOW_S
+        return len(self._ended) / span
 
     def may_start(self, now: float) -> int:
         """Rows that may be sent now."""

@@ -1,0 +1,53 @@
+"""Calls of the store and the files that may be away: each is bounded, and repeated until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from serve_app.errors import ServeAppError
+
+logger = logging.getLogger("ray.serve")
+
+CALL_S = 60.0  # above what a database or a bucket takes for the largest of our calls; what hangs longer is lost
+RETRY_S = 0.25  # the first wait; the store's actor restarts in seconds
+MAX_RETRY_S = 5.0
+
+T = TypeVar("T")
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that the store or the files cannot be used now: the same call can succeed later."""
+    return isinstance(error, (TimeoutError, OSError)) or (isinstance(error, ServeAppError) and error.status >= 500)
+
+
+async def bounded(call: Awaitable[T], bound_s: float = CALL_S) -> T:
+    """The answer. Raises TimeoutError after `bound_s`."""
+    async with asyncio.timeout(bound_s):
+        return await call
+
+
+async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: float = CALL_S) -> T:
+    """The answer of a call that may be repeated, however long the store or the files are away.
+
+    Raises:
+        What the call raises, unless it `is_away`.
+    """
+    wait_s, failures = RETRY_S, 0
+    while True:
+        try:
+            answer = await bounded(call(), bound_s)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            if not failures:
+                logger.warning("%s: %s; trying again", what, str(error) or type(error).__name__)
+            failures += 1
+        else:
+            if failures:
+                logger.info("%s: done, after %d failures", what, failures)
+            return answer
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, MAX_RETRY_S)

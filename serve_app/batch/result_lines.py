@@ -1,0 +1,81 @@
+"""The lines of output and error files, in OpenAI's format, and what becomes of a row's answer.
+
+Invariant: a line is one line of JSON in ASCII, whatever the answer is.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from typing import Any
+
+from serve_app.batch.interfaces import RowAnswer
+from serve_app.core.batches import ClaimedRow, RowResult
+
+MAX_ATTEMPTS = 3  # of a row that engines fail on: the third failure is its result
+AGAIN_LATER = frozenset({429, 503})  # nothing has run: the row waits, and no attempt is counted
+AGAIN_CODES = (
+    "idempotency_run_lost",
+    "idempotency_answer_not_kept",
+)  # of a 409: the run of the row's key has no answer
+
+
+class Verdict(enum.Enum):
+    """What becomes of a row after an answer."""
+
+    RESULT = "result"
+    LATER = "later"  # goes back, and its tenant and model pause
+    AGAIN = "again"  # goes back with one attempt more
+
+
+def verdict_of(row: ClaimedRow, answer: RowAnswer) -> Verdict:
+    """Refusals wait; an engine's failure is repeated, at most `MAX_ATTEMPTS` times in all; all else is the result."""
+    if answer.status in AGAIN_LATER:
+        return Verdict.LATER
+    lost = answer.status == 409 and any(code.encode() in answer.body for code in AGAIN_CODES)
+    if (answer.status >= 500 or lost) and row.attempts + 1 < MAX_ATTEMPTS:
+        return Verdict.AGAIN
+    return Verdict.RESULT
+
+
+def answer_result(row: ClaimedRow, answer: RowAnswer) -> RowResult:
+    """The result of a row that was answered."""
+    try:
+        body: Any = json.loads(answer.body)
+    except ValueError:  # an answer which is no JSON: its text
+        body = answer.body.decode(errors="replace")
+    response = {"status_code": answer.status, "request_id": answer.request_id or line_id(row), "body": body}
+    return RowResult(row.batch_id, row.number, answer.status >= 400, _line(row, response, None))
+
+
+def error_result(row: ClaimedRow, code: str, message: str) -> RowResult:
+    """The result of a row that never gets an answer."""
+    return RowResult(row.batch_id, row.number, True, _line(row, None, {"code": code, "message": message}))
+
+
+def refused_result(result: RowResult) -> RowResult:
+    """What stands for a result that the store does not take."""
+    line = json.loads(result.line)
+    line["response"] = None
+    line["error"] = {
+        "code": "result_not_stored",
+        "message": "the request was answered, and its answer cannot be stored",
+    }
+    return RowResult(result.batch_id, result.number, True, json.dumps(line, separators=(",", ":")))
+
+
+def line_id(row: ClaimedRow) -> str:
+    """The same whoever writes the line."""
+    return "batch_req_" + hashlib.sha256(row_key(row.batch_id, row.number).encode()).hexdigest()[:32]
+
+
+def row_key(batch_id: str, number: int, attempts: int = 0) -> str:
+    """The Idempotency-Key of a row: a row that still runs after its worker died is joined. A counted attempt has
+    failed, and the next one is another run."""
+    return f"{batch_id}-{number}" + (f"-{attempts}" if attempts else "")
+
+
+def _line(row: ClaimedRow, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+    line = {"id": line_id(row), "custom_id": row.custom_id, "response": response, "error": error}
+    return json.dumps(line, separators=(",", ":"))

@@ -1,0 +1,330 @@
+"""The rows that one worker holds: claims them, sends as many as the pace allows, and hands their results on.
+
+Invariant: a row that was claimed here ends in exactly one of: its result is stored, the store has it back, or its lease
+ends with this process. A row is held until the store has answered; one that is held is not started a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from serve_app.batch.calls import bounded, is_away
+from serve_app.batch.result_writer import ResultWriter, Return, RowKey
+from serve_app.batch.row_run import Ended, RowRun
+from serve_app.core.batches import (
+    BatchRecord,
+    BatchStatus,
+    BatchWork,
+    ClaimedRow,
+    ModelFigures,
+    ModelPace,
+    Pauses,
+    WaitingRows,
+    share_rows,
+)
+from serve_app.store import BatchStore
+
+logger = logging.getLogger("ray.serve")
+
+LEASE_S = 30.0  # a dead worker's rows return after this
+RENEW_S = 10.0  # two renewals may fail
+CLAIM_S = 15.0  # an answer that comes later has half a lease left
+CLAIM_RETRY_S = 1.0
+AHEAD_S = 1.0  # of ends: rows claimed before they may start, so that two claims a second feed any rate
+ATTEMPT_DELAYS_S = (0.0, 1.0, 4.0)  # before a row's first, second and third attempt: an engine restarts in between
+IDLE_LOOK_S = 0.5  # between looks without an event: pauses end, figures grow old
+MAX_HELD_BYTES = 128 * 2**20  # bodies and answers of rows in flight, and results that are not stored yet
+MAX_DELAYED_ROWS = 1000  # that wait for their next attempt; with more, nothing works and nothing more is claimed
+
+
+@dataclass(slots=True, eq=False)
+class HeldRow:
+    """A row that this worker has claimed. `worker`: the name it was claimed by."""
+
+    row: ClaimedRow
+    batch: BatchRecord
+    worker: str
+    task: asyncio.Task[Ended] | None = None
+    is_ending: bool = False  # a result or the row's return waits for the store
+
+
+@dataclass(slots=True)
+class ModelRows:
+    """The rows of one model."""
+
+    pace: ModelPace
+    ready: deque[HeldRow] = field(default_factory=deque)
+    delayed: int = 0
+    held_by_tenant: Counter[str] = field(default_factory=Counter)
+
+
+class RowFeed:
+    """Claims, sends and ends rows.
+
+    Args:
+        name: of this worker; no other worker has ever had it.
+        max_in_flight: rows of a model.
+        weights: of tenants.
+        workers: that run at the same time.
+        wall: seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: BatchStore,
+        run: RowRun,
+        *,
+        max_in_flight: int,
+        weights: Mapping[str, float],
+        workers: int,
+        wall: Callable[[], float],
+    ) -> None:
+        self.writer = ResultWriter(store, self._on_stored)
+        self.held: dict[RowKey, HeldRow] = {}
+        self.rows_run = self.rows_again = 0
+        self.on_idle: Callable[[], None] = lambda: None  # the last row that was held has left
+        self._name, self._store, self._run = name, store, run
+        self._max_in_flight, self._weights, self._workers, self._wall = max_in_flight, weights, workers, wall
+        self._failed_claims = 0
+        self._models: dict[str, ModelRows] = {}
+        self._batches: dict[str, BatchRecord] = {}
+        self._waiting: dict[tuple[str, str], int] = {}  # rows to claim, by batch and model
+        self._pauses = Pauses()
+        self._wake = asyncio.Event()
+        self._is_closing = False
+
+    @property
+    def in_flight(self) -> int:
+        return sum(rows.pace.in_flight for rows in self._models.values())
+
+    def wanted_models(self) -> set[str]:
+        """Models whose figures matter now."""
+        return {model for (_, model), rows in self._waiting.items() if rows} | {
+            model for model, rows in self._models.items() if rows.held_by_tenant.total()
+        }
+
+    def on_work(self, work: Iterable[BatchWork]) -> None:
+        """The batches as they are now. Rows of a batch that no longer runs are given back; those in flight are stopped,
+        except those of a batch that is cancelled."""
+        now = self._wall()
+        known = {one.batch.batch_id: one for one in work}
+        running = {
+            batch_id: one
+            for batch_id, one in known.items()
+            if one.batch.status is BatchStatus.IN_PROGRESS and one.batch.expires_at > now
+        }
+        self._batches = {batch_id: one.batch for batch_id, one in running.items()}
+        self._waiting = {
+            (batch_id, model): rows for batch_id, one in running.items() for model, rows in one.waiting.items()
+        }
+        for held in list(self.held.values()):
+            batch_id = held.row.batch_id
+            if batch_id in running or held.is_ending:
+                continue
+            is_cancelled = batch_id in known and known[batch_id].batch.status is BatchStatus.CANCELLING
+            if held.task is None:
+                self._give_back(held)
+            elif not is_cancelled:
+                held.task.cancel()
+        self._wake.set()
+
+    def on_figures(self, figures: Mapping[str, ModelFigures], in_flight: Mapping[str, int], asked_at: float) -> None:
+        """Figures that were asked for at `asked_at`, with the rows of each model in flight then."""
+        hand_over_s = _now() - asked_at + self._run.read_s
+        for model in self.wanted_models() & figures.keys():
+            pace = self._rows_of(model).pace
+            pace.on_figures(figures[model], in_flight.get(model, 0), asked_at, hand_over_s)
+        self._wake.set()
+
+    def in_flight_by_model(self) -> dict[str, int]:
+        return {model: rows.pace.in_flight for model, rows in self._models.items()}
+
+    async def run(self) -> None:
+        """Claim and start rows until cancelled."""
+        while True:
+            self._start_ready()
+            if not self._is_closing and not await self._claim():
+                await asyncio.sleep(CLAIM_RETRY_S)
+            self._start_ready()
+            try:
+                async with asyncio.timeout(IDLE_LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            finally:
+                self._wake.clear()
+
+    async def renew(self) -> None:
+        """Renew the leases of all rows held. Raises what the store raises."""
+        for name in {held.worker for held in self.held.values()}:
+            await bounded(self._store.renew(name, LEASE_S), RENEW_S)
+
+    async def close(self, bound_s: float) -> None:
+        """Start no more rows, let those in flight end for `bound_s`, give back the rest."""
+        self._is_closing = True
+        for held in list(self.held.values()):
+            if held.task is None and not held.is_ending:
+                self._give_back(held)
+        tasks = {held.task for held in self.held.values() if held.task is not None}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=bound_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=bound_s)
+
+    # claims
+
+    def _rows_of(self, model: str) -> ModelRows:
+        if model not in self._models:
+            self._models[model] = ModelRows(ModelPace(self._max_in_flight, self._workers))
+        return self._models[model]
+
+    async def _claim(self) -> bool:
+        """Whether the store could be asked."""
+        for model in sorted({model for (_, model), rows in self._waiting.items() if rows > 0}):
+            rows = self._rows_of(model)
+            for batch_id, limit in self._next_claims(model, rows).items():
+                if not await self._claim_of(self._batches[batch_id], model, rows, limit):
+                    return False
+                if self._is_closing:
+                    return True
+        return True
+
+    def _next_claims(self, model: str, rows: ModelRows) -> dict[str, int]:
+        """How many rows of which batch to claim now."""
+        now = _now()
+        ahead = min(math.ceil(rows.pace.ends_per_s(now) * AHEAD_S), self._max_in_flight)
+        need = rows.pace.may_start(now) - len(rows.ready)
+        if (need <= 0 and len(rows.ready) > ahead // 2) or rows.delayed >= MAX_DELAYED_ROWS:
+            return {}
+        waiting = [
+            WaitingRows(batch_id, self._batches[batch_id].tenant, self._batches[batch_id].created_at, count)
+            for (batch_id, of_model), count in self._waiting.items()
+            if of_model == model and not self._pauses.is_paused(self._batches[batch_id].tenant, model, now)
+        ]
+        return share_rows(need + ahead, waiting, rows.held_by_tenant, self._weights)
+
+    async def _claim_of(self, batch: BatchRecord, model: str, rows: ModelRows, limit: int) -> bool:
+        # a claim without an answer may have rows, which this name would renew for ever: the next claim has another name
+        name, at = f"{self._name}:{self._failed_claims}", (batch.batch_id, model)
+        try:
+            claimed = await bounded(self._store.claim_rows(name, batch.batch_id, model, limit, LEASE_S), CLAIM_S)
+        except Exception as error:
+            self._failed_claims += 1
+            if not is_away(error):
+                logger.exception("rows of %s cannot be claimed", batch.batch_id)
+            else:
+                logger.warning("rows of batches cannot be claimed now: %s", str(error) or type(error).__name__)
+            return False
+        left = max(0, self._waiting.get(at, 0) - len(claimed)) if len(claimed) >= limit else 0
+        if at in self._waiting:
+            self._waiting[at] = left
+        for row in claimed:
+            self._hold(HeldRow(row, batch, name), rows)
+        self._start_ready()
+        return True
+
+    def _hold(self, held: HeldRow, rows: ModelRows) -> None:
+        key = held.row.batch_id, held.row.number
+        if key in self.held:  # its lease had ended here: it goes on under the new one
+            self.held[key].worker = held.worker
+            if self.held[key].is_ending:  # what waits to go back has the former name
+                self.writer.give_back(Return(held.worker, key, count_attempt=False))
+            return
+        self.held[key] = held
+        rows.held_by_tenant[held.batch.tenant] += 1
+        delay_s = ATTEMPT_DELAYS_S[min(held.row.attempts, len(ATTEMPT_DELAYS_S) - 1)]
+        if self._is_closing or held.row.batch_id not in self._batches:
+            self._give_back(held)
+        elif delay_s:
+            rows.delayed += 1
+            asyncio.get_running_loop().call_later(delay_s, self._after_delay, held, rows)
+        else:
+            rows.ready.append(held)
+
+    def _after_delay(self, held: HeldRow, rows: ModelRows) -> None:
+        rows.delayed -= 1
+        if not held.is_ending:
+            rows.ready.append(held)
+            self._wake.set()
+
+    # rows in flight
+
+    def _start_ready(self) -> None:
+        now = _now()
+        for rows in self._models.values():
+            for _ in range(rows.pace.may_start(now)):
+                while rows.ready and rows.ready[0].is_ending:
+                    rows.ready.popleft()
+                if not rows.ready or self._is_closing or not self._has_room(rows.ready[0].row):
+                    break
+                held = rows.ready.popleft()
+                rows.pace.on_start(now)
+                self._run.begin(held.row)
+                held.task = asyncio.create_task(self._run.run(held.batch, held.row), name=f"row-{held.row.number}")
+                # not in the task: one that is cancelled before its first step runs nothing
+                held.task.add_done_callback(partial(self._on_done, held, rows))
+
+    def _has_room(self, row: ClaimedRow) -> bool:
+        needed = self.writer.held_bytes + self._run.bytes_with(row)
+        return needed <= MAX_HELD_BYTES or not (self.in_flight or self.writer.held_bytes)
+
+    def _on_done(self, held: HeldRow, rows: ModelRows, task: asyncio.Task[Ended]) -> None:
+        rows.pace.on_end(_now())
+        self._run.end(held.row)
+        if task.cancelled():
+            ended = Ended()
+        elif (error := task.exception()) is not None:
+            logger.error("row %d of %s", held.row.number, held.row.batch_id, exc_info=error)
+            ended = Ended(count_attempt=True)
+        else:
+            ended = task.result()
+        self._on_end(held, ended)
+
+    def _on_end(self, held: HeldRow, ended: Ended) -> None:
+        """Hand a result on, or give the row back."""
+        if ended.result is not None:
+            self.rows_run += 1
+            held.is_ending = True
+            self._models[held.row.model].held_by_tenant[held.batch.tenant] -= 1
+            self.writer.add(ended.result)
+        else:
+            self.rows_again += 1
+            self._give_back(held, count_attempt=ended.count_attempt)
+            if ended.pause_s:
+                self._pause(held.batch.tenant, held.row.model, ended.pause_s)
+        self._start_ready()
+        self._wake.set()
+
+    def _pause(self, tenant: str, model: str, pause_s: float) -> None:
+        """Send no rows of a tenant and a model for a time; other workers may have those that were ready."""
+        self._pauses.pause(tenant, model, _now() + pause_s)
+        for held in list(self._models[model].ready):
+            if held.batch.tenant == tenant and not held.is_ending:
+                self._give_back(held)
+
+    def _give_back(self, held: HeldRow, *, count_attempt: bool = False) -> None:
+        held.is_ending = True
+        key = held.row.batch_id, held.row.number
+        self._models[held.row.model].held_by_tenant[held.batch.tenant] -= 1
+        at = held.row.batch_id, held.row.model
+        if at in self._waiting:
+            self._waiting[at] += 1
+        self.writer.give_back(Return(held.worker, key, count_attempt))
+
+    def _on_stored(self, key: RowKey) -> None:
+        self.held.pop(key, None)
+        if not self.held:
+            self.on_idle()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

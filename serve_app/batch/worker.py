@@ -1,0 +1,241 @@
+"""A worker of the batch lane: validates new batches, runs their rows, writes their files, and ends them.
+
+Invariant: everything here may be killed at any moment and done again by this worker or another one: what is decided is
+in the store, and a call of the store repeated changes nothing. While the store, the files or the routers are away, the
+worker waits and goes on; nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from serve_app.batch.calls import RETRY_S, bounded, is_away, until_answered
+from serve_app.batch.files import FileStorage
+from serve_app.batch.interfaces import Figures, ModelCheck, RowRunner
+from serve_app.batch.result_files import Finalization
+from serve_app.batch.row_feed import RENEW_S, RowFeed
+from serve_app.batch.row_run import RowRun
+from serve_app.batch.validation import Validation
+from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.store import BatchStore
+
+logger = logging.getLogger("ray.serve")
+
+WORK_EVERY_S = 1.0  # between looks for new batches: what a batch waits at most before it is validated
+FIGURES_EVERY_S = 0.2  # the queue actor makes no newer ones
+FIGURES_S = 5.0  # a router restarts in this time
+SWEEP_EVERY_S = 60.0  # files live for days
+SWEEP_FILES = 100
+CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
+CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
+CHANGE_RETRY_S = 10.0  # after an error of ours
+CLOSE_S = 20.0  # for rows in flight at a normal end; less than Serve's own bound
+CLOSE_STORE_S = 10.0  # for their results, after that
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What can be configured.
+
+    Args:
+        max_in_flight: rows of a model.
+        files_keep_s: how long output and error files are kept.
+        weights: of tenants; 1.0 where one is missing.
+        workers: that run at the same time.
+    """
+
+    max_in_flight: int
+    max_rows: int
+    files_keep_s: float
+    weights: Mapping[str, float] = field(default_factory=dict)
+    workers: int = 1
+
+
+class BatchWorker:
+    """One worker; `start`, and `close` at a normal end.
+
+    Args:
+        models: see `Validation`.
+        wall: seconds since 1970 UTC, as the store's.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        files: FileStorage,
+        runner: RowRunner,
+        figures: Figures,
+        options: WorkerOptions,
+        *,
+        models: ModelCheck | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._files, self._figures, self._models = store, files, figures, models
+        self._options, self._wall = options, wall
+        self.feed = RowFeed(
+            f"worker-{uuid.uuid4().hex}",
+            store,
+            RowRun(files, runner, wall),
+            max_in_flight=options.max_in_flight,
+            weights=options.weights,
+            workers=options.workers,
+            wall=wall,
+        )
+        self._kick = asyncio.Event()  # look for work now
+        self.feed.on_idle = self._kick.set
+        self._work: list[BatchWork] = []
+        self._changes: dict[str, asyncio.Task[None]] = {}  # validations and ends, by batch
+        self._not_before: dict[str, float] = {}  # after an error
+        self._slots = asyncio.Semaphore(CHANGES_AT_ONCE)
+        self._loops: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        steps: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
+            "work": (self._look, WORK_EVERY_S),
+            "figures": (self._read_figures, FIGURES_EVERY_S),
+            "leases": (self.feed.renew, RENEW_S),
+            "files": (self._sweep, SWEEP_EVERY_S),
+        }
+        self._loops = {
+            name: asyncio.create_task(self._repeat(name, step, every_s), name=f"batch-{name}")
+            for name, (step, every_s) in steps.items()
+        }
+        self._loops["rows"] = asyncio.create_task(self.feed.run(), name="batch-rows")
+        self._loops["results"] = asyncio.create_task(self.feed.writer.run(), name="batch-results")
+
+    async def close(self, bound_s: float = CLOSE_S) -> None:
+        """Claim nothing more, let rows in flight end for `bound_s`, store their results, give back all others."""
+        deciding = [self._loops.pop(name) for name in ("work", "figures", "files") if name in self._loops]
+        for task in [*deciding, *self._changes.values()]:
+            task.cancel()
+        await self.feed.close(bound_s)
+        try:
+            await self.feed.writer.wait_empty(CLOSE_STORE_S)
+        except TimeoutError:
+            logger.error("this worker ends, and the store does not answer: %d rows run again", len(self.feed.held))
+        tasks = [*deciding, *self._loops.values(), *self._changes.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._loops = {}
+
+    async def _repeat(self, name: str, step: Callable[[], Awaitable[None]], every_s: float) -> None:
+        """Take a step again and again; one that fails is repeated soon."""
+        failures = 0
+        while True:
+            try:
+                await step()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if not is_away(error):
+                    logger.exception("the batch lane's %s", name)
+                elif failures == 1:
+                    logger.warning("the batch lane's %s: %s", name, str(error) or type(error).__name__)
+            wait_s = every_s if not failures else min(every_s, RETRY_S * 2.0 ** min(failures, 10))
+            if name != "work":
+                await asyncio.sleep(wait_s)
+                continue
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._kick.wait()
+            except TimeoutError:
+                continue
+            finally:
+                self._kick.clear()
+
+    async def _look(self) -> None:
+        """Read which batches there are; begin what each of them needs."""
+        self._work = await bounded(self._store.work())
+        self.feed.on_work(self._work)
+        now = _now()
+        for work in self._work:
+            batch = work.batch
+            if batch.batch_id in self._changes or now < self._not_before.get(batch.batch_id, -math.inf):
+                continue
+            change = self._next_change(work)
+            if change is not None:
+                task = asyncio.create_task(self._change(batch, change), name=f"{batch.status}-{batch.batch_id}")
+                self._changes[batch.batch_id] = task
+        known = {work.batch.batch_id for work in self._work}
+        self._not_before = {batch_id: at for batch_id, at in self._not_before.items() if batch_id in known}
+
+    def _next_change(self, work: BatchWork) -> Callable[[BatchRecord], Awaitable[None]] | None:
+        """What brings a batch on; None: its rows, or nothing now."""
+        batch, now = work.batch, self._wall()
+        if batch.status is BatchStatus.VALIDATING:
+            return self._expire_early if batch.expires_at <= now else self._validate
+        if batch.status is BatchStatus.IN_PROGRESS:
+            is_done = batch.completed + batch.failed >= batch.total
+            return self._finalize if is_done or batch.expires_at <= now else None
+        if batch.status is BatchStatus.CANCELLING:
+            is_over = now >= (batch.cancelling_at or batch.created_at) + CANCEL_WAIT_S
+            return self._end if not work.running or is_over else None
+        return self._end
+
+    async def _change(self, batch: BatchRecord, change: Callable[[BatchRecord], Awaitable[None]]) -> None:
+        try:
+            async with self._slots:
+                await change(batch)
+        except Exception:
+            logger.exception("%s (%s) cannot go on; trying again", batch.batch_id, batch.status)
+            self._not_before[batch.batch_id] = _now() + CHANGE_RETRY_S
+        finally:
+            del self._changes[batch.batch_id]
+            self._kick.set()
+
+    async def _validate(self, batch: BatchRecord) -> None:
+        options = self._options
+        await Validation(batch, self._store, self._files, self._models, options.max_rows, self._wall).run()
+
+    async def _expire_early(self, batch: BatchRecord) -> None:
+        """Its window is over before it is validated: it has no results."""
+        await until_answered(lambda: self._store.forget_rows(batch.batch_id), "rows of a batch that has expired")
+        await self._set(batch, status=BatchStatus.EXPIRED, expired_at=self._wall())
+
+    async def _finalize(self, batch: BatchRecord) -> None:
+        """All rows have results, or the window is over."""
+        now = self._wall()
+        is_done = batch.completed + batch.failed >= batch.total
+        await self._set(
+            batch, status=BatchStatus.FINALIZING, finalizing_at=now, **({} if is_done else {"expired_at": now})
+        )
+
+    async def _set(self, batch: BatchRecord, **fields: object) -> None:
+        await until_answered(
+            lambda: self._store.change_batch(batch.batch_id, if_status=[batch.status], **fields), "a batch's status"
+        )
+
+    async def _end(self, batch: BatchRecord) -> None:
+        await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
+
+    async def _read_figures(self) -> None:
+        if not self.feed.wanted_models():
+            return
+        asked_at, in_flight = _now(), self.feed.in_flight_by_model()
+        figures = await bounded(self._figures.get(), FIGURES_S)
+        self.feed.on_figures(figures, in_flight, asked_at)
+
+    async def _sweep(self) -> None:
+        """Remove files whose time is over, except inputs of batches that still run."""
+        now = self._wall()
+        inputs = {work.batch.input_file_id for work in self._work}
+        for record in await bounded(self._store.expired_files(now, SWEEP_FILES)):
+            if record.file_id in inputs:
+                continue
+            await bounded(self._files.delete(record.file_id))
+            try:
+                await bounded(self._store.delete_file(record.file_id, record.tenant, now))
+            except KeyError:  # another worker, or its owner, was first
+                continue
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
