@@ -20,8 +20,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Container
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ from serve_app.errors import BadRequest, BatchConflict, BodyTooSlow, NotFound, S
 from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, find_file, page, require_lane, seconds
 from serve_app.http.body import BodyThread
 from serve_app.http.error_responses import JSON, Answer, Headers
-from serve_app.http.fields import query_number, query_words
+from serve_app.http.fields import SHOWN_NAME_CHARS, query_number, query_words
 from serve_app.http.file_lines import LineCheck
 from serve_app.http.multipart import FormReader
 from serve_app.http.response import PieceAnswer
@@ -228,10 +227,10 @@ async def _pieces(lane: BatchLane, record: FileRecord) -> AsyncGenerator[bytes, 
         yield piece
 
 
-def _check_field(name: str, seen: Any) -> None:
+def _check_field(name: str, seen: Container[str]) -> None:
     """Raises BadRequest: unknown, or given before."""
     if name not in FIELDS:
-        shown = name[:64]
+        shown = name[:SHOWN_NAME_CHARS]
         raise BadRequest(f"`{shown}`: there is no such field; there are {', '.join(FIELDS)}", param=shown)
     if name in seen:
         raise BadRequest(f"`{name}` is given twice", param=name)

@@ -163,7 +163,6 @@ def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
     """Run a scenario on a lane of its own."""
 
     async def everything(folder: str) -> None:
-        Path(folder, STORE_FILE).write_bytes(_empty_store())
         lane = Lane(Path(folder), **settings)
         try:
             await scenario(lane)
@@ -171,6 +170,7 @@ def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
             lane.store.sql.close()
 
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, STORE_FILE).write_bytes(_empty_store())
         asyncio.run(everything(folder))
 
 
