@@ -19,8 +19,10 @@
     ├── Overloaded                   429 queue_full | deadline | shed
     │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
+    ├── StorageFull                  507 storage_full              (the disk of the files)
     └── Unavailable                  503 no_replica | draining
         ├── StoreAway                503 no_store                  (the database of keys and use)
+        ├── StorageAway              503 no_storage                (the disk or bucket of the files)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
 
@@ -197,6 +199,18 @@ class StoreAway(Unavailable):
     """The store of keys and use cannot be reached or used now; the message has its own reason."""
 
     code = "no_store"
+
+
+class StorageFull(ServeAppError):
+    """The disk where files are kept is full, or its quota is used up; nothing of the file was kept."""
+
+    status, type, code = 507, "insufficient_storage", "storage_full"
+
+
+class StorageAway(Unavailable):
+    """The disk or the bucket where files are kept cannot be used now; the message has its own reason."""
+
+    code = "no_storage"
 
 
 class EngineFailed(Unavailable):

@@ -14,6 +14,7 @@ MARK = "SERVE_APP_INSTANCE"  # the variable that marks every process of an insta
 STORE_FILE = "SERVE_APP_STORE"  # the variable with the store's SQLite file, where `store.url` is not set
 NAMESPACE = "serve_app"  # Ray's, of our actors
 STORE_ACTOR = "store"
+FILES_ACTOR = "batch_files"
 
 # Numbers that replicas report to Serve's controller, for scaling. Routers, each followed by the model's name:
 WAITING_PREFIX = "waiting_"  # requests in the router's queue

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from serve_app.batch.bucket_files import FsspecFiles
+from serve_app.batch.owned_files import OwnedFiles
+from serve_app.errors import ConfigError
 
 
 class FileStorage(Protocol):
@@ -36,4 +41,11 @@ class FileStorage(Protocol):
 def storage_at(url: str | None) -> FileStorage:
     """The storage of a URL: None is a folder beside the store's SQLite file on the head node, file:///... that folder
     there, anything else a URL of fsspec. Raises ConfigError."""
-    raise NotImplementedError
+    if url is None:
+        return OwnedFiles.at(None)
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return FsspecFiles(url)
+    if parts.netloc or not parts.path.startswith("/"):
+        raise ConfigError(f"{url} must be file:///, and the path of a folder on the head node", param="batch.files_url")
+    return OwnedFiles.at(unquote(parts.path))

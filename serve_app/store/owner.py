@@ -13,6 +13,7 @@ import operator
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from serve_app.errors import StoreAway
+from serve_app.errors import StoreAway, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE, STORE_ACTOR, STORE_FILE
 from serve_app.ray_adapter import HEAD_ACTOR
 
@@ -45,9 +46,7 @@ class StoreOwner:
     def upgrade(self, release: str) -> None:
         """Run the release of a router that starts, if it is what is installed here: this process ends, and Ray starts
         it again with the code on the disk."""
-        if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
-            logger.warning("the store's actor of release %s restarts as %s", RELEASE, release)
-            os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
+        restart_as(release)
 
     def pid(self) -> int:
         return os.getpid()
@@ -63,41 +62,69 @@ class StoreOwner:
         return operator.attrgetter(method)(self._stores[url])(*arguments, **named)
 
 
-def default_url() -> str:
+def restart_as(release: str) -> None:
+    """End this actor's process if another release than its own is installed and is the one asked for."""
+    if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
+        logger.warning("an actor of release %s restarts as %s", RELEASE, release)
+        os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
+
+
+def default_file() -> Path:
     """The SQLite file of an instance or a head node."""
-    return f"sqlite:///{Path(os.environ.get(STORE_FILE) or DEFAULT_FILE).expanduser().absolute()}"
+    return Path(os.environ.get(STORE_FILE) or DEFAULT_FILE).expanduser().absolute()
+
+
+def default_url() -> str:
+    return f"sqlite:///{default_file()}"
 
 
 class OwnerCalls:
-    """Calls of the actor; starts it if it does not exist, and finds it again after its end. Ray must be initialised."""
+    """Calls of an actor of the head node; starts it if it does not exist, and finds it again after its end. Ray must be
+    initialised.
 
-    def __init__(self, url: str | None) -> None:
-        self._url = url
+    Args:
+        target: what the actor's `run` is called for: the URL of a database, a folder.
+        start: finds or starts the actor; by default the store's.
+        name: of the actor in errors.
+        bound_s: for an answer; by default `CALL_S`.
+        away: raised without an answer.
+    """
+
+    def __init__(
+        self,
+        target: str | None,
+        start: Callable[[], ActorHandle[Any]] | None = None,
+        name: str = "the store's actor",
+        bound_s: float | None = None,
+        away: type[Unavailable] = StoreAway,
+    ) -> None:
+        self._target, self._start, self._name, self._bound_s, self._away = target, start, name, bound_s, away
         self._actor: ActorHandle[Any] | None = None
 
     async def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Raises StoreAway: no answer within `CALL_S`; what the method raises otherwise."""
+        """Raises `away`: no answer in time; what the method raises otherwise."""
+        bound_s = CALL_S if self._bound_s is None else self._bound_s
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(bound_s):
                 while True:
                     try:
                         actor = await self._find()
-                        return await actor.run.remote(self._url, method, arguments, named)
+                        return await actor.run.remote(self._target, method, arguments, named)
                     except RayTaskError:
                         raise
                     except ActorDiedError:
                         self._actor = None
                     except RayError as error:
-                        logger.info("the store's actor does not answer (%s); trying again", type(error).__name__)
+                        logger.info("%s does not answer (%s); trying again", self._name, type(error).__name__)
                     await asyncio.sleep(RETRY_S)
         except RayTaskError as error:
             raise error.cause from None
         except TimeoutError:
-            raise StoreAway(f"the store's actor has not answered within {CALL_S:g} s", retry_after_s=1.0) from None
+            raise self._away(f"{self._name} has not answered within {bound_s:g} s", retry_after_s=1.0) from None
 
     async def _find(self) -> ActorHandle[Any]:
         if self._actor is None:
-            self._actor = await asyncio.to_thread(store_actor)
+            self._actor = await asyncio.to_thread(self._start or store_actor)
             self._actor.upgrade.remote(RELEASE)  # not waited for: an actor that restarts is found again
         return self._actor
 

@@ -1,10 +1,10 @@
 """What a line of a batch's input file must be, and the request that it is.
 
-Invariant: whatever the bytes of a line are, `read_row` returns a request or raises `BadRow`, in time linear in the bytes.
-Reading a file needs the memory of its longest line, and 8 bytes of each `custom_id` for the check that it is unique.
+Invariant: whatever the bytes of a line are, `read_row` returns a request or raises `BadRow`, in time linear in the
+bytes. Reading a file needs the memory of its longest line, and 8 bytes of each `custom_id` to see that it is unique.
 
-Decided here: extra fields of a line are ignored, as OpenAI does. A line of spaces alone is no row. Bounds are those that
-protect a process; what the model's router refuses beyond them is the result of the row.
+Decided here: extra fields of a line are ignored. A line of spaces alone is no row. The bounds are those that protect a
+process; what a router refuses beyond them is the result of the row.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """The request of a row. `prefix`: rows whose prompts begin with the same KiB have the same one, and those with less in
-    common have near ones; it is the same in every process."""
+    """The request of a row. `prefix`: rows whose prompts begin with the same KiB have the same one, and in its order
+    those with less in common are near each other; it is the same in every process."""
 
     custom_id: str
     method: str
@@ -70,8 +70,8 @@ class Line:
 
 
 class LineSplitter:
-    """Splits a file that comes in chunks. Lines end with LF or CR LF, the last one with either or with nothing; lines of
-    spaces alone are left out. Of the file one unfinished line is held."""
+    """Splits a file that comes in chunks. Lines end with LF or CR LF, the last one with either or with nothing; lines
+    of spaces alone are left out. Of the file one unfinished line is held."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self.pending = 0  # bytes of the unfinished line
