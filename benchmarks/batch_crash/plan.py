@@ -15,7 +15,7 @@ LAST_SHARE = 0.9  # of the rows, after which nothing is killed: a kill at the en
 
 
 class Victim(StrEnum):
-    """A kind of process; the store's is its owner (SQLite) or its connections (PostgreSQL), the files' is their owner."""
+    """A kind of process; the store's is its owner (SQLite) or its connections (PostgreSQL), the files' their owner."""
 
     WORKER = "worker"
     ROUTER = "router"
