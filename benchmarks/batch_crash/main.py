@@ -1,9 +1,9 @@
 """Kills under a batch: `python -m benchmarks.batch_crash [--quick] [--kills N] [--seed 1] [--store URL]`.
 
 1,000 rows by the official SDK on a stack of its own: simulated engines (an answer is a function of its row), two
-routers, two engine replicas, one worker. Meanwhile a worker, a router, an engine replica, the quota actor or the
-store's connection (SQLite: its owner's process; PostgreSQL, with `--store`: its backends) is killed at 100 points drawn
-from the seed, 10 with `--quick`, each kind at least once. A kind that was killed is killed again only when it is back.
+routers, two engine replicas, one worker. Meanwhile a worker, a router, an engine replica, the quota actor, the store's
+connection (SQLite: its owner's process; PostgreSQL, with `--store`: its backends) or the files' owner is killed at 100
+points drawn from the seed, 10 with `--quick`, each kind at least once. A kind is killed again only when it is back.
 
     missing, duplicated   rows that are in neither file of the batch, or more than once in both together [0]
     failed, wrong         rows in the error file, and rows with another answer than the undisturbed one [0]

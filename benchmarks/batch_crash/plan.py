@@ -15,13 +15,14 @@ LAST_SHARE = 0.9  # of the rows, after which nothing is killed: a kill at the en
 
 
 class Victim(StrEnum):
-    """A kind of process; the store's is its owner (SQLite) or its connections (PostgreSQL)."""
+    """A kind of process; the store's is its owner (SQLite) or its connections (PostgreSQL), the files' their owner."""
 
     WORKER = "worker"
     ROUTER = "router"
     ENGINE = "engine"
     QUOTA_ACTOR = "quota_actor"
     STORE = "store"
+    FILES = "files"
 
 
 KINDS = tuple(Victim)

@@ -23,7 +23,12 @@ from benchmarks.common.processes import title_of
 from benchmarks.common.scaling_stack import Stage
 from serve_app.names import ENGINE_PREFIX, ROUTER
 
-ACTORS = {Victim.QUOTA_ACTOR: "ray::GpuMemoryQuota", Victim.STORE: "ray::StoreOwner"}
+ACTORS = {
+    Victim.QUOTA_ACTOR: "ray::GpuMemoryQuota",
+    Victim.STORE: "ray::StoreOwner",
+    Victim.FILES: "ray::FileOwner",
+}
+ASKS = {Victim.QUOTA_ACTOR: "/admin/quota", Victim.STORE: "/admin/keys"}  # routes that ask them
 WORKER_MARK = "batch"  # in the name of the deployment, in whatever case
 
 
@@ -70,9 +75,7 @@ class Victims:
         if victim is Victim.STORE and self.store_url is not None:
             return self._answers("/admin/keys")
         if victim in ACTORS:
-            found = self._actors(victim)
-            path = "/admin/quota" if victim is Victim.QUOTA_ACTOR else "/admin/keys"
-            return len(found) == 1 and self._answers(path)
+            return len(self._actors(victim)) == 1 and (victim not in ASKS or self._answers(ASKS[victim]))
         found = by_victim(self.watch.running(self._killed_at.get(victim, 0.0)))[victim]
         alive = [pid for pid in found if pid not in self._killed[victim] and psutil.pid_exists(pid)]
         return len(alive) == self.expected(victim)

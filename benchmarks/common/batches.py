@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import openai
 
 from benchmarks.common.arms import BenchmarkError
-from serve_app.engine.simulated import SimulatedEngine
+from serve_app.engine import simulated
 from serve_app.settings import ModelSettings
 from serve_app.transport import Submit
 from serve_app.types import Operation
@@ -62,7 +62,7 @@ def input_file(rows: Sequence[BatchRow], model: str) -> bytes:
 async def undisturbed(rows: Sequence[BatchRow], model: ModelSettings) -> dict[str, str]:
     """What a simulated engine alone answers to each row, by custom id."""
     instant = model.simulated.model_copy(update={"decode_step_s": 0.0, "start_s": 0.0})
-    engine = SimulatedEngine(model.model_copy(update={"simulated": instant}))
+    engine = simulated.SimulatedEngine(model.model_copy(update={"simulated": instant}))
     await engine.start()
     found = {}
     for number, row in enumerate(rows):
