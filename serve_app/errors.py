@@ -19,7 +19,7 @@
     │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     └── Unavailable                  503 no_replica | draining
-        ├── StoreAway                503 no_store                  (the database of keys and use)
+        ├── StoreAway                503 no_store                  (the database of keys, use and batches)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
 
@@ -187,7 +187,7 @@ class Unavailable(ServeAppError):
 
 
 class StoreAway(Unavailable):
-    """The store of keys and use cannot be reached or used now; the message has its own reason."""
+    """The store of keys, use and batches cannot be reached or used now; the message has its own reason."""
 
     code = "no_store"
 

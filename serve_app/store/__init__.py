@@ -1,6 +1,7 @@
-"""The store: keys and use, durable. SQLite behind one actor on the head node, or PostgreSQL, direct.
+"""The store: keys, use and batches, durable. SQLite behind one actor on the head node, or PostgreSQL, direct.
 
-In come records of keys and batches of use, out come what changed and sums. It decides nothing about a request.
+In come records of keys, batches of use, and the rows and results of batches; out come what changed, sums, and rows to
+run. It decides nothing about a request.
 """
 
 from serve_app.store.records import KeyRecord, UsageQuery, is_key_id, new_key_id

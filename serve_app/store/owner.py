@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import operator
 import os
 import signal
 import threading
@@ -52,14 +53,15 @@ class StoreOwner:
         return os.getpid()
 
     def run(self, url: str | None, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A method of the `SqlStore` of `url`; None: of the file that this machine's environment names."""
+        """A method of the `SqlStore` of `url`, such as keys or batches.work; None: of the file that this machine's
+        environment names."""
         from serve_app.store.sql import SqlStore  # here: SQLAlchemy's 30 MB are for the owner alone
 
         with self._opening:
             url = url or default_url()
             if url not in self._stores:
                 self._stores[url] = SqlStore(url)
-        return getattr(self._stores[url], method)(*arguments, **named)
+        return operator.attrgetter(method)(self._stores[url])(*arguments, **named)
 
 
 def default_url() -> str:

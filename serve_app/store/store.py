@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from serve_app.core.usage import UsageBatch, UsageRow
+from serve_app.store.batch_store import BatchStore
 from serve_app.store.owner import OwnerCalls
 from serve_app.store.records import KeyRecord, UsageQuery, Used
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 
 THREADS = 4  # calls of one process at once; they have threads of their own, since a lost server holds them for seconds
 
-Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore`, and its arguments
+Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore` (batches.work, say), and its arguments
 
 
 class Store:
-    """The database of keys and use.
+    """The database of keys, use and batches.
 
     Args:
         call: runs a method of the `SqlStore`, wherever that is.
@@ -35,6 +37,7 @@ class Store:
 
     def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
         self._call, self.close = call, close
+        self.batches = BatchStore(call)
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:
@@ -43,7 +46,7 @@ class Store:
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
 
         async def call(method: str, *arguments: Any, **named: Any) -> Any:
-            run = partial(getattr(sql, method), *arguments, **named)
+            run = partial(attrgetter(method)(sql), *arguments, **named)
             return await asyncio.get_running_loop().run_in_executor(threads, run)
 
         def close() -> None:
