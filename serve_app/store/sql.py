@@ -7,10 +7,8 @@ change; a batch of use counts once, however often it is sent.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -28,16 +26,15 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
-from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
+from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
-from serve_app.store import database, schema
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
+from serve_app.store.transactions import Transactions
 from serve_app.types import RequestClass
 
 SILENT_S = 15.0  # a source with requests in flight reports every 5 s; after three such spans its router is gone
@@ -53,12 +50,10 @@ class SqlStore:
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        self._engine, self._now = database.engine_of(url), now
-        self._upgraded, self._upgrading = False, threading.Lock()
-        self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
-
-    def close(self) -> None:
-        self._engine.dispose()
+        transactions = Transactions(url)
+        self._reading, self._writing, self._insert = transactions.reading, transactions.writing, transactions.insert
+        self._now, self.close = now, transactions.close
+        self.batches = SqlBatches(transactions, now)
 
     def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
@@ -180,35 +175,13 @@ class SqlStore:
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
-        """What a scope has used since a day, with that day: `key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`, or
-        `batch:TENANT`, which alone counts the rows of batches."""
+        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`) has used since a day, with that day."""
         self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
         with self._reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return self._transaction(reading=True)
-
-    def _writing(self) -> AbstractContextManager[Connection]:
-        """Commits at its end; an error rolls back."""
-        return self._transaction(reading=False)
-
-    @contextmanager
-    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
-        with database.own_errors():
-            with self._upgrading:
-                if not self._upgraded:
-                    schema.upgrade(self._engine)
-                    self._upgraded = True
-            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
-                yield connection
-
-    def _insert(self, table: Any) -> Any:
-        """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
-        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
     def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
         # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them
@@ -267,9 +240,7 @@ def _usage_row(values: dict[str, Any]) -> UsageRow:
 
 
 def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
-    if query.model is not None:
-        chosen = chosen.where(USAGE.c.model.in_((query.model, query.model + BATCH_SUFFIX)))
-    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id)):
+    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id), ("model", query.model)):
         if wanted is not None:
             chosen = chosen.where(USAGE.c[name] == wanted)
     if query.from_day is not None:
@@ -280,13 +251,10 @@ def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
 def _of_scope(scope: str) -> Any:
     """The condition for the rows of a scope. Raises ValueError: no such scope."""
     kind, _, name = scope.partition(":")
-    of_batches = USAGE.c.model.endswith(BATCH_SUFFIX, autoescape=True)
     if kind == "key":
-        return and_(USAGE.c.key_id == name, ~of_batches)
+        return USAGE.c.key_id == name
     if kind == "tenant":
-        return and_(USAGE.c.tenant == name, ~of_batches)
-    if kind == "batch":
-        return and_(USAGE.c.tenant == name, of_batches)
+        return USAGE.c.tenant == name
     tenant, found, model = name.partition("\0")
     if kind == "model" and found:
         return and_(USAGE.c.tenant == tenant, USAGE.c.model == model)

@@ -16,7 +16,7 @@ from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRec
 from serve_app.errors import StoreAway
 from serve_app.store import BatchStore, database
 from serve_app.store.sql import SqlStore
-from serve_app.store.sql_batches import SqlBatches
+from serve_app.store.sql_batches import UPLOAD_KEPT_S, SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
@@ -95,7 +95,7 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
             await batches.finish_file("file-1", 3)
         await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
         assert await batches.expired_files(50.0, 9) == []
-        assert [one.file_id for one in await batches.expired_files(5.0 + 86400.0, 9)][-1] == "file-left"
+        assert [one.file_id for one in await batches.expired_files(5.0 + UPLOAD_KEPT_S, 9)][-1] == "file-left"
         for tenant in ("acme", None):
             with pytest.raises(KeyError):
                 await batches.file("file-1", tenant)
