@@ -19,7 +19,7 @@ import requests
 from rich.console import Console
 
 from serve_app.cli.batch_upload import FormUpload
-from serve_app.cli.batch_watch import TERMINAL, Forecast, Sample, counts, duration, forecast, moment
+from serve_app.cli.batch_watch import IN_PROGRESS, TERMINAL, Forecast, Sample, counts, duration, forecast, moment
 from serve_app.cli.chat import SILENCE_S, Endpoint, request, session
 from serve_app.cli.layout import Listing
 from serve_app.cli.progress import ByteProgress
@@ -116,7 +116,7 @@ def file_of_results(batch: Mapping[str, Any], *, errors: bool) -> str | None:
     if errors:
         return None
     failed = f"; `serve-app batch results {batch_id} --errors` has them" if batch.get("error_file_id") else ""
-    why = "".join(f": {one['message']}" for one in _errors(batch)[:1])
+    why = "".join(f": {one['message']}" for one in errors_of(batch)[:1])
     raise NotFound(f"{batch_id} has {status} without the answer of any row{why}{failed}")
 
 
@@ -196,7 +196,7 @@ def show(batch: Mapping[str, Any], console: Console) -> None:
     if total:
         head += [f"{completed + failed:,} of {total:,} rows", f"{failed:,} failed"]
     listing.flow(head, ("batch", *_row(batch)), style=STYLES.get(batch["status"], ""))
-    if batch["status"] not in TERMINAL and batch.get("in_progress_at"):
+    if batch["status"] == IN_PROGRESS and batch.get("in_progress_at"):
         now = time.time()
         expected = forecast([Sample(batch["in_progress_at"], 0), Sample(now, completed + failed)], total)
         _show_forecast(listing, batch, expected, now)
@@ -210,7 +210,7 @@ def show(batch: Mapping[str, Any], console: Console) -> None:
             listing.flow([what, str(batch[name])], ("file", what, str(batch[name])), indent=1)
     for name, value in (batch.get("metadata") or {}).items():
         listing.say(f"{name}={value}", ("metadata", name, str(value)), indent=1)
-    for one in _errors(batch):
+    for one in errors_of(batch):
         line = "" if one.get("line") is None else str(one["line"])
         text = f"line {line}: {one['message']}" if line else str(one["message"])
         listing.say(text, ("error", line, str(one.get("code") or ""), str(one["message"])), style="red", indent=1)
@@ -248,5 +248,6 @@ def _row(batch: Mapping[str, Any]) -> tuple[str, ...]:
     return str(batch["id"]), str(batch["status"]), *rows, str(batch.get("endpoint") or ""), *times
 
 
-def _errors(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+def errors_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is wrong with the lines of its file."""
     return (batch.get("errors") or {}).get("data") or []

@@ -177,6 +177,8 @@ def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json:
         return EXIT_INTERRUPTED
     if live:
         batches.show(ended, console)
+    elif wrong := batches.errors_of(ended):
+        _hint(f"{batch_id} has {ended['status']}: {wrong[0]['message']}", as_json)
     if ended.get("output_file_id"):
         _hint(f"its answers: serve-app batch results {batch_id}{options}", as_json)
     return 0 if ended["status"] == COMPLETED else EXIT_FAILED

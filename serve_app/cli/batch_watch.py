@@ -22,7 +22,7 @@ from rich.text import Text
 from serve_app.cli.layout import GAP, Listing, fill
 from serve_app.errors import Unavailable
 
-COMPLETED = "completed"
+IN_PROGRESS, COMPLETED = "in_progress", "completed"
 TERMINAL = frozenset({COMPLETED, "failed", "expired", "cancelled"})  # statuses of OpenAI that a batch stays in
 RATE_WINDOW_S = 60.0  # the rate is that of the last minute: a pause is seen soon, a group of results is no peak
 POLL_S = 1.0  # on a terminal
@@ -140,7 +140,8 @@ class Watch:
             self._samples.append(Sample(batch["in_progress_at"], 0))  # a rate at the first look: that since it began
         self._samples.append(Sample(now, completed + failed))
         del self._samples[: _first_needed(self._samples)]
-        display.update(batch, forecast(self._samples, total), now)
+        runs = batch["status"] in (IN_PROGRESS, COMPLETED)  # rows that a cancel ends are no rate
+        display.update(batch, forecast(self._samples, total) if runs else Forecast(None, None), now)
 
 
 class BarDisplay:

@@ -168,6 +168,12 @@ def test_the_exit_status_of_a_watch_is_that_of_the_batch(
     assert batch("watch", endpoint.add(1, status=status)).exit_code == code
 
 
+def test_a_watch_says_why_a_batch_has_failed(batch: Batch, endpoint: BatchEndpoint) -> None:
+    errors = {"data": [{"code": "model_not_found", "line": 1, "message": "there is no model x"}]}
+    batch_id = endpoint.add(1, status="failed", errors=errors)
+    assert batch("watch", batch_id).stderr == f"{batch_id} has failed: there is no model x\n"
+
+
 def test_a_watch_goes_on_while_the_endpoint_fails_and_says_so(batch: Batch, endpoint: BatchEndpoint) -> None:
     batch_id = endpoint.add(1, status="in_progress", **counts(1, 0))
     endpoint.steps += [{}, {"status": "completed"}]

@@ -157,6 +157,13 @@ def test_a_long_watch_forgets_what_no_rate_needs() -> None:
     assert all(expected.rows_per_s == pytest.approx(1.0) for _, expected in shown.updates[1:-1])
 
 
+def test_rows_that_a_cancel_ends_are_no_rate() -> None:
+    shown = Shown()
+    states = [batch("in_progress", 10), batch("cancelling", 12), batch("cancelled", 12, 88)]
+    watched(states, shown, Clock())
+    assert [expected for _, expected in shown.updates[1:]] == [Forecast(None, None)] * 2
+
+
 def test_an_endpoint_that_is_away_is_asked_until_it_answers_again() -> None:
     shown, clock = Shown(), Clock()
     away = [Unavailable("nothing answers") for _ in range(8)]
