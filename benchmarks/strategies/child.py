@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.processes import machine_busy_s
 from benchmarks.strategies.orders import ClosedRun, Ended, OpenRun, Order, Ran, Row, Started
-from benchmarks.strategies.workload import Ask, prompt_ids
+from benchmarks.strategies.workload import Ask, prompt_ids, texts_of
 from serve_app.engine import batched_engine, deployment
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
@@ -92,11 +92,13 @@ class Driver:
         found, run = [], next(self._runs)
         for ask in order.asks:
             body: dict[str, Any] = {"model": self._settings.name}
-            if self._settings.task == "embed":
-                operation = Operation.EMBEDDING
+            operation = order.operation if isinstance(order, ClosedRun) else Operation.COMPLETION
+            if operation is Operation.EMBEDDING:
                 body["input"] = prompt_ids(ask, order.seed)
+            elif operation is Operation.SCORE:
+                query, *documents = texts_of(ask, order.seed)
+                body |= {"queries": query, "documents": documents}
             else:
-                operation = Operation.COMPLETION
                 body |= {"prompt": prompt_ids(ask, order.seed), "max_tokens": ask.output, "ignore_eos": True}
                 body |= {"temperature": 0, "stream": True}
             name, (prompt, output) = f"{run}-{ask.number}", order.strategy.lengths(ask)

@@ -1,4 +1,5 @@
-"""Whether production should batch embeddings before the engine: its own batching, sorted dynamic batches, dynamic ones.
+"""Whether production should batch embeddings or scores before the engine: its own batching, sorted dynamic batches,
+dynamic ones.
 
 Callers without pause on the built-in model as an embedding model. Rounds alternate in order (A B A B).
 """
@@ -20,6 +21,7 @@ from benchmarks.strategies.orders import ClosedRun, Ran
 from benchmarks.strategies.strategy import Knows, Strategy
 from benchmarks.strategies.workload import Ask, Lengths, drawn, levelled
 from serve_app.core.batching import PRESETS, BatchPolicy
+from serve_app.types import Operation
 
 OWN, SORTED, DYNAMIC = "the engine's own", "dynamic sorted", "dynamic-128"
 ARMS = (
@@ -34,6 +36,7 @@ FASTER = 1.05  # tokens/s over the engine's own, from which on another strategy 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPlan:
+    operation: Operation = Operation.EMBEDDING
     callers: tuple[int, ...] = (1, 8, 32, 128)
     length_s: float = 3.0
     rounds: int = 2
@@ -77,11 +80,11 @@ def embed(engine: EngineProcess, lengths: Sequence[Lengths], plan: EmbeddingPlan
         rounds: dict[str, list[EmbeddingFigures]] = {arm.name: [] for arm in ARMS}
         for number in range(plan.rounds):
             for arm in ARMS[:: -1 if number % 2 else 1]:
-                ran = whole(engine.run(ClosedRun(arm, asks, seed, callers, plan.length_s)))
+                ran = whole(engine.run(ClosedRun(arm, asks, seed, callers, plan.length_s, plan.operation)))
                 rounds[arm.name].append(embedding_figures(ran, plan.length_s))
         found[kind, callers] = {name: _medians(figures) for name, figures in rounds.items()}
         speeds = ", ".join(f"{name} {one.requests_per_s:.0f}" for name, one in found[kind, callers].items())
-        told(f"  {kind} lengths, {callers} callers, requests/s: {speeds}")
+        told(f"  {plan.operation}: {kind} lengths, {callers} callers, requests/s: {speeds}")
     return found
 
 

@@ -8,7 +8,7 @@ defines what static and continuous batches would take by them.
     (always)       all requests at once: the strategies side by side, in alternating order; a steady load for the bar
     --sweep        sizes and waits of the field with a queue of 256, its presets beside ours
     --load         steady, in bursts, in a ramp; uniform and variable lengths; the field's claims, and which when
-    --embeddings   whether batching before the engine pays for embeddings
+    --embeddings   whether batching before the engine pays for embeddings and scores
 
 With any of the last three the first is short (static and continuous, one round), unless strategies are named. Keys of
 the JSON object that is the last line:
@@ -39,6 +39,7 @@ from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.strategies import embeddings, report
+from benchmarks.strategies.embeddings import EMBEDDING_SLOTS, EmbeddingPlan
 from benchmarks.strategies.engine import EngineProcess, engine_process, settings_of
 from benchmarks.strategies.load import STEADY, UNIFORM, VARIABLE, LoadPlan, under_load
 from benchmarks.strategies.measure import Offline, drawer, offline, order_of
@@ -46,6 +47,7 @@ from benchmarks.strategies.plot import plot
 from benchmarks.strategies.strategy import CONTINUOUS, STATIC, Strategy, strategies
 from benchmarks.strategies.sweep import SWEEP_SLOTS, SweepPlan, sweep
 from benchmarks.strategies.workload import MAX_MODEL_LEN, Lengths, azure_lengths, drawn, levelled
+from serve_app.types import Operation
 
 SLOTS = 32  # the issue's
 REQUESTS, QUICK_REQUESTS = 512, 384  # of 256 the beginning and the end, when slots are empty, are a tenth
@@ -53,6 +55,7 @@ ROUNDS, QUICK_ROUNDS = 3, 2
 LOAD_S, QUICK_LOAD_S = 10.0, 5.0
 SWEEP_S, QUICK_SWEEP_S = 7.0, 4.0
 EMBED_S, QUICK_EMBED_S = 3.0, 2.0
+SCORE_CALLERS = (1, 8, 32)
 PRICE_PER_HOUR = 2.0  # of a GPU, in the middle of what clouds ask
 
 
@@ -83,7 +86,7 @@ class Benchmark:
         if given.sweep:
             result["sweep"] = self._sweep(capacity[VARIABLE])
         if given.embeddings:
-            result["embeddings"] = self._embed()
+            result |= self._embed()
         return result
 
     def _up(self, engine: EngineProcess) -> None:
@@ -114,11 +117,14 @@ class Benchmark:
         return report.show_sweep(self.console, swept)
 
     def _embed(self) -> dict[str, Any]:
-        plan = embeddings.EmbeddingPlan(length_s=self.given.embed_s)
-        with engine_process(settings_of(self.given.engine, embeddings.EMBEDDING_SLOTS, task="embed")) as engine:
+        result, length_s = dict[str, Any](), self.given.embed_s
+        with engine_process(settings_of(self.given.engine, EMBEDDING_SLOTS, task="embed")) as engine:
             self._up(engine)
-            found = embeddings.embed(engine, self.lengths, plan, self.given.seed, self.console.print)
-        return report.show_embeddings(self.console, found, embeddings.faster_than_own(found))
+            for plan in (EmbeddingPlan(length_s=length_s), EmbeddingPlan(Operation.SCORE, SCORE_CALLERS, length_s)):
+                found = embeddings.embed(engine, self.lengths, plan, self.given.seed, self.console.print)
+                faster = embeddings.faster_than_own(found)
+                result[plan.operation] = report.show_embeddings(self.console, plan.operation, found, faster)
+        return result
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -129,7 +135,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="about 4 minutes: fewer requests, two rounds")
     parser.add_argument("--sweep", action="store_true", help="sizes and waits, and presets")
     parser.add_argument("--load", action="store_true", help="steady, bursts, ramp; the field's claims")
-    parser.add_argument("--embeddings", action="store_true", help="whether embeddings should be batched")
+    parser.add_argument("--embeddings", action="store_true", help="whether embeddings and scores should be batched")
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--strategies", type=lambda names: names.split(","), default=[], help="of these, by comma")
     parser.add_argument("--requests", type=int, help="of each run of all at once")

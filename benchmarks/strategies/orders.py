@@ -11,6 +11,7 @@ import msgspec
 
 from benchmarks.strategies.strategy import Strategy
 from benchmarks.strategies.workload import Ask
+from serve_app.types import Operation
 
 
 class Ended(enum.StrEnum):
@@ -32,13 +33,14 @@ class OpenRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClosedRun(msgspec.Struct, frozen=True, tag=True):
-    """`callers` without pause for `length_s`, each with the next of the requests in turn, which are embedded."""
+    """`callers` without pause for `length_s`, each with the next of the requests in turn, of this operation."""
 
     strategy: Strategy
     asks: list[Ask]
     seed: int
     callers: int
     length_s: float
+    operation: Operation = Operation.EMBEDDING
 
 
 class Row(msgspec.Struct, array_like=True):

@@ -180,16 +180,16 @@ def show_sweep(console: Console, swept: Mapping[str, Mapping[float, Figures]]) -
     return {name: {str(rate): one.as_json() for rate, one in by_rate.items()} for name, by_rate in swept.items()}
 
 
-def show_embeddings(console: Console, found: Embedded, faster: Mapping[str, int]) -> dict[str, Any]:
+def show_embeddings(console: Console, operation: str, found: Embedded, faster: Mapping[str, int]) -> dict[str, Any]:
     columns = ("lengths", "callers", "strategy", "requests/s", "tokens/s", "p50 ms", "p99 ms", "CPU us a request")
-    table = Table(*columns, title="embeddings")
+    table = Table(*columns, title=operation)
     for (kind, callers), by_name in found.items():
         for name, one in by_name.items():
             figures = (one.requests_per_s, one.tokens_per_s, one.latency_p50_ms, one.latency_p99_ms, one.cpu_us)
             table.add_row(kind, str(callers), name, *(f"{figure:.4g}" for figure in figures))
     console.print(table)
     for name, cases in faster.items():
-        console.print(f"{name}: faster than the engine's own batching in {cases} of {len(found)} cases")
+        console.print(f"{operation}, {name}: faster than the engine's own batching in {cases} of {len(found)} cases")
     by_case = {
         f"{kind}, {callers}": {name: one.as_json() for name, one in by_name.items()}
         for (kind, callers), by_name in found.items()

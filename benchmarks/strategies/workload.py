@@ -6,6 +6,7 @@ Invariant: everything that is drawn comes from the seed; no two prompts share a 
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,7 @@ OUTPUT_DIVISOR = 4  # the issue's: a mean of 53 tokens, so that a run takes minu
 PROMPT_DIVISOR = 16  # a mean of 72 tokens: both sides of the 100 at which the field calls a prompt long
 MAX_MODEL_LEN = 2048  # of the engine; nothing of the trace is above it after division
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
+DOCUMENTS = 3  # of a score
 PERIOD_S, BURST_S = 5.0, 1.0  # of bursts
 BURST_RATE, CALM_RATE = 3.0, 0.5  # of the mean rate: BURST_S at one and the rest at the other is the mean
 RAMP_FROM = 0.1  # of the rate at a ramp's end
@@ -92,3 +94,10 @@ def prompt_ids(ask: Ask, seed: int) -> list[int]:
     """A prompt of its own for each request of a seed."""
     draw = random.Random(f"prompt {seed} {ask.number}")
     return [draw.randrange(*TOKEN_IDS) for _ in range(ask.prompt)]
+
+
+def texts_of(ask: Ask, seed: int) -> list[str]:
+    """A query and the documents to be scored against it, together of about as many tokens as the prompt."""
+    draw = random.Random(f"texts {seed} {ask.number}")
+    length = max(1, ask.prompt // (1 + DOCUMENTS))
+    return ["".join(draw.choices(string.ascii_lowercase, k=length)) for _ in range(1 + DOCUMENTS)]

@@ -32,6 +32,7 @@ from serve_app.ray_adapter import (
     on_fast_path,
 )
 from serve_app.router import (
+    USAGE_FOLDER,
     LimitClient,
     ModelRegistry,
     QueueClient,
@@ -40,7 +41,6 @@ from serve_app.router import (
     Scrape,
     SessionClient,
     UsageReporter,
-    usage_reporter,
 )
 from serve_app.settings import ModelSettings, parse
 
@@ -87,7 +87,7 @@ class RouterReplica:
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
         in_fresh_context(self._keyed_runs.start(), "claims")
         here = ray.get_runtime_context()
-        folder = Path(here.get_temp_dir(), here.get_session_name(), usage_reporter.FOLDER)
+        folder = Path(here.get_temp_dir(), here.get_session_name(), USAGE_FOLDER)
         usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
         usage.start()
         local = LocalRoutes(

@@ -72,7 +72,7 @@ class LocalRoutes:
             case LocalCall.VERSION:
                 return 200, JSON, msgspec.json.encode(versions())
             case LocalCall.READY:
-                found: object = self._readiness()
+                found: object = self._readiness(identity)
             case LocalCall.MODELS:
                 allowed = (one for name, one in self.models.items() if identity.may_use(name))
                 cards = await asyncio.gather(*(self._card(model) for model in allowed))
@@ -101,15 +101,16 @@ class LocalRoutes:
                     )
         return 200, JSON, msgspec.json.encode(found)
 
-    def _readiness(self) -> dict[str, Any]:
+    def _readiness(self, identity: Identity) -> dict[str, Any]:
         """Ready while any model can be served: a model that is added, loads or fails must not stop the traffic of the
-        others. A model that scales from zero can be served without a replica."""
+        others. A model that scales from zero can be served without a replica. Names those that the key may use."""
         missing = [
             name for name, model in self.models.items() if not model.ready and model.settings.replicas.min_replicas
         ]
+        named = [name for name in missing if identity.may_use(name)]
         if len(missing) == len(self.models):
-            raise Unavailable(f"no replica of {', '.join(missing)} is running", code="not_ready")
-        return {"status": "ready", "without_replica": missing}
+            raise Unavailable(f"no replica of {', '.join(named) or 'any model'} is running", code="not_ready")
+        return {"status": "ready", "without_replica": named}
 
     async def _card(self, model: ModelRouter) -> dict[str, Any]:
         card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}

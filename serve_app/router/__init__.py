@@ -14,9 +14,10 @@ from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.request_grant import RequestTrace
 from serve_app.router.scrape import Scrape
 from serve_app.router.sessions import SessionClient
-from serve_app.router.usage_reporter import UsageReporter
+from serve_app.router.usage_reporter import USAGE_FOLDER, UsageReporter
 
 __all__ = [
+    "USAGE_FOLDER",
     "LimitCharge",
     "LimitClient",
     "ModelRegistry",

@@ -33,7 +33,7 @@ logger = logging.getLogger("ray.serve")
 
 FLUSH_S = 1.0  # between reports: what is lost with a router's node
 HEARTBEAT_S = 5.0  # between reports of unchanged requests in flight; the store calls three such spans of silence an end
-FOLDER = "serve_app_usage"  # of the journals, in the folder of Ray's session
+USAGE_FOLDER = "serve_app_usage"  # of the journals, in the folder of Ray's session
 ANSWER_TIMEOUT_S = 10.0  # a busy database takes seconds; a later answer changes nothing, since a repeat counts once
 CLOSE_S = 30.0  # for the last report; Ray needs seconds to restart the store's actor
 CLOSE_RETRY_S = 0.25

@@ -1,10 +1,11 @@
 """The store: keys, use and batches, durable. SQLite behind one actor on the head node, or PostgreSQL, direct.
 
-In come records of keys, batches of use, and the rows and results of batches; out come what changed, sums, and rows to
-run. It decides nothing about a request.
+In come records of keys, batches of use, rows and their results; out come what changed, sums, and rows to run. It
+decides nothing about a request.
 """
 
+from serve_app.store.batch_store import BatchStore
 from serve_app.store.records import KeyRecord, UsageQuery, is_key_id, new_key_id
 from serve_app.store.store import Store
 
-__all__ = ["KeyRecord", "Store", "UsageQuery", "is_key_id", "new_key_id"]
+__all__ = ["BatchStore", "KeyRecord", "Store", "UsageQuery", "is_key_id", "new_key_id"]

@@ -31,7 +31,7 @@ class Store:
     """The database of keys, use and batches.
 
     Args:
-        call: runs a method of the `SqlStore`, wherever that is.
+        call: runs a method of the `SqlStore` or, as `batches.METHOD`, of its `SqlBatches`, wherever that is.
         close: gives up what calls need; calls that run are finished.
     """
 

@@ -63,6 +63,18 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
     run(scenario)
 
 
+def test_readiness_names_no_model_that_the_key_may_not_use() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await Client(cluster).start()  # without a replica
+        keys = {"sk-of-the-model-0123": [MODEL], "sk-of-another-01234": ["other"]}
+        auth = AuthSettings.model_validate({"keys": [{"key": key, "models": models} for key, models in keys.items()]})
+        client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
+        told = [(await client.get("/ready", key=key)).error["message"] for key in keys]
+        assert told == [f"no replica of {MODEL} is running", "no replica of any model is running"]
+
+    run(scenario)
+
+
 def test_the_version_that_runs_is_told_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     running = importlib.metadata.version("serve-app")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9")

@@ -1,0 +1,336 @@
+"""Batches in the store: one suite for SQLite, SQLite behind its actor and PostgreSQL, and random histories."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRecord, NewRow, RowError, RowResult
+from serve_app.errors import StoreAway
+from serve_app.store import BatchStore, database
+from serve_app.store.sql import SqlStore
+from serve_app.store.sql_batches import SqlBatches
+from tests.store.conftest import OpenStore
+
+LEASE_S = 30.0
+ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+HISTORIES, STEPS = 4, 100
+FILE = FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, 100.0)
+BATCH = BatchRecord(
+    "batch_1", "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.IN_PROGRESS, 5.0, 86405.0,
+    metadata={"a": "\0é"},
+)  # fmt: skip
+
+
+@dataclass
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(number: int, model: str = "m", prefix: int = 0) -> NewRow:
+    return NewRow(number, 100 * number, 90, f"c{number}", model, prefix)
+
+
+def result(number: int, *, is_failed: bool = False, line: str = "{}") -> RowResult:
+    return RowResult("batch_1", number, is_failed, line)
+
+
+@pytest.fixture
+def batches(open_store: OpenStore) -> BatchStore:
+    return open_store().batches
+
+
+async def made(batches: BatchStore, *rows: NewRow) -> None:
+    await batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
+    assert await batches.add_rows("batch_1", rows) == len(rows)
+    assert await batches.add_rows("batch_1", [rows[0], replace(rows[1], prefix=5)]) == 0
+    await batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
+    assert await batches.add_rows("batch_1", [row(98)]) == 0  # too late
+
+
+def begun(batches: SqlBatches, rows: list[NewRow]) -> None:
+    batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
+    batches.add_rows("batch_1", rows)
+    batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
+
+
+async def claim(batches: BatchStore, worker: str, limit: int = 10, model: str = "m") -> list[int]:
+    return [one.number for one in await batches.claim_rows(worker, "batch_1", model, limit, LEASE_S)]
+
+
+def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: BatchStore) -> None:
+    async def main() -> None:
+        listing: dict[str, Any] = {"purpose": None, "after": None, "limit": 10, "newest_first": True}
+        for number in range(4):
+            await batches.add_file(replace(FILE, file_id=f"file-{number}", created_at=float(number // 2)))
+        assert await batches.files("acme", **listing) == []
+        for number in range(4):
+            await batches.finish_file(f"file-{number}", 10 + number)
+        await batches.add_file(FILE)  # again: it stays complete
+        assert (await batches.file("file-1", "acme")).size == 11
+        names = [one.file_id for one in await batches.files("acme", **listing)]
+        assert names == ["file-3", "file-2", "file-1", "file-0"]
+        behind = await batches.files("acme", **listing | {"after": "file-2", "limit": 1})
+        assert [one.file_id for one in behind] == ["file-1"]
+        oldest = await batches.files("acme", **listing | {"after": "file-1", "newest_first": False})
+        assert [one.file_id for one in oldest] == ["file-2", "file-3"]
+        assert await batches.files("acme", **listing | {"purpose": "batch_output"}) == []
+        assert await batches.files("acme", **listing | {"after": "file-of-nobody"}) == []
+        assert await batches.files("other", **listing) == []
+        assert len(await batches.expired_files(100.0, 3)) == 3
+        assert await batches.expired_files(99.0, 3) == []
+        for _ in range(2):
+            assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
+        with pytest.raises(KeyError):
+            await batches.finish_file("file-1", 3)
+        await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
+        assert await batches.expired_files(50.0, 9) == []
+        assert [one.file_id for one in await batches.expired_files(5.0 + 86400.0, 9)][-1] == "file-left"
+        for tenant in ("acme", None):
+            with pytest.raises(KeyError):
+                await batches.file("file-1", tenant)
+        for file_id, tenant in (("file-1", "acme"), ("file-2", "other")):
+            with pytest.raises(KeyError):
+                await batches.delete_file(file_id, tenant, 8.0)
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batches: BatchStore) -> None:
+    async def main() -> None:
+        assert await batches.create_batch(BATCH) == BATCH
+        assert await batches.create_batch(replace(BATCH, endpoint="/other")) == BATCH
+        assert await batches.batch("batch_1", "acme") == await batches.batch("batch_1", None) == BATCH
+        with pytest.raises(KeyError):
+            await batches.batch("batch_1", "other")
+        later = replace(BATCH, batch_id="batch_2", created_at=6.0, tenant="other")
+        await batches.create_batch(later)
+        assert await batches.batches(None, after=None, limit=9) == [later, BATCH]
+        assert await batches.batches(None, after="batch_2", limit=9) == [BATCH]
+        assert await batches.batches("acme", after=None, limit=9) == [BATCH]
+        errors = (RowError("bad", "no", 3, "body"),)
+        failed = {"status": BatchStatus.FAILED, "failed_at": 9.0, "errors": errors}
+        assert await batches.change_batch("batch_1", if_status=[BatchStatus.VALIDATING], **failed) is None
+        changed = await batches.change_batch("batch_1", if_status=ACTIVE, **failed)
+        assert changed == replace(BATCH, **failed)
+        assert await batches.change_batch("batch_1", if_status=ACTIVE, **failed) == changed  # again
+        assert await batches.change_batch("batch_1", if_status=ACTIVE, **failed | {"failed_at": 10.0}) is None
+        with pytest.raises(KeyError):
+            await batches.change_batch("batch_3", if_status=ACTIVE, **failed)
+        assert [work.batch.batch_id for work in await batches.work()] == ["batch_2"]
+        with pytest.raises(ValueError, match="colour"):
+            await batches.change_batch("batch_2", if_status=ACTIVE, colour="red")
+
+    asyncio.run(main())
+
+
+def test_rows_are_claimed_by_prefix_for_one_worker_and_written_once(batches: BatchStore) -> None:
+    async def main() -> None:
+        await made(batches, *(row(number, prefix=number % 2) for number in range(1, 7)), row(7, model="other"))
+        assert await claim(batches, "w1", 4) == [2, 4, 6, 1]
+        assert await claim(batches, "w2") == [3, 5]
+        assert await claim(batches, "w2") == []
+        (work,) = await batches.work()
+        assert (work.waiting, work.running) == ({"other": 1}, 6)
+        await batches.release_rows("w1", [("batch_1", 2), ("batch_1", 3)], count_attempt=True)  # 3 is not its own
+        await batches.release_rows("w1", [("batch_1", 2)], count_attempt=True)  # again
+        await batches.release_rows("w1", [("batch_1", 4)], count_attempt=False)
+        again = await batches.claim_rows("w3", "batch_1", "m", 9, LEASE_S)
+        assert [(one.number, one.attempts, one.offset, one.length, one.custom_id) for one in again] == [
+            (2, 1, 200, 90, "c2"), (4, 0, 400, 90, "c4"),
+        ]  # fmt: skip
+        first = [result(2), result(6, is_failed=True), result(2, line="another")]
+        assert sorted(await batches.add_results(first)) == [("batch_1", 2), ("batch_1", 6)]
+        assert await batches.add_results([result(6), result(1), result(99)]) == [("batch_1", 1)]
+        found = await batches.batch("batch_1", None)
+        assert (found.completed, found.failed) == (2, 1)
+        assert await batches.results("batch_1", failed=False, after=0, limit=9) == [result(1), result(2)]
+        assert await batches.results("batch_1", failed=False, after=1, limit=9) == [result(2)]
+        assert await batches.results("batch_1", failed=True, after=0, limit=9) == [result(6, is_failed=True)]
+        rest = await batches.unfinished("batch_1", 3, 2)
+        assert [one.number for one in rest] == [4, 5]
+        await batches.forget_rows("batch_1")
+        assert await batches.results("batch_1", failed=False, after=0, limit=9) == []
+        assert await batches.add_results([result(4)]) == []
+
+    asyncio.run(main())
+
+
+def test_rows_of_a_batch_that_is_not_in_progress_are_not_claimed(batches: BatchStore) -> None:
+    async def main() -> None:
+        await made(batches, row(1), row(2))
+        assert await claim(batches, "w1", 1) == [1]
+        await batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.CANCELLING)
+        assert await claim(batches, "w1", 1) == []
+        assert await batches.add_results([result(1)]) == [("batch_1", 1)]  # it ran on
+
+    asyncio.run(main())
+
+
+def test_a_dead_workers_rows_return_and_its_late_results_count_if_they_are_first(url: str) -> None:
+    clock = Clock()
+    store = SqlStore(url, clock).batches
+    begun(store, [row(number) for number in range(1, 5)])
+    dead = store.claim_rows("dead", "batch_1", "m", 3, LEASE_S, "claim")
+    assert [one.number for one in dead] == [1, 2, 3]
+    assert store.claim_rows("dead", "batch_1", "m", 3, LEASE_S, "claim") == dead  # its answer was lost
+    clock.now += 20
+    assert store.renew("dead", LEASE_S) == 3
+    clock.now += LEASE_S - 1
+    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 1, LEASE_S, "1")] == [4]
+    clock.now += 1
+    assert [one.number for one in store.claim_rows("w", "batch_1", "m", 2, LEASE_S, "2")] == [1, 2]
+    assert store.renew("dead", LEASE_S) == 1  # what nobody has taken
+    assert store.add_results([result(1, line="late")]) == [("batch_1", 1)]
+    assert store.add_results([result(1, line="of the next one")]) == []
+    assert store.results("batch_1", failed=False, after=0, limit=1) == [result(1, line="late")]
+
+
+def test_a_full_disk_and_a_read_only_database_say_so_and_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite"
+    engine = database.engine_of(url)
+    monkeypatch.setattr(database, "engine_of", lambda _: engine)
+    store = SqlStore(url)
+    monkeypatch.undo()
+    begun(store.batches, [row(number) for number in range(1, 50)])
+    with engine.connect() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")  # of this pool's one connection
+        connection.rollback()
+    with pytest.raises(StoreAway, match="full"):
+        store.batches.add_results([result(number, line="x" * 100_000) for number in range(1, 20)])
+    assert store.batches.batch("batch_1", None).completed == 0
+    store.close()
+    assert SqlStore(url).batches.add_results([result(1)]) == [("batch_1", 1)]  # once there is room again
+    engine = database.engine_of(url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = 1")
+        connection.rollback()
+    monkeypatch.setattr(database, "engine_of", lambda _: engine)
+    reading = SqlStore(url)
+    with pytest.raises(StoreAway, match="readonly"):
+        reading.batches.add_results([result(2)])
+    reading.close()
+    monkeypatch.undo()
+    assert SqlStore(url).batches.add_results([result(2)]) == [("batch_1", 2)]
+
+
+@dataclass
+class World:
+    """Workers that claim, die and come late, against rows in plain dicts."""
+
+    seed: int
+    url: str
+    clock: Clock = field(default_factory=Clock)
+    held: dict[str, list[ClaimedRow]] = field(default_factory=dict)  # by worker that lives
+    dead: list[ClaimedRow] = field(default_factory=list)  # whose workers may still write
+    leases: dict[int, tuple[str, float]] = field(default_factory=dict)
+    done: dict[int, RowResult] = field(default_factory=dict)
+    runs: Counter[int] = field(default_factory=Counter)
+    claims: int = 0
+
+    def run(self) -> None:
+        draw = random.Random(self.seed)
+        self.store = SqlStore(self.url, self.clock)
+        rows = [row(number, draw.choice("ab"), draw.randrange(3)) for number in range(1, 41)]
+        begun(self.store.batches, rows)
+        acts = (self.claim, self.write, self.renew, self.release, self.die, self.late, self.restart)
+        for step in range(STEPS):
+            self.clock.now += draw.choice((0.0, 1.0, 8.0))
+            draw.choices(acts, (30, 25, 10, 5, 3, 4, 1))[0](draw, f"w{draw.randrange(3)}-{step // 40}")
+            self.check()
+        self.clock.now += LEASE_S
+        while len(self.done) < len(rows):
+            self.claim(draw, "last")
+            self.write(draw, "last")
+        self.check()
+
+    def claim(self, draw: random.Random, worker: str) -> None:
+        model, limit = draw.choice("ab"), draw.randrange(1, 6)
+        self.claims += 1
+        asked = worker, "batch_1", model, limit, LEASE_S, f"claim{self.claims}"
+        found = self.store.batches.claim_rows(*asked)
+        assert self.store.batches.claim_rows(*asked) == found
+        assert len(found) <= limit
+        for one in found:
+            assert one.model == model
+            assert one.number not in self.done
+            _, until = self.leases.get(one.number, ("", 0.0))
+            assert until <= self.clock.now
+            self.leases[one.number] = worker, self.clock.now + LEASE_S
+        self.held.setdefault(worker, []).extend(found)
+
+    def write(self, draw: random.Random, worker: str) -> None:
+        rows = self.held.get(worker, [])
+        chosen = [one for one in rows if draw.random() < 0.6]
+        self.held[worker] = [one for one in rows if one not in chosen]
+        self._write(draw, chosen)
+
+    def late(self, draw: random.Random, _: str) -> None:
+        self._write(draw, draw.sample(self.dead, min(3, len(self.dead))))
+
+    def _write(self, draw: random.Random, rows: list[ClaimedRow]) -> None:
+        results = [result(one.number, is_failed=draw.random() < 0.3, line=str(draw.random())) for one in rows]
+        fresh = {one.number: one for one in reversed(results) if one.number not in self.done}
+        for expected in (sorted(fresh), []):  # again: nothing
+            assert sorted(number for _, number in self.store.batches.add_results(results)) == expected
+        self.done |= fresh
+
+    def renew(self, _: random.Random, worker: str) -> None:
+        self.store.batches.renew(worker, LEASE_S)
+        for number, (owner, _until) in self.leases.items():
+            if owner == worker and number not in self.done:
+                self.leases[number] = worker, self.clock.now + LEASE_S
+
+    def release(self, draw: random.Random, worker: str) -> None:
+        rows = self.held.pop(worker, [])
+        count_attempt = draw.random() < 0.5
+        for _ in range(2):
+            keys = [("batch_1", one.number) for one in rows]
+            self.store.batches.release_rows(worker, keys, count_attempt=count_attempt)
+        for one in rows:
+            if self.leases[one.number][0] == worker and one.number not in self.done:
+                self.leases[one.number] = "", 0.0
+                self.runs[one.number] += count_attempt
+
+    def die(self, _: random.Random, worker: str) -> None:
+        self.dead += self.held.pop(worker, [])
+
+    def restart(self, _: random.Random, __: str) -> None:
+        self.store.close()
+        self.store = SqlStore(self.url, self.clock)
+
+    def check(self) -> None:
+        batches = self.store.batches
+        found = batches.batch("batch_1", None)
+        failed = sum(one.is_failed for one in self.done.values())
+        assert (found.completed, found.failed) == (len(self.done) - failed, failed)
+        for is_failed in (False, True):
+            stored = batches.results("batch_1", failed=is_failed, after=0, limit=100)
+            assert stored == sorted((one for one in self.done.values() if one.is_failed is is_failed), key=_number)
+        left = {one.number: one.attempts for one in batches.unfinished("batch_1", 0, 100)}
+        assert left == {number: self.runs[number] for number in range(1, 41) if number not in self.done}
+
+
+def _number(one: RowResult) -> int:
+    return one.number
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_no_row_is_lost_leased_twice_or_written_twice_whatever_workers_do(seed: int, url: str) -> None:
+    world = World(seed, url)
+    world.run()
+    assert len(world.done) == 40
+    world.store.close()
