@@ -20,7 +20,7 @@ from serve_app.core.batches.records import (
     RowError,
     RowResult,
 )
-from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
+from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, read_row
 
 __all__ = [
     "ENDED",
@@ -39,7 +39,6 @@ __all__ = [
     "Pauses",
     "RowCheck",
     "RowError",
-    "RowRequest",
     "RowResult",
     "WaitingRows",
     "intake",
