@@ -7,8 +7,10 @@ change; a batch of use counts once, however often it is sent.
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -26,15 +28,16 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
 from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
+from serve_app.store import database, schema
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
-from serve_app.store.transactions import Transactions
 from serve_app.types import RequestClass
 
 SILENT_S = 15.0  # a source with requests in flight reports every 5 s; after three such spans its router is gone
@@ -184,6 +187,27 @@ class SqlStore:
         with self._reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._transaction(reading=True)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        """Commits at its end; an error rolls back."""
+        return self._transaction(reading=False)
+
+    @contextmanager
+    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
+        with database.own_errors():
+            with self._upgrading:
+                if not self._upgraded:
+                    schema.upgrade(self._engine)
+                    self._upgraded = True
+            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
+                yield connection
+
+    def _insert(self, table: Any) -> Any:
+        """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
+        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
     def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
         # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 THREADS = 4  # calls of one process at once; they have threads of their own, since a lost server holds them for seconds
 
-Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore` (batches.work, say), and its arguments
+Call = Callable[..., Awaitable[Any]]  # the name of a method of `SqlStore`, and its arguments
 
 
 class Store:
