@@ -96,8 +96,8 @@ def test_a_dead_engines_last_count_stays_in_the_sum() -> None:
 
 
 def test_the_rows_have_texts_and_answers_of_their_own() -> None:
-    rows = rows_of(20, 8, seed=3)
-    assert rows == rows_of(20, 8, seed=3)
+    rows = rows_of(20, (4, 8), seed=3)
+    assert rows == rows_of(20, (4, 8), seed=3)
     (model,) = parse(configuration(QUICK, None)).models
     answers = asyncio.run(undisturbed(rows, model))
     assert set(answers) == {row.custom_id for row in rows}
@@ -106,6 +106,7 @@ def test_the_rows_have_texts_and_answers_of_their_own() -> None:
     assert all(len(row.prompt.split()) == PROMPT_WORDS for row in rows)
     lines = [json.loads(line) for line in input_file(rows, model.name).decode().splitlines()]
     assert [line["custom_id"] for line in lines] == [row.custom_id for row in rows]
+    assert {row.max_tokens for row in rows} <= set(range(4, 9))
     assert text_of({"choices": [{"text": "t"}]}) == "t"
 
 
