@@ -21,7 +21,7 @@
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     ├── StorageFull                  507 storage_full              (the disk of the files)
     └── Unavailable                  503 no_replica | draining
-        ├── StoreAway                503 no_store                  (the database of keys and use)
+        ├── StoreAway                503 no_store                  (the database of keys, use and batches)
         ├── StorageAway              503 no_storage                (the disk or bucket of the files)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
@@ -196,7 +196,7 @@ class Unavailable(ServeAppError):
 
 
 class StoreAway(Unavailable):
-    """The store of keys and use cannot be reached or used now; the message has its own reason."""
+    """The store of keys, use and batches cannot be reached or used now; the message has its own reason."""
 
     code = "no_store"
 

@@ -15,6 +15,7 @@ from typing import Any
 from ray import serve
 
 from serve_app.batch.files import storage_at
+from serve_app.batch.intake_task import IntakeTask
 from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
 from serve_app.batch.worker import BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
@@ -73,16 +74,17 @@ class _Worker:
         batch = settings.batch
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
-        options = WorkerOptions(
-            batch.max_in_flight, batch.max_rows, batch.files_expire_days * DAY_S, weights, batch.workers
-        )
+        senders = batch.workers * (1 if batch.redis is None else 2)  # the intake of a worker sends rows, too
+        options = WorkerOptions(batch.max_in_flight, batch.max_rows, batch.files_expire_days * DAY_S, weights, senders)
         files = storage_at(batch.files_url)
         self._worker = BatchWorker(self._store.batches, files, calls, figures, options, models=calls)
+        self._intake = IntakeTask(settings, calls, figures, self._store, senders=senders)
         self._closing: asyncio.Task[None] | None = None
         self._starting = in_fresh_context(self._start(), "batch worker")
 
     async def _start(self) -> None:
         self._worker.start()  # in a context of its own: its tasks belong to no call of Serve's
+        self._intake.start()
 
     async def close(self) -> None:
         """Bounded by the worker's own bounds."""
@@ -94,7 +96,7 @@ class _Worker:
         with contextlib.suppress(Exception):
             await self._starting
         try:
-            await self._worker.close()
+            await asyncio.gather(self._worker.close(), self._intake.close())
         finally:
             self._store.close()
 
@@ -102,4 +104,5 @@ class _Worker:
 def _relevant(settings: Settings) -> Mapping[str, Any]:
     """The part of the configuration that a worker is built from."""
     weights = {name: one.weight for name, one in settings.admission.tenants.items()}
-    return {"batch": settings.batch, "weights": weights, "store": settings.store.url}
+    tenants = {key.name: key.tenant for key in settings.auth.keys} if settings.batch.redis is not None else {}
+    return {"batch": settings.batch, "weights": weights, "store": settings.store.url, "tenants": tenants}

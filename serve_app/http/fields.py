@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from serve_app.errors import BadRequest
 
-SHOWN_NAME_CHARS = 40  # of an unknown parameter, in the error
+SHOWN_NAME_CHARS = 40  # of an unknown field or parameter, in the error
 
 F = TypeVar("F", bound=BaseModel)
 

@@ -20,18 +20,17 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Container
 from typing import Any
 
 import msgspec
 
 from serve_app.core.batches import FileRecord
-from serve_app.errors import BadRequest, BatchConflict, NotFound, ServeAppError, Unavailable
+from serve_app.errors import BadRequest, BatchConflict, BodyTooSlow, NotFound, ServeAppError, Unavailable
 from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, find_file, page, require_lane, seconds
 from serve_app.http.body import BodyThread
 from serve_app.http.error_responses import JSON, Answer, Headers
-from serve_app.http.fields import query_number, query_words
+from serve_app.http.fields import SHOWN_NAME_CHARS, query_number, query_words
 from serve_app.http.file_lines import LineCheck
 from serve_app.http.multipart import FormReader
 from serve_app.http.response import PieceAnswer
@@ -122,8 +121,10 @@ class FileRoutes:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
                 raise BadRequest(f"`purpose` is missing; it must be {PURPOSE!r}", param="purpose")
-            await lane.get_store().finish_file(record.file_id, size)
-            return replace(record, size=size)
+            try:
+                return await lane.get_store().finish_file(record.file_id, size)
+            except KeyError:
+                raise BodyTooSlow("the upload took too long, and its file was removed", param="file") from None
         except BaseException:
             if record is not None:
                 await self._discard(lane, record)
@@ -145,8 +146,8 @@ class FileRoutes:
 
     async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader) -> int:
         """Write the file of the form, each line checked before it is written. Returns its bytes."""
-        batch, http = self._settings().batch, self._settings().http
-        check = LineCheck(batch.max_rows, http.max_body_bytes)
+        batch = self._settings().batch
+        check = LineCheck(batch.max_rows)
 
         async def checked() -> AsyncGenerator[bytes, None]:
             async for piece in form.file():
@@ -226,10 +227,10 @@ async def _pieces(lane: BatchLane, record: FileRecord) -> AsyncGenerator[bytes, 
         yield piece
 
 
-def _check_field(name: str, seen: Any) -> None:
+def _check_field(name: str, seen: Container[str]) -> None:
     """Raises BadRequest: unknown, or given before."""
     if name not in FIELDS:
-        shown = name[:64]
+        shown = name[:SHOWN_NAME_CHARS]
         raise BadRequest(f"`{shown}`: there is no such field; there are {', '.join(FIELDS)}", param=shown)
     if name in seen:
         raise BadRequest(f"`{name}` is given twice", param=name)

@@ -22,6 +22,7 @@ from python_multipart.multipart import parse_options_header
 
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow, UnsupportedContent
 from serve_app.http.body import ARRIVAL_BYTES_PER_S, ARRIVAL_S, LENGTH_DIGITS, SHOWN_HEADER_CHARS, Receive
+from serve_app.http.fields import SHOWN_NAME_CHARS
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -32,7 +33,6 @@ MAX_PARTS = 16  # a form of OpenAI's has four
 MAX_PART_HEADERS, MAX_HEADER_BYTES = 8, 4096  # of a part; a client sends two or three short ones
 MAX_NAME_CHARS = 255  # of a file, as file systems have it
 SLICE_BYTES = 2**16  # parsed in one step, so that a long message of a body does not hold the event loop
-SHOWN_NAME_CHARS = 40  # of a field, in an error
 _PLAIN_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")  # of a part: its bytes are the content
 
 

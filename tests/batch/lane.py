@@ -6,12 +6,16 @@ import asyncio
 import contextvars
 import json
 import random
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from serve_app.batch.worker import BatchWorker, WorkerOptions
 from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
+from serve_app.store import BatchStore
+from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
 
 BEGIN = 1_700_000_000.0  # of the wall clock
@@ -27,17 +31,28 @@ def wall() -> float:
 
 
 class Lane:
-    """Args: slots: of each model; the rest as `WorkerOptions` has it."""
+    """Args: slots: of each model; folder: of a real SQLite file, instead of tables in memory; the rest as
+    `WorkerOptions` has it."""
 
-    def __init__(self, slots: Mapping[str, int] | None = None, *, seed: int = 1, **options: Any) -> None:
+    def __init__(
+        self, slots: Mapping[str, int] | None = None, *, seed: int = 1, folder: Path | None = None, **options: Any
+    ) -> None:
         self.random = random.Random(seed)
         self.tables: Any = BatchTables(wall)
+        if folder is not None:
+            self.tables = SqlStore(f"sqlite:///{folder}/{seed}-{uuid.uuid4().hex}.sqlite", wall).batches
+            self._reached = BatchStore(self._call)
+        else:
+            self._reached = self.tables
         self.files, self.router = FakeFiles(), FakeRouter(slots or {"small": 8})
         self.options = WorkerOptions(**{"max_in_flight": 64, "max_rows": 1000, "files_keep_s": 1000.0} | options)
         self.workers: dict[int, tuple[BatchWorker, FakeBatchStore]] = {}
         self.started = 0
         self.tasks: dict[int, set[asyncio.Task[Any]]] = defaultdict(set)
         asyncio.get_running_loop().set_task_factory(self._new_task)
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.tables, method.removeprefix("batches."))(*arguments, **named)
 
     def _new_task(self, loop: Any, coroutine: Any, context: contextvars.Context | None = None) -> asyncio.Task[Any]:
         """A task, remembered as one of its worker's process."""
@@ -50,7 +65,7 @@ class Lane:
     def start(self, **named: Any) -> int:
         """Start a worker; its number."""
         self.started += 1
-        number, store = self.started, FakeBatchStore(self.tables, self.random)
+        number, store = self.started, FakeBatchStore(self._reached, self.random)
         context = contextvars.copy_context()
         context.run(OF_WORKER.set, number)
 
@@ -105,11 +120,8 @@ class Lane:
             "expires_at": wall() + window_s,
             "metadata": {},
         }
-        self.create(BatchRecord(**given | fields))
+        self.tables.create_batch(BatchRecord(**given | fields))
         return batch_id
-
-    def create(self, batch: BatchRecord) -> None:
-        self.tables.batches[batch.batch_id] = batch
 
     def batch(self, batch_id: str) -> BatchRecord:
         record: BatchRecord = self.tables.batch(batch_id, None)
@@ -121,6 +133,11 @@ class Lane:
             while not all(self.batch(batch_id).status in ENDED for batch_id in batch_ids):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
         return [self.batch(batch_id) for batch_id in batch_ids]
+
+    def rows_left(self, batch_id: str) -> bool:
+        """Whether the store still has rows of a batch, with or without a result."""
+        results = [self.tables.results(batch_id, failed=failed, after=0, limit=1) for failed in (False, True)]
+        return bool(self.tables.unfinished(batch_id, 0, 1) or results[0] or results[1])
 
     def lines(self, file_id: str | None) -> list[dict[str, Any]]:
         return [] if file_id is None else [json.loads(line) for line in self.files.files[file_id].splitlines()]
@@ -135,10 +152,10 @@ class Lane:
         assert sorted(numbers[0] + numbers[1]) == list(range(rows))
         assert (batch.total, batch.completed, batch.failed) == (rows, len(output), len(errors))
         assert len({line["id"] for line in output + errors}) == rows
-        assert not self.tables.rows.get(batch.batch_id)
+        assert not self.rows_left(batch.batch_id)
         for file_id in (batch.output_file_id, batch.error_file_id):
             if file_id is not None:
-                assert self.tables.files_[file_id].size == len(self.files.files[file_id])
+                assert self.tables.file(file_id, None).size == len(self.files.files[file_id])
         for line in output:
             assert line["response"]["body"]["name"] == line["custom_id"]
         return output, errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,29 +55,41 @@ async def kill_and_start(lane: Lane, source: random.Random, kills: int) -> None:
             store.is_away = False
 
 
+async def kill_until_done(lane: Lane, seed: int) -> None:
+    """Run a batch to its end with kills, and check its files."""
+    source = random.Random(seed)
+    rows = rows_of(source)
+    batch_id = lane.submit(rows)
+    await kill_and_start(lane, source, kills=12)
+    lane.start()
+    [batch] = await lane.ended(batch_id)
+    assert batch.status is BatchStatus.COMPLETED
+    output, errors = lane.assert_complete(batch, ROWS)
+    assert {line["custom_id"] for line in errors} == {
+        f"a-{n}" for n, row in enumerate(rows) if row["answers"][-1] != 200
+    }
+    for line in output + errors:
+        row = rows[int(line["custom_id"].removeprefix("a-"))]
+        assert line["response"]["status_code"] == row["answers"][-1]
+        if row["answers"] == [200]:  # a run whose worker died is joined, and not begun again
+            assert lane.router.runs[line["custom_id"]] == 1
+    await lane.end()
+
+
 @settings(max_examples=25)
 @given(st.integers(0, 2**32))
 @example(0)
 def test_whenever_workers_are_killed_no_row_is_missing_and_none_is_twice(seed: int) -> None:
     async def play() -> None:
-        source = random.Random(seed)
-        lane = Lane({"small": 4}, seed=seed)
-        rows = rows_of(source)
-        batch_id = lane.submit(rows)
-        await kill_and_start(lane, source, kills=12)
-        lane.start()
-        [batch] = await lane.ended(batch_id)
-        assert batch.status is BatchStatus.COMPLETED
-        output, errors = lane.assert_complete(batch, ROWS)
-        assert {line["custom_id"] for line in errors} == {
-            f"a-{n}" for n, row in enumerate(rows) if row["answers"][-1] != 200
-        }
-        for line in output + errors:
-            row = rows[int(line["custom_id"].removeprefix("a-"))]
-            assert line["response"]["status_code"] == row["answers"][-1]
-            if row["answers"] == [200]:  # a run whose worker died is joined, and not begun again
-                assert lane.router.runs[line["custom_id"]] == 1
-        await lane.end()
+        await kill_until_done(Lane({"small": 4}, seed=seed), seed)
+
+    run_in_virtual_time(play(), bound_s=1e6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_workers_are_killed_the_tables_of_sqlite_lose_nothing(seed: int, tmp_path: Path) -> None:
+    async def play() -> None:
+        await kill_until_done(Lane({"small": 4}, seed=seed, folder=tmp_path), seed)
 
     run_in_virtual_time(play(), bound_s=1e6)
 
@@ -105,7 +118,7 @@ def test_whenever_a_batch_is_stopped_each_row_has_one_line_or_there_are_no_files
             lane.assert_complete(batch, ROWS)
         last = BatchStatus.CANCELLED if how == "cancel" else BatchStatus.EXPIRED
         assert batch.status in (last, BatchStatus.COMPLETED)
-        assert not any(lane.tables.rows.values())
+        assert not lane.rows_left(batch_id)
         await cancelled
         await lane.end()
 

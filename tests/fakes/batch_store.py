@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import json
 import random
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.core.batches import (
+    ENDED,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -64,24 +66,28 @@ class BatchTables:
         self.files_[file_id] = replace(self.file(file_id, tenant), deleted_at=now)
         return self.files_[file_id]
 
+    def create_batch(self, record: BatchRecord) -> BatchRecord:
+        return self.batches.setdefault(record.batch_id, record)
+
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         return self.batches[batch_id]
 
     def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> None:
-        for row in rows:
-            self.rows[batch_id].setdefault(row.number, StoredRow(row))
+        if self.batches[batch_id].status is BatchStatus.VALIDATING:
+            for row in rows:
+                self.rows[batch_id].setdefault(row.number, StoredRow(row))
 
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any) -> BatchRecord | None:
         batch = self.batches[batch_id]
         if batch.status not in if_status:
-            return batch if fields.get("status") is batch.status else None
+            return batch if replace(batch, **fields) == batch else None
         self.batches[batch_id] = replace(batch, **fields)
         return self.batches[batch_id]
 
     def work(self) -> list[BatchWork]:
         found = []
         for batch in self.batches.values():
-            if not batch.status.is_terminal:
+            if batch.status not in ENDED:
                 open_rows = [row for row in self.rows[batch.batch_id].values() if row.result is None]
                 waiting = Counter(row.row.model for row in open_rows if row.leased_until <= self._wall())
                 running = sum(1 for row in open_rows if row.leased_until > self._wall())
@@ -166,6 +172,8 @@ class FakeBatchStore:
             if self.is_away and self._random.random() < 0.5:
                 raise StoreAway("the store is away")
             answer = getattr(self._tables, method)(*arguments, **named)
+            if inspect.isawaitable(answer):
+                answer = await answer
             if self.is_away:
                 raise StoreAway("the store is away")
             await self._way()

@@ -1,17 +1,19 @@
-"""Batches and files in memory, a router application over them, and callers of it."""
+"""Batches in a store of the test and files in memory, a router application over them, and callers of it."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 
-from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork, FileRecord
+from serve_app.core.batches import BatchStatus
 from serve_app.errors import BodyTooLarge, NotFound, StoreAway
 from serve_app.http.app import RouterApp
 from serve_app.http.batch_lane import BatchLane
@@ -19,9 +21,14 @@ from serve_app.router import RouterMetrics
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.asgi_client import Reply, router_app
 from tests.fakes.engines import model
+from tests.fakes.stores import FakeStore
 
 KEY, OTHER_KEY, ADMIN_KEY = "sk-night-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
 BASE_URL = "http://test/v1"
+STORE_FILE = "store.sqlite"  # of a `FakeStore`
+FAR_S = 1e12  # a time by which every file has expired
+BOUNDARY = "x-boundary"
+FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 def row(custom_id: str = "a", **body: Any) -> dict[str, Any]:
@@ -72,27 +79,33 @@ class MemoryFiles:
 
 
 class Lane:
-    """A router application whose batches and files are in memory.
+    """A router application with a store in `folder` and files in memory.
 
     Args:
         batch, http: settings.
     """
 
-    def __init__(self, store: Any, *, batch: dict[str, Any] | None = None, http: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, batch: dict[str, Any] | None = None, http: dict[str, Any] | None = None
+    ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="night", name="night"),
             KeySettings(key=OTHER_KEY, tenant="other", name="other"),
             KeySettings(key=ADMIN_KEY, tenant="ops", name="ops", admin=True),
         )
         given = {"auth": {"keys": keys}, "batch": batch or {}, "http": http or {}, "models": (model(),)}
-        self.store, self.files = store, MemoryFiles()
-        lane = BatchLane(lambda: self.store, lambda: self.files)
+        self.store, self.files = FakeStore(folder), MemoryFiles()
+        lane = BatchLane(lambda: self.store.batches, lambda: self.files)
         self.app: RouterApp = router_app(Settings.model_validate(given), {}, RouterMetrics(), batches=lane)
 
     def sdk(self, key: str = KEY) -> openai.AsyncOpenAI:
         """The official SDK."""
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app))
         return openai.AsyncOpenAI(api_key=key, base_url=BASE_URL, http_client=client, max_retries=0)
+
+    async def set_batch(self, batch_id: str, **fields: Any) -> None:
+        """Change a batch as a worker does."""
+        assert await self.store.batches.change_batch(batch_id, if_status=list(BatchStatus), **fields)
 
     async def request(
         self,
@@ -146,83 +159,51 @@ class Lane:
         return got
 
 
-class MemoryBatches:
-    """`BatchStore` in memory, as far as HTTP needs it. `away`: every call fails."""
+def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
+    """Run a scenario on a lane of its own."""
 
-    def __init__(self) -> None:
-        self.kept_files: dict[str, FileRecord] = {}
-        self.kept_batches: dict[str, BatchRecord] = {}
-        self.away = False
+    async def everything(folder: str) -> None:
+        lane = Lane(Path(folder), **settings)
+        try:
+            await scenario(lane)
+        finally:
+            lane.store.sql.close()
 
-    def _check(self) -> None:
-        if self.away:
-            raise StoreAway("the store is away")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, STORE_FILE).write_bytes(_empty_store())
+        asyncio.run(everything(folder))
 
-    async def add_file(self, record: FileRecord) -> FileRecord:
-        self._check()
-        return self.kept_files.setdefault(record.file_id, record)
 
-    async def finish_file(self, file_id: str, size: int) -> FileRecord:
-        self._check()
-        self.kept_files[file_id] = replace(self.kept_files[file_id], size=size)
-        return self.kept_files[file_id]
+@functools.cache
+def _empty_store() -> bytes:
+    """A store's file with its tables, which take a tenth of a second to make."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = FakeStore(Path(folder))
+        store.sql.batches.work()
+        store.sql.close()
+        return Path(folder, STORE_FILE).read_bytes()
 
-    async def file(self, file_id: str, tenant: str | None) -> FileRecord:
-        self._check()
-        found = self.kept_files[file_id]
-        if found.deleted_at is not None or tenant not in (None, found.tenant):
-            raise KeyError(file_id)
-        return found
 
-    async def files(
-        self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
-    ) -> list[FileRecord]:
-        self._check()
-        found = [
-            one
-            for one in self.kept_files.values()
-            if one.tenant == tenant
-            and one.size is not None
-            and one.deleted_at is None
-            and purpose in (None, one.purpose)
-        ]
-        ordered = found[::-1] if newest_first else found
-        start = next((place + 1 for place, one in enumerate(ordered) if one.file_id == after), 0)
-        return ordered[start : start + limit]
+def part(name: str, content: bytes, filename: str | None = None, more: str = "") -> bytes:
+    """A part of a form."""
+    named = "" if filename is None else f'; filename="{filename}"'
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n{more}\r\n'
+    return head.encode() + content + b"\r\n"
 
-    async def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
-        found = await self.file(file_id, tenant)
-        self.kept_files[file_id] = replace(found, deleted_at=now)
-        return self.kept_files[file_id]
 
-    async def create_batch(self, record: BatchRecord) -> BatchRecord:
-        self._check()
-        return self.kept_batches.setdefault(record.batch_id, record)
+def form(*parts: bytes) -> list[bytes]:
+    return [*parts, f"--{BOUNDARY}--\r\n".encode()]
 
-    async def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
-        self._check()
-        found = self.kept_batches[batch_id]
-        if tenant not in (None, found.tenant):
-            raise KeyError(batch_id)
-        return found
 
-    async def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
-        self._check()
-        ordered = [one for one in self.kept_batches.values() if tenant in (None, one.tenant)][::-1]
-        start = next((place + 1 for place, one in enumerate(ordered) if one.batch_id == after), 0)
-        return ordered[start : start + limit]
+ROWS = jsonl(row("a"), row("b"))
+PURPOSE, FILE = part("purpose", b"batch"), part("file", ROWS, "rows.jsonl")
 
-    async def change_batch(
-        self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any
-    ) -> BatchRecord | None:
-        self._check()
-        found = self.kept_batches[batch_id]
-        if found.status not in if_status:
-            return None
-        self.kept_batches[batch_id] = replace(found, **fields)
-        return self.kept_batches[batch_id]
 
-    async def work(self) -> list[BatchWork]:
-        self._check()
-        running = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
-        return [BatchWork(one, {}, 0) for one in self.kept_batches.values() if one.status in running]
+async def upload(lane: Lane, *parts: bytes, **more: Any) -> Reply:
+    return await lane.request("POST", "/v1/files", form(*parts), FORM, **more)
+
+
+async def kept(lane: Lane) -> tuple[list[str], list[str]]:
+    """Ids of the files that are there: by their records, complete or not, and by their content."""
+    records = await lane.store.batches.expired_files(FAR_S, 1000)
+    return [one.file_id for one in records], list(lane.files.content)

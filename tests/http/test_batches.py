@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +12,16 @@ import pytest
 from openai.types import Batch
 
 from serve_app.core.batches import BatchStatus, RowError
-from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, Lane, MemoryBatches, jsonl, row
+from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, ROWS, Lane, run
 
 CHAT = "/v1/chat/completions"
 UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
 NO_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:
-    async def everything() -> None:
-        await scenario(Lane(MemoryBatches(), **settings))
-
-    asyncio.run(everything())
-
-
 async def uploaded(lane: Lane, key: str = KEY) -> str:
     """The id of a file of two rows."""
-    rows = ("rows.jsonl", jsonl(row("a"), row("b")))
-    return (await lane.sdk(key).files.create(file=rows, purpose="batch")).id
+    return (await lane.sdk(key).files.create(file=("rows.jsonl", ROWS), purpose="batch")).id
 
 
 async def create(lane: Lane, key: str = KEY, **fields: Any) -> Batch:
@@ -65,7 +55,7 @@ def test_a_batch_is_openai_s_object_from_its_creation_on() -> None:
         assert made.request_counts is not None
         assert made.request_counts.model_dump() == {"total": 0, "completed": 0, "failed": 0}
         assert await lane.sdk().batches.retrieve(made.id) == made
-        stored = lane.store.kept_batches[made.id]
+        stored = await lane.store.batches.batch(made.id, None)
         assert (stored.tenant, stored.key_id) == ("night", "night")
 
     run(scenario)
@@ -78,7 +68,7 @@ def test_a_batch_that_is_done_shows_all_of_it() -> None:
         errors = (RowError("invalid_json", "not JSON", 7, "body"), RowError("no_rows", "none"))
         files = {"output_file_id": "file-1", "error_file_id": "file-2"}
         done = {"status": BatchStatus.COMPLETED, "total": 9, "completed": 7, "failed": 2, "errors": errors}
-        lane.store.kept_batches[made.id] = replace(lane.store.kept_batches[made.id], **times, **files, **done)
+        await lane.set_batch(made.id, **times, **files, **done)
         shown = checked(await lane.sdk().batches.retrieve(made.id))
         assert [getattr(shown, f"{name}_at") for name in NO_TIMES] == [1, 2, 3, 4, 5, 6, 7]
         assert (shown.status, shown.output_file_id, shown.error_file_id) == ("completed", "file-1", "file-2")
@@ -99,7 +89,7 @@ def test_a_batch_that_is_done_shows_all_of_it() -> None:
 def test_every_status_is_one_of_openai_s(status: BatchStatus) -> None:
     async def scenario(lane: Lane) -> None:
         made = await create(lane)
-        lane.store.kept_batches[made.id] = replace(lane.store.kept_batches[made.id], status=status)
+        await lane.set_batch(made.id, status=status)
         assert checked(await lane.sdk().batches.retrieve(made.id)).status == status.value
 
     run(scenario)
@@ -140,7 +130,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
         given = {"input_file_id": await uploaded(lane), "endpoint": CHAT, "completion_window": "24h"}
         reply = await posted(lane, given | fields)
         assert (reply.status, reply.error["param"]) == (400, named), reply.body
-        assert lane.store.kept_batches == {}
+        assert await lane.store.batches.batches(None, after=None, limit=9) == []
 
     run(scenario)
 
@@ -174,18 +164,19 @@ def test_the_input_must_be_a_file_of_the_tenant_for_batches() -> None:
             with pytest.raises(openai.NotFoundError) as missing:
                 await create(lane, input_file_id=file_id)
             assert (missing.value.code, missing.value.param) == ("file_not_found", "input_file_id")
-        for change, error in (
+        record = await lane.store.batches.file(ours, None)
+        changes: tuple[tuple[dict[str, Any], type[openai.APIStatusError]], ...] = (
             ({"size": None}, openai.NotFoundError),
             ({"expires_at": 1.0}, openai.NotFoundError),
             ({"purpose": "batch_output"}, openai.BadRequestError),
-        ):
-            kept = lane.store.kept_files[ours]
-            lane.store.kept_files[ours] = replace(kept, **change)
+        )
+        for number, (change, error) in enumerate(changes):
+            file_id = f"file-{number:032}"
+            await lane.store.batches.add_file(replace(record, file_id=file_id, **change))
             with pytest.raises(error) as refused:
-                await create(lane, input_file_id=ours)
+                await create(lane, input_file_id=file_id)
             assert refused.value.param == "input_file_id"
-            lane.store.kept_files[ours] = kept
-        assert lane.store.kept_batches == {}
+        assert await lane.store.batches.batches(None, after=None, limit=9) == []
 
     run(scenario)
 
@@ -244,12 +235,12 @@ def test_another_tenant_s_batch_is_answered_like_an_unknown_one(method: str, pat
 def test_a_cancel_is_repeatable(status: BatchStatus) -> None:
     async def scenario(lane: Lane) -> None:
         made, client = await create(lane), lane.sdk()
-        lane.store.kept_batches[made.id] = replace(lane.store.kept_batches[made.id], status=status)
+        await lane.set_batch(made.id, status=status)
         cancelling = checked(await client.batches.cancel(made.id))
         assert cancelling.status == "cancelling"
         assert cancelling.cancelling_at is not None
         assert await client.batches.cancel(made.id) == cancelling
-        lane.store.kept_batches[made.id] = replace(lane.store.kept_batches[made.id], status=BatchStatus.CANCELLED)
+        await lane.set_batch(made.id, status=BatchStatus.CANCELLED)
         assert (await client.batches.cancel(made.id)).status == "cancelled"
 
     run(scenario)
@@ -261,11 +252,11 @@ def test_a_cancel_is_repeatable(status: BatchStatus) -> None:
 def test_a_batch_that_is_over_cannot_be_cancelled(status: BatchStatus) -> None:
     async def scenario(lane: Lane) -> None:
         made = await create(lane)
-        lane.store.kept_batches[made.id] = replace(lane.store.kept_batches[made.id], status=status)
+        await lane.set_batch(made.id, status=status)
         with pytest.raises(openai.ConflictError, match=status.value) as refused:
             await lane.sdk().batches.cancel(made.id)
         assert refused.value.code == "batch_conflict"
-        assert lane.store.kept_batches[made.id].status is status
+        assert (await lane.store.batches.batch(made.id, None)).status is status
 
     run(scenario)
 

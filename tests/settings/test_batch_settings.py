@@ -32,8 +32,18 @@ def test_files_elsewhere_are_refused(url: str, reason: str) -> None:
     assert refused.value.param == "batch.files_url"
 
 
-def test_streams_are_read_from_a_redis_without_its_password() -> None:
-    redis = {"url": "redis://localhost:6379/0", "streams": [STREAM]}
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:6379/0",
+        "redis://localhost",
+        "redis://rows@host:7000",
+        "rediss://host/3?ssl_ca_certs=/etc/ssl/redis.pem",
+        "unix:///run/redis.sock?db=2",
+    ],
+)
+def test_streams_are_read_from_a_redis_without_its_password(url: str) -> None:
+    redis = {"url": url, "streams": [STREAM]}
     found = parse({"batch": {"redis": redis}}).batch.redis
     assert found is not None
     assert found.streams[0].group == "serve-app"
@@ -44,6 +54,22 @@ def test_streams_are_read_from_a_redis_without_its_password() -> None:
     [
         ({"redis": {"url": "redis://:secret@host", "streams": [STREAM]}}, "REDIS_PASSWORD"),
         ({"redis": {"url": "http://host", "streams": [STREAM]}}, "must begin with"),
+        ({"redis": {"url": "redis:host", "streams": [STREAM]}}, "must begin with"),
+        ({"redis": {"url": "redis://host:port", "streams": [STREAM]}}, "Port"),
+        ({"redis": {"url": "redis://host/rows", "streams": [STREAM]}}, "number of the database"),
+        ({"redis": {"url": "redis:///0", "streams": [STREAM]}}, "number of the database"),
+        ({"redis": {"url": "unix://", "streams": [STREAM]}}, "full path"),
+        ({"redis": {"url": "redis://host?timeout=3", "streams": [STREAM]}}, "unknown parameter 'timeout'"),
+        ({"redis": {"url": "rediss://host?password=secret", "streams": [STREAM]}}, "REDIS_PASSWORD"),
+        ({"redis": {"url": "redis://host", "streams": [{**STREAM, "stream": "two words"}]}}, "visible ASCII"),
+        ({"redis": {"url": "redis://host", "streams": [{**STREAM, "reply_stream": "rows"}]}}, "stream of entries, too"),
+        ({"redis": {"url": "redis://host", "streams": [{**STREAM, "dead_stream": "rows"}]}}, "stream of entries, too"),
+        ({"redis": {"url": "redis://host", "streams": [{**STREAM, "dead_stream": "answers"}]}}, "are both 'answers'"),
+        (
+            {"redis": {"url": "redis://host", "streams": [{**STREAM, "claim_idle_s": 0.1}]}},
+            "greater than or equal to 1",
+        ),
+        ({"redis": {"url": "redis://host", "streams": [{**STREAM, "tenant": "x"}]}}, "unknown key"),
         ({"redis": {"url": "redis://host", "streams": []}}, "at least 1"),
         ({"redis": {"url": "redis://host", "streams": [STREAM, STREAM]}}, "given twice"),
         ({"redis": {"url": "redis://host", "streams": [STREAM]}, "workers": 0}, "workers is 0"),
