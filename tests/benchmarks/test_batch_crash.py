@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,8 @@ from benchmarks.batch_crash.main import FULL, QUICK, configuration, options_of, 
 from benchmarks.batch_crash.plan import KINDS, LAST_SHARE, Victim, kills_of
 from benchmarks.batch_crash.victims import by_victim, victim_of
 from benchmarks.batch_crash.watch import running_of
-from benchmarks.common.batches import PROMPT_WORDS, input_file, rows_of, text_of, undisturbed
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.batches import PROMPT_WORDS, input_file, persisting, rows_of, text_of, undisturbed
 from serve_app.settings import parse
 
 EXPECTED = {"row-1": " one", "row-2": " two", "row-3": " three"}
@@ -140,3 +143,25 @@ def test_quick_kills_ten_times_and_the_whole_a_hundred() -> None:
     assert shape_of(options_of(["--quick", "--kills", "7", "--rows", "50"])) != QUICK
     chosen = Counter(kill.victim for kill in kills_of(1, 6, 100, options_of(["--only", "router"]).only))
     assert chosen == {Victim.ROUTER: 6}
+
+
+def test_a_call_is_repeated_while_the_stack_is_away_and_not_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.common.batches.RETRY_S", 0.0)
+    request = httpx.Request("GET", "http://127.0.0.1/v1/batches/b")
+    away: list[Exception] = [
+        openai.APIConnectionError(request=request),
+        openai.InternalServerError("away", response=httpx.Response(503, request=request), body=None),
+    ]
+
+    def call() -> str:
+        if away:
+            raise away.pop()
+        return "batch"
+
+    assert persisting(call, 60.0) == "batch"
+    away.append(openai.NotFoundError("none", response=httpx.Response(404, request=request), body=None))
+    with pytest.raises(BenchmarkError, match="404"):
+        persisting(call, 60.0)
+    away += [openai.APIConnectionError(request=request)]
+    with pytest.raises(BenchmarkError, match="no answer within"):
+        persisting(call, -1.0)
