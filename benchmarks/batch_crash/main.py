@@ -157,7 +157,7 @@ def measure(shape: Shape, kills: Sequence[Kill], seed: int, store_url: str | Non
         BenchmarkError: the stack does not come up, or something does not come back.
     """
     config = configuration(shape, store_url)
-    rows = rows_of(shape.rows, shape.tokens, seed)
+    rows = rows_of(shape.rows, (shape.tokens, shape.tokens), seed)
     expected = asyncio.run(undisturbed(rows, parse(config).models[0]))
     key = f"sk-{random.SystemRandom().getrandbits(128):032x}"
     began = time.monotonic()

@@ -54,6 +54,8 @@ class Shape:
     """The engine and the loads.
 
     Args:
+        row_tokens: of a row, at least and at most: rows of one length that begin together end together, and whoever
+            comes just after that waits for a whole row.
         people: the part of the slots that interactive requests take on average.
         ramp_s: of the load before its window: a few answers.
         request_s: what a request takes by itself, about; it sizes the rate.
@@ -61,7 +63,7 @@ class Shape:
 
     slots: int
     people_tokens: int
-    row_tokens: int
+    row_tokens: tuple[int, int]
     people: float
     ramp_s: float
     request_s: float
@@ -74,9 +76,9 @@ class Shape:
 
 STEP_S = 0.1  # so long that 128 slots are 32 requests a second, which two cores relay beside everything else
 SHAPES = {
-    SIMULATED: Shape(slots=128, people_tokens=40, row_tokens=40, people=0.4, ramp_s=10.0, request_s=40 * STEP_S),
+    SIMULATED: Shape(slots=128, people_tokens=40, row_tokens=(10, 70), people=0.4, ramp_s=10.0, request_s=40 * STEP_S),
     # rows are short, so that one ends in nearly every step
-    REAL: Shape(slots=32, people_tokens=16, row_tokens=32, people=0.2, ramp_s=4.0, request_s=0.4, rows=20_000),
+    REAL: Shape(slots=32, people_tokens=16, row_tokens=(8, 56), people=0.2, ramp_s=4.0, request_s=0.4, rows=20_000),
 }
 
 

@@ -44,13 +44,13 @@ class BatchRow:
         return json.dumps(row, separators=(",", ":"))
 
 
-def rows_of(count: int, tokens: int, seed: int) -> list[BatchRow]:
-    """Rows with texts of their own, each of `PROMPT_WORDS` words and so many output tokens."""
+def rows_of(count: int, tokens: tuple[int, int], seed: int) -> list[BatchRow]:
+    """Rows with texts of their own, each of `PROMPT_WORDS` words and from the least to the most output tokens."""
     draw = random.Random(f"{seed} batch")
     found = []
     for number in range(1, count + 1):
         words = (f"w{draw.randrange(10**6):06d}" for _ in range(PROMPT_WORDS - 1))
-        found.append(BatchRow(f"row-{number}", " ".join((f"r{number}", *words)), tokens))
+        found.append(BatchRow(f"row-{number}", " ".join((f"r{number}", *words)), draw.randint(*tokens)))
     return found
 
 

@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,8 @@ from benchmarks.batch_crash.main import FULL, QUICK, configuration, options_of, 
 from benchmarks.batch_crash.plan import KINDS, LAST_SHARE, Victim, kills_of
 from benchmarks.batch_crash.victims import by_victim, victim_of
 from benchmarks.batch_crash.watch import running_of
-from benchmarks.common.batches import PROMPT_WORDS, input_file, rows_of, text_of, undisturbed
+from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.batches import PROMPT_WORDS, input_file, persisting, rows_of, text_of, undisturbed
 from serve_app.settings import parse
 
 EXPECTED = {"row-1": " one", "row-2": " two", "row-3": " three"}
@@ -96,8 +99,8 @@ def test_a_dead_engines_last_count_stays_in_the_sum() -> None:
 
 
 def test_the_rows_have_texts_and_answers_of_their_own() -> None:
-    rows = rows_of(20, 8, seed=3)
-    assert rows == rows_of(20, 8, seed=3)
+    rows = rows_of(20, (4, 8), seed=3)
+    assert rows == rows_of(20, (4, 8), seed=3)
     (model,) = parse(configuration(QUICK, None)).models
     answers = asyncio.run(undisturbed(rows, model))
     assert set(answers) == {row.custom_id for row in rows}
@@ -106,6 +109,7 @@ def test_the_rows_have_texts_and_answers_of_their_own() -> None:
     assert all(len(row.prompt.split()) == PROMPT_WORDS for row in rows)
     lines = [json.loads(line) for line in input_file(rows, model.name).decode().splitlines()]
     assert [line["custom_id"] for line in lines] == [row.custom_id for row in rows]
+    assert {row.max_tokens for row in rows} <= set(range(4, 9))
     assert text_of({"choices": [{"text": "t"}]}) == "t"
 
 
@@ -139,3 +143,25 @@ def test_quick_kills_ten_times_and_the_whole_a_hundred() -> None:
     assert shape_of(options_of(["--quick", "--kills", "7", "--rows", "50"])) != QUICK
     chosen = Counter(kill.victim for kill in kills_of(1, 6, 100, options_of(["--only", "router"]).only))
     assert chosen == {Victim.ROUTER: 6}
+
+
+def test_a_call_is_repeated_while_the_stack_is_away_and_not_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.common.batches.RETRY_S", 0.0)
+    request = httpx.Request("GET", "http://127.0.0.1/v1/batches/b")
+    away: list[Exception] = [
+        openai.APIConnectionError(request=request),
+        openai.InternalServerError("away", response=httpx.Response(503, request=request), body=None),
+    ]
+
+    def call() -> str:
+        if away:
+            raise away.pop()
+        return "batch"
+
+    assert persisting(call, 60.0) == "batch"
+    away.append(openai.NotFoundError("none", response=httpx.Response(404, request=request), body=None))
+    with pytest.raises(BenchmarkError, match="404"):
+        persisting(call, 60.0)
+    away += [openai.APIConnectionError(request=request)]
+    with pytest.raises(BenchmarkError, match="no answer within"):
+        persisting(call, -1.0)
