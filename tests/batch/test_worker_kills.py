@@ -141,3 +141,37 @@ def test_several_workers_run_each_row_once(workers: int) -> None:
         await lane.end()
 
     run_in_virtual_time(play(), bound_s=1e6)
+
+
+def test_leases_of_long_rows_are_renewed_so_that_no_other_worker_runs_them() -> None:
+    async def play() -> None:
+        lane = Lane({"small": 4})
+        batch_id = lane.submit([{"seconds": 300.0}] * 4)
+        lane.start()
+        lane.start()
+        [batch] = await lane.ended(batch_id)
+        lane.assert_complete(batch, 4)
+        assert set(lane.tables.claims.values()) == {1}
+        await lane.end()
+
+    run_in_virtual_time(play(), bound_s=1e6)
+
+
+def test_rows_of_a_claim_whose_answer_was_lost_run_after_their_lease_though_their_worker_lives() -> None:
+    async def play() -> None:
+        lane = Lane({"small": 4})
+        slow = lane.submit([{"seconds": 2000.0}])
+        number = lane.start()
+        await asyncio.sleep(5.0)
+        lost = lane.submit([{}] * 20, name="b")
+        lane.workers[number][1].loses_claims = True
+        await asyncio.sleep(20.0)
+        assert lane.tables.claims["batch_b", 1] >= 1
+        lane.workers[number][1].loses_claims = False
+        [batch] = await lane.ended(lost)
+        lane.assert_complete(batch, 20)
+        assert wall() - 1_700_000_000.0 < 100.0
+        await lane.ended(slow)
+        await lane.end()
+
+    run_in_virtual_time(play(), bound_s=1e6)

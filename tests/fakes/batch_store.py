@@ -160,10 +160,11 @@ def _claimed(batch_id: str, row: StoredRow) -> ClaimedRow:
 
 class FakeBatchStore:
     """The tables as one process reaches them: each call takes its time before and after it counts. `is_away`: it fails,
-    half of the times after it counted. `is_dead`: the process has ended, and no call of it counts any more."""
+    half of the times after it counted. `loses_claims`: claims count, and fail. `is_dead`: the process has ended, and no
+    call of it counts any more."""
 
     def __init__(self, tables: Any, source: random.Random, latency_s: float = 0.005) -> None:
-        self.is_away = self.is_dead = False
+        self.is_away = self.is_dead = self.loses_claims = False
         self._tables, self._random, self._latency_s = tables, source, latency_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -174,7 +175,7 @@ class FakeBatchStore:
             answer = getattr(self._tables, method)(*arguments, **named)
             if inspect.isawaitable(answer):
                 answer = await answer
-            if self.is_away:
+            if self.is_away or (method == "claim_rows" and self.loses_claims):
                 raise StoreAway("the store is away")
             await self._way()
             return answer
