@@ -25,6 +25,7 @@ from serve_app.core.batches import (
     RowResult,
 )
 from serve_app.errors import NotFound, StoreAway, Unavailable
+from tests.fakes.virtual_time import time_passes
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class FakeBatchStore:
         return call
 
     async def _way(self) -> None:
-        await asyncio.sleep(self._random.expovariate(1 / self._latency_s))
+        await time_passes(self._random.expovariate(1 / self._latency_s))
         if self.is_dead:
             await asyncio.get_running_loop().create_future()
 
@@ -199,7 +200,7 @@ class FakeFiles:
     async def write(self, name: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
         content = b""
         async for chunk in chunks:
-            await asyncio.sleep(0.001)
+            await time_passes(0.001)
             self.largest = max(self.largest, len(chunk))
             content += chunk
         self._check()
@@ -207,7 +208,7 @@ class FakeFiles:
         return len(content)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
-        await asyncio.sleep(0.001)
+        await time_passes(0.001)
         self._check()
         if name not in self.files:
             raise NotFound(f"no file {name}")
@@ -269,7 +270,7 @@ class FakeRouter:
             await asyncio.wait(left)
 
     async def get(self) -> Mapping[str, ModelFigures]:
-        await asyncio.sleep(0.005)
+        await time_passes(0.005)
         if self.is_away:
             raise Unavailable("no router")
         return {
@@ -297,7 +298,7 @@ class FakeRouter:
         self.max_busy[model] = max(self.max_busy[model], self.busy[model])
         self.started.append((tenant, name))
         try:
-            await asyncio.sleep(body.get("seconds", 0.2))
+            await time_passes(body.get("seconds", 0.2))
         finally:
             self.busy[model] -= 1
             self._freed.set()
