@@ -13,10 +13,11 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
+from serve_app.batch import deployment as batch_deployment
 from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import deployment as router_deployment
-from serve_app.names import RELEASE, ROUTER, deployment_of
+from serve_app.names import BATCH_WORKER, RELEASE, ROUTER, deployment_of
 from serve_app.ray_adapter import DirectedRequestRouter, pin_version
 from serve_app.settings import (
     DEFAULT_KEY_FILE,
@@ -27,6 +28,7 @@ from serve_app.settings import (
     engine_version,
     load_or_create_key,
     router_version,
+    worker_version,
 )
 
 logger = logging.getLogger("serve_app")
@@ -37,6 +39,7 @@ HEALTH_TIMEOUT_S = 20.0  # above the duration of a busy engine's health probe
 DRAIN_POLL_S = 0.5  # an idle drain ends within a second or two of the channels' closing
 ROUTER_DRAIN_S = 3600.0  # the longest stream that a draining router finishes
 ROUTER_SURGE_PERCENT = 100  # a router needs few resources: new ones answer before the old ones end
+WORKER_DRAIN_S = 15.0  # for rows that run to end and their results to be stored; the others go back at once
 # HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)
 # Without autoscaling only `serve-app status` reads the routers' numbers, every five seconds.
@@ -71,7 +74,8 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = settings.without_secrets()
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}
     config = settings.model_dump(mode="json")
-    return _router(settings, config).bind(config, engines)
+    workers = _workers(settings, config).bind(config) if settings.batch.workers else None
+    return _router(settings, config).bind(config, engines, workers)
 
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
@@ -122,3 +126,19 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         autoscaling_config=scale,
     )(router_deployment.RouterReplica)
     return pin_version(router, router_version())
+
+
+def _workers(settings: Settings, config: dict[str, Any]) -> Deployment:
+    workers = serve.deployment(
+        name=BATCH_WORKER,
+        num_replicas=settings.batch.workers,
+        max_ongoing_requests=UNBOUNDED,
+        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        logging_config=LOGGING,
+        ray_actor_options={"num_cpus": 0},
+        user_config=config,  # running replicas apply a changed one
+    )(batch_deployment.BatchWorkerReplica)
+    return pin_version(workers, worker_version())

@@ -14,13 +14,14 @@
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── KeyConflict                  409 key_conflict              (the key's state or origin forbids it)
+    ├── BatchConflict                409 batch_conflict | file_in_use   (the state of a batch forbids it)
     ├── RunLost                      409 idempotency_run_lost      (its routers died)
     ├── Overloaded                   429 queue_full | deadline | shed
     │   ├── RateLimited              429 rate_limit | concurrency | quota   (a limit of the key or the tenant)
     │   └── InsufficientMemory       429 insufficient_memory       (names the device and the shortage)
     ├── StorageFull                  507 storage_full              (the disk of the files)
     └── Unavailable                  503 no_replica | draining
-        ├── StoreAway                503 no_store                  (the database of keys and use)
+        ├── StoreAway                503 no_store                  (the database of keys, use and batches)
         ├── StorageAway              503 no_storage                (the disk or bucket of the files)
         └── EngineFailed             502 engine_failed             (the replica died with the request)
             └── EngineUnreachable    502 engine_unreachable        (the replica never got the request)
@@ -151,6 +152,12 @@ class KeyConflict(ServeAppError):
     status, type, code = 409, "conflict_error", "key_conflict"
 
 
+class BatchConflict(ServeAppError):
+    """The state of a batch, or of the batch that reads a file, does not allow the call."""
+
+    status, type, code = 409, "conflict_error", "batch_conflict"
+
+
 class RunLost(ServeAppError):
     """A repeat under an Idempotency-Key whose run was started anew once, and lost with its router again."""
 
@@ -189,7 +196,7 @@ class Unavailable(ServeAppError):
 
 
 class StoreAway(Unavailable):
-    """The store of keys and use cannot be reached or used now; the message has its own reason."""
+    """The store of keys, use and batches cannot be reached or used now; the message has its own reason."""
 
     code = "no_store"
 

@@ -8,6 +8,7 @@ DISTRIBUTION = "serve-app"
 RELEASE = importlib.metadata.version(DISTRIBUTION)  # that this process runs; another one may be installed since
 APPLICATION = "serve_app"
 ROUTER = "Router"
+BATCH_WORKER = "BatchWorker"
 ENGINE_PREFIX = "engine-"
 MARK = "SERVE_APP_INSTANCE"  # the variable that marks every process of an instance or a node
 STORE_FILE = "SERVE_APP_STORE"  # the variable with the store's SQLite file, where `store.url` is not set

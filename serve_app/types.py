@@ -93,6 +93,7 @@ class Identity:
     Args:
         key_id: the key's name in reports of use and limits; never the key or all of its digest.
         models: names of the models that it may use; None: all.
+        is_row: it is a row of a batch of this key: of class `low`, and charged to its tenant's `batch_limits`.
     """
 
     tenant: str
@@ -102,6 +103,7 @@ class Identity:
     metrics: bool = False
     key_id: str = ""
     models: frozenset[str] | None = None
+    is_row: bool = False
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -164,16 +164,19 @@ def test_preflight_names_everything_missing_at_once_with_one_command(tmp_path: P
     assert all(missing.what in text and missing.why in text for missing in found)
 
 
-def test_preflight_asks_for_postgresql_for_tests_alone(
+def test_preflight_asks_for_database_servers_for_tests_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(preflight, "check", lambda *_: [])
     monkeypatch.setattr(preflight, "package_manager", lambda: "apt-get")
     monkeypatch.setattr(preflight, "POSTGRES_PROGRAMS", str(tmp_path / "*" / "bin"))
+    monkeypatch.setattr(preflight.shutil, "which", lambda program: None)
     assert preflight.main(["--packages"]) == preflight.main(["--packages", "--tests"]) == 0
     (tmp_path / "15" / "bin").mkdir(parents=True)
     assert preflight.main(["--packages", "--tests"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["", "postgresql", ""]
+    monkeypatch.setattr(preflight.shutil, "which", lambda program: program)
+    assert preflight.main(["--packages", "--tests"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["", "postgresql redis-server", "redis-server", ""]
     assert "--tests" in (ROOT / ".ci" / "run").read_text()
 
 

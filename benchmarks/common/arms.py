@@ -240,6 +240,7 @@ def our_settings(
         "models": [served],
         "auth": {"keys": [owner, *map(dict, keys)]},
         "admission": dict(admission or {}),
+        "batch": {"workers": 0},
     }
 
 

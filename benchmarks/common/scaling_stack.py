@@ -76,7 +76,8 @@ def stack(
         BenchmarkError: it does not come up.
     """
     key = f"sk-{secrets.token_urlsafe(24)}"
-    settings = parse(config | {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}).without_secrets()
+    ours = {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}
+    settings = parse({"batch": {"workers": 0}} | config | ours).without_secrets()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         cluster = LocalCluster.start(
             "scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL], extra_environment=environment

@@ -127,7 +127,8 @@ class Upgrade:
         """The configuration with these changes of its model, as `serve-app deploy` of the site's release does it; the
         last state. A change that runs is the configuration from then on."""
         model = self._config["models"][0] | changes
-        entry = application(parse(self._config | {"models": [model]} | self._keys).without_secrets())
+        config = {"batch": {"workers": 0}} | self._config | {"models": [model]} | self._keys
+        entry = application(parse(config).without_secrets())
         entry["args"]["release"] = installed(self._site)
         instance = self._stage.cluster.instance
         order = {

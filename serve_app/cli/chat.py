@@ -18,7 +18,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from rich.console import Console
 
-from serve_app.errors import BadRequest, ServeAppError, Unauthorized, Unavailable
+from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, ServeAppError, Unauthorized, Unavailable
 
 CONNECT_S = 5.0  # the instance is on this machine or nearby
 SILENCE_S = 300.0  # between two pieces: a long prompt in a full queue waits a minute, then prefills
@@ -68,15 +68,20 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
 
     Raises:
         ServeAppError: refused or unreachable, with a message for the user: the server's own if there is one, when to
-            retry, the remedy for a 401.
+            retry, the remedy for a 401. `Unavailable` where a repeat can succeed; its code is `NO_ROUTER` without any
+            answer.
     """
     url = endpoint.url.rstrip("/") + path
+    options.setdefault("timeout", (CONNECT_S, SILENCE_S))
     try:
-        response = http.request(method, url, timeout=(CONNECT_S, SILENCE_S), allow_redirects=False, **options)
+        response = http.request(method, url, allow_redirects=False, **options)
     except requests.ConnectionError:
-        raise Unavailable(f"nothing answers at {endpoint.url}; is the instance running? (serve-app status)") from None
+        message = f"nothing answers at {endpoint.url}; is the instance running? (serve-app status)"
+        raise Unavailable(message, code=NO_ROUTER) from None
+    except requests.exceptions.ChunkedEncodingError:
+        raise Unavailable(f"the connection to {endpoint.url} broke", code=DROPPED) from None
     except requests.Timeout:
-        raise Unavailable(f"no answer from {endpoint.url} within {SILENCE_S:.0f} s") from None
+        raise Unavailable(f"no answer from {endpoint.url} within {SILENCE_S:.0f} s", code=NO_ROUTER) from None
     except requests.RequestException as error:
         raise BadRequest(f"{url}: {error}", param="url") from None
     status = response.status_code
@@ -87,7 +92,7 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
         raise Unauthorized(f"the key was refused ({message}); give the right one with --key")
     wait = response.headers.get("Retry-After")
     again = f"; try again in {wait} s" if wait else ""
-    raise (Unavailable if status in (429, 502, 503) else BadRequest)(f"{status}: {message}{again}")
+    raise (Unavailable if status == 429 or status >= 500 else BadRequest)(f"{status}: {message}{again}")
 
 
 def error_message(text: str) -> str | None:

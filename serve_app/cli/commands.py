@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | explain |
-keys | usage | chat | down`.
+keys | batch | usage | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 
 from serve_app import settings as configuration
+from serve_app.cli import batch_commands, instances, key_commands
 from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
 from serve_app.cli import doctor as examining
 from serve_app.cli import explain as explaining
-from serve_app.cli import instances, key_commands
 from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
@@ -61,6 +61,7 @@ app = typer.Typer(
 )
 
 app.add_typer(key_commands.app, name="keys")
+app.add_typer(batch_commands.app, name="batch")
 _command = command(app)
 
 
@@ -325,7 +326,8 @@ def usage(
 @_command
 def logs(
     source: Annotated[
-        str, typer.Argument(help="A model, or router, controller, proxy, quota; by default all.", show_default=False)
+        str,
+        typer.Argument(help="A model, or router, batch, controller, proxy, quota; by default all.", show_default=False),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
     replica: Annotated[str, typer.Option("--replica", help="Of this replica: the beginning of its id.")] = "",

@@ -1,14 +1,16 @@
 """Progress output: a live display on a terminal, plain lines elsewhere.
 
-Invariant: each phase that began is reported exactly once as done, failed or left.
+Invariant: each phase that began is reported exactly once as done, failed or left. On a terminal,
+progress of bytes leaves no line behind.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
@@ -17,6 +19,8 @@ from rich.text import Text
 GB = 1e9
 HEARTBEAT_S = 15.0  # without a terminal: how often a long phase prints a line
 REFRESH_PER_SECOND = 8  # of the spinner; more costs CPU that the engine needs
+SHOWN_AFTER_S = 2.0  # a bar for less than that is a flicker
+MB = 1e6
 
 
 class Progress:
@@ -88,6 +92,57 @@ class Progress:
 
     def _print(self, what: str | Text) -> None:
         self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+class ByteProgress:
+    """How many bytes of a file are done: nothing for `SHOWN_AFTER_S`, then a bar, and without a terminal a line every
+    `HEARTBEAT_S`. Use it as a context manager, which restores the terminal.
+
+    Args:
+        total: bytes in all; None: not known.
+        clock: seconds, of any beginning.
+    """
+
+    def __init__(
+        self, console: Console, title: str, total: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._title, self._total, self._clock = console, title, total, clock
+        self._done = 0
+        self._due_at = clock() + SHOWN_AFTER_S
+        self._bar: bars.Progress | None = None
+        self._task = bars.TaskID(0)
+
+    def expect(self, total: int) -> None:
+        """So many bytes will be done at the end."""
+        self._total = total
+
+    def advance(self, count: int) -> None:
+        """So many more bytes are done."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+        elif self._clock() >= self._due_at:
+            self._due_at = self._clock() + HEARTBEAT_S
+            self._show()
+
+    def _show(self) -> None:
+        if self._console.is_terminal:
+            columns = (bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+            self._bar = bars.Progress(
+                bars.TextColumn("{task.description}", markup=False), *columns, console=self._console, transient=True
+            )
+            self._task = self._bar.add_task(self._title, total=self._total, completed=self._done)
+            self._bar.start()
+        else:
+            of = "" if self._total is None else f" of {self._total / MB:.1f}"
+            self._console.print(f"{self._title}: {self._done / MB:.1f}{of} MB", markup=False, highlight=False)
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def replica_states(status: Mapping[str, Any]) -> str:

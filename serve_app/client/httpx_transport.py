@@ -44,7 +44,7 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
     async def _answer(self, request: httpx2.Request) -> tuple[int, Headers, AsyncGenerator[bytes, None]]:
         """Status, headers and body of the answer to a request whose body is read."""
         headers = [(name.lower(), value) for name, value in request.headers.raw]
-        asked = HttpRequest(request.method, request.url.path, headers, request.content)
+        asked = HttpRequest(request.method, request.url.path, headers, request.content, request.url.query)
         answered: AsyncGenerator[Any, None] = self._exchange(asked, request.extensions.get("timeout", {}))
         status, headers = await anext(answered)
         return status, headers, answered

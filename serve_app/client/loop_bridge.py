@@ -59,7 +59,8 @@ class LoopBridge:
         """The answer as it arrives; closing the generator ends the request. `accept_s`: time for a router to accept it;
         None: the default."""
         handle = self._open()
-        pieces = handle.stream(asked.method, asked.path, asked.headers, asked.body, accept_s=accept_s)
+        arguments = asked.method, asked.path, asked.headers, asked.body, asked.query
+        pieces = handle.stream(*arguments, accept_s=accept_s)
         here = asyncio.get_running_loop()
         if here is handle.loop:
             async with contextlib.aclosing(pieces):

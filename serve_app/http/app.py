@@ -13,30 +13,34 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.middleware.cors import CORSMiddleware
-
 from serve_app.core.estimate import Estimator
-from serve_app.core.queue import Arrival, QueueStatus
+from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
 from serve_app.errors import BadRequest, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
+from serve_app.http.asgi_bridge import ROW_OWNER
+from serve_app.http.batch_lane import BatchLane
+from serve_app.http.batch_routes import BatchRoutes
 from serve_app.http.body import BodyThread, Receive, decode, inflate, is_gzip, read
-from serve_app.http.error_responses import CLIENT_ID_HEADER, EXPOSED_HEADERS
+from serve_app.http.cors import Handler, with_cors
+from serve_app.http.error_responses import CLIENT_ID_HEADER, Answer
+from serve_app.http.file_routes import FileRoutes
 from serve_app.http.idempotency import fingerprint
 from serve_app.http.key_routes import KeyRoutes
 from serve_app.http.keyed_runs import KeyedRequest, KeyedRuns
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
+from serve_app.http.multipart import FormReader
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
-from serve_app.http.queue_status import QueueComments
+from serve_app.http.queue_status import QueueComments, queue_status
 from serve_app.http.request_limits import RETRY_COUNT_HEADER, Charge, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
-from serve_app.http.response import HttpExchange, Send
+from serve_app.http.response import HttpExchange, PieceAnswer, Send
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
@@ -48,11 +52,9 @@ logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 HeaderMap = Mapping[bytes, bytes]  # by name in lower case
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Serve acts on it before this app runs: with it an abandoned request would keep its slot to the end.
 REFUSED_HEADER = b"x-request-disconnect-disabled"
-MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class RouterApp:
         usage: counts what they use.
         keyed_runs: runs the requests with an Idempotency-Key.
         follower: follows the keys of the store; None: there is none.
+        batches: where batches and their files are; None: nowhere.
 
     Raises:
         ConfigError: there is no key; so does `configure`, which changes nothing then.
@@ -103,6 +106,7 @@ class RouterApp:
         usage: UsageReporter,
         keyed_runs: KeyedRuns,
         follower: KeyFollower | None = None,
+        batches: BatchLane | None = None,
     ) -> None:
         self.models = models
         self._metrics = metrics
@@ -111,9 +115,10 @@ class RouterApp:
         self._local_routes = local_routes
         self._stored = None if follower is None else follower.stored
         self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
-        self.receipts, self.usage = receipts, usage
-        self.keyed_runs = keyed_runs
+        self.receipts, self.usage, self.keyed_runs = receipts, usage, keyed_runs
         self._body_thread = BodyThread()
+        self._file_routes = FileRoutes(batches, lambda: self.settings, self._body_thread)
+        self._batch_routes = BatchRoutes(batches, lambda: self.settings)
         self.estimator = Estimator()
         self._limits = RequestLimits(limits, self.estimator, metrics, lambda identity: self.keys.limits_of(identity))
         self.configure(settings)
@@ -145,7 +150,7 @@ class RouterApp:
             headers = dict(scope["headers"])
             if REFUSED_HEADER in headers:
                 raise BadRequest("this header is not accepted here", param=REFUSED_HEADER.decode())
-            identity = self.keys.identify(headers)
+            identity = self.keys.identify(headers, scope.get(ROW_OWNER))
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
                 query = None
@@ -153,16 +158,11 @@ class RouterApp:
                     query = self._operator_s_query(identity, scope)
                 await self._run_operation(route.target, identity, headers, receive, exchange, query)
                 return
-            if isinstance(route.target, routes.SessionCall):
-                opens = route.target is routes.SessionCall.OPEN
-                body = (await self._read_body(headers, receive))[0] if opens else {}
-                session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
-                answer = await self._session_routes.answer(route, identity, session_id, body, per_tenant)
-            elif isinstance(route.target, routes.KeyCall):
-                answer = await self._key_routes.answer(route, identity, lambda: self._read_body(headers, receive))
+            answer = await self._answer(route, identity, headers, scope, receive)
+            if isinstance(answer, PieceAnswer):
+                await exchange.send_pieces(answer, is_head=scope["method"] == "HEAD")
             else:
-                answer = await self._local_routes.answer(route, identity, scope.get("query_string", b""))
-            await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
+                await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
             self._metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
             await exchange.send_error(error)
@@ -171,6 +171,24 @@ class RouterApp:
         except Exception:
             logger.exception("request %s failed inside the router", exchange.request_id)
             await exchange.send_error(ServeAppError("the server failed; its log says more"))
+
+    async def _answer(
+        self, route: routes.HttpRoute, identity: Identity, headers: HeaderMap, scope: Scope, receive: Receive
+    ) -> Answer | PieceAnswer:
+        """The answer of a route that needs no engine."""
+        query, read_body = scope.get("query_string", b""), functools.partial(self._read_body, headers, receive)
+        if isinstance(route.target, routes.SessionCall):
+            body = (await read_body())[0] if route.target is routes.SessionCall.OPEN else {}
+            session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
+            return await self._session_routes.answer(route, identity, session_id, body, per_tenant)
+        if isinstance(route.target, routes.KeyCall):
+            return await self._key_routes.answer(route, identity, read_body)
+        if isinstance(route.target, routes.FileCall):
+            open_form = functools.partial(FormReader, headers, receive)
+            return await self._file_routes.answer(route, identity, query, open_form)
+        if isinstance(route.target, routes.BatchCall):
+            return await self._batch_routes.answer(route, identity, query, read_body)
+        return await self._local_routes.answer(route, identity, query)
 
     async def _run_operation(
         self,
@@ -187,7 +205,7 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        record.recorder, record.key_id = exchange, identity.key_id
+        record.recorder, record.key_id, record.is_row = exchange, identity.key_id, identity.is_row
         with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
@@ -267,7 +285,7 @@ class RouterApp:
         """Wait for a replica, and relay its answer."""
         operation, body, model = call.record.operation, call.body, call.model
         if not operation.takes_slot:
-            check_unqueued_size(call.prompt_bytes, model.limits.max_model_len)
+            request_size.check_unqueued_size(call.prompt_bytes, model.limits.max_model_len)
             submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
             await model.serve_unqueued(submit, relay, call.record.trace)
             return
@@ -341,7 +359,7 @@ class RouterApp:
             settings = call.model.settings
             prices = None if settings.prices is None else settings.prices.token_prices()
             # a list of prompts is one request, and has the id of its answer
-            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, settings.name, prices)
+            self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(
@@ -377,24 +395,3 @@ class RouterApp:
         record.usage = used = last.usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
-
-
-def with_cors(handler: Handler, origins: Sequence[str]) -> Handler:
-    """The handler for web pages of these origins, too: a preflight is answered without a key, as browsers send it."""
-    methods, exposed = ("GET", "POST", "DELETE"), [name.decode() for name in EXPOSED_HEADERS]
-    return CORSMiddleware(handler, origins, methods, allow_headers=["*"], expose_headers=exposed)
-
-
-def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:
-    """Where a request stands; of a list of prompts, where the first one stands that waits."""
-    found = (model.queue.status(part.request_id) for part in record.parts or [record])
-    return next((status for status in found if status is not None), None)
-
-
-def check_unqueued_size(prompt_bytes: int, max_model_len: int) -> None:
-    """Work that takes no slot is bounded by its size: the tokenizer serves all tenants, one text at a time."""
-    if prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
-        raise BadRequest(
-            f"the text is longer than {MAX_BYTES_PER_TOKEN} bytes for each of the {max_model_len} tokens of the model",
-            param="prompt",
-        )

@@ -16,11 +16,13 @@ import msgspec
 
 from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import CLIENT_ID_HEADER, REQUEST_ID_HEADER, Headers
+from serve_app.http.keys import RowOwner
 from serve_app.http.python_calls import AnswerPiece, HttpRequest, read_body, read_events
 
 Message = MutableMapping[str, Any]
 AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
+ROW_OWNER = "serve_app.row_owner"  # in a scope: whose batch the request is a row of; no server of HTTP sets it
 PIECE_BYTES = 2**20  # of an answer in one message: a process outside the cluster accepts 4 MiB, gRPC's default
 
 
@@ -34,9 +36,9 @@ class AsgiBridge:
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
 
-    async def exchange(self, request: HttpRequest) -> AsyncGenerator[AnswerPiece, None]:
+    async def exchange(self, request: HttpRequest, row: RowOwner | None = None) -> AsyncGenerator[AnswerPiece, None]:
         """The answer as it arrives: status, headers and first bytes in one piece, then bytes. Closing the generator
-        ends the request.
+        ends the request. `row`: whose batch it is a row of; then no key is needed.
 
         While the reader is slow, one message waits and the ASGI app waits with it, so frames coalesce in the stream as
         they do for a slow HTTP client.
@@ -48,7 +50,14 @@ class AsgiBridge:
             await room.acquire()
             messages.put_nowait(message)
 
-        scope = {"type": "http", "method": request.method, "path": request.path, "headers": request.headers}
+        scope: Message = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "headers": request.headers,
+            "query_string": request.query,
+            ROW_OWNER: row,
+        }
         # No message comes after the body: a caller that disconnects cancels the task instead.
         sent: asyncio.Queue[Message] = asyncio.Queue()
         sent.put_nowait({"type": "http.request", "body": request.body, "more_body": False})

@@ -227,12 +227,15 @@ def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSetti
 
 
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
-    """The class that a body requests by `priority` or `service_tier`. Raises as `split`."""
+    """The class that a body requests by `priority` or `service_tier`; a row of a batch is `low` whatever it requests.
+    Raises as `split`."""
     wanted, field = identity.default_class, None
     for name in ("service_tier", "priority"):  # the last one given counts
         value = body.get(name)
         if value is not None:
             wanted, field = _class_named(name, value, identity), name
+    if identity.is_row:
+        return RequestClass.LOW
     if field is not None and wanted > identity.max_class:
         raise Forbidden(
             f"`{field}` asks for class {wanted.label!r}, this API key may ask for {identity.max_class.label!r} at most",

@@ -12,12 +12,15 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
+from serve_app.http.batch_lane import BatchLane
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed_runs import KeyedRuns
+from serve_app.http.keys import RowOwner
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
@@ -55,9 +58,15 @@ class RouterReplica:
         config: the whole configuration, as a plain mapping, with hashed keys only. Serve passes a changed
             configuration to `reconfigure`, which applies it without a restart.
         engines: bound only for Serve to deploy them; the handles are made by name, since the set of models changes.
+        workers: of batches, the same; None: there are none.
     """
 
-    async def __init__(self, config: dict[str, Any], engines: Mapping[str, DeploymentHandle[Any]]) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self,
+        config: dict[str, Any],
+        engines: Mapping[str, DeploymentHandle[Any]],
+        workers: DeploymentHandle[Any] | None = None,
+    ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
         install_strict_protocol()  # before Serve starts the server of this process
@@ -94,7 +103,9 @@ class RouterReplica:
             models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
         )
         secret = kv_store.cluster_secret()
-        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower
+        self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
+        lane = BatchLane(lambda: self._follower.store.batches, lambda: self._files)
+        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower, lane
         self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, *ours)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
@@ -108,6 +119,8 @@ class RouterReplica:
         settings = parse(config)
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
+        if settings.batch.files_url != self._files_url:
+            self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
         self._queue_client.core.set_store(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)
@@ -141,6 +154,12 @@ class RouterReplica:
         """This replica's id and metrics; the router replica that is scraped calls this."""
         return self._scrape.here()
 
+    async def run_row(
+        self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """One request of a batch of this key and tenant, and its answer in pieces: what a batch worker calls."""
+        return self._bridge.exchange(HttpRequest(method, path, headers, body), RowOwner(key_id, tenant))
+
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""
         return self._app
@@ -173,7 +192,7 @@ class RouterReplica:
         return await self._bridge.answer(make_route_request(api_key, "GET", "/v1/models"))
 
     async def exchange(
-        self, method: str, path: str, headers: Headers, body: bytes
+        self, method: str, path: str, headers: Headers, body: bytes, query: bytes = b""
     ) -> AsyncGenerator[AnswerPiece, None]:
         """One HTTP request and its answer in pieces: what `serve_app.connect` calls."""
-        return self._bridge.exchange(HttpRequest(method, path, headers, body))
+        return self._bridge.exchange(HttpRequest(method, path, headers, body, query))

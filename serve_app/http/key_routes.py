@@ -17,14 +17,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, KeyConflict, NotFound, StoreAway
 from serve_app.http.error_responses import JSON, Answer
+from serve_app.http.fields import parse_fields
 from serve_app.http.keys import KeyRing, utc
 from serve_app.http.local_routes import not_an_operator
 from serve_app.http.routes import HttpRoute, KeyCall
@@ -41,7 +42,6 @@ MAX_MODELS = 256  # that a key may name
 SHOWN_ID_CHARS = 64  # of an unknown id, in the error
 NOT_KEPT = (b"cache-control", b"no-store")  # of an answer with a key
 
-F = TypeVar("F", bound=BaseModel)
 ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], bytes]]]  # decoded, and as it was sent
 
 
@@ -131,7 +131,7 @@ class KeyRoutes:
                 return await self._revoke(route.argument, identity)
 
     async def _create(self, body: Mapping[str, Any], identity: Identity) -> Answer:
-        asked = _parse(_KeyFields, body)
+        asked = parse_fields(_KeyFields, body)
         max_class, default_class = RequestClass[asked.max_class.upper()], RequestClass[asked.default_class.upper()]
         if default_class > max_class:
             raise BadRequest("`default_class` is above `max_class`", param="default_class")
@@ -154,7 +154,7 @@ class KeyRoutes:
         return self._done("created", made, identity, key, 201)
 
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
-        asked = _parse(_RotateFields, body)
+        asked = parse_fields(_RotateFields, body)
         record, now, key = await self._stored(key_id), self._now(), new_key()
         if record.revoked_at is not None or (record.expires_at is not None and now >= record.expires_at):
             raise KeyConflict("the key is revoked or expired: make a new one")
@@ -273,14 +273,3 @@ def _expiry(text: str, now: float) -> float:
     if seconds <= now:
         raise BadRequest("`expires_at` has passed", param="expires_at")
     return seconds
-
-
-def _parse(fields: type[F], body: Mapping[str, Any]) -> F:
-    try:
-        return fields.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field, reason = ".".join(map(str, first["loc"])), first["msg"]
-        if first["type"] == "extra_forbidden":
-            reason = f"there is no such field; there are {', '.join(fields.model_fields)}"
-        raise BadRequest(f"`{field}`: {reason}", param=field) from None

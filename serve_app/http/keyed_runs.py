@@ -142,9 +142,9 @@ class KeyedRuns:
     async def _claim(self, request: KeyedRequest, relay: _Relay, gone: tuple[str, str] | None) -> ClaimReply:
         """The run whose answer the client gets; begun here if it is the request's own."""
         record = request.record
-        key = key_digest(record.tenant, request.contract.idempotency_key or "")
+        key = key_digest(record.key_owner, request.contract.idempotency_key or "")
         may_run = not relay.sent and not request.contract.replay_only
-        asked = ClaimRequest(self._router, record.tenant, key, request.fingerprint, record.request_id, may_run, gone)
+        asked = ClaimRequest(self._router, record.key_owner, key, request.fingerprint, record.request_id, may_run, gone)
         reply = await self.claims.claim(asked)
         if reply.verdict is ClaimVerdict.UNKNOWN or (relay.sent and reply.run != relay.run):
             raise EngineFailed("the router that ran this request has died, or the run has failed", code="run_lost")

@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from serve_app.core.limits import Limits
@@ -29,6 +30,14 @@ from serve_app.types import Identity, RequestClass
 ID_DIGITS = 8  # of its digest, in the id of a key of the configuration that has no name
 NO_LIST_RETRY_S = 1.0  # a list comes within a second once the store is back
 INCORRECT = "Incorrect API key provided"  # OpenAI's words: LiteLLM tells this error from other wrong requests by them
+
+
+@dataclass(frozen=True, slots=True)
+class RowOwner:
+    """Whose batch a row is of."""
+
+    key_id: str
+    tenant: str
 
 
 class KeyRing:
@@ -53,13 +62,15 @@ class KeyRing:
         self._identities = {digest: identity_of(record) for digest, record in self._records.items()}
         self._key_limits = auth.key_limits.limits()
 
-    def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
-        """The identity of the request's key, by headers with names in lower case.
+    def identify(self, headers: Mapping[bytes, bytes], row: RowOwner | None = None) -> Identity:
+        """The identity of the request's key, by headers with names in lower case; of a row of a batch, that of `row`.
 
         Raises:
             Unauthorized: no key, a malformed key, an unknown one, or one that is no longer valid.
             StoreAway: the key is not in the configuration, and no list of the store's keys has come yet.
         """
+        if row is not None:
+            return self._row_identity(row)
         value = headers.get(b"authorization")
         if value is None:
             key = headers.get(b"x-api-key") or headers.get(b"api-key", b"")
@@ -72,6 +83,18 @@ class KeyRing:
             raise Unauthorized("no API key was sent: an `Authorization: Bearer <API key>` header is needed")
         return self._identify(hashlib.sha256(key).digest())
 
+    def _row_identity(self, row: RowOwner) -> Identity:
+        """What a row runs as: its batch's key, as it is now. Raises as `identify`."""
+        record = self.configured.get(row.key_id)
+        if record is None and self._stored is not None:
+            record = self._stored.get(row.key_id)
+            if record is None and self._stored.version is None:
+                raise _no_list()
+        if record is None or record.tenant != row.tenant:
+            raise Unauthorized(f"{INCORRECT}: the key of this batch is no longer there")
+        self._check(record, record.digest)
+        return replace(identity_of(record), default_class=RequestClass.LOW, admin=False, metrics=False, is_row=True)
+
     def _identify(self, digest: bytes) -> Identity:
         record = self._records.get(digest)
         if record is not None:
@@ -83,10 +106,7 @@ class KeyRing:
                 self._check(record, digest)
                 return self._stored.identity(record)
             if self._stored.version is None:
-                raise StoreAway(
-                    "this key is not in the configuration, and the store of keys cannot be read yet",
-                    retry_after_s=NO_LIST_RETRY_S,
-                )
+                raise _no_list()
         raise Unauthorized(f"{INCORRECT}: this endpoint has no such key")
 
     def _check(self, record: KeyRecord, digest: bytes) -> None:
@@ -105,6 +125,11 @@ class KeyRing:
         if record is None and self._stored is not None:
             record = self._stored.get(identity.key_id)
         return self._key_limits if record is None or record.limits is None else record.limits
+
+
+def _no_list() -> StoreAway:
+    text = "this key is not in the configuration, and the store of keys cannot be read yet"
+    return StoreAway(text, retry_after_s=NO_LIST_RETRY_S)
 
 
 def configured_key(key: KeySettings) -> KeyRecord:

@@ -52,12 +52,13 @@ class CallKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One HTTP request for the ASGI app. `headers` as in ASGI's scope: names in lower case."""
+    """One HTTP request for the ASGI app. `headers` and `query` as in ASGI's scope: names in lower case, not decoded."""
 
     method: str
     path: str
     headers: Headers
     body: bytes
+    query: bytes = b""
 
 
 def make_request(kind: CallKind, arguments: Mapping[str, Any]) -> HttpRequest:

@@ -14,6 +14,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from serve_app.core.queue import QueueStatus
+from serve_app.http.request_record import RequestRecord
+from serve_app.router import ModelRouter
 
 FIRST_COMMENT_S = 0.1  # a wait that a person notices; refusals on arrival come long before
 STATUS_POLL_S = 1.0  # a poll takes 8 us with 1,500 queued: less than 0.01 core for a thousand waiting clients
@@ -64,3 +66,9 @@ class QueueComments:
                     text += f" expected_start_s={status.expected_start_s:.1f}"
                 await self._send_comment(text)
                 position, silent_s = status.position, 0.0
+
+
+def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:
+    """Where a request stands; of a list of prompts, where the first one stands that waits."""
+    found = (model.queue.status(part.request_id) for part in record.parts or [record])
+    return next((status for status in found if status is not None), None)

@@ -1,4 +1,5 @@
-"""Charges each request against the limits of its key, of its tenant, and of its tenant's use of the model.
+"""Charges each request against the limits of its key, of its tenant, and of its tenant's use of the model; a row of a
+batch against its tenant's limits for batches alone.
 
 Invariant: a charge is ended exactly once, however the request ends: settled by the tokens that the engine made, or
 refunded if the request was refused or failed.
@@ -69,6 +70,7 @@ class RequestLimits:
     ) -> None:
         self._client, self._estimator, self._metrics, self._limits_of = client, estimator, metrics, limits_of
         self._of_tenant: dict[str, tuple[str, Limits]] = {}
+        self._of_batches: dict[str, tuple[str, Limits]] = {}  # by tenant
         self._of_model: dict[tuple[str, str], tuple[str, Limits]] = {}  # by tenant and model
         self._waiting_tenants: frozenset[str] = frozenset()  # whose requests wait aside instead of being refused
         self._prices: Mapping[str, TokenPrices] = {}
@@ -77,6 +79,7 @@ class RequestLimits:
         """Apply changed settings to requests that arrive from now on."""
         tenants = settings.admission.tenants
         self._of_tenant = {name: (f"tenant:{name}", one.limits.limits()) for name, one in tenants.items()}
+        self._of_batches = {name: (f"batch:{name}", one.batch_limits.limits()) for name, one in tenants.items()}
         self._of_model = {
             (name, model): (f"model:{name}\0{model}", limits.limits())
             for name, one in tenants.items()
@@ -87,11 +90,13 @@ class RequestLimits:
 
     def _scopes(self, identity: Identity, model: str) -> Scopes:
         """The scopes with limits that a request of this key to this model is charged to."""
-        found = (
+        found: tuple[tuple[str, Limits] | None, ...] = (
             (f"key:{identity.key_id}", self._limits_of(identity)),
             self._of_tenant.get(identity.tenant),
             self._of_model.get((identity.tenant, model)),
         )
+        if identity.is_row:
+            found = (self._of_batches.get(identity.tenant),)
         return tuple(one for one in found if one is not None and one[1] != Limits())
 
     def charge(

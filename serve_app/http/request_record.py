@@ -14,7 +14,7 @@ from serve_app.core.estimate import ObservedUse
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
-from serve_app.core.usage import RequestUse
+from serve_app.core.usage import BATCH_SUFFIX, RequestUse
 from serve_app.errors import EngineFailed, Overloaded, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.request_size import NO_COST, RequestCost
@@ -43,6 +43,7 @@ class RequestRecord:
         parts: the requests of its prompts, if they are a list.
         granted_at: when it was last submitted to a replica.
         limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
+        is_row: of a batch.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
         prompt: the tokens of its prompt, from the first frame of a stream.
@@ -75,6 +76,17 @@ class RequestRecord:
     key_id: str = ""
     prompt: TokenUsage | None = None
     limit_wait_s: float = 0.0
+    is_row: bool = False
+
+    @property
+    def key_owner(self) -> str:
+        """Whose its Idempotency-Key is: the answers kept of a tenant's rows cost its own requests no kept answer."""
+        return f"{self.tenant}\0batch" if self.is_row else self.tenant
+
+    @property
+    def used_model(self) -> str:
+        """The model's name in reports of use, where rows of batches are apart."""
+        return self.model + BATCH_SUFFIX if self.is_row else self.model
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""

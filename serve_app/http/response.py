@@ -1,6 +1,7 @@
 """The response of one HTTP exchange: sends status, headers and bytes in order, and an error while one can be sent.
 
-Invariant: exactly one status is sent; nothing follows the last byte.
+Invariant: exactly one status is sent; nothing follows the last byte. An answer of a known length that fails after its
+first bytes breaks the connection: neither a status nor an event could say so.
 
 A comment begins the stream with status 200: a later error of the queue or the engine is sent as an event with the
 error's body. `status` is still the answer's own, for instance the engine's 400.
@@ -8,8 +9,10 @@ error's body. `status` is still the answer's own, for instance the engine's 400.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.errors import ServeAppError
@@ -38,10 +41,20 @@ _SSE_HEADERS: Headers = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class PieceAnswer:
+    """An answer of `size` bytes that is sent as its pieces are read."""
+
+    headers: Headers
+    size: int
+    pieces: AsyncGenerator[bytes, None]
+
+
 class HttpExchange:
     """The response of one HTTP exchange."""
 
     __slots__ = (
+        "_has_begun_pieces",
         "_has_begun_stream",
         "_headers",
         "_send",
@@ -53,7 +66,7 @@ class HttpExchange:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._has_begun_stream = False
+        self._has_begun_stream = self._has_begun_pieces = False
         self.status = 0
         self.request_id = ""
         self.operation = Operation.CHAT
@@ -80,6 +93,19 @@ class HttpExchange:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b"" if is_head else body, "more_body": False})
+
+    async def send_pieces(self, answer: PieceAnswer, *, is_head: bool = False) -> None:
+        """Send an answer piece by piece, each once the client has room for it; `is_head`: without the body. Raises what
+        reading a piece raises; before the first one is read, nothing is sent."""
+        async with contextlib.aclosing(answer.pieces):
+            piece = None if is_head else await anext(answer.pieces, None)
+            self.status, self._headers, self._has_begun_pieces = 200, answer.headers, True
+            headers = [*answer.headers, *self.limit_headers(), (b"content-length", b"%d" % answer.size)]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            while piece is not None:
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await anext(answer.pieces, None)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send_comment(self, text: str) -> None:
         """Send a comment before the events of a streamed answer."""
@@ -124,7 +150,10 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def send_error(self, error: ServeAppError) -> None:
-        """Send the error: as a status while nothing is sent, as an event of the stream after that."""
+        """Send the error: as a status while nothing is sent, as an event of the stream after that. Raises it, if
+        neither is possible."""
+        if self._has_begun_pieces:
+            raise error
         if self._has_begun_stream:
             wait = b"" if self.status else sse_retry_comment(error)
             body = wait + sse_error(error.body(), self.operation)

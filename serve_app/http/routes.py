@@ -54,12 +54,31 @@ class KeyCall(enum.StrEnum):
     REVOKE = "revoke"
 
 
-RouteTarget = Operation | LocalCall | SessionCall | KeyCall
+class FileCall(enum.StrEnum):
+    """Calls on the files of batches."""
+
+    UPLOAD = "upload"
+    LIST = "list"
+    GET = "get"
+    CONTENT = "content"
+    DELETE = "delete"
+
+
+class BatchCall(enum.StrEnum):
+    """Calls on batches."""
+
+    CREATE = "create"
+    LIST = "list"
+    GET = "get"
+    CANCEL = "cancel"
+
+
+RouteTarget = Operation | LocalCall | SessionCall | KeyCall | FileCall | BatchCall
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """The target of a request. `argument` is the id of the model, session, request or key in the path, if any."""
+    """The target of a request. `argument` is the id of the model, session, request, key, file or batch in the path."""
 
     target: RouteTarget
     argument: str = ""
@@ -79,6 +98,10 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/tokenize", Operation.TOKENIZE),
     ("POST", "/detokenize", Operation.DETOKENIZE),
     ("POST", "/v1/sessions", SessionCall.OPEN),
+    ("POST", "/v1/files", FileCall.UPLOAD),
+    ("GET", "/v1/files", FileCall.LIST),
+    ("POST", "/v1/batches", BatchCall.CREATE),
+    ("GET", "/v1/batches", BatchCall.LIST),
     ("GET", "/v1/models", LocalCall.MODELS),
     ("GET", "/tokenizer_info", Operation.TOKENIZER_INFO),
     ("GET", "/version", LocalCall.VERSION),
@@ -95,6 +118,10 @@ _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what c
     ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
     ("/admin/keys/", "/rotate", {"POST": KeyCall.ROTATE}),
     ("/admin/keys/", "", {"GET": KeyCall.GET, "HEAD": KeyCall.GET, "DELETE": KeyCall.REVOKE}),
+    ("/v1/files/", "/content", {"GET": FileCall.CONTENT, "HEAD": FileCall.CONTENT}),
+    ("/v1/files/", "", {"GET": FileCall.GET, "HEAD": FileCall.GET, "DELETE": FileCall.DELETE}),
+    ("/v1/batches/", "/cancel", {"POST": BatchCall.CANCEL}),
+    ("/v1/batches/", "", {"GET": BatchCall.GET, "HEAD": BatchCall.GET}),
     ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
     ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
 )

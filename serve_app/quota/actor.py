@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from serve_app.core.batches import ModelFigures
 from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
 from serve_app.core.memory import (
     CheckpointChanges,
@@ -41,7 +42,7 @@ from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
-from serve_app.quota.report import figures
+from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
@@ -125,16 +126,18 @@ class GpuMemoryQuota:
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def exchange(
-        self, message: RouterMessage | ClaimRequest | ClaimReport
-    ) -> ActorReply | ClaimReply | Generation | None:
-        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key.
-
-        One method for all: after an upgrade, handles still have the methods of the release that made the actor.
+        self, message: RouterMessage | ClaimRequest | ClaimReport | ModelFiguresRequest
+    ) -> ActorReply | ClaimReply | Generation | dict[str, ModelFigures] | None:
+        """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key. Or
+        answer a batch worker. One method for all: after an upgrade, handles still have the methods of the release that
+        made the actor.
         """
         if isinstance(message, ClaimRequest):
             return self.core.on_claim(message, time.monotonic())
         if isinstance(message, ClaimReport):
             return self.core.on_claim_report(message, time.monotonic())
+        if isinstance(message, ModelFiguresRequest):
+            return model_figures(self.core)
         self._calls["exchange"] += 1
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)

@@ -9,10 +9,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError
 
+from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.names import RELEASE
 from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.quota.report import ModelFiguresRequest
 from serve_app.ray_adapter import HEAD_ACTOR
 from serve_app.settings import QuotaSettings
 
@@ -36,6 +38,10 @@ class QuotaActor:
     async def watch(self, message: RouterMessage) -> ActorReply:
         """See `GpuMemoryQuota.watch`."""
         return await self.call("watch", message)  # type: ignore[no-any-return]
+
+    async def model_figures(self) -> dict[str, ModelFigures]:
+        """The figures of each model's queue, see `report.model_figures`. Raises AWAY."""
+        return await self.call("exchange", ModelFiguresRequest())  # type: ignore[no-any-return]
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call any method of the actor by name."""

@@ -1,15 +1,45 @@
-"""The quota report: the ledger's state as plain figures; decides nothing."""
+"""The quota report: the ledger's state as plain figures, and the queues' figures for batches; decides nothing."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import BlockedEngine, Lease, LeaseKind, slots_of
 from serve_app.core.quota import Quota
+from serve_app.types import RequestClass
 
 SIZES = ("total_bytes", "reserved_bytes", "granted_bytes", "free_bytes")
 FRAGMENTED = 0.3  # usual bound above which defragmentation pays
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiguresRequest:
+    """Asks for the figures of all models' queues."""
+
+
+def model_figures(core: Quota) -> dict[str, ModelFigures]:
+    """The figures of each model's queue. O(models x routers).
+
+    While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is known
+    from the routers' last reports.
+    """
+    found = {}
+    for model, state in core.queue.granting.models.items():
+        is_contended = model in core.queue.actor_sessions.state.contended
+        slots = busy = 0
+        for engine, one in state.engines.items():
+            pool = slots_of(engine)
+            if pool not in core.ledger or not state.is_open(engine):
+                continue
+            limit = core.ledger.limit(pool)
+            booked = limit - core.ledger.free(pool)
+            slots += limit
+            busy += booked if is_contended else min(booked, max(one.granted_slots, core.queue.in_use(engine)[0]))
+        waiting = [one.slots for one in state.admission.queue.class_queues]
+        found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
+    return found
 
 
 def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ In: YAML or a mapping. Out: the frozen `Settings` tree, Serve's own configuratio
 Never: starts anything, or imports Ray.
 """
 
+from serve_app.settings.batch import RedisSettings, RedisStreamSettings
 from serve_app.settings.changes import Change, changes
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
@@ -37,7 +38,7 @@ from serve_app.settings.settings import (
     parse,
     read_yaml,
 )
-from serve_app.settings.versions import engine_version, router_version
+from serve_app.settings.versions import engine_version, router_version, worker_version
 
 __all__ = [
     "DEFAULT_KEY_FILE",
@@ -55,6 +56,8 @@ __all__ = [
     "ModelSettings",
     "ProxyLocation",
     "QuotaSettings",
+    "RedisSettings",
+    "RedisStreamSettings",
     "Settings",
     "SimulatedSettings",
     "application",
@@ -71,4 +74,5 @@ __all__ = [
     "router_version",
     "split_release",
     "with_other_applications",
+    "worker_version",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from serve_app.errors import ConfigError
-from serve_app.names import ROUTER, deployment_of
+from serve_app.names import BATCH_WORKER, ROUTER, deployment_of
 from serve_app.settings.model import ModelSettings
 from serve_app.settings.serve_config import as_change, split_release
 from serve_app.settings.settings import Settings, parse
@@ -47,6 +47,7 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
     release, configuration = split_release(declared)
     wanted = parse(configuration)
     names = [*(deployment_of(model.name) for model in wanted.models), ROUTER]
+    names += [BATCH_WORKER] if wanted.batch.workers else []
     if deployed is None:
         return [Change(name, "added", "nothing is deployed") for name in names]
     try:
@@ -98,10 +99,22 @@ def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
         yield Change(ROUTER, "changed", "taken over without a restart", routers)
     else:
         yield Change(ROUTER, "unchanged", "the same settings")
+    if before.batch.workers or after.batch.workers:
+        yield _of_workers(before, after, tuple(one for one in fields if one.startswith("batch.")))
     if tls:
         yield Change(HAPROXY, "later", "read when an instance starts (serve-app up)", tls)
     if quota:
         yield Change(QUOTA, "later", "read when the quota actor starts, once in a cluster's life", quota)
+
+
+def _of_workers(before: Settings, after: Settings, fields: tuple[str, ...]) -> Change:
+    if not before.batch.workers:
+        return Change(BATCH_WORKER, "added", "new in the configuration", fields)
+    if not after.batch.workers:
+        return Change(BATCH_WORKER, "removed", "batches wait until there are workers again", fields)
+    if before != after:
+        return Change(BATCH_WORKER, "changed", "taken over without a restart", fields)
+    return Change(BATCH_WORKER, "unchanged", "the same settings")
 
 
 def _differences(before: Any, after: Any, at: str = "") -> Iterator[str]:

@@ -23,6 +23,7 @@ from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, M
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
+from serve_app.settings.batch import BatchSettings
 from serve_app.settings.mistakes import Mistake, mistakes
 from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
 from serve_app.types import RequestClass
@@ -142,6 +143,7 @@ class TenantSettings(FrozenSettings):
     share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
     limits: LimitSettings = LimitSettings()  # of all its keys together
     models: dict[str, LimitSettings] = {}  # the same for single models
+    batch_limits: LimitSettings = LimitSettings()  # of the rows of its batches, which are in no other limits
     over_limit: Literal["refuse", "wait"] = "refuse"  # a request over a limit: 429 with Retry-After, or it waits aside
 
 
@@ -281,6 +283,7 @@ class Settings(FrozenSettings):
     quota: QuotaSettings = QuotaSettings()
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
+    batch: BatchSettings = BatchSettings()
 
     @model_validator(mode="after")
     def _servable(self) -> Settings:

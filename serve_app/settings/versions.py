@@ -51,6 +51,11 @@ def router_version() -> str:
     return _digest({"router": None})
 
 
+def worker_version() -> str:
+    """The version of the deployment of batch workers: as the routers', it takes over every setting while it runs."""
+    return _digest({"batch": None})
+
+
 def _digest(parts: dict[str, Any]) -> str:
     text = json.dumps({"release": RELEASE, **parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARS]

@@ -56,7 +56,9 @@ def own_errors() -> Iterator[None]:
         raise
     except (DBAPIError, TimeoutError, CommandError, OSError) as error:
         why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-        raise StoreAway(f"the store of keys and use cannot be used at the moment: {why}", retry_after_s=1.0) from None
+        raise StoreAway(
+            f"the store of keys, use and batches cannot be used at the moment: {why}", retry_after_s=1.0
+        ) from None
 
 
 def _make_private(file: Path) -> None:

@@ -149,8 +149,9 @@ def defaults_lines(folder: Path) -> list[str]:
 
 def frontend_lines(sources: Sources) -> list[str]:
     """The lines added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before the
-    router sees the request are removed, since only operators may set them; opening a session is not repeated. While
-    no router answers, a preflight is granted for this one time, or the page could not read why its request fails."""
+    router sees the request are removed, since only operators may set them; opening a session and making a batch are
+    not repeated. While no router answers, a preflight is granted for this one time, or the page could not read why its
+    request fails."""
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
@@ -162,6 +163,7 @@ def frontend_lines(sources: Sources) -> list[str]:
         "http-request del-header x-request-timeout-seconds",
         "http-request del-header x-request-disconnect-disabled",
         "http-request disable-l7-retry if { path_beg /v1/sessions }",
+        "http-request disable-l7-retry if METH_POST { path_beg /v1/batches }",
         "http-request set-var(txn.preflight) bool(true) if METH_OPTIONS"
         " { req.hdr(access-control-request-method) -m found }",
         f"http-after-response set-header access-control-allow-methods 'GET, POST, DELETE' if {REFUSED_PREFLIGHT}",

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serve_app.names import APPLICATION, ROUTER
+from serve_app.names import APPLICATION, BATCH_WORKER, ROUTER
 
 MAX_BYTES = 16 * 2**20  # of one file: some hundred thousand lines; Ray's own bound on a Serve log is 100 MiB
 HEAD_BYTES = 4096  # Ray's and our marks are the first lines of a worker's file
 REPLICA_MARK = ":replica:"
 CONTINUED_LINES = 50  # of a traceback below the line that names the request
-QUOTA, CONTROLLER, PROXY, ROUTERS = "quota", "controller", "proxy", "router"
-LOG_SOURCES = (ROUTERS, CONTROLLER, PROXY, QUOTA)  # beside the engines' deployments
+QUOTA, CONTROLLER, PROXY, ROUTERS, WORKERS = "quota", "controller", "proxy", "router", "batch"
+LOG_SOURCES = (ROUTERS, WORKERS, CONTROLLER, PROXY, QUOTA)  # beside the engines' deployments
 _SERVE_FILE = re.compile(rf"replica_{APPLICATION}_(?P<deployment>.+)_(?P<replica>[a-z0-9]+)\.log(\.\d+)?")
 _OTHER_FILE = re.compile(r"(?P<source>controller|proxy)_.*\.log(\.\d+)?")
 _ACTOR = re.compile(rf"^:actor_name:(?:ServeReplica:{APPLICATION}:(?P<deployment>.+)|(?P<quota>GpuMemoryQuota))$", re.M)
@@ -37,7 +37,7 @@ class LogFilter:
     """Which lines are wanted. Empty: no restriction.
 
     Args:
-        source: a deployment, or `router`, `controller`, `quota`, `proxy`.
+        source: a deployment, or `router`, `batch`, `controller`, `quota`, `proxy`.
         replica: the beginning of a replica's id.
         request: a request's id, without what an answer's body puts before it.
     """
@@ -148,7 +148,7 @@ def _owner(path: Path) -> tuple[str, str] | None:
 
 
 def _source(deployment: str) -> str:
-    return ROUTERS if deployment == ROUTER else deployment
+    return {ROUTER: ROUTERS, BATCH_WORKER: WORKERS}.get(deployment, deployment)
 
 
 def _modified(path: Path) -> float:

@@ -162,10 +162,14 @@ def postgres_programs() -> Path | None:
 
 def check_for_tests() -> list[Missing]:
     """Check what only tests need."""
-    if postgres_programs() is not None:
-        return []
-    packages = {"apt-get": "postgresql", "dnf": "postgresql-server"}
-    return [Missing("PostgreSQL's server", "tests run the store on a real one", packages)]
+    found: list[Missing] = []
+    if postgres_programs() is None:
+        packages = {"apt-get": "postgresql", "dnf": "postgresql-server"}
+        found.append(Missing("PostgreSQL's server", "tests run the store on a real one", packages))
+    if shutil.which("redis-server") is None:
+        packages = {"apt-get": "redis-server", "dnf": "redis"}
+        found.append(Missing("Redis's server", "tests run the intake of batches on a real one", packages))
+    return found
 
 
 def _runs(python: str) -> bool:

@@ -141,6 +141,7 @@ def test_the_plan_tells_which_replicas_restart_and_why(
         "    max_num_seqs: 64 -> 8",
         "+ engine-c: added: new in the configuration",
         "~ Router (1 replica): changed: taken over without a restart",
+        "~ BatchWorker: changed: taken over without a restart",
     ]
     told = json.loads(run("deploy", "--config", config, "--plan", "--json", "--address", "head:6379").stdout)
     assert {one["deployment"]: one["replicas"] for one in told["plan"] if one["what"] == "restarted"} == {

@@ -103,7 +103,12 @@ class Lab:
 
     def _config(self, models: list[Mapping[str, Any]]) -> dict[str, Any]:
         self._models = [model["name"] for model in models]
-        return {"models": [*models, ANCHOR], "auth": {"keys": [{"key": KEY}]}, "quota": {"device_gb": DEVICE_GB}}
+        return {
+            "models": [*models, ANCHOR],
+            "auth": {"keys": [{"key": KEY}]},
+            "quota": {"device_gb": DEVICE_GB},
+            "batch": {"workers": 0},
+        }
 
     def status(self, model: str) -> Mapping[str, Any]:
         """What `serve-app status` shows of a model."""

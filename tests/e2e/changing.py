@@ -51,7 +51,8 @@ def model(name: str, **changes: Any) -> dict[str, Any]:
 
 def configured(*models: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A configuration with the steady model, these and the load's key."""
-    return {"models": [model(STEADY), *models], "auth": {"keys": [{"key": KEY, "admin": True}]}} | changes
+    keys = [{"key": KEY, "admin": True}]
+    return {"models": [model(STEADY), *models], "auth": {"keys": keys}, "batch": {"workers": 0}} | changes
 
 
 @dataclasses.dataclass

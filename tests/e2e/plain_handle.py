@@ -26,6 +26,7 @@ MODEL = caller_app.MODEL
 CONFIG: dict[str, Any] = {
     "models": [{"name": MODEL, "engine": "simulated", "max_num_seqs": 4, "simulated": {"decode_step_s": 0.005}}],
     "auth": {"keys": [{"key": KEY}]},
+    "batch": {"workers": 0},
 }
 
 

@@ -26,6 +26,7 @@ CONFIG: dict[str, Any] = {
         },
     ],
     "auth": {"keys": [{"key": KEY, "metrics": True}]},
+    "batch": {"workers": 0},
 }
 START_ATTEMPTS = 3
 GIVEN_BACK_S = 5.0  # bound of a wait that takes milliseconds

@@ -56,6 +56,7 @@ CONFIG: dict[str, Any] = {
         ]
     },
     "admission": {"max_queued": MAX_QUEUED, "max_wait_s": 60.0},
+    "batch": {"workers": 1},
 }
 
 LOGICAL_CPUS = 8  # for Ray's placement: one for each engine, however few cores the machine has
@@ -121,8 +122,9 @@ def external() -> Stack | None:
 
 @contextmanager
 def own(state_dir: Path, config: Mapping[str, Any] = MappingProxyType(CONFIG), name: str = "e2e") -> Iterator[Stack]:
-    """A stack of our own for the block; nothing of it is left after that. Keys: those of `CONFIG` by default."""
-    config = {"auth": CONFIG["auth"], **config}
+    """A stack of our own for the block; nothing of it is left after that. By default with the keys of `CONFIG`
+    and without a batch worker."""
+    config = {"auth": CONFIG["auth"], "batch": {"workers": 0}, **config}
     names = [model["name"] for model in config["models"]]
     cluster = LocalCluster.start(f"{name}-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, models=names)
     driver: RemoteDriver | None = None

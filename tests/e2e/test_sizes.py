@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http.app import MAX_BYTES_PER_TOKEN
+from serve_app.http.request_size import MAX_BYTES_PER_TOKEN
 from tests.e2e.observe import FILL_S, Observer, within
 from tests.e2e.stack import TINY, Stack
 

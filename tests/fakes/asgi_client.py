@@ -11,6 +11,7 @@ from typing import Any
 
 from serve_app.core.receipts import Receipts
 from serve_app.http.app import RouterApp
+from serve_app.http.batch_lane import BatchLane
 from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.stored_keys import KeyFollower
@@ -69,6 +70,7 @@ def router_app(
     limits: FakeLimits | None = None,
     keyed_runs: KeyedRuns | None = None,
     follower: KeyFollower | None = None,
+    batches: BatchLane | None = None,
 ) -> RouterApp:
     """An ASGI app that reaches no quota actor, except for claims, and no other router unless `keyed_runs` does."""
 
@@ -79,7 +81,7 @@ def router_app(
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
     usage, sessions, limits = UsageReporter("router", away), SessionClient(away, {}), limits or FakeLimits()
-    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower
+    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches
     return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
 
 

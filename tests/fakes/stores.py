@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class FakeStore(Store):
         self.calls += 1
         if self.away:
             raise StoreAway("the store is away")
-        return getattr(self.sql, method)(*arguments, **named)
+        return operator.attrgetter(method)(self.sql)(*arguments, **named)
 
 
 class Routers:

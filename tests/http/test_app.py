@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.routing import outliers
 from serve_app.errors import BadRequest, EngineFailed
-from serve_app.http import app, idempotency
+from serve_app.http import app, idempotency, request_size
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
@@ -431,8 +431,8 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
 
 
 def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN, 10)
-    app.check_unqueued_size(10_000, 2**63 - 1)  # no engine has told its length yet
+    request_size.check_unqueued_size(10 * request_size.MAX_BYTES_PER_TOKEN, 10)
+    request_size.check_unqueued_size(10_000, 2**63 - 1)  # no engine has told its length yet
     with pytest.raises(BadRequest) as caught:
-        app.check_unqueued_size(10 * app.MAX_BYTES_PER_TOKEN + 1, 10)
+        request_size.check_unqueued_size(10 * request_size.MAX_BYTES_PER_TOKEN + 1, 10)
     assert caught.value.param == "prompt"

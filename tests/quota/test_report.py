@@ -13,12 +13,15 @@ from rich.console import Console
 from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
 from serve_app.cluster.local import status
+from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartReport, StartsRequest
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import RouterMessage
 from serve_app.core.shared_queue.messages import (
+    AccountReport,
+    Amount,
     Arrive,
     CreditRequest,
     EngineReachability,
@@ -26,7 +29,7 @@ from serve_app.core.shared_queue.messages import (
     ModelPolicy,
     RouterEvent,
 )
-from serve_app.quota.report import figures
+from serve_app.quota.report import figures, model_figures
 from serve_app.types import RequestClass
 
 GB = 10**9
@@ -214,3 +217,33 @@ def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) 
         ("m", "low", "1", "0.5 s"),
     ]
     assert "queue\t" not in quiet.getvalue()
+
+
+def test_figures_for_batches_tell_by_model_what_is_busy_and_what_waits() -> None:
+    quota = Quota(3, {}, 0.0)
+    quota.on_devices([Device("n", 0, 80 * GB)], 0.0)
+    told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
+    holds = quota.on_engine(told, 0.0).holds
+    quota.on_engine(replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, slots=4), 0.0)
+    events: list[RouterEvent] = [Hello(()), ModelPolicy("m", POLICY), ModelPolicy("asleep", POLICY)]
+    seq = 1
+
+    def sent(*more: RouterEvent) -> dict[str, ModelFigures]:
+        nonlocal seq
+        quota.on_exchange(RouterMessage("r", 1, 3, seq, more, 0, 0), 0.1 * seq)
+        seq += len(more)
+        return model_figures(quota)
+
+    def arrival(name: str, level: RequestClass, slots: int = 1) -> Arrive:
+        return Arrive("m", Arrival(name, level, "t", slots, 10), 0.0)
+
+    none = ModelFigures(0, 0, 0, 0)
+    assert sent(*events) == {"m": none, "asleep": none}, "no router reaches the engine"
+    idle = {"m": ModelFigures(4, 0, 0, 0), "asleep": none}
+    assert sent(EngineReachability("m", "e", True)) == idle
+    assert sent(CreditRequest("e", 0, 0)) == idle, "credit that no request holds is not busy"
+    held = AccountReport((Amount("e", 1, 100),), (Amount("e", 2, 720),), 0)
+    assert sent(held)["m"].busy == 1, "what requests hold by credit is"
+    busy = sent(*(arrival(f"low {number}", RequestClass.LOW, 2) for number in range(2)))["m"]
+    assert (busy.slots, busy.busy, busy.waiting, busy.waiting_low) == (4, 4, 2, 2)
+    assert sent(arrival("high", RequestClass.HIGH))["m"] == ModelFigures(4, 4, 3, 2)

@@ -26,7 +26,7 @@ def whats(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, str
 
 
 def test_where_nothing_is_deployed_all_is_added() -> None:
-    assert whats(None, {"models": [A]}) == {"engine-a": "added", "Router": "added"}
+    assert whats(None, {"models": [A]}) == {"engine-a": "added", "Router": "added", "BatchWorker": "added"}
 
 
 def test_a_change_of_one_model_restarts_it_alone_and_says_why() -> None:
@@ -35,6 +35,7 @@ def test_a_change_of_one_model_restarts_it_alone_and_says_why() -> None:
         "engine-a": "unchanged",
         "engine-b": "restarted",
         "Router": "changed",
+        "BatchWorker": "changed",
     }
     assert plan["engine-b"].fields == ("kv_cache_gb: not set -> 1.0", "max_num_seqs: 64 -> 8")
 
@@ -45,6 +46,7 @@ def test_another_release_restarts_what_stays() -> None:
         "engine-a": "restarted",
         "engine-b": "added",
         "Router": "restarted",
+        "BatchWorker": "restarted",
     }
     assert plan["Router"].why == f"serve-app {RELEASE} replaces 0.1.0"
 
@@ -55,13 +57,14 @@ def test_models_come_and_go_without_a_restart_of_others() -> None:
         "engine-a": "unchanged",
         "engine-b": "removed",
         "Router": "changed",
+        "BatchWorker": "changed",
     }
 
 
 def test_what_is_taken_over_restarts_nothing() -> None:
     live = {"replicas": {"max_replicas": 3}, "drain_s": 5}
     plan = planned({"models": [A]}, {"models": [A | live], "admission": {"max_queued": 3}})
-    assert {name: one.what for name, one in plan.items()} == {"engine-a": "changed", "Router": "changed"}
+    assert {name: one.what for name, one in plan.items()} == dict.fromkeys(plan, "changed")
     assert plan["Router"].fields == ("admission.max_queued: 1000 -> 3",)
 
 
@@ -102,7 +105,9 @@ def test_changed_keys_are_named_without_their_digests() -> None:
 )
 def test_where_what_is_deployed_cannot_be_read_all_counts_as_restarted(deployed: Any, why: str) -> None:
     found = changes(deployed, arguments({"models": [A]}), on_cpu=True)
-    assert {one.deployment: one.what for one in found} == {"engine-a": "restarted", "Router": "restarted"}
+    assert {one.deployment: one.what for one in found} == dict.fromkeys(
+        ("engine-a", "Router", "BatchWorker"), "restarted"
+    )
     assert found[0].why.startswith("what is deployed cannot be read: ")
     assert why in found[0].why
 
@@ -113,3 +118,15 @@ def test_a_served_model_keeps_its_replicas_so_the_number_to_start_with_is_no_cha
 
     for before, after in ((4, 4), (None, 4), (2, None)):
         assert whats(replicas(before), replicas(after))["engine-a"] == "unchanged"
+
+
+def test_workers_come_and_go_with_their_number_and_take_over_the_rest() -> None:
+    def workers(number: int, **more: Any) -> dict[str, Any]:
+        return {"models": [A], "batch": {"workers": number, **more}}
+
+    assert whats(workers(0), workers(2))["BatchWorker"] == "added"
+    assert whats(workers(1), workers(0))["BatchWorker"] == "removed"
+    assert "BatchWorker" not in whats(workers(0), workers(0))
+    assert whats(workers(1), workers(1))["BatchWorker"] == "unchanged"
+    plan = planned(workers(1), workers(1, max_in_flight=8))
+    assert (plan["BatchWorker"].what, plan["BatchWorker"].fields) == ("changed", ("batch.max_in_flight: 512 -> 8",))

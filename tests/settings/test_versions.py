@@ -14,7 +14,7 @@ from ray.serve._private.build_app import build_app
 
 from serve_app import settings as configuration
 from serve_app.app import build
-from serve_app.names import ROUTER, deployment_of
+from serve_app.names import BATCH_WORKER, ROUTER, deployment_of
 from serve_app.settings import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
 from serve_app.settings.versions import engine_version, router_version
 
@@ -174,12 +174,12 @@ A, B = deployment_of("a"), deployment_of("b")
 
 def test_a_change_of_one_model_leaves_all_other_versions_as_they_are() -> None:
     before = versions({"models": [{"name": "a"}, {"name": "b"}]})
-    assert set(before) == {ROUTER, A, B}
-    assert len(set(before.values())) == 3
+    assert set(before) == {ROUTER, BATCH_WORKER, A, B}
+    assert len(set(before.values())) == 4
     after = versions({"models": [{"name": "a"}, {"name": "b", "path": "/models/other"}]})
     assert {name for name in before if after[name] != before[name]} == {B}
     fewer = versions({"models": [{"name": "a"}]})
-    assert fewer == {name: before[name] for name in (ROUTER, A)}
+    assert fewer == {name: before[name] for name in (ROUTER, BATCH_WORKER, A)}
 
 
 def test_nothing_outside_the_models_replaces_any_replica() -> None:
@@ -188,5 +188,6 @@ def test_nothing_outside_the_models_replaces_any_replica() -> None:
         "admission": {"max_queued": 5, "max_wait_s": 9.0},
         "http": {"max_sequences": 1},
         "router": {"replicas": 3},
+        "batch": {"workers": 2, "max_in_flight": 3},
     }
     assert versions({"models": [{"name": "a"}], **outside}) == before

@@ -200,12 +200,13 @@ def test_a_request_whose_router_dies_before_its_answer_runs_on_another(
 
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize(
-    ("path", "size"), [("/lost", 10), ("/lost", 200_000), ("/lost", 5_000_000), ("/v1/sessions/lost", 10)]
+    ("path", "size"),
+    [("/lost", 10), ("/lost", 200_000), ("/lost", 5_000_000), ("/v1/sessions/lost", 10), ("/v1/batches/lost", 10)],
 )
 def test_where_it_cannot_be_repeated_it_is_told_that_the_router_is_lost(
     there: Edge, two: list[Router], used_before: bool, path: str, size: int
 ) -> None:
-    """Both routers die under it, the body is too large to be kept, or it opens a session."""
+    """Both routers die under it, the body is too large to be kept, it opens a session, or it makes a batch."""
     there.start(*two)
     connection = http.client.HTTPConnection("127.0.0.1", there.port, timeout=WITHIN_S)
     for _ in range(3 if used_before else 0):

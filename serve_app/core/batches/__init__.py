@@ -1,11 +1,13 @@
-"""Batches: files of requests that run when nobody else needs the engines.
+"""Batches: their files, rows and results; how many of their rows run now, and whose are next; entries of streams.
 
-Decides: whether a line of an input file is a row, how many rows of a model may be in flight, and which batch's rows
-come next. In: lines; figures of the models' queues, starts and ends of rows. Out: rows or what is wrong with a line;
+Decides: whether a line of an input file is a row, how many rows of a model may be in flight, which batch's rows come
+next, and what becomes of an entry of a stream.
+In: lines, entries; figures of the models' queues, starts and ends of rows. Out: rows or what is wrong with a line;
 numbers of rows.
 Never: reads a clock, a file or a store.
 """
 
+from serve_app.core.batches import intake
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
 from serve_app.core.batches.records import (
     ENDED,
@@ -18,7 +20,7 @@ from serve_app.core.batches.records import (
     RowError,
     RowResult,
 )
-from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, RowRequest, read_row
+from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, read_row
 
 __all__ = [
     "ENDED",
@@ -37,9 +39,9 @@ __all__ = [
     "Pauses",
     "RowCheck",
     "RowError",
-    "RowRequest",
     "RowResult",
     "WaitingRows",
+    "intake",
     "read_row",
     "share_rows",
 ]

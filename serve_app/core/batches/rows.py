@@ -138,29 +138,31 @@ def read_row(line: bytes, number: int) -> RowRequest:
         BadRow: not JSON in UTF-8, too long or too deep, a field missing or wrong.
     """
     try:
-        return _row(_parse(line))
+        return _row(read_object(line))
     except BadRow as bad:
         raise BadRow(replace(bad.error, line=number)) from None
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def read_object(line: bytes, noun: str = "line") -> dict[str, Any]:
+    """The JSON object of a line, or of another text called `noun`. Raises as `read_row`."""
     if len(line) > MAX_LINE_BYTES:
-        _refuse("line_too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
+        _refuse("line_too_long", f"The {noun} is longer than {MAX_LINE_BYTES} bytes.")
     if has_more_values(line, MAX_VALUES):
-        _refuse("invalid_json_line", f"The line has more than {MAX_VALUES} values.")
-    too_deep = f"The line is nested deeper than {MAX_DEPTH} levels."
+        _refuse("invalid_json_line", f"The {noun} has more than {MAX_VALUES} values.")
+    too_deep = f"The {noun} is nested deeper than {MAX_DEPTH} levels."
+    unreadable = f"This {noun} is not parseable as valid JSON"
     try:
         value = json.loads(line.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        _refuse("invalid_json_line", f"This line is not valid UTF-8 at byte {error.start}.")
+        _refuse("invalid_json_line", f"This {noun} is not valid UTF-8 at byte {error.start}.")
     except json.JSONDecodeError as error:
-        _refuse("invalid_json_line", f"This line is not parseable as valid JSON: {error.msg} at character {error.pos}.")
+        _refuse("invalid_json_line", f"{unreadable}: {error.msg} at character {error.pos}.")
     except ValueError:
-        _refuse("invalid_json_line", "This line is not parseable as valid JSON: a number has too many digits.")
+        _refuse("invalid_json_line", f"{unreadable}: a number has too many digits.")
     except RecursionError:
         _refuse("invalid_json_line", too_deep)
     if type(value) is not dict:
-        _refuse("invalid_json_line", f"This line must be a JSON object, it is {_type_of(value)}.")
+        _refuse("invalid_json_line", f"This {noun} must be a JSON object, it is {_type_of(value)}.")
     if is_deeper(line, value, MAX_DEPTH):
         _refuse("invalid_json_line", too_deep)
     return value
@@ -175,10 +177,15 @@ def _row(fields: Mapping[str, Any]) -> RowRequest:
         _refuse("invalid_url", f"The url must be one of {', '.join(ENDPOINTS)}, it is {_shown(url)}.", "url")
     if type(body) is not dict:
         _refuse("invalid_type", f"The body must be an object, it is {_type_of(body)}.", "body")
+    return RowRequest(custom_id, method, url, body, model_of(body), _prefix(body))
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The model of a request's body. Raises BadRow: it names none, or the answer would be streamed."""
     model = _name(body, "model", "body.")
     if body.get("stream") not in (None, False):
         _refuse("invalid_value", "The request of a batch cannot be streamed.", "body.stream")
-    return RowRequest(custom_id, method, url, body, model, _prefix(body))
+    return model
 
 
 def _field(fields: Mapping[str, Any], name: str, above: str = "") -> Any:
@@ -234,7 +241,7 @@ def _refuse(code: str, message: str, param: str | None = None) -> NoReturn:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    _refuse("invalid_json_line", f"This line is not parseable as valid JSON: {name} is no number of JSON.")
+    _refuse("invalid_json_line", f"Not parseable as valid JSON: {name} is no number of JSON.")
 
 
 def _type_of(value: Any) -> str:

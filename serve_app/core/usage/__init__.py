@@ -9,6 +9,7 @@ Never: reads a clock; the day of a request is an argument.
 from serve_app.core.usage.journal import begin_line, end_line, meter_of, state_line
 from serve_app.core.usage.meter import UsageMeter
 from serve_app.core.usage.records import (
+    BATCH_SUFFIX,
     USAGE_COUNTS,
     USAGE_KEY,
     InFlightUse,
@@ -19,6 +20,7 @@ from serve_app.core.usage.records import (
 )
 
 __all__ = [
+    "BATCH_SUFFIX",
     "USAGE_COUNTS",
     "USAGE_KEY",
     "InFlightUse",

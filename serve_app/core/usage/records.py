@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+BATCH_SUFFIX = " (batch)"  # of a model's name, for the use of rows of batches: reports and limits have them apart
+
 
 class UsageKey(NamedTuple):
     """By what use is summed. `day`: of UTC, as 2026-11-25."""

@@ -1,0 +1,92 @@
+"""The application's replicas by Serve's controller, with their processes: a child process does the looking
+(`python -m benchmarks.batch_crash.watch`), so that its owner stays free of Ray.
+
+The child reads one JSON object (environment) and prints one a look, until its input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from serve_app.cluster.local import RemoteDriver
+from serve_app.names import APPLICATION
+
+PERIOD_S = 0.3  # a look costs the controller some milliseconds
+FIRST_S = 60.0  # of the child's start: Ray is imported and joined
+
+
+class ReplicaWatch:
+    """The processes of the running replicas, by deployment. Use as a context manager."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._child = RemoteDriver({"environment": dict(environment)}, module="benchmarks.batch_crash.watch")
+        self._last: dict[str, dict[str, int]] = {}
+        self._at = 0.0
+
+    def __enter__(self) -> ReplicaWatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
+
+    def running(self, since: float = 0.0) -> dict[str, dict[str, int]]:
+        """By deployment, the process of each running replica, by a look after `since`.
+
+        Raises:
+            TimeoutError: the child has said nothing for `FIRST_S`.
+        """
+        deadline = time.monotonic() + FIRST_S
+        while (event := self._child.event(0.0 if self._at > since else max(0.0, deadline - time.monotonic()))) or (
+            self._at <= since
+        ):
+            if event is None or event.get("event") == "end":
+                raise TimeoutError("nothing is told of the replicas")
+            self._last, self._at = event["running"], event["at"]
+        return self._last
+
+
+def running_of(details: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """By deployment, the processes of its running replicas, by the replica's id."""
+    deployments = (details["applications"].get(APPLICATION) or {}).get("deployments", {})
+    return {
+        name: {
+            one["replica_id"]: one["pid"]
+            for one in deployment["replicas"]
+            if str(getattr(one["state"], "value", one["state"])) == "RUNNING" and one.get("pid")
+        }
+        for name, deployment in deployments.items()
+    }
+
+
+def main() -> int:
+    from serve_app.cluster.local import driver
+
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no look
+    order = json.loads(sys.stdin.readline())
+    driver.connect(order["environment"])
+    ended = threading.Event()
+
+    def until_input_ends() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=until_input_ends, daemon=True, name="input").start()
+    while not ended.wait(PERIOD_S):
+        seen = running_of(driver.details())
+        print(json.dumps({"at": time.monotonic(), "running": seen}), file=out, flush=True)
+    driver.disconnect()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Interactive clients in an open loop: each request goes out at its moment, whatever became of the others.
+
+Invariant: moments, classes and texts come from the seed; a request's time counts from its moment, so a client that is
+late itself is not hidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.common.scaling_stack import MODEL, Stage
+
+HIGH, NORMAL = "high", "normal"
+HIGH_SHARE = 0.2  # of the requests; the others are `normal`
+CLIENT_S = 120.0  # above any answer here
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request: seconds after the load's beginning, its class, its prompt."""
+
+    at_s: float
+    level: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Seconds from its moment to its first bytes and to its end; why it failed, or nothing."""
+
+    at_s: float
+    level: str
+    first_s: float
+    ended_s: float
+    failure: str = ""
+
+
+def poisson(seed: int, per_s: float, span_s: float) -> list[Planned]:
+    """Requests at random moments, so many a second on average."""
+    draw, at_s = random.Random(f"{seed} interactive"), 0.0
+    found: list[Planned] = []
+    while (at_s := at_s + draw.expovariate(per_s)) < span_s:
+        level = HIGH if draw.random() < HIGH_SHARE else NORMAL
+        found.append(Planned(at_s, level, f"person {len(found)} asks {draw.randrange(10**6)}"))
+    return found
+
+
+async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: bool) -> list[Answered]:
+    """All of them to their end."""
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {stage.key}"}
+    async with httpx.AsyncClient(
+        base_url=stage.cluster.url, headers=headers, limits=limits, timeout=CLIENT_S, trust_env=False
+    ) as client:
+        began = time.monotonic()
+
+        async def one(request: Planned) -> Answered:
+            due = began + request.at_s
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            body = {"model": MODEL, "prompt": request.prompt, "max_tokens": tokens, "ignore_eos": True}
+            first_s, failure = 0.0, ""
+            try:
+                async with client.stream(
+                    "POST", "/v1/completions", json=body | {"priority": request.level, "stream": stream}
+                ) as answer:
+                    async for piece in answer.aiter_bytes():
+                        # a comment of the queue is no token
+                        if not first_s and not piece.startswith(b":"):
+                            first_s = time.monotonic() - due
+                    failure = "" if answer.status_code == 200 else str(answer.status_code)
+            except httpx.HTTPError as error:
+                failure = repr(error)
+            return Answered(request.at_s, request.level, first_s, time.monotonic() - due, failure)
+
+        return await asyncio.gather(*(one(request) for request in planned))

@@ -1,0 +1,153 @@
+"""Rows of batches: requests of a key that nobody sends, at class `low`, with limits and use of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve_app.core.limits import LimitReason
+from serve_app.errors import RateLimited
+from serve_app.http.asgi_bridge import AsgiBridge
+from serve_app.http.error_responses import Headers
+from serve_app.http.keys import KeyRing, RowOwner
+from serve_app.http.python_calls import HttpRequest
+from serve_app.http.stored_keys import StoredKeys
+from serve_app.settings import AuthSettings, KeySettings
+from serve_app.store import KeyRecord
+from serve_app.types import RequestClass
+from tests.fakes.asgi_client import COMPLETIONS, Client, ask, started
+from tests.fakes.engines import MODEL, FakeCluster, run
+
+OPS = "sk-ops-0123456789abc"
+DESK = RowOwner("desk", "people")
+TENANTS = {"people": {"limits": {"max_concurrent": 8}, "batch_limits": {"tokens_per_day": 1000}}}
+
+
+async def answer_of(
+    client: Client, body: dict[str, Any], owner: RowOwner = DESK, key: str = "batch_1-1"
+) -> tuple[int, Headers, bytes]:
+    headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
+    request = HttpRequest("POST", COMPLETIONS, headers, json.dumps({**body, "stream": False}).encode())
+    pieces = [piece async for piece in AsgiBridge(client.edge).exchange(request, owner)]
+    head = pieces[0]
+    assert isinstance(head, tuple)
+    return head[0], head[1], b"".join([head[2], *(piece for piece in pieces[1:] if isinstance(piece, bytes))])
+
+
+def check(scenario: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
+    async def with_client(cluster: FakeCluster) -> None:
+        await scenario(await started(cluster, "r1", **settings))
+
+    run(with_client)
+
+
+def test_a_row_has_the_answer_of_the_same_request_and_the_class_low() -> None:
+    async def scenario(client: Client) -> None:
+        over = await client.post(ask("one two", 7, stream=False))
+        status, _, body = await answer_of(client, ask("one two", 7))
+        assert (status, json.loads(body)["choices"]) == (200, json.loads(over.body)["choices"])
+        classes = client.figures("serve_app_requests_total", "tenant", "priority")
+        assert classes == {("people", "normal"): 1, ("people", "low"): 1}
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("tier", ["priority", "default", "auto"])
+def test_a_row_is_low_whatever_its_body_asks_for(tier: str) -> None:
+    async def scenario(client: Client) -> None:
+        status, _, _ = await answer_of(client, ask("one", service_tier=tier))
+        assert status == 200
+        assert client.figures("serve_app_requests_total", "priority") == {("low",): 1}
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("owner", [RowOwner("gone", "people"), RowOwner("desk", "others")])
+def test_a_row_of_a_key_that_is_not_there_or_of_another_tenant_is_refused(owner: RowOwner) -> None:
+    async def scenario(client: Client) -> None:
+        status, _, body = await answer_of(client, ask("one"), owner)
+        assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+
+    check(scenario)
+
+
+def test_a_row_is_charged_to_the_limits_of_batches_and_a_request_is_not() -> None:
+    async def scenario(client: Client) -> None:
+        await client.post(ask("one"))
+        await answer_of(client, ask("one"))
+        request, row = (list(dict(one.scopes)) for one in client.limits.asked)
+        assert request == ["key:desk", "tenant:people"]
+        assert row == ["batch:people"]
+
+    check(scenario, limits={"requests_per_minute": 60}, admission={"tenants": TENANTS})
+
+
+def test_a_row_over_its_limit_is_told_when_to_come_back() -> None:
+    async def scenario(client: Client) -> None:
+        client.limits.refusal = RateLimited("tokens per day", code=LimitReason.QUOTA, retry_after_s=1.2)
+        status, headers, _ = await answer_of(client, ask("one"))
+        assert (status, dict(headers)[b"retry-after-ms"]) == (429, b"1200")
+
+    check(scenario, admission={"tenants": TENANTS})
+
+
+def test_a_row_sent_again_gets_the_answer_of_its_first_run_and_costs_a_client_s_key_nothing() -> None:
+    async def scenario(client: Client) -> None:
+        first, again = [await answer_of(client, ask("one", 3)) for _ in range(2)]
+        assert (first[0], first[2]) == (again[0], again[2])
+        own = await client.post(ask("another", 3, stream=False), headers={"Idempotency-Key": "batch_1-1"})
+        assert own.status == 200, "a client's key is another one, though it reads the same"
+        used = client.edge.usage.meter.next_batch()
+        assert used is not None
+        assert {(row.model, row.requests) for row in used.rows} == {(MODEL, 1), (f"{MODEL} (batch)", 1)}
+
+    check(scenario)
+
+
+def test_rows_of_a_key_of_the_store_end_with_the_key() -> None:
+    stored = StoredKeys()
+    record = KeyRecord(
+        "key_1", "ops", "people", b"d" * 32, models=("small",), max_class=RequestClass.CRITICAL, admin=True
+    )
+    ring = KeyRing(AuthSettings(keys=(KeySettings(key=OPS),)), stored, lambda: 100.0)
+    owner = RowOwner("key_1", "people")
+
+    def status() -> int:
+        try:
+            found = ring.identify({}, owner)
+        except Exception as error:  # noqa: BLE001 - its status is compared
+            return int(getattr(error, "status", 0))
+        assert (found.is_row, found.admin, found.default_class) == (True, False, RequestClass.LOW)
+        assert not found.may_use("large")
+        return 200
+
+    found = [status()]
+    for version, changed in enumerate(({}, {"expires_at": 50.0}, {"expires_at": 200.0}, {"revoked_at": 60.0}), 1):
+        stored.update(version, [replace(record, version=version, **changed)])
+        found.append(status())
+    assert found == [503, 200, 401, 200, 401]
+
+
+def test_http_cannot_name_whose_row_a_request_is() -> None:
+    async def scenario(client: Client) -> None:
+        named = {"serve_app.row_owner": "desk", "x-row-owner": "desk"}
+        reply = await client.request("POST", COMPLETIONS, json.dumps(ask("one")).encode(), named, key=None)
+        assert reply.status == 401
+
+    check(scenario)
+
+
+def test_rows_at_the_same_time_are_joined_by_their_key() -> None:
+    async def scenario(client: Client) -> None:
+        answers = await asyncio.gather(*(answer_of(client, ask("one", 50)) for _ in range(3)))
+        assert len({body for _, _, body in answers}) == 1
+        used = client.edge.usage.meter.next_batch()
+        assert used is not None
+        assert [row.requests for row in used.rows] == [1]
+
+    check(scenario)
