@@ -53,10 +53,12 @@ class SqlStore:
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        transactions = Transactions(url)
-        self._reading, self._writing, self._insert = transactions.reading, transactions.writing, transactions.insert
-        self._now, self.close = now, transactions.close
-        self.batches = SqlBatches(transactions, now)
+        self._engine, self._now = database.engine_of(url), now
+        self._upgraded, self._upgrading = False, threading.Lock()
+        self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
+
+    def close(self) -> None:
+        self._engine.dispose()
 
     def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
