@@ -39,6 +39,7 @@ CLAIM_RETRY_S = 1.0
 AHEAD_S = 1.0  # of ends: rows claimed before they may start, so that two claims a second feed any rate
 ATTEMPT_DELAYS_S = (0.0, 1.0, 4.0)  # before a row's first, second and third attempt: an engine restarts in between
 IDLE_LOOK_S = 0.5  # between looks without an event: pauses end, figures grow old
+UNKNOWN_ROWS = 500  # of one look for rows that a lost claim may have
 MAX_HELD_BYTES = 128 * 2**20  # bodies and answers of rows in flight, and results that are not stored yet
 MAX_DELAYED_ROWS = 1000  # that wait for their next attempt; with more, nothing works and nothing more is claimed
 
@@ -93,6 +94,7 @@ class RowFeed:
         self._name, self._store, self._run = name, store, run
         self._max_in_flight, self._weights, self._workers, self._wall = max_in_flight, weights, workers, wall
         self._failed_claims = 0
+        self._lost_claims: dict[str, str] = {}  # batches, by the name of a claim without an answer
         self._models: dict[str, ModelRows] = {}
         self._batches: dict[str, BatchRecord] = {}
         self._waiting: dict[tuple[str, str], int] = {}  # rows to claim, by batch and model
@@ -163,8 +165,20 @@ class RowFeed:
 
     async def renew(self) -> None:
         """Renew the leases of all rows held. Raises what the store raises."""
-        for name in {held.worker for held in self.held.values()}:
-            await bounded(self._store.renew(name, LEASE_S), RENEW_S)
+        for name, rows in Counter(held.worker for held in self.held.values()).items():
+            renewed = await bounded(self._store.renew(name, LEASE_S), RENEW_S)
+            if renewed > rows and name in self._lost_claims:
+                await self._return_unknown(name, self._lost_claims[name])
+        names = {held.worker for held in self.held.values()}
+        self._lost_claims = {name: batch_id for name, batch_id in self._lost_claims.items() if name in names}
+
+    async def _return_unknown(self, name: str, batch_id: str) -> None:
+        """Give back the rows of a claim without an answer: `renew` renews them with the rows held under that name."""
+        after = 0
+        while rows := await bounded(self._store.unfinished(batch_id, after, UNKNOWN_ROWS)):
+            keys = [(batch_id, row.number) for row in rows if (batch_id, row.number) not in self.held]
+            await bounded(self._store.release_rows(name, keys, count_attempt=False))
+            after = rows[-1].number
 
     async def close(self, bound_s: float) -> None:
         """Start no more rows, let those in flight end for `bound_s`, give back the rest."""
@@ -213,11 +227,12 @@ class RowFeed:
         return share_rows(need + ahead, waiting, rows.held_by_tenant, self._weights)
 
     async def _claim_of(self, batch: BatchRecord, model: str, rows: ModelRows, limit: int) -> bool:
-        # a claim without an answer may have rows, which this name would renew for ever: the next claim has another name
+        # a claim without an answer may have rows: the next one has another name, so that this one has no new rows
         name, at = f"{self._name}:{self._failed_claims}", (batch.batch_id, model)
         try:
             claimed = await bounded(self._store.claim_rows(name, batch.batch_id, model, limit, LEASE_S), CLAIM_S)
         except Exception as error:
+            self._lost_claims[name] = batch.batch_id
             self._failed_claims += 1
             if not is_away(error):
                 logger.exception("rows of %s cannot be claimed", batch.batch_id)

@@ -17,6 +17,7 @@ from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
+from tests.fakes.virtual_time import time_passes
 
 BEGIN = 1_700_000_000.0  # of the wall clock
 ENDPOINT = "/v1/chat/completions"
@@ -130,8 +131,8 @@ class Lane:
     async def ended(self, *batch_ids: str, bound_s: float = 2 * WINDOW_S) -> list[BatchRecord]:
         """Wait until the batches are in a last status."""
         async with asyncio.timeout(bound_s):
-            while not all(self.batch(batch_id).status in ENDED for batch_id in batch_ids):  # noqa: ASYNC110
-                await asyncio.sleep(0.5)
+            while not all(self.batch(batch_id).status in ENDED for batch_id in batch_ids):
+                await time_passes(0.5)
         return [self.batch(batch_id) for batch_id in batch_ids]
 
     def rows_left(self, batch_id: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.batches import BatchStatus
 from tests.batch.lane import Lane, wall
-from tests.fakes.virtual_time import run_in_virtual_time
+from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
 ROWS = 40
 
@@ -36,17 +36,17 @@ async def kill_and_start(lane: Lane, source: random.Random, kills: int) -> None:
     """Keep one or two workers alive, and end one of them now and then; sometimes within its first calls."""
     for _ in range(kills):
         lane.start()
-        await asyncio.sleep(source.choice([0.002, 0.02, 0.2, 2.0, 20.0]) * source.random())
+        await time_passes(source.choice([0.002, 0.02, 0.2, 2.0, 20.0]) * source.random())
         if source.random() < 0.3:
             lane.start()
-            await asyncio.sleep(source.random())
+            await time_passes(source.random())
         part = source.choice(["store", "files", "router", "none", "none"])
         if part == "store":
             for _, store in lane.workers.values():
                 store.is_away = True
         elif part != "none":
             getattr(lane, part).is_away = True
-        await asyncio.sleep(source.random())
+        await time_passes(source.random())
         for number in list(lane.workers):
             if source.random() < 0.8:
                 await lane.kill(number)
@@ -104,11 +104,11 @@ def test_whenever_a_batch_is_stopped_each_row_has_one_line_or_there_are_no_files
         batch_id = lane.submit(rows_of(source), window_s=after_s if how == "expire" else 1e5)
 
         async def cancel() -> None:
-            await asyncio.sleep(after_s)
+            await time_passes(after_s)
             running = [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]
             lane.tables.change_batch(batch_id, if_status=running, status=BatchStatus.CANCELLING, cancelling_at=wall())
 
-        cancelled = asyncio.create_task(cancel() if how == "cancel" else asyncio.sleep(0))
+        cancelled = asyncio.create_task(cancel() if how == "cancel" else time_passes(0.0))
         await kill_and_start(lane, source, kills=6)
         lane.start()
         [batch] = await lane.ended(batch_id)
@@ -138,6 +138,40 @@ def test_several_workers_run_each_row_once(workers: int) -> None:
         assert set(lane.tables.claims.values()) == {1}
         took_s = wall() - 1_700_000_000.0
         assert 600 * 0.5 / 12 / took_s >= 0.8
+        await lane.end()
+
+    run_in_virtual_time(play(), bound_s=1e6)
+
+
+def test_leases_of_long_rows_are_renewed_so_that_no_other_worker_runs_them() -> None:
+    async def play() -> None:
+        lane = Lane({"small": 4})
+        batch_id = lane.submit([{"seconds": 300.0}] * 4)
+        lane.start()
+        lane.start()
+        [batch] = await lane.ended(batch_id)
+        lane.assert_complete(batch, 4)
+        assert set(lane.tables.claims.values()) == {1}
+        await lane.end()
+
+    run_in_virtual_time(play(), bound_s=1e6)
+
+
+def test_rows_of_a_claim_whose_answer_was_lost_run_after_their_lease_though_their_worker_lives() -> None:
+    async def play() -> None:
+        lane = Lane({"small": 4})
+        slow = lane.submit([{"seconds": 2000.0}])
+        number = lane.start()
+        await time_passes(5.0)
+        lost = lane.submit([{}] * 20, name="b")
+        lane.workers[number][1].loses_claims = True
+        await time_passes(20.0)
+        assert lane.tables.claims["batch_b", 1] >= 1
+        lane.workers[number][1].loses_claims = False
+        [batch] = await lane.ended(lost)
+        lane.assert_complete(batch, 20)
+        assert wall() - 1_700_000_000.0 < 100.0
+        await lane.ended(slow)
         await lane.end()
 
     run_in_virtual_time(play(), bound_s=1e6)

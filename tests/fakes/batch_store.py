@@ -25,6 +25,7 @@ from serve_app.core.batches import (
     RowResult,
 )
 from serve_app.errors import NotFound, StoreAway, Unavailable
+from tests.fakes.virtual_time import time_passes
 
 
 @dataclass(slots=True)
@@ -160,10 +161,11 @@ def _claimed(batch_id: str, row: StoredRow) -> ClaimedRow:
 
 class FakeBatchStore:
     """The tables as one process reaches them: each call takes its time before and after it counts. `is_away`: it fails,
-    half of the times after it counted. `is_dead`: the process has ended, and no call of it counts any more."""
+    half of the times after it counted. `loses_claims`: claims count, and fail. `is_dead`: the process has ended, and no
+    call of it counts any more."""
 
     def __init__(self, tables: Any, source: random.Random, latency_s: float = 0.005) -> None:
-        self.is_away = self.is_dead = False
+        self.is_away = self.is_dead = self.loses_claims = False
         self._tables, self._random, self._latency_s = tables, source, latency_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -174,7 +176,7 @@ class FakeBatchStore:
             answer = getattr(self._tables, method)(*arguments, **named)
             if inspect.isawaitable(answer):
                 answer = await answer
-            if self.is_away:
+            if self.is_away or (method == "claim_rows" and self.loses_claims):
                 raise StoreAway("the store is away")
             await self._way()
             return answer
@@ -182,7 +184,7 @@ class FakeBatchStore:
         return call
 
     async def _way(self) -> None:
-        await asyncio.sleep(self._random.expovariate(1 / self._latency_s))
+        await time_passes(self._random.expovariate(1 / self._latency_s))
         if self.is_dead:
             await asyncio.get_running_loop().create_future()
 
@@ -198,7 +200,7 @@ class FakeFiles:
     async def write(self, name: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
         content = b""
         async for chunk in chunks:
-            await asyncio.sleep(0.001)
+            await time_passes(0.001)
             self.largest = max(self.largest, len(chunk))
             content += chunk
         self._check()
@@ -206,7 +208,7 @@ class FakeFiles:
         return len(content)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
-        await asyncio.sleep(0.001)
+        await time_passes(0.001)
         self._check()
         if name not in self.files:
             raise NotFound(f"no file {name}")
@@ -268,7 +270,7 @@ class FakeRouter:
             await asyncio.wait(left)
 
     async def get(self) -> Mapping[str, ModelFigures]:
-        await asyncio.sleep(0.005)
+        await time_passes(0.005)
         if self.is_away:
             raise Unavailable("no router")
         return {
@@ -296,7 +298,7 @@ class FakeRouter:
         self.max_busy[model] = max(self.max_busy[model], self.busy[model])
         self.started.append((tenant, name))
         try:
-            await asyncio.sleep(body.get("seconds", 0.2))
+            await time_passes(body.get("seconds", 0.2))
         finally:
             self.busy[model] -= 1
             self._freed.set()

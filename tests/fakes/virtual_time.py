@@ -64,3 +64,7 @@ async def _settled(scenario: Coroutine[Any, Any, T], bound_s: float | None) -> T
     left = [str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert not left, left
     return result
+
+
+async def time_passes(seconds: float) -> None:
+    await asyncio.sleep(seconds)  # virtual: takes no time
