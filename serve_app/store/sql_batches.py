@@ -1,13 +1,15 @@
 """Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
 
 Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
-leased to one worker at a time; whatever is called again with the same arguments changes nothing.
+leased to one worker at a time; whatever is called again with the same arguments changes nothing. Rows are locked in the
+order of batch and number and before their batch, or passed over where another transaction has them: no two transactions
+wait for each other.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
@@ -19,7 +21,7 @@ from sqlalchemy import (
     Row,
     Select,
     and_,
-    case,
+    bindparam,
     delete,
     func,
     or_,
@@ -43,8 +45,15 @@ from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 ROWS, FILES, B = BATCH_ROWS.c, BATCH_FILES.c, BATCHES.c
 FREE = 0.0  # `leased_until` of a row that nobody has
 NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
+WRITE_RESULT = (
+    update(BATCH_ROWS)
+    .where(ROWS.batch_id == bindparam("new_batch_id"), ROWS.number == bindparam("new_number"))
+    .values({**NOBODYS, "is_failed": bindparam("new_is_failed"), "line": bindparam("new_line")})
+)
 CLAIMED = ROWS.prefix, ROWS.number  # the order in which rows are claimed
-UPLOAD_S = 86_400.0  # an upload that has not ended by then never will
+UPLOAD_S = 7 * 86_400.0  # what is not complete by then never will be, even if files or store were away for days
+MAX_CLAIM = 10_000  # rows: SQLite takes 32,766 parameters
+FORGET_ROWS = 2000  # of one transaction: some 10 MB of results, so that SQLite's other writers wait for milliseconds
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 RowKey = tuple[str, int]  # a row's batch and number
@@ -114,7 +123,8 @@ class SqlBatches:
     def create_batch(self, record: BatchRecord) -> BatchRecord:
         """Add a batch; one of this id stays as it is, and is returned."""
         with self._writing() as connection:
-            connection.execute(self._insert(BATCHES).values(_columns(asdict(record))).on_conflict_do_nothing())
+            values = _columns({one.name: getattr(record, one.name) for one in fields(BatchRecord)})
+            connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
             return _batch(connection, record.batch_id, None)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
@@ -153,19 +163,16 @@ class SqlBatches:
                 select(BATCHES).where(B.status.not_in([str(one) for one in ENDED])).order_by(B.created_at, B.batch_id)
             )
             found = [_batch_record(row) for row in connection.execute(chosen)]
-            leased = func.sum(case((ROWS.leased_until > self._now(), 1), else_=0))
-            counts = (
-                select(ROWS.batch_id, ROWS.model, func.count(), leased)
-                .where(ROWS.batch_id.in_([one.batch_id for one in found]), ROWS.is_failed.is_(None))
-                .group_by(ROWS.batch_id, ROWS.model)
-            )
-            waiting: dict[str, dict[str, int]] = defaultdict(dict)
-            running: dict[str, int] = defaultdict(int)
-            for batch_id, model, rows, taken in connection.execute(counts):
-                running[batch_id] += int(taken)
-                if rows > taken:
-                    waiting[batch_id][model] = int(rows - taken)
-            return [BatchWork(one, waiting[one.batch_id], running[one.batch_id]) for one in found]
+            by = ROWS.batch_id, ROWS.model
+            unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
+            held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
+            left = _counts(connection.execute(unfinished))  # read from an index alone
+            leased = _counts(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
+        # PostgreSQL reads the two counts at two moments: a row may have been claimed between them
+        return [
+            BatchWork(one, dict(left[one.batch_id] - leased[one.batch_id]), leased[one.batch_id].total())
+            for one in found
+        ]
 
     # Rows
 
@@ -186,11 +193,14 @@ class SqlBatches:
             for row in rows
         ]
         with self._writing() as connection:
-            if not values or not _has_status(connection, batch_id, BatchStatus.VALIDATING):
+            status = select(B.status).where(B.batch_id == batch_id).with_for_update()  # it stays until the rows are in
+            if not values or connection.execute(status).scalar() != BatchStatus.VALIDATING:
                 return 0
-            before = _count(connection, batch_id)
+            first, last = min(row.number for row in rows), max(row.number for row in rows)
+            there = select(func.count()).where(ROWS.batch_id == batch_id, ROWS.number.between(first, last))
+            before = connection.execute(there).scalar_one()
             connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
-            return _count(connection, batch_id) - before
+            return int(connection.execute(there).scalar_one() - before)
 
     def claim_rows(
         self, worker: str, batch_id: str, model: str, limit: int, lease_s: float, claim: str
@@ -203,28 +213,37 @@ class SqlBatches:
         with self._writing() as connection:
             if rows := [ClaimedRow(*row) for row in connection.execute(_claimable().where(same).order_by(*CLAIMED))]:
                 return rows
-            if not _has_status(connection, batch_id, BatchStatus.IN_PROGRESS):
+            status = connection.execute(select(B.status).where(B.batch_id == batch_id)).scalar()
+            if status != BatchStatus.IN_PROGRESS or limit <= 0:
                 return []
-            chosen = _claimable().where(free).order_by(*CLAIMED).limit(limit)
+            chosen = _claimable().where(free).order_by(*CLAIMED).limit(min(limit, MAX_CLAIM))
             rows = [ClaimedRow(*row) for row in connection.execute(chosen.with_for_update(skip_locked=True))]
             taken = {"worker": worker, "claim": claim, "leased_until": now + lease_s}
-            _change(connection, [(row.batch_id, row.number) for row in rows], taken)
+            _change(connection, batch_id, [row.number for row in rows], taken)
             return rows
 
     def renew(self, worker: str, lease_s: float) -> int:
         """Lease the rows that a worker has for as long again, from now. Returns how many."""
         with self._writing() as connection:
-            held = and_(ROWS.worker == worker, ROWS.is_failed.is_(None))
-            done = connection.execute(update(BATCH_ROWS).where(held).values(leased_until=self._now() + lease_s))
-            return int(done.rowcount)
+            held = select(ROWS.batch_id, ROWS.number).where(ROWS.worker == worker)
+            # whoever has one of them locked writes its result, or has claimed it
+            rows = _by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
+            for batch_id, numbers in rows.items():
+                _change(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
+            return sum(len(numbers) for numbers in rows.values())
 
     def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
         """Give rows back that this worker has. `count_attempt`: their runs failed. Returns how many."""
         free = dict[str, Any](NOBODYS)
         if count_attempt:
             free["attempts"] = ROWS.attempts + 1
+        count = 0
         with self._writing() as connection:
-            return _change(connection, rows, free, ROWS.worker == worker)
+            for batch_id, numbers in _by_batch(rows).items():
+                held = _lock(connection, batch_id, numbers, ROWS.worker == worker)
+                _change(connection, batch_id, held, free)
+                count += len(held)
+        return count
 
     def add_results(self, results: Sequence[RowResult]) -> list[RowKey]:
         """Write results of rows that have none, and count them. Returns those written."""
@@ -232,20 +251,15 @@ class SqlBatches:
         for one in results:
             first.setdefault((one.batch_id, one.number), one)
         with self._writing() as connection:
-            open_rows = [
-                key
+            written = [
+                first[batch_id, number]
                 for batch_id, numbers in _by_batch(first).items()
-                for key in connection.execute(
-                    select(ROWS.batch_id, ROWS.number)
-                    .where(ROWS.batch_id == batch_id, ROWS.number.in_(numbers), ROWS.is_failed.is_(None))
-                    .order_by(ROWS.number)
-                    .with_for_update()
-                )
+                for number in _lock(connection, batch_id, numbers, ROWS.is_failed.is_(None))
             ]
-            written = [first[batch_id, number] for batch_id, number in open_rows]
-            for one in written:
-                values = {"is_failed": one.is_failed, "line": one.line, **NOBODYS}
-                _change(connection, [(one.batch_id, one.number)], values)
+            if written:
+                connection.execute(
+                    WRITE_RESULT, [{f"new_{name}": value for name, value in asdict(one).items()} for one in written]
+                )
             for batch_id in sorted({one.batch_id for one in written}):
                 failed = [one.is_failed for one in written if one.batch_id == batch_id]
                 counts = {"failed": B.failed + sum(failed), "completed": B.completed + len(failed) - sum(failed)}
@@ -271,9 +285,14 @@ class SqlBatches:
             return [ClaimedRow(*row) for row in connection.execute(chosen)]
 
     def forget_rows(self, batch_id: str) -> None:
-        """Remove the rows of a batch that is over, with their results."""
-        with self._writing() as connection:
-            connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id))
+        """Remove the rows of a batch that is over, with their results, in transactions of `FORGET_ROWS`."""
+        some = select(ROWS.number).where(ROWS.batch_id == batch_id).order_by(ROWS.number).limit(FORGET_ROWS)
+        while True:
+            with self._writing() as connection:
+                numbers = connection.execute(some.with_for_update()).scalars().all()
+                if not numbers:
+                    return
+                connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
 
 
 def _claimable() -> Select[Any]:
@@ -291,22 +310,25 @@ def _by_batch(keys: Iterable[RowKey]) -> dict[str, list[int]]:
     return found
 
 
-def _change(connection: Connection, keys: Iterable[RowKey], values: Mapping[str, Any], *conditions: Any) -> int:
-    """Change rows that have no result. Returns how many."""
-    changed = 0
-    for batch_id, numbers in _by_batch(keys).items():
-        chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers), ROWS.is_failed.is_(None), *conditions
-        changed += connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values))).rowcount
-    return changed
+def _lock(connection: Connection, batch_id: str, numbers: Sequence[int], condition: ColumnElement[bool]) -> list[int]:
+    """Which of these rows meet the condition, locked in their order."""
+    chosen = select(ROWS.number).where(ROWS.batch_id == batch_id, ROWS.number.in_(numbers), condition)
+    return list(connection.execute(chosen.order_by(ROWS.number).with_for_update()).scalars())
 
 
-def _has_status(connection: Connection, batch_id: str, status: BatchStatus) -> bool:
-    chosen = select(B.batch_id).where(B.batch_id == batch_id, B.status == str(status))
-    return connection.execute(chosen).first() is not None
+def _change(connection: Connection, batch_id: str, numbers: Sequence[int], values: Mapping[str, Any]) -> None:
+    """Change rows that this transaction has locked."""
+    if numbers:
+        chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers)
+        connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values)))
 
 
-def _count(connection: Connection, batch_id: str) -> int:
-    return int(connection.execute(select(func.count()).where(ROWS.batch_id == batch_id)).scalar_one())
+def _counts(rows: Iterable[Any]) -> dict[str, Counter[str]]:
+    """Rows of batch, model and a count, as the counts of models by batch."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for batch_id, model, count in rows:
+        found[batch_id][model] = count
+    return found
 
 
 def _of(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
@@ -347,7 +369,7 @@ def _columns(changes: Mapping[str, Any]) -> dict[str, Any]:
     if "metadata" in columns:
         columns["metadata"] = json.dumps(dict(columns["metadata"]))
     if "errors" in columns:
-        columns["errors"] = json.dumps([one if isinstance(one, dict) else asdict(one) for one in columns["errors"]])
+        columns["errors"] = json.dumps([asdict(one) for one in columns["errors"]])
     return columns
 
 

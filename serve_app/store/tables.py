@@ -133,7 +133,9 @@ BATCH_ROWS = Table(
     Column("claim", String(32)),  # by which it has the row: a claim repeated gets the same rows
     Column("leased_until", Double, nullable=False),  # 0: nobody has it
     Column("is_failed", Boolean),  # NULL: it has no result
-    Column("line", Text),
+    Column("line", Text),  # the last one: SQLite reads a row from its beginning
+    Index("batch_rows_results", "batch_id", "is_failed", "number"),
+    # Conditions have no parameters: SQLite takes such an index only for what it can prove before it knows any.
     Index(
         "batch_rows_claims",
         "batch_id",
@@ -143,5 +145,10 @@ BATCH_ROWS = Table(
         sqlite_where=text("is_failed IS NULL"),
         postgresql_where=text("is_failed IS NULL"),
     ),
-    Index("batch_rows_worker", "worker"),
+    Index(
+        "batch_rows_worker",
+        "worker",
+        sqlite_where=text("worker IS NOT NULL"),
+        postgresql_where=text("worker IS NOT NULL"),
+    ),
 )

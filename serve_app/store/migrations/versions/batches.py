@@ -69,7 +69,9 @@ def upgrade() -> None:
     waiting = sa.text("is_failed IS NULL")
     columns = ["batch_id", "model", "prefix", "number"]
     op.create_index("batch_rows_claims", "batch_rows", columns, sqlite_where=waiting, postgresql_where=waiting)
-    op.create_index("batch_rows_worker", "batch_rows", ["worker"])
+    leased = sa.text("worker IS NOT NULL")
+    op.create_index("batch_rows_worker", "batch_rows", ["worker"], sqlite_where=leased, postgresql_where=leased)
+    op.create_index("batch_rows_results", "batch_rows", ["batch_id", "is_failed", "number"])
 
 
 def downgrade() -> None:
