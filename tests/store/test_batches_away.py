@@ -10,19 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, select, text, update
 
 from serve_app.core.batches import BatchRecord, BatchStatus, NewRow, RowResult
 from serve_app.errors import StoreAway
 from serve_app.store import database
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
+from serve_app.store.tables import BATCH_ROWS, BATCHES
+from tests.fakes.postgres import PostgresServer
 
 LEASE_S = 30.0
 NAME = "batch_1"
 ROWS = 40
 LINE = "x" * 100_000  # of a result: more than a database has left in its last page
 WORKERS, ACTS = 4, 60
+BESIDE_S = 0.3  # for a call to come to where it waits for another transaction; on a slow machine it comes too late to
 FULL = """
 CREATE FUNCTION full_disk() RETURNS trigger AS $$
 BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END
@@ -166,32 +169,51 @@ def test_workers_that_claim_renew_return_and_write_the_same_rows_at_once_stop_no
     assert len(store.batches.unfinished(NAME, 0, ROWS)) == ROWS - len(written)
 
 
-def test_rows_come_late_only_while_their_batch_is_validated(url: str) -> None:
-    """A validation that was thought dead goes on while its batch ends: no row of it stays behind."""
-    store = SqlStore(url)
-    record = BatchRecord(NAME, "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.VALIDATING, 5.0, 9e9)
-    rounds = 10
-    for round_ in range(rounds):
-        store.batches.create_batch(replace(record, batch_id=f"batch_{round_}"))
-    together = threading.Barrier(2)
+@contextmanager
+def in_the_background(act: Callable[[], None]) -> Iterator[None]:
+    """Runs it beside the block, which it may wait for."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(BESIDE_S)
+    yield
+    thread.join()
 
-    def add() -> None:
-        together.wait()
-        for round_ in range(rounds):
-            for number in range(1, 20):
-                store.batches.add_rows(f"batch_{round_}", [NewRow(number, 0, 9, f"c{number}", "m", 0)])
 
-    def end() -> None:
-        together.wait()
-        for round_ in range(rounds):
-            store.batches.change_batch(
-                f"batch_{round_}", if_status=[BatchStatus.VALIDATING], status=BatchStatus.CANCELLED
-            )
-            store.batches.forget_rows(f"batch_{round_}")
+def test_rows_that_come_while_their_batch_ends_stay_out(url: str, engine: Engine) -> None:
+    """A validation that was thought dead goes on while another worker ends the batch: no row of it stays behind."""
+    batches, added = SqlStore(url).batches, []
+    begun(batches)
+    batches.create_batch(replace(batches.batch(NAME, None), batch_id="batch_2", status=BatchStatus.VALIDATING))
+    with engine.connect() as other, other.begin() as transaction:
+        other.execute(update(BATCHES).where(BATCHES.c.batch_id == "batch_2").values(status="cancelled"))
+        with in_the_background(lambda: added.append(batches.add_rows("batch_2", [NewRow(1, 0, 9, "c", "m", 0)]))):
+            transaction.commit()
+    assert added == [0]
+    assert batches.unfinished("batch_2", 0, ROWS) == []
 
-    threads = [threading.Thread(target=act) for act in (add, end)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [store.batches.unfinished(f"batch_{round_}", 0, 99) for round_ in range(rounds)] == [[]] * rounds
+
+def test_of_two_results_at_once_the_first_stays(url: str, engine: Engine) -> None:
+    batches, written = SqlStore(url).batches, []
+    begun(batches)
+    of_row_1 = BATCH_ROWS.c.batch_id == NAME, BATCH_ROWS.c.number == 1
+    with engine.connect() as other, other.begin() as transaction:
+        other.execute(update(BATCH_ROWS).where(*of_row_1).values(is_failed=False, line="first"))
+        second = [RowResult(NAME, 1, True, "second")]
+        with in_the_background(lambda: written.extend(batches.add_results(second))):
+            transaction.commit()
+    assert written == []
+    assert [one.line for one in batches.results(NAME, failed=False, after=0, limit=9)] == ["first"]
+    assert batches.batch(NAME, None).failed == 0
+
+
+def test_on_postgresql_a_claim_and_a_renewal_wait_for_no_row_of_another_transaction(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    batches = SqlStore(url).batches
+    begun(batches)
+    assert len(batches.claim_rows("w", NAME, "m", 3, LEASE_S, "1")) == 3
+    first, fourth = 3, 12  # of those with prefix 0
+    locked = select(BATCH_ROWS).where(BATCH_ROWS.c.batch_id == NAME, BATCH_ROWS.c.number.in_((first, fourth)))
+    with database.engine_of(url).begin() as other:
+        assert len(other.execute(locked.with_for_update()).all()) == 2
+        assert [row.number for row in batches.claim_rows("v", NAME, "m", 2, LEASE_S, "2")] == [15, 18]
+        assert batches.renew("w", LEASE_S) == 2

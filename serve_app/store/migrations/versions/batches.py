@@ -66,10 +66,13 @@ def upgrade() -> None:
         sa.Column("is_failed", sa.Boolean),
         sa.Column("line", sa.Text),
     )
-    waiting = sa.text("is_failed IS NULL")
+    _index_rows()
+
+
+def _index_rows() -> None:
+    waiting, leased = sa.text("is_failed IS NULL"), sa.text("worker IS NOT NULL")
     columns = ["batch_id", "model", "prefix", "number"]
     op.create_index("batch_rows_claims", "batch_rows", columns, sqlite_where=waiting, postgresql_where=waiting)
-    leased = sa.text("worker IS NOT NULL")
     op.create_index("batch_rows_worker", "batch_rows", ["worker"], sqlite_where=leased, postgresql_where=leased)
     op.create_index("batch_rows_results", "batch_rows", ["batch_id", "is_failed", "number"])
 
