@@ -76,32 +76,29 @@ USAGE_SOURCES = Table(
     Column("seen_at", Double, nullable=False),
 )
 
-FILES = Table(
-    "files",
+BATCH_FILES = Table(
+    "batch_files",
     METADATA,
     Column("file_id", String(64), primary_key=True),
-    Column("tenant", String(64), nullable=False),
+    Column("tenant", String(64), nullable=False, index=True),
     Column("key_id", String(64), nullable=False),
-    Column("filename", Text, nullable=False),  # JSON: a client may name it anything
-    Column("purpose", String(64), nullable=False),
+    Column("filename", String(256), nullable=False),
+    Column("purpose", String(32), nullable=False),
     Column("size", BigInteger),
     Column("created_at", Double, nullable=False),
-    Column("expires_at", Double),
+    Column("expires_at", Double, index=True),
     Column("deleted_at", Double),
-    Index("files_by_age", "tenant", "created_at", "file_id"),
 )
-_KEPT = text("deleted_at IS NULL")
-Index("files_kept", FILES.c.expires_at, sqlite_where=_KEPT, postgresql_where=_KEPT)
 
 BATCHES = Table(
     "batches",
     METADATA,
     Column("batch_id", String(64), primary_key=True),
-    Column("tenant", String(64), nullable=False),
+    Column("tenant", String(64), nullable=False, index=True),
     Column("key_id", String(64), nullable=False),
     Column("endpoint", String(64), nullable=False),
     Column("input_file_id", String(64), nullable=False),
-    Column("completion_window", String(64), nullable=False),
+    Column("completion_window", String(16), nullable=False),
     Column("status", String(16), nullable=False, index=True),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
@@ -116,10 +113,9 @@ BATCHES = Table(
     Column("error_file_id", String(64)),
     Column("metadata", Text, nullable=False),  # JSON
     Column("errors", Text, nullable=False),  # JSON
-    Column("total", BigInteger, nullable=False),
-    Column("completed", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False),
-    Index("batches_by_age", "tenant", "created_at", "batch_id"),
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
 )
 
 BATCH_ROWS = Table(
@@ -127,28 +123,32 @@ BATCH_ROWS = Table(
     METADATA,
     Column("batch_id", String(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("offset", BigInteger, nullable=False),
-    Column("length", BigInteger, nullable=False),
+    Column("row_offset", BigInteger, nullable=False),
+    Column("row_length", Integer, nullable=False),
     Column("custom_id", String(512), nullable=False),
     Column("model", String(512), nullable=False),
     Column("prefix", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False),
-    Column("worker", String(256)),  # that has it until `lease_until`, or until another has claimed it
-    Column("claim", String(64)),
-    Column("lease_until", Double),
-    Column("is_failed", Boolean),  # None: it has no result
-    Column("line", Text),  # last: SQLite reads a row from its beginning
+    Column("worker", String(128)),
+    Column("claim", String(32)),  # by which it has the row: a claim repeated gets the same rows
+    Column("leased_until", Double, nullable=False),  # 0: nobody has it
+    Column("is_failed", Boolean),  # NULL: it has no result
+    Column("line", Text),  # the last one: SQLite reads a row from its beginning
     Index("batch_rows_results", "batch_id", "is_failed", "number"),
+    # Conditions have no parameters: SQLite takes such an index only for what it can prove before it knows any.
+    Index(
+        "batch_rows_claims",
+        "batch_id",
+        "model",
+        "prefix",
+        "number",
+        sqlite_where=text("is_failed IS NULL"),
+        postgresql_where=text("is_failed IS NULL"),
+    ),
+    Index(
+        "batch_rows_worker",
+        "worker",
+        sqlite_where=text("worker IS NOT NULL"),
+        postgresql_where=text("worker IS NOT NULL"),
+    ),
 )
-# Conditions without parameters: SQLite takes a partial index only for what it can prove when it prepares a statement.
-_UNFINISHED, _LEASED = text("is_failed IS NULL"), text("worker IS NOT NULL")
-Index(
-    "batch_rows_unfinished",
-    BATCH_ROWS.c.batch_id,
-    BATCH_ROWS.c.model,
-    BATCH_ROWS.c.prefix,
-    BATCH_ROWS.c.number,
-    sqlite_where=_UNFINISHED,
-    postgresql_where=_UNFINISHED,
-)
-Index("batch_rows_leased", BATCH_ROWS.c.worker, sqlite_where=_LEASED, postgresql_where=_LEASED)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRecord, NewRow, RowError, RowResult
-from serve_app.errors import StoreAway
-from serve_app.store import BatchStore, database
+from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowError, RowResult
+from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
-from serve_app.store.sql_batches import UPLOAD_KEPT_S, SqlBatches
+from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
@@ -95,7 +90,7 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
             await batches.finish_file("file-1", 3)
         await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
         assert await batches.expired_files(50.0, 9) == []
-        assert [one.file_id for one in await batches.expired_files(5.0 + UPLOAD_KEPT_S, 9)][-1] == "file-left"
+        assert [one.file_id for one in await batches.expired_files(5.0 + UPLOAD_S, 9)][-1] == "file-left"
         for tenant in ("acme", None):
             with pytest.raises(KeyError):
                 await batches.file("file-1", tenant)
@@ -194,143 +189,3 @@ def test_a_dead_workers_rows_return_and_its_late_results_count_if_they_are_first
     assert store.add_results([result(1, line="late")]) == [("batch_1", 1)]
     assert store.add_results([result(1, line="of the next one")]) == []
     assert store.results("batch_1", failed=False, after=0, limit=1) == [result(1, line="late")]
-
-
-def test_a_full_disk_and_a_read_only_database_say_so_and_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path}/store.sqlite"
-    engine = database.engine_of(url)
-    monkeypatch.setattr(database, "engine_of", lambda _: engine)
-    store = SqlStore(url)
-    monkeypatch.undo()
-    begun(store.batches, [row(number) for number in range(1, 50)])
-    with engine.connect() as connection:
-        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")  # of this pool's one connection
-        connection.rollback()
-    with pytest.raises(StoreAway, match="full"):
-        store.batches.add_results([result(number, line="x" * 100_000) for number in range(1, 20)])
-    assert store.batches.batch("batch_1", None).completed == 0
-    store.close()
-    assert SqlStore(url).batches.add_results([result(1)]) == [("batch_1", 1)]  # once there is room again
-    engine = database.engine_of(url)
-    with engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA query_only = 1")
-        connection.rollback()
-    monkeypatch.setattr(database, "engine_of", lambda _: engine)
-    reading = SqlStore(url)
-    with pytest.raises(StoreAway, match="readonly"):
-        reading.batches.add_results([result(2)])
-    reading.close()
-    monkeypatch.undo()
-    assert SqlStore(url).batches.add_results([result(2)]) == [("batch_1", 2)]
-
-
-@dataclass
-class World:
-    """Workers that claim, die and come late, against rows in plain dicts."""
-
-    seed: int
-    url: str
-    clock: Clock = field(default_factory=Clock)
-    held: dict[str, list[ClaimedRow]] = field(default_factory=dict)  # by worker that lives
-    dead: list[ClaimedRow] = field(default_factory=list)  # whose workers may still write
-    leases: dict[int, tuple[str, float]] = field(default_factory=dict)
-    done: dict[int, RowResult] = field(default_factory=dict)
-    runs: Counter[int] = field(default_factory=Counter)
-    claims: int = 0
-
-    def run(self) -> None:
-        draw = random.Random(self.seed)
-        self.store = SqlStore(self.url, self.clock)
-        rows = [row(number, draw.choice("ab"), draw.randrange(3)) for number in range(1, 41)]
-        begun(self.store.batches, rows)
-        acts = (self.claim, self.write, self.renew, self.release, self.die, self.late, self.restart)
-        for step in range(STEPS):
-            self.clock.now += draw.choice((0.0, 1.0, 8.0))
-            draw.choices(acts, (30, 25, 10, 5, 3, 4, 1))[0](draw, f"w{draw.randrange(3)}-{step // 40}")
-            self.check()
-        self.clock.now += LEASE_S
-        while len(self.done) < len(rows):
-            self.claim(draw, "last")
-            self.write(draw, "last")
-        self.check()
-
-    def claim(self, draw: random.Random, worker: str) -> None:
-        model, limit = draw.choice("ab"), draw.randrange(1, 6)
-        self.claims += 1
-        asked = worker, "batch_1", model, limit, LEASE_S, f"claim{self.claims}"
-        found = self.store.batches.claim_rows(*asked)
-        assert self.store.batches.claim_rows(*asked) == found
-        assert len(found) <= limit
-        for one in found:
-            assert one.model == model
-            assert one.number not in self.done
-            _, until = self.leases.get(one.number, ("", 0.0))
-            assert until <= self.clock.now
-            self.leases[one.number] = worker, self.clock.now + LEASE_S
-        self.held.setdefault(worker, []).extend(found)
-
-    def write(self, draw: random.Random, worker: str) -> None:
-        rows = self.held.get(worker, [])
-        chosen = [one for one in rows if draw.random() < 0.6]
-        self.held[worker] = [one for one in rows if one not in chosen]
-        self._write(draw, chosen)
-
-    def late(self, draw: random.Random, _: str) -> None:
-        self._write(draw, draw.sample(self.dead, min(3, len(self.dead))))
-
-    def _write(self, draw: random.Random, rows: list[ClaimedRow]) -> None:
-        results = [result(one.number, is_failed=draw.random() < 0.3, line=str(draw.random())) for one in rows]
-        fresh = {one.number: one for one in reversed(results) if one.number not in self.done}
-        for expected in (sorted(fresh), []):  # again: nothing
-            assert sorted(number for _, number in self.store.batches.add_results(results)) == expected
-        self.done |= fresh
-
-    def renew(self, _: random.Random, worker: str) -> None:
-        self.store.batches.renew(worker, LEASE_S)
-        for number, (owner, _until) in self.leases.items():
-            if owner == worker and number not in self.done:
-                self.leases[number] = worker, self.clock.now + LEASE_S
-
-    def release(self, draw: random.Random, worker: str) -> None:
-        rows = self.held.pop(worker, [])
-        count_attempt = draw.random() < 0.5
-        for _ in range(2):
-            keys = [("batch_1", one.number) for one in rows]
-            self.store.batches.release_rows(worker, keys, count_attempt=count_attempt)
-        for one in rows:
-            if self.leases[one.number][0] == worker and one.number not in self.done:
-                self.leases[one.number] = "", 0.0
-                self.runs[one.number] += count_attempt
-
-    def die(self, _: random.Random, worker: str) -> None:
-        self.dead += self.held.pop(worker, [])
-
-    def restart(self, _: random.Random, __: str) -> None:
-        self.store.close()
-        self.store = SqlStore(self.url, self.clock)
-
-    def check(self) -> None:
-        batches = self.store.batches
-        found = batches.batch("batch_1", None)
-        failed = sum(one.is_failed for one in self.done.values())
-        assert (found.completed, found.failed) == (len(self.done) - failed, failed)
-        for is_failed in (False, True):
-            stored = batches.results("batch_1", failed=is_failed, after=0, limit=100)
-            assert stored == sorted((one for one in self.done.values() if one.is_failed is is_failed), key=_number)
-        left = {one.number: one.attempts for one in batches.unfinished("batch_1", 0, 100)}
-        assert left == {number: self.runs[number] for number in range(1, 41) if number not in self.done}
-
-
-def _number(one: RowResult) -> int:
-    return one.number
-
-
-@pytest.mark.parametrize("seed", range(HISTORIES))
-def test_no_row_is_lost_leased_twice_or_written_twice_whatever_workers_do(seed: int, url: str) -> None:
-    world = World(seed, url)
-    world.run()
-    assert len(world.done) == 40
-    world.store.close()
