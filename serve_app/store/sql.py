@@ -32,7 +32,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
-from serve_app.core.usage import USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
+from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
 from serve_app.store import database, schema
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
@@ -180,7 +180,8 @@ class SqlStore:
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
-        """What a scope (`key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`) has used since a day, with that day."""
+        """What a scope has used since a day, with that day: `key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`, or
+        `batch:TENANT`, which alone counts the rows of batches."""
         self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
@@ -266,7 +267,9 @@ def _usage_row(values: dict[str, Any]) -> UsageRow:
 
 
 def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
-    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id), ("model", query.model)):
+    if query.model is not None:
+        chosen = chosen.where(USAGE.c.model.in_((query.model, query.model + BATCH_SUFFIX)))
+    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id)):
         if wanted is not None:
             chosen = chosen.where(USAGE.c[name] == wanted)
     if query.from_day is not None:
@@ -277,10 +280,13 @@ def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
 def _of_scope(scope: str) -> Any:
     """The condition for the rows of a scope. Raises ValueError: no such scope."""
     kind, _, name = scope.partition(":")
+    of_batches = USAGE.c.model.endswith(BATCH_SUFFIX, autoescape=True)
     if kind == "key":
-        return USAGE.c.key_id == name
+        return and_(USAGE.c.key_id == name, ~of_batches)
     if kind == "tenant":
-        return USAGE.c.tenant == name
+        return and_(USAGE.c.tenant == name, ~of_batches)
+    if kind == "batch":
+        return and_(USAGE.c.tenant == name, of_batches)
     tenant, found, model = name.partition("\0")
     if kind == "model" and found:
         return and_(USAGE.c.tenant == tenant, USAGE.c.model == model)

@@ -67,7 +67,7 @@ def ended(client: openai.OpenAI, batch: Batch, bound_s: float = END_S) -> Batch:
     deadline = time.monotonic() + bound_s
     while (found := client.batches.retrieve(batch.id)).status not in ENDED:
         assert time.monotonic() < deadline, f"{found.status} after {bound_s:g} s: {found.request_counts}"
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # bound: bound_s
     return found
 
 

@@ -67,6 +67,14 @@ def test_what_a_scope_has_used_counts_from_its_day_on(open_store: OpenStore) -> 
             assert await store.used(scope, "2026-11-01") == Used(4, 30, 14)
             assert await store.used(scope, "2026-11-26") == Used()
         assert await store.used("model:t\0m", "2026-11-01") == Used()
+        row = replace(ROW, model="m/x (batch)", requests=1, prompt_tokens=3, output_tokens=2, cost_micro=1)
+        await store.add_usage(UsageBatch("router", 2, (row,)))
+        for scope in ("key:k", "tenant:t", "model:t\0m/x"):
+            assert await store.used(scope, "2026-11-01") == Used(4, 30, 14), "rows of batches are apart"
+        assert await store.used("batch:t", "2026-11-01") == Used(1, 5, 1)
+        assert await store.used("batch:other", "2026-11-01") == Used()
+        both = await store.usage(UsageQuery(by=("model",), model="m/x"))
+        assert [one.model for one in both] == ["m/x", "m/x (batch)"]
         with pytest.raises(ValueError, match="nothing"):
             await store.used("nothing", "2026-11-01")
 

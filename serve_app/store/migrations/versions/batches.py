@@ -50,6 +50,10 @@ def upgrade() -> None:
         sa.Column("completed", sa.Integer, nullable=False),
         sa.Column("failed", sa.Integer, nullable=False),
     )
+    _add_rows()
+
+
+def _add_rows() -> None:
     op.create_table(
         "batch_rows",
         sa.Column("batch_id", sa.String(64), primary_key=True),
