@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.batch_fill.load import Answered
+from benchmarks.batch_fill.load import HIGH, NORMAL, Answered
 
+LEVELS = (HIGH, NORMAL)
 MIN_P99 = 300  # requests for a p99, as elsewhere
 
 
@@ -75,15 +76,26 @@ def p99(seconds: Sequence[float]) -> float | None:
     return float(np.quantile(np.asarray(seconds), 0.99)) if len(seconds) >= MIN_P99 else None
 
 
-def pooled(windows: Sequence[Window], *, first: bool) -> list[float]:
-    """Latencies of all windows, or times to the first token."""
-    return [one.first_s if first else one.ended_s for window in windows for one in window.answers if not one.failure]
+def pooled(windows: Sequence[Window], *, first: bool, levels: Sequence[str] = LEVELS) -> list[float]:
+    """Latencies of all windows, or times to the first token, of these classes."""
+    answers = [one for window in windows for one in window.answers if not one.failure and one.level in levels]
+    return [one.first_s if first else one.ended_s for one in answers]
+
+
+def first_tokens(windows: Sequence[Window]) -> dict[str, Any]:
+    """Of each class: requests, and seconds to the first token at the median, the 95th and the 99th of a hundred."""
+    found = {level: pooled(windows, first=True, levels=(level,)) for level in LEVELS}
+    return {
+        level: {"requests": len(values), **{f"p{q}_s": round(float(np.percentile(values, q)), 4) for q in (50, 95, 99)}}
+        for level, values in found.items()
+        if values
+    }
 
 
 def result(alone: Sequence[Window], beside: Sequence[Window], slots: int) -> dict[str, Any]:
     """The figures of all rounds."""
     ended = [p99(pooled(windows, first=False)) for windows in (alone, beside)]
-    first = [p99(pooled(windows, first=True)) for windows in (alone, beside)]
+    first = [p99(pooled(windows, first=True, levels=(HIGH,))) for windows in (alone, beside)]
     fills = [fill_share(a, b, slots) for a, b in zip(alone, beside, strict=True)]
     step_s = float(np.mean([window.step_s for window in beside]))
     added = None if first[0] is None or first[1] is None else first[1] - first[0]
@@ -92,11 +104,7 @@ def result(alone: Sequence[Window], beside: Sequence[Window], slots: int) -> dic
         "idle_fill_share": round(float(np.mean(fills)), 4),
         "fill_by_round": [round(fill, 4) for fill in fills],
         "interactive_p99_s": {"alone": _rounded(ended[0]), "beside": _rounded(ended[1])},
-        "first_token_p99_s": {"alone": _rounded(first[0]), "beside": _rounded(first[1])},
-        "first_token_p50_s": {
-            name: _rounded(float(np.median(pooled(windows, first=True))))
-            for name, windows in (("alone", alone), ("beside", beside))
-        },
+        "first_token": {"alone": first_tokens(alone), "beside": first_tokens(beside)},
         "full_step_s": round(step_s, 5),
         "first_token_added_steps": None if added is None or not step_s else round(added / step_s, 2),
         "requests": {"alone": len(pooled(alone, first=False)), "beside": len(pooled(beside, first=False))},

@@ -17,7 +17,6 @@ import httpx
 from benchmarks.common.scaling_stack import MODEL, Stage
 
 HIGH, NORMAL = "high", "normal"
-HIGH_SHARE = 0.2  # of the requests; the others are `normal`
 CLIENT_S = 120.0  # above any answer here
 
 
@@ -41,12 +40,12 @@ class Answered:
     failure: str = ""
 
 
-def poisson(seed: int, per_s: float, span_s: float) -> list[Planned]:
-    """Requests at random moments, so many a second on average."""
+def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned]:
+    """Requests at random moments, so many a second on average; `high`: the part of that class, the rest is `normal`."""
     draw, at_s = random.Random(f"{seed} interactive"), 0.0
     found: list[Planned] = []
     while (at_s := at_s + draw.expovariate(per_s)) < span_s:
-        level = HIGH if draw.random() < HIGH_SHARE else NORMAL
+        level = HIGH if draw.random() < high else NORMAL
         found.append(Planned(at_s, level, f"person {len(found)} asks {draw.randrange(10**6)}"))
     return found
 

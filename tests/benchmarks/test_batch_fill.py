@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.batch_fill.figures import MIN_P99, Counters, Window, fill_share, p99, result
-from benchmarks.batch_fill.load import HIGH, HIGH_SHARE, NORMAL, Answered, poisson
+from benchmarks.batch_fill.load import HIGH, Answered, poisson
 from benchmarks.batch_fill.main import SHAPES, configuration, options_of
 from serve_app.settings import parse
 
@@ -16,15 +16,15 @@ SLOTS = 10
 
 def window(sequences: float, latency_s: float = 1.0, steps: float = 100.0, failure: str = "") -> Window:
     """Of 10 s, with so many sequences a step, and 400 answers."""
-    answers = [Answered(0.0, NORMAL, latency_s / 2, latency_s, failure) for _ in range(400)]
+    answers = [Answered(0.0, HIGH, latency_s / 2, latency_s, failure) for _ in range(400)]
     return Window(answers, Counters(0.0, 50.0, 7.0), Counters(10.0, 50.0 + steps, 7.0 + sequences * steps))
 
 
 def test_requests_come_at_the_asked_rate_and_a_part_is_high() -> None:
-    planned = poisson(1, 20.0, 500.0)
-    assert planned == poisson(1, 20.0, 500.0)
+    planned = poisson(1, 20.0, 500.0, 0.2)
+    assert planned == poisson(1, 20.0, 500.0, 0.2)
     assert len(planned) == pytest.approx(10_000, rel=0.05)
-    assert sum(one.level == HIGH for one in planned) / len(planned) == pytest.approx(HIGH_SHARE, abs=0.02)
+    assert sum(one.level == HIGH for one in planned) / len(planned) == pytest.approx(0.2, abs=0.02)
     assert all(one.at_s < 500.0 for one in planned)
 
 
@@ -52,6 +52,7 @@ def test_the_result_has_ratio_fill_and_the_measured_step() -> None:
     assert found["fill_by_round"] == [0.9, 1.0]
     assert found["full_step_s"] == 0.1
     assert found["first_token_added_steps"] == 0.25  # 25 ms of steps of 100 ms
+    assert found["first_token"]["beside"][HIGH]["p50_s"] == 0.525
     assert found["failed"] == 0
     json.dumps(found, allow_nan=False)
 
