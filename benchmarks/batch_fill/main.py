@@ -82,8 +82,8 @@ SHAPES = {
     SIMULATED: Shape(
         128, people_tokens=40, row_tokens=(10, 70), people=0.4, ramp_s=10.0, request_s=40 * STEP_S, high=0.2
     ),
-    # Rows are long: a step of the small model takes milliseconds, and many short rows keep the machine's other core busy
-    # outside the engine. Most of people are `high`, for whom slots are kept free; a `normal` one waits for a row's end.
+    # Rows are long: a step of the small model takes milliseconds, and many short rows keep the other core busy outside
+    # the engine. Most of people are `high`, for whom slots are kept free; a `normal` one waits for a row's end.
     REAL: Shape(16, people_tokens=16, row_tokens=(200, 600), people=0.075, ramp_s=4.0, request_s=0.15, high=0.8),
 }
 

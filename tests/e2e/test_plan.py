@@ -33,6 +33,7 @@ def test_a_plan_names_what_would_restart_and_changes_nothing(stack: Stack, tmp_p
         "engine-tiny": "restarted",
         "engine-tiny-sim": "changed",
         "Router": "changed",
+        "BatchWorker": "changed",
     }
     assert plan["engine-tiny"]["fields"] == ["kv_cache_gb: not set -> 500.0"]
     assert len(plan["engine-tiny"]["replicas"]) == 1
