@@ -24,9 +24,7 @@ logger = logging.getLogger("ray.serve")
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 UPLOADS = "uploads"
-ABANDONED_S = (
-    3600.0  # since the last piece; a client that sends goes on within seconds, a worker's next page in minutes
-)
+ABANDONED_S = 3600.0  # since the last piece; a client goes on within seconds, a worker's next page comes in minutes
 SYNC_BYTES = 16 * 2**20  # what the last sync has to write at most: a slow disk takes a second for it
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -6,7 +6,6 @@ Invariant: whose a row is comes from the settings alone; an entry cannot name a 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import uuid
@@ -46,8 +45,7 @@ class KeyRows:
         try:
             tenant = await self._tenant(key_id)
         except KeyError:
-            missing = Unauthorized(f"there is no key {key_id!r}")
-            return RowAnswer(missing.status, json.dumps(missing.body()).encode())
+            return RowAnswer.of_error(Unauthorized(f"there is no key {key_id!r}"))
         answer = await self._rows.run_as(key_id, tenant, path, body, key)
         if answer.status == Unauthorized.status:
             self._found.pop(key_id, None)  # it may have been made anew for another tenant

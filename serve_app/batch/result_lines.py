@@ -11,14 +11,9 @@ import json
 from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
-from serve_app.core.batches import ClaimedRow, RowResult
+from serve_app.core.batches import ClaimedRow, RowResult, intake
 
 MAX_ATTEMPTS = 3  # of a row that engines fail on: the third failure is its result
-AGAIN_LATER = frozenset({429, 503})  # nothing has run: the row waits, and no attempt is counted
-AGAIN_CODES = (
-    "idempotency_run_lost",
-    "idempotency_answer_not_kept",
-)  # of a 409: the run of the row's key has no answer
 
 
 class Verdict(enum.Enum):
@@ -31,9 +26,9 @@ class Verdict(enum.Enum):
 
 def verdict_of(row: ClaimedRow, answer: RowAnswer) -> Verdict:
     """Refusals wait; an engine's failure is repeated, at most `MAX_ATTEMPTS` times in all; all else is the result."""
-    if answer.status in AGAIN_LATER:
+    if answer.status in intake.LATER:
         return Verdict.LATER
-    lost = answer.status == 409 and any(code.encode() in answer.body for code in AGAIN_CODES)
+    lost = answer.error_code in intake.KEY_USED_UP
     if (answer.status >= 500 or lost) and row.attempts + 1 < MAX_ATTEMPTS:
         return Verdict.AGAIN
     return Verdict.RESULT

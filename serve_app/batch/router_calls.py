@@ -46,7 +46,7 @@ class RouterCalls:
         try:
             status, answered, answer = await self._ask(key_id, tenant, "POST", path, headers, body)
         except BodyTooLarge as error:
-            return RowAnswer(error.status, json.dumps(error.body()).encode())
+            return RowAnswer.of_error(error)
         found = dict(answered)
         retry_ms = found.get(b"retry-after-ms")
         request_id = found.get(b"x-serve-app-request-id", b"").decode("latin-1")

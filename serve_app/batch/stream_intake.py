@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import time
@@ -236,7 +235,7 @@ class StreamIntake:
         finally:
             self._leave_pace(held)
         self._start_waiting()
-        code = _error_code(answer)
+        code = answer.error_code
         match intake.verdict(answer.status, code):
             case intake.EntryVerdict.ANSWERED:
                 await self._end(held, answer)
@@ -263,7 +262,7 @@ class StreamIntake:
         except Exception as error:  # noqa: BLE001  whatever it is: no router has answered, and the entry waits
             logger.warning("%s: no answer: %r", self._settings.stream, error)
             away = Unavailable("no router has answered")
-            return RowAnswer(away.status, json.dumps(away.body()).encode(), getattr(error, "retry_after_s", None))
+            return RowAnswer.of_error(away, getattr(error, "retry_after_s", None))
 
     def _wait_again(self, held: _HeldEntry, *, first: bool) -> None:
         """Put an entry back among those that wait to start."""
@@ -358,15 +357,3 @@ class StreamIntake:
 def _text(error: BaseException) -> str:
     """The repr of an error of this client leaves out what the server has said."""
     return f"{type(error).__name__}: {error}"
-
-
-def _error_code(answer: RowAnswer) -> str | None:
-    """The code of the error in an answer; None: it has none."""
-    if answer.status < 400:
-        return None
-    with contextlib.suppress(ValueError):
-        found = json.loads(answer.body)
-        error = found.get("error") if isinstance(found, dict) else None
-        code = error.get("code") if isinstance(error, dict) else None
-        return code if isinstance(code, str) else None
-    return None

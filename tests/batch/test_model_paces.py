@@ -39,12 +39,12 @@ def test_one_row_is_sent_before_there_are_figures_and_as_many_as_are_idle_after(
         queues = Queues({"tiny": ModelFigures(8, 3, 0, 0)})
         paces = ModelPaces(queues, 100, 1)
         async with following(paces):
-            await asyncio.sleep(10)  # virtual
+            await asyncio.sleep(10)  # virtual time: nothing waits
             assert queues.asked == 0, "nobody is asked while there is no row"
             assert paces.may_start("tiny") == 1
             paces.on_start("tiny")
             assert paces.may_start("tiny") == 0
-            await asyncio.sleep(FIGURES_S)  # virtual
+            await asyncio.sleep(FIGURES_S)  # virtual time: nothing waits
             assert paces.may_start("tiny") == 5
 
     run_in_virtual_time(scenario())
@@ -56,7 +56,7 @@ def test_rows_of_all_models_together_have_a_bound() -> None:
         paces = ModelPaces(queues, 10, 1)
         async with following(paces):
             paces.on_start("a")
-            await asyncio.sleep(2 * FIGURES_S)  # virtual
+            await asyncio.sleep(2 * FIGURES_S)  # virtual time: nothing waits
             for _ in range(7):
                 paces.on_start("a")
             assert (paces.may_start("a"), paces.may_start("b")) == (2, 2)
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_exist_is_forgotten_with_its_row() -> None:
                 paces.on_start(f"made-up-{number}")
                 paces.on_end(f"made-up-{number}")
             paces.on_start("tiny")
-            await asyncio.sleep(2 * FIGURES_S)  # virtual
+            await asyncio.sleep(2 * FIGURES_S)  # virtual time: nothing waits
             assert list(paces.models()) == ["tiny"]
 
     run_in_virtual_time(scenario())
@@ -84,7 +84,7 @@ def test_without_figures_one_row_at_a_time_goes_on() -> None:
         paces = ModelPaces(queues, 100, 1)
         async with following(paces):
             paces.on_start("tiny")
-            await asyncio.sleep(5.5 * AWAY_S)  # virtual
+            await asyncio.sleep(5.5 * AWAY_S)  # virtual time: nothing waits
             assert queues.asked == 6
             assert paces.may_start("tiny") == 0
             paces.on_end("tiny")

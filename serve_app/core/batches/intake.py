@@ -18,18 +18,19 @@ from typing import NoReturn
 
 from serve_app.core.batches.records import RowError
 from serve_app.core.batches.rows import ENDPOINTS, BadRow, model_of, read_object
+from serve_app.errors import AnswerNotKept, RunLost
 
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 240  # of the 255 of an Idempotency-Key: a lost run is run again under the id and a suffix
 DEFAULT_RETRY_AFTER_S = 1.0  # of an answer that says "later" and not when
 MIN_RETRY_AFTER_S = 0.01  # an answer that says 0 must not make a loop of requests
 MAX_RETRY_AFTER_S = 300.0  # a limit of a day is asked again every five minutes: an operator may have raised it
-LATER = frozenset({429, 503})
+LATER = frozenset({429, 503})  # nothing has run
 KEY_REFUSED = 401  # the key of the stream is revoked or expired: the fault of no entry
 DEFAULT_WAITS_S = {KEY_REFUSED: 30.0}  # somebody has to change the key or the settings
 TRANSIENT = frozenset({408, 425})  # refusals which the next attempt need not get
 # Codes of answers after which its Idempotency-Key answers nothing else: the next attempt needs another key.
-KEY_USED_UP = frozenset({"idempotency_run_lost", "idempotency_answer_not_kept"})
+KEY_USED_UP = frozenset({RunLost.code, AnswerNotKept.code})
 _VISIBLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")  # what a header takes
 DEAD_FIELDS = ("reason", "deliveries", "stream", "entry")  # what a dead letter has beside the fields of its entry
 
