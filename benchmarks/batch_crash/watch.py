@@ -6,15 +6,13 @@ The child reads one JSON object (environment) and prints one a look, until its i
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from benchmarks.common.looks import look_until_input_ends
 from serve_app.cluster.local import RemoteDriver
 from serve_app.names import APPLICATION
 
@@ -68,24 +66,7 @@ def running_of(details: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def main() -> int:
-    from serve_app.cluster.local import driver
-
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no look
-    order = json.loads(sys.stdin.readline())
-    driver.connect(order["environment"])
-    ended = threading.Event()
-
-    def until_input_ends() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=until_input_ends, daemon=True, name="input").start()
-    while not ended.wait(PERIOD_S):
-        seen = running_of(driver.details())
-        print(json.dumps({"at": time.monotonic(), "running": seen}), file=out, flush=True)
-    driver.disconnect()
-    return 0
+    return look_until_input_ends(lambda driver, _: {"running": running_of(driver.details())}, PERIOD_S)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,14 @@ Invariant: a moment found here is late by no more than a look's period and durat
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from benchmarks.common.looks import look_until_input_ends
 from serve_app.cluster.local import RemoteDriver
 
 PERIOD_S = 0.1  # a look costs the controller about 2 ms
@@ -119,24 +117,9 @@ class Watch:
 
 
 def main() -> int:
-    from serve_app.cluster.local import driver
-
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no look
-    order = json.loads(sys.stdin.readline())
-    driver.connect(order["environment"])
-    ended = threading.Event()
-
-    def until_input_ends() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=until_input_ends, daemon=True, name="input").start()
-    while not ended.wait(PERIOD_S):
-        seen = driver.application_status(order["models"])
-        print(json.dumps({"at": time.monotonic(), "models": seen["models"]}), file=out, flush=True)
-    driver.disconnect()
-    return 0
+    return look_until_input_ends(
+        lambda driver, order: {"models": driver.application_status(order["models"])["models"]}, PERIOD_S
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,62 @@ def router_app(
     return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
 
 
+async def exchange(
+    app: RouterApp,
+    method: str,
+    path: str,
+    messages: Iterable[dict[str, Any]],
+    headers: dict[str, str] | None = None,
+    *,
+    key: str | None = KEY,
+    query: str = "",
+    rest: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    reply: Reply | None = None,
+    reading: Callable[[Reply], Awaitable[None]] | None = None,
+) -> Reply:
+    """One exchange of bare ASGI, to its end.
+
+    Args:
+        messages: of the request.
+        rest: gives those that come behind them; None: the client stays until it is cancelled.
+        reply: filled as the answer comes, for a caller that wants to look before the end.
+        reading: awaited whenever a part of the answer has come; `send` blocks as long, as for a client that does not
+            read.
+    """
+    got = Reply() if reply is None else reply
+    sent = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    if key is not None:
+        sent.append((b"authorization", f"Bearer {key}".encode()))
+    asked = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        message = next(asked, None)
+        if message is None and rest is not None:
+            return await rest()
+        if message is None:
+            await asyncio.Event().wait()
+        assert message is not None
+        return message
+
+    async def send(message: Any) -> None:
+        assert not got.ended, "nothing may follow the end"
+        if message["type"] == "http.response.start":
+            assert not got.status, "one start"
+            got.status = message["status"]
+            got.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            assert got.status, "the start comes first"
+            got.chunks.append(message["body"])
+            got.ended = not message.get("more_body", False)
+        if reading is not None:
+            await reading(got)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
+    await app(scope, receive, send)
+    assert got.ended
+    return got
+
+
 class Client:
     """A router replica and its callers.
 
@@ -143,36 +199,10 @@ class Client:
             reading: awaited whenever a part of the answer has come; `send` blocks as long, as for a client that does
                 not read.
         """
-        got = Reply() if reply is None else reply
-        sent = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        if key is not None:
-            sent.append((b"authorization", f"Bearer {key}".encode()))
-        asked = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive() -> dict[str, Any]:
-            message = next(asked, None)
-            if message is None:
-                await asyncio.Event().wait()  # the client stays until it is cancelled
-            assert message is not None
-            return message
-
-        async def send(message: Any) -> None:
-            assert not got.ended, "nothing may follow the end"
-            if message["type"] == "http.response.start":
-                assert not got.status, "one start"
-                got.status = message["status"]
-                got.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            else:
-                assert got.status, "the start comes first"
-                got.chunks.append(message["body"])
-                got.ended = not message.get("more_body", False)
-            if reading is not None:
-                await reading(got)
-
-        scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
-        await self.edge(scope, receive, send)
-        assert got.ended
-        return got
+        message = {"type": "http.request", "body": body, "more_body": False}
+        return await exchange(
+            self.edge, method, path, [message], headers, key=key, query=query, reply=reply, reading=reading
+        )
 
     async def post(self, body: dict[str, Any], path: str = COMPLETIONS, **more: Any) -> Reply:
         return await self.request("POST", path, json.dumps(body).encode(), **more)

@@ -19,7 +19,7 @@ from serve_app.http.app import RouterApp
 from serve_app.http.batch_lane import BatchLane
 from serve_app.router import RouterMetrics
 from serve_app.settings import KeySettings, Settings
-from tests.fakes.asgi_client import Reply, router_app
+from tests.fakes.asgi_client import Reply, exchange, router_app
 from tests.fakes.engines import model
 from tests.fakes.stores import FakeStore
 
@@ -126,37 +126,12 @@ class Lane:
             rest: gives the messages of the body behind `chunks`; None: the body ends with them.
             reading: awaited whenever a part of the answer has come; `send` blocks as long.
         """
-        got = Reply() if reply is None else reply
-        sent = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        sent += [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
         if rest is None:
             messages.append({"type": "http.request", "body": b"", "more_body": False})
-        asked = iter(messages)
-
-        async def receive() -> dict[str, Any]:
-            message = next(asked, None)
-            if message is None:
-                message = await (asyncio.Event().wait() if rest is None else rest())  # type: ignore[assignment]
-            assert message is not None
-            return message
-
-        async def send(message: Any) -> None:
-            assert not got.ended, "nothing may follow the end"
-            if message["type"] == "http.response.start":
-                assert not got.status, "one start"
-                got.status = message["status"]
-                got.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            else:
-                got.chunks.append(message["body"])
-                got.ended = not message.get("more_body", False)
-            if reading is not None:
-                await reading(got)
-
-        scope = {"type": "http", "method": method, "path": path, "headers": sent, "query_string": query.encode()}
-        await self.app(scope, receive, send)
-        assert got.ended
-        return got
+        return await exchange(
+            self.app, method, path, messages, headers, key=key, query=query, rest=rest, reply=reply, reading=reading
+        )
 
 
 def run(scenario: Callable[[Lane], Awaitable[None]], **settings: Any) -> None:

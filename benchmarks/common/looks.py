@@ -1,0 +1,40 @@
+"""A child process that looks at the application by Serve's controller again and again, so that its owner stays free of
+Ray.
+
+It reads one JSON object (with `environment`, of the cluster) and prints one a look, until its input ends. The moment
+`at` is that of the answer, in seconds of this machine's monotonic clock, which is the same in every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+Look = Callable[[Any, dict[str, Any]], dict[str, Any]]  # of the connected driver and what was read
+
+
+def look_until_input_ends(look: Look, period_s: float) -> int:
+    """The child's `main`."""
+    from serve_app.cluster.local import driver
+
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no look
+    order = json.loads(sys.stdin.readline())
+    driver.connect(order["environment"])
+    ended = threading.Event()
+
+    def until_input_ends() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=until_input_ends, daemon=True, name="input").start()
+    while not ended.wait(period_s):
+        seen = look(driver, order)
+        print(json.dumps({"at": time.monotonic(), **seen}), file=out, flush=True)
+    driver.disconnect()
+    return 0
