@@ -9,7 +9,6 @@ from collections.abc import AsyncIterable
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from serve_app.batch.bucket_files import FsspecFiles
 from serve_app.batch.owned_files import OwnedFiles
 from serve_app.errors import ConfigError
 
@@ -45,6 +44,8 @@ def storage_at(url: str | None) -> FileStorage:
         return OwnedFiles.at(None)
     parts = urlsplit(url)
     if parts.scheme != "file":
+        from serve_app.batch.bucket_files import FsspecFiles  # here: without a bucket no process needs fsspec
+
         return FsspecFiles(url)
     if parts.netloc or not parts.path.startswith("/"):
         raise ConfigError(f"{url} must be file:///, and the path of a folder on the head node", param="batch.files_url")
