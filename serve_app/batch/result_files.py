@@ -15,7 +15,7 @@ from typing import Any
 from serve_app.batch.calls import until_answered
 from serve_app.batch.files import FileStorage
 from serve_app.batch.result_lines import error_result
-from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord
+from serve_app.core.batches import OUTPUT_PURPOSE, BatchRecord, BatchStatus, FileRecord
 from serve_app.store import BatchStore
 
 READ_BYTES = 4 * 2**20  # of results in memory at once, about
@@ -24,7 +24,6 @@ MAX_READ_ROWS = 1000
 UNFINISHED_ROWS = 500  # of one transaction
 MAX_FILE_BYTES = 2**40  # the results of a batch are wanted whatever they weigh
 WRITE_S = 3600.0  # of one whole file: 4 GB to a bucket at 1 MB/s
-OUTPUT_PURPOSE = "batch_output"
 
 EXPIRED = "batch_expired", "This request could not be executed before the completion window expired."
 CANCELLED = "batch_cancelled", "The batch was cancelled before this request was executed."

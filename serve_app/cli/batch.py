@@ -19,10 +19,11 @@ import requests
 from rich.console import Console
 
 from serve_app.cli.batch_upload import FormUpload
-from serve_app.cli.batch_watch import IN_PROGRESS, TERMINAL, Forecast, Sample, counts, duration, forecast, moment
+from serve_app.cli.batch_watch import Forecast, Sample, counts, duration, forecast, moment
 from serve_app.cli.chat import SILENCE_S, Endpoint, request, session
 from serve_app.cli.layout import Listing
 from serve_app.cli.progress import ByteProgress
+from serve_app.core.batches import ENDED, BatchStatus
 from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, NotFound, ServeAppError, Unavailable
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -109,7 +110,7 @@ def file_of_results(batch: Mapping[str, Any], *, errors: bool) -> str | None:
     file_id = batch.get("error_file_id" if errors else "output_file_id")
     if file_id:
         return str(file_id)
-    if status not in TERMINAL:
+    if status not in ENDED:
         raise NotFound(
             f"{batch_id} is {status}, its files are there when it has ended; `serve-app batch watch {batch_id}`"
         )
@@ -196,7 +197,7 @@ def show(batch: Mapping[str, Any], console: Console) -> None:
     if total:
         head += [f"{completed + failed:,} of {total:,} rows", f"{failed:,} failed"]
     listing.flow(head, ("batch", *_row(batch)), style=STYLES.get(batch["status"], ""))
-    if batch["status"] == IN_PROGRESS and batch.get("in_progress_at"):
+    if batch["status"] == BatchStatus.IN_PROGRESS and batch.get("in_progress_at"):
         now = time.time()
         expected = forecast([Sample(batch["in_progress_at"], 0), Sample(now, completed + failed)], total)
         _show_forecast(listing, batch, expected, now)

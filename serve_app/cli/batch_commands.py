@@ -15,7 +15,6 @@ from rich.console import Console
 from serve_app.cli import batch as batches
 from serve_app.cli.batch_upload import checked
 from serve_app.cli.batch_watch import (
-    COMPLETED,
     PIPED_POLL_S,
     POLL_S,
     BarDisplay,
@@ -37,6 +36,7 @@ from serve_app.cli.command_line import (
 )
 from serve_app.cli.progress import ByteProgress
 from serve_app.cluster.local import DEFAULT_INSTANCE
+from serve_app.core.batches import BatchStatus
 from serve_app.errors import BadRequest
 
 DEFAULT_WINDOW = "24h"  # the only one that OpenAI has
@@ -181,7 +181,7 @@ def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json:
         _hint(f"{batch_id} has {ended['status']}: {wrong[0]['message']}", as_json)
     if ended.get("output_file_id"):
         _hint(f"its answers: serve-app batch results {batch_id}{options}", as_json)
-    return 0 if ended["status"] == COMPLETED else EXIT_FAILED
+    return 0 if ended["status"] == BatchStatus.COMPLETED else EXIT_FAILED
 
 
 def _hint(text: str, quiet: bool) -> None:

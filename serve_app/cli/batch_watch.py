@@ -20,10 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from serve_app.cli.layout import GAP, Listing, fill
+from serve_app.core.batches import ENDED, BatchStatus
 from serve_app.errors import Unavailable
 
-IN_PROGRESS, COMPLETED = "in_progress", "completed"
-TERMINAL = frozenset({COMPLETED, "failed", "expired", "cancelled"})  # statuses of OpenAI that a batch stays in
 RATE_WINDOW_S = 60.0  # the rate is that of the last minute: a pause is seen soon, a group of results is no peak
 POLL_S = 1.0  # on a terminal
 PIPED_POLL_S = 5.0  # elsewhere, where each change is a line of a log
@@ -118,7 +117,7 @@ class Watch:
         with display:
             while True:
                 self._show(batch, display)
-                if batch["status"] in TERMINAL:
+                if batch["status"] in ENDED:
                     return batch
                 self._sleep(self._poll_s)
                 batch = self._next(display)
@@ -140,7 +139,10 @@ class Watch:
             self._samples.append(Sample(batch["in_progress_at"], 0))  # a rate at the first look: that since it began
         self._samples.append(Sample(now, completed + failed))
         del self._samples[: _first_needed(self._samples)]
-        runs = batch["status"] in (IN_PROGRESS, COMPLETED)  # rows that a cancel ends are no rate
+        runs = batch["status"] in (
+            BatchStatus.IN_PROGRESS,
+            BatchStatus.COMPLETED,
+        )  # rows that a cancel ends are no rate
         display.update(batch, forecast(self._samples, total) if runs else Forecast(None, None), now)
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serve_app.core.batches import ENDPOINTS, BatchRecord, BatchStatus
+from serve_app.core.batches import ENDPOINTS, INPUT_PURPOSE, BatchRecord, BatchStatus
 from serve_app.errors import BadRequest, BatchConflict, NotFound
 from serve_app.http.batch_lane import (
     BATCH_ID,
@@ -34,7 +34,6 @@ from serve_app.http.batch_lane import (
 )
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields, query_number, query_words
-from serve_app.http.file_routes import PURPOSE
 from serve_app.http.key_routes import ReadBody
 from serve_app.http.routes import BatchCall, HttpRoute
 from serve_app.settings import Settings
@@ -110,9 +109,9 @@ class BatchRoutes:
             raise BadRequest(f"`endpoint` must be one of {', '.join(sorted(ENDPOINTS))}", param="endpoint")
         window_s, now = _window_s(asked.completion_window), self._now()
         file = await find_file(lane, asked.input_file_id, identity.tenant, now, param="input_file_id")
-        if file.purpose != PURPOSE:
+        if file.purpose != INPUT_PURPOSE:
             raise BadRequest(
-                f"`input_file_id` must be a file whose purpose is {PURPOSE!r}; that of {file.file_id} is "
+                f"`input_file_id` must be a file whose purpose is {INPUT_PURPOSE!r}; that of {file.file_id} is "
                 f"{file.purpose!r}",
                 param="input_file_id",
             )

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.batches import FileRecord
+from serve_app.core.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, FileRecord
 from serve_app.errors import BadRequest, BatchConflict, BodyTooSlow, NotFound, ServeAppError, Unavailable
 from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, find_file, page, require_lane, seconds
 from serve_app.http.body import BodyThread
@@ -40,7 +40,6 @@ from serve_app.types import Identity
 
 logger = logging.getLogger("ray.serve")
 
-PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 ANCHOR_FIELD, SECONDS_FIELD = "expires_after[anchor]", "expires_after[seconds]"
 FIELDS = ("purpose", ANCHOR_FIELD, SECONDS_FIELD, "file")
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400  # OpenAI's bounds
@@ -120,7 +119,7 @@ class FileRoutes:
             if record is None:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
-                raise BadRequest(f"`purpose` is missing; it must be {PURPOSE!r}", param="purpose")
+                raise BadRequest(f"`purpose` is missing; it must be {INPUT_PURPOSE!r}", param="purpose")
             try:
                 return await lane.get_store().finish_file(record.file_id, size)
             except KeyError:
@@ -138,7 +137,7 @@ class FileRoutes:
             tenant=identity.tenant,
             key_id=identity.key_id,
             filename=filename,
-            purpose=PURPOSE,
+            purpose=INPUT_PURPOSE,
             size=None,
             created_at=now,
             expires_at=now + (self._settings().batch.files_expire_days * DAY_S if lives_s is None else lives_s),
@@ -179,7 +178,7 @@ class FileRoutes:
         if order not in ("asc", "desc"):
             raise BadRequest("`order` must be asc or desc", param="order")
         purpose = words.get("purpose")
-        if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
+        if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
             return page([], limit)
         after, newest_first = cursor(words, FILE_ID), order == "desc"
         store, tenant = lane.get_store(), identity.tenant
@@ -237,9 +236,9 @@ def _check_field(name: str, seen: Container[str]) -> None:
 
 
 def _check_purpose(fields: dict[str, str]) -> None:
-    purpose = fields.get("purpose", PURPOSE)
-    if purpose != PURPOSE:
-        raise BadRequest(f"`purpose` must be {PURPOSE!r}: files are for batches here", param="purpose")
+    purpose = fields.get("purpose", INPUT_PURPOSE)
+    if purpose != INPUT_PURPOSE:
+        raise BadRequest(f"`purpose` must be {INPUT_PURPOSE!r}: files are for batches here", param="purpose")
 
 
 def _expiry_s(fields: dict[str, str]) -> int | None:

@@ -11,6 +11,8 @@ from serve_app.core.batches import intake
 from serve_app.core.batches.pace import ModelFigures, ModelPace, Pauses, WaitingRows, share_rows
 from serve_app.core.batches.records import (
     ENDED,
+    INPUT_PURPOSE,
+    OUTPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -25,6 +27,8 @@ from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, R
 __all__ = [
     "ENDED",
     "ENDPOINTS",
+    "INPUT_PURPOSE",
+    "OUTPUT_PURPOSE",
     "BadRow",
     "BatchRecord",
     "BatchStatus",

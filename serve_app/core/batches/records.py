@@ -27,6 +27,9 @@ class BatchStatus(StrEnum):
 ENDED = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
 
 
+INPUT_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"  # of files
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """One file. Its content is elsewhere, under its id.
