@@ -11,9 +11,11 @@ BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
 # processes: one runs the end-to-end tests, which share a stack, the other one everything else (tests/conftest.py)
-TEST_PROCESSES := -n 2 --dist loadscope
-# a test that takes longer than any of ours prints where it stands
-STUCK_S := 300
+TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
+# a test that takes longer than any of ours prints where it stands, ends its process and with that the run
+STUCK_S := 600
+test-long test-cluster: STUCK_S := 3600
+WHEN_STUCK = -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=true
 
 MAKEFLAGS += --no-print-directory
 export TORCH_INDEX MODEL CONFIG PORT
@@ -48,14 +50,14 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	exec $(BIN)/serve-app up "$$@"
 
 test: lint ## the checks and the default tests, in two processes (18 minutes on 2 cores)
-	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too
-	@exec $(BIN)/python -m pytest $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-cluster: setup ## `ray up` onto test hosts in namespaces of this machine (root; under 15 minutes on 2 cores)
 	@$(BIN)/python -m tests.requires 'test hosts' vllm redis-server
-	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py -o faulthandler_timeout=$(STUCK_S) $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest tests/cluster/test_onprem.py $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-first-hour: setup ## a newcomer's first hour, step by step, on the CPU (under 10 minutes on 2 cores)
 	@exec $(BIN)/python -m tests.first_hour

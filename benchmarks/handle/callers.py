@@ -173,7 +173,8 @@ class Run:
         """Calls until the window has closed."""
         while not self.ended:
             started = time.perf_counter()
-            answer = await asyncio.wait_for(caller.call(prompt()), CALL_S)
+            async with asyncio.timeout(CALL_S):
+                answer = await caller.call(prompt())
             now = time.perf_counter()
             if answer.tokens != self.spec.max_tokens:
                 raise ValueError(f"{answer.tokens} tokens where {self.spec.max_tokens} were asked for")

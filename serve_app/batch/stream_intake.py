@@ -147,7 +147,7 @@ class StreamIntake:
             except (RedisError, OSError) as error:
                 is_prepared, wait = False, waits.next_s()
                 logger.warning("%s: Redis: %s; again in %.1f s", self._settings.stream, _text(error), wait)
-                await self._sleep(wait)
+                await _wait(self._closing, wait)
 
     async def _prepare(self) -> None:
         """After a time without Redis: consumers that live keep what they hold, so nobody claims at once."""
@@ -162,8 +162,7 @@ class StreamIntake:
         count = intake.entries_to_read(places, held_back, len(self._held))
         if count <= 0:
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), ROOM_WAIT_S)
+            await _wait(self._changed, ROOM_WAIT_S)
             return
         entries: list[intake.StreamEntry] = []
         if self._now() >= self._claim_at:
@@ -342,16 +341,19 @@ class StreamIntake:
         entries = [held.entry for held in self._held.values()]
         if entries:
             try:
-                await asyncio.wait_for(self._consumer.give_back(entries), CLOSE_S)
+                async with asyncio.timeout(CLOSE_S):
+                    await self._consumer.give_back(entries)
             except (RedisError, OSError) as error:  # they are claimed later, and this delivery counts
                 logger.warning("%s: %d entries not given back: %s", self._settings.stream, len(entries), _text(error))
 
     def _renewal_s(self) -> float:
         return self._settings.claim_idle_s / RENEWALS
 
-    async def _sleep(self, wait: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), wait)
+
+async def _wait(event: asyncio.Event, longest_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            await event.wait()
 
 
 def _text(error: BaseException) -> str:

@@ -55,7 +55,8 @@ class QueueComments:
         position, silent_s, pause_s = 0, 0.0, FIRST_COMMENT_S
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._ended.wait()
             if self._ended.is_set():
                 return
             silent_s, pause_s = silent_s + pause_s, STATUS_POLL_S

@@ -133,10 +133,11 @@ class Streams:
         try:
             yield intake, task
             intake.close()
-            await asyncio.wait_for(asyncio.wait({task}), SOON_S)
+            await asyncio.wait({task}, timeout=SOON_S)
+            assert task.done(), "the consumer ends"
             if not task.cancelled():
                 task.result()
         finally:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=SOON_S)
             await redis.aclose()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.batch.conftest import NewStreams
 from tests.batch.streams import CLAIM_IDLE_S, MODEL, SOON_S, FixedPaces, KeyedRouter, Streams
 from tests.fakes.redis_server import redis_server
@@ -27,7 +29,7 @@ def test_entries_of_a_cancelled_consumer_are_claimed_and_its_runs_joined(streams
             router.gate.clear()
             await until(lambda: router.running > 0, SOON_S, "rows run")
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=SOON_S)
         left = streams.pending()
         assert left
         async with streams.consumed(router, name="two"):
@@ -41,6 +43,26 @@ def test_entries_of_a_cancelled_consumer_are_claimed_and_its_runs_joined(streams
         by_id.setdefault(reply["id"], set()).add(reply["body"])
     assert len(by_id) == 30
     assert {len(bodies) for bodies in by_id.values()} == {1}
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_consumer_that_is_cancelled_just_as_a_row_ends_ends(streams: Streams, turns: int) -> None:
+    """`turns`: of the event loop between the end of the row and the cancellation."""
+    streams.add(2)
+
+    async def scenario() -> None:
+        router = KeyedRouter()
+        router.gate.clear()
+        async with streams.consumed(router, FixedPaces(2)) as (_, task):
+            await until(lambda: router.running == 2, SOON_S, "both run")
+            router.gate.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task}, timeout=SOON_S)
+            assert task.cancelled()
+
+    asyncio.run(scenario())
 
 
 def test_entries_of_a_killed_process_are_claimed(streams: Streams) -> None:
