@@ -27,6 +27,7 @@ from serve_app.http.batch_lane import (
     SHOWN_ID_CHARS,
     BatchLane,
     cursor,
+    file_not_found,
     find_file,
     page,
     require_lane,
@@ -127,7 +128,10 @@ class BatchRoutes:
             expires_at=now + window_s,
             metadata=asked.metadata or {},
         )
-        return await lane.get_store().create_batch(record)
+        try:
+            return await lane.get_store().create_batch(record)
+        except KeyError:  # it was deleted since
+            raise file_not_found(file.file_id, "input_file_id") from None
 
     async def _cancel(self, lane: BatchLane, batch: BatchRecord) -> BatchRecord:
         changed = await lane.get_store().change_batch(

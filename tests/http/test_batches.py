@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from serve_app.core.batches import BatchStatus, RowError
+from serve_app.core.batches import BatchStatus, FileRecord, RowError
 from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, ROWS, Lane, run
 
 CHAT = "/v1/chat/completions"
@@ -177,6 +177,23 @@ def test_the_input_must_be_a_file_of_the_tenant_for_batches() -> None:
                 await create(lane, input_file_id=file_id)
             assert refused.value.param == "input_file_id"
         assert await lane.store.batches.batches(None, after=None, limit=9) == []
+
+    run(scenario)
+
+
+def test_a_batch_of_a_file_that_is_deleted_meanwhile_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(lane: Lane) -> None:
+        file_id, find = await uploaded(lane), lane.store.batches.file
+
+        async def found_and_deleted(file_id: str, tenant: str | None) -> FileRecord:
+            record = await find(file_id, tenant)
+            await lane.store.batches.delete_file(file_id, record.tenant, 7.0)
+            return record
+
+        monkeypatch.setattr(lane.store.batches, "file", found_and_deleted)
+        with pytest.raises(openai.NotFoundError, match=file_id) as missing:
+            await create(lane, input_file_id=file_id)
+        assert (missing.value.code, missing.value.param) == ("file_not_found", "input_file_id")
 
     run(scenario)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowError, RowResult
+from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
@@ -46,6 +47,7 @@ def batches(open_store: OpenStore) -> BatchStore:
 
 
 async def made(batches: BatchStore, *rows: NewRow) -> None:
+    await batches.add_file(FILE)
     await batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     assert await batches.add_rows("batch_1", rows) == len(rows)
     assert await batches.add_rows("batch_1", [rows[0], replace(rows[1], prefix=5)]) == 0
@@ -54,6 +56,7 @@ async def made(batches: BatchStore, *rows: NewRow) -> None:
 
 
 def begun(batches: SqlBatches, rows: list[NewRow]) -> None:
+    batches.add_file(FILE)
     batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     batches.add_rows("batch_1", rows)
     batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
@@ -82,15 +85,18 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
         assert await batches.files("acme", **listing | {"purpose": "batch_output"}) == []
         assert await batches.files("acme", **listing | {"after": "file-of-nobody"}) == []
         assert await batches.files("other", **listing) == []
-        assert len(await batches.expired_files(100.0, 3)) == 3
-        assert await batches.expired_files(99.0, 3) == []
+        assert len(await batches.files_to_remove(100.0, 3)) == 3
+        assert await batches.files_to_remove(99.0, 3) == []
         for _ in range(2):
             assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
         with pytest.raises(KeyError):
             await batches.finish_file("file-1", 3)
         await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
-        assert await batches.expired_files(50.0, 9) == []
-        assert [one.file_id for one in await batches.expired_files(5.0 + UPLOAD_S, 9)][-1] == "file-left"
+        assert [one.file_id for one in await batches.files_to_remove(50.0, 9)] == ["file-1"]  # its content is there
+        for _ in range(2):
+            await batches.content_removed("file-1", 8.0)
+        assert await batches.files_to_remove(50.0, 9) == []
+        assert [one.file_id for one in await batches.files_to_remove(5.0 + UPLOAD_S, 9)][-1] == "file-left"
         for tenant in ("acme", None):
             with pytest.raises(KeyError):
                 await batches.file("file-1", tenant)
@@ -103,12 +109,15 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
 
 def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batches: BatchStore) -> None:
     async def main() -> None:
+        for tenant in ("acme", "other"):
+            await batches.add_file(replace(FILE, file_id=f"file-{tenant}", tenant=tenant))
+        await batches.add_file(FILE)
         assert await batches.create_batch(BATCH) == BATCH
         assert await batches.create_batch(replace(BATCH, endpoint="/other")) == BATCH
         assert await batches.batch("batch_1", "acme") == await batches.batch("batch_1", None) == BATCH
         with pytest.raises(KeyError):
             await batches.batch("batch_1", "other")
-        later = replace(BATCH, batch_id="batch_2", created_at=6.0, tenant="other")
+        later = replace(BATCH, batch_id="batch_2", created_at=6.0, tenant="other", input_file_id="file-other")
         await batches.create_batch(later)
         assert await batches.batches(None, after=None, limit=9) == [later, BATCH]
         assert await batches.batches(None, after="batch_2", limit=9) == [BATCH]
@@ -125,6 +134,29 @@ def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batche
         assert [work.batch.batch_id for work in await batches.work()] == ["batch_2"]
         with pytest.raises(ValueError, match="colour"):
             await batches.change_batch("batch_2", if_status=ACTIVE, colour="red")
+
+    asyncio.run(main())
+
+
+def test_a_file_stays_as_long_as_a_batch_that_has_not_ended_reads_it(batches: BatchStore) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await batches.create_batch(BATCH)
+        await batches.add_file(FILE)
+        with pytest.raises(KeyError):
+            await batches.create_batch(replace(BATCH, tenant="other"))
+        await batches.create_batch(BATCH)
+        with pytest.raises(BatchConflict, match="batch_1 reads this file and is in_progress") as refused:
+            await batches.delete_file("file-1", "acme", 7.0)
+        assert refused.value.code == "file_in_use"
+        assert (await batches.file("file-1", "acme")).deleted_at is None
+        assert await batches.files_to_remove(100.0, 9) == []
+        await batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.COMPLETED, completed_at=9.0)
+        assert [one.file_id for one in await batches.files_to_remove(100.0, 9)] == ["file-1"]
+        assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
+        with pytest.raises(KeyError):
+            await batches.create_batch(replace(BATCH, batch_id="batch_2"))
+        assert (await batches.create_batch(BATCH)).status is BatchStatus.COMPLETED  # again
 
     asyncio.run(main())
 
