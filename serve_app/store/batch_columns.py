@@ -42,7 +42,7 @@ def one_batch(connection: Connection, batch_id: str, tenant: str | None) -> Batc
 
 
 def batch_record(row: Row[Any]) -> BatchRecord:
-    values = dict(row._mapping)
+    values = {column.name: row._mapping[column.name] for column in BATCH_COLUMNS}
     values["status"] = BatchStatus(values["status"])
     values["metadata"] = json.loads(values["metadata"])
     values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))

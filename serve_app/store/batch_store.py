@@ -68,9 +68,19 @@ class BatchStore:
         a batch reads."""
         return await self._call("batches.files_to_remove", now, limit)  # type: ignore[no-any-return]
 
-    async def create_batch(self, record: BatchRecord) -> BatchRecord:
-        """Returns the batch that the store has under this id. Raises KeyError: its tenant has no such input file."""
-        return await self._call("batches.create_batch", record)  # type: ignore[no-any-return]
+    async def create_batch(
+        self, record: BatchRecord, *, key: bytes | None = None, fingerprint: bytes | None = None
+    ) -> BatchRecord:
+        """Returns the batch that the store has under this key, or without a key under this id.
+
+        Args:
+            key: stands for the tenant and the `Idempotency-Key`; `fingerprint`: for what is asked for.
+
+        Raises:
+            KeyError: its tenant has no such input file, complete and not over. ValueError: the batch of the key was
+            asked for with another fingerprint.
+        """
+        return await self._call("batches.create_batch", record, key=key, fingerprint=fingerprint)  # type: ignore[no-any-return]
 
     async def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: none, or another tenant's (None: any)."""

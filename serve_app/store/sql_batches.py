@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delet
 
 from serve_app.core.batches import (
     ENDED,
+    INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -142,22 +143,26 @@ class SqlBatches:
 
     # Batches
 
-    def create_batch(self, record: BatchRecord) -> BatchRecord:
-        """Add a batch; one of this id stays as it is, and is returned.
+    def create_batch(
+        self, record: BatchRecord, *, key: bytes | None = None, fingerprint: bytes | None = None
+    ) -> BatchRecord:
+        """Add a batch; one of this key, or without a key of this id, stays as it is, and is returned.
 
         Raises:
-            KeyError: the tenant has no such input file, or it is deleted.
+            KeyError: the tenant has no such input file, complete and not over. ValueError: the batch of the key was
+            asked for with another fingerprint.
         """
+        request = {"request_key": key, "request_fingerprint": fingerprint}
+        same = B.batch_id == record.batch_id if key is None else B.request_key == key
         with self._writing() as connection:
-            found = connection.execute(select(*BATCH_COLUMNS).where(B.batch_id == record.batch_id)).one_or_none()
-            if found is not None:
-                return batch_record(found)
-            # the file stays until the batch is in
-            input_file = *of_tenant(record.input_file_id, record.tenant), FILES.deleted_at.is_(None)
-            one_file(connection, *input_file, is_locked=True)
-            values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)})
-            connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
-            return one_batch(connection, record.batch_id, None)
+            if connection.execute(select(B.batch_id).where(same)).scalar() is None:
+                one_file(connection, *_input_of(record), is_locked=True)  # it stays until the batch is in
+                values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
+                connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
+            row = connection.execute(select(*BATCH_COLUMNS, B.request_fingerprint).where(same)).one()
+            if row.request_fingerprint != fingerprint:
+                raise ValueError("the key was used for another batch")
+            return batch_record(row)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: there is none, or it is another tenant's (None: any)."""
@@ -325,6 +330,13 @@ class SqlBatches:
                 if not numbers:
                     return
                 connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
+
+
+def _input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
+    """The conditions for the file that a new batch reads."""
+    lives = or_(FILES.expires_at.is_(None), FILES.expires_at > batch.created_at)
+    is_there = FILES.deleted_at.is_(None), FILES.size.is_not(None), FILES.purpose == INPUT_PURPOSE
+    return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
 
 
 def _claimable() -> Select[Any]:

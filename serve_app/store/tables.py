@@ -123,6 +123,9 @@ BATCHES = Table(
     Column("total", Integer, nullable=False),
     Column("completed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
+    Column("request_key", LargeBinary(16)),  # stands for the tenant and the Idempotency-Key that it was made with
+    Column("request_fingerprint", LargeBinary(16)),  # of what was asked for
+    Index("batches_request_key", "request_key", unique=True),
 )
 
 BATCH_ROWS = Table(

@@ -76,7 +76,7 @@ class BatchTables:
     def content_removed(self, file_id: str, now: float) -> None:
         self.removed_at.setdefault(file_id, now)
 
-    def create_batch(self, record: BatchRecord) -> BatchRecord:
+    def create_batch(self, record: BatchRecord, **request: bytes | None) -> BatchRecord:
         return self.batches.setdefault(record.batch_id, record)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:

@@ -16,9 +16,11 @@ from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
+KEY = b"0123456789abcdef"
 ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 HISTORIES, STEPS = 4, 100
 FILE = FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, 100.0)
+WHOLE = replace(FILE, size=10)
 BATCH = BatchRecord(
     "batch_1", "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.IN_PROGRESS, 5.0, 86405.0,
     metadata={"a": "\0é"},
@@ -47,7 +49,7 @@ def batches(open_store: OpenStore) -> BatchStore:
 
 
 async def made(batches: BatchStore, *rows: NewRow) -> None:
-    await batches.add_file(FILE)
+    await batches.add_file(WHOLE)
     await batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     assert await batches.add_rows("batch_1", rows) == len(rows)
     assert await batches.add_rows("batch_1", [rows[0], replace(rows[1], prefix=5)]) == 0
@@ -56,7 +58,7 @@ async def made(batches: BatchStore, *rows: NewRow) -> None:
 
 
 def begun(batches: SqlBatches, rows: list[NewRow]) -> None:
-    batches.add_file(FILE)
+    batches.add_file(WHOLE)
     batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     batches.add_rows("batch_1", rows)
     batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
@@ -110,8 +112,8 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
 def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batches: BatchStore) -> None:
     async def main() -> None:
         for tenant in ("acme", "other"):
-            await batches.add_file(replace(FILE, file_id=f"file-{tenant}", tenant=tenant))
-        await batches.add_file(FILE)
+            await batches.add_file(replace(WHOLE, file_id=f"file-{tenant}", tenant=tenant))
+        await batches.add_file(WHOLE)
         assert await batches.create_batch(BATCH) == BATCH
         assert await batches.create_batch(replace(BATCH, endpoint="/other")) == BATCH
         assert await batches.batch("batch_1", "acme") == await batches.batch("batch_1", None) == BATCH
@@ -142,7 +144,7 @@ def test_a_file_stays_as_long_as_a_batch_that_has_not_ended_reads_it(batches: Ba
     async def main() -> None:
         with pytest.raises(KeyError):
             await batches.create_batch(BATCH)
-        await batches.add_file(FILE)
+        await batches.add_file(WHOLE)
         with pytest.raises(KeyError):
             await batches.create_batch(replace(BATCH, tenant="other"))
         await batches.create_batch(BATCH)
@@ -157,6 +159,39 @@ def test_a_file_stays_as_long_as_a_batch_that_has_not_ended_reads_it(batches: Ba
         with pytest.raises(KeyError):
             await batches.create_batch(replace(BATCH, batch_id="batch_2"))
         assert (await batches.create_batch(BATCH)).status is BatchStatus.COMPLETED  # again
+
+    asyncio.run(main())
+
+
+def test_a_batch_reads_a_complete_file_for_batches_whose_time_is_not_over(batches: BatchStore) -> None:
+    async def main() -> None:
+        changes: tuple[dict[str, Any], ...] = ({"size": None}, {"expires_at": 5.0}, {"purpose": "batch_output"})
+        for number, change in enumerate(changes):
+            await batches.add_file(replace(WHOLE, file_id=f"file-{number}", **change))
+            with pytest.raises(KeyError):
+                await batches.create_batch(replace(BATCH, input_file_id=f"file-{number}"))
+        assert await batches.batches(None, after=None, limit=9) == []
+
+    asyncio.run(main())
+
+
+def test_of_one_key_there_is_one_batch_however_many_ask_for_it_at_once(open_store: OpenStore) -> None:
+    async def main() -> None:
+        stores = [open_store().batches for _ in range(4)]
+        await stores[0].add_file(WHOLE)
+        asked = [
+            stores[number % 4].create_batch(replace(BATCH, batch_id=f"batch_{number}"), key=KEY, fingerprint=b"f")
+            for number in range(12)
+        ]
+        made = await asyncio.gather(*asked)
+        assert len({one.batch_id for one in made}) == 1
+        assert await stores[0].batches(None, after=None, limit=99) == made[:1]
+        await stores[0].change_batch(made[0].batch_id, if_status=ACTIVE, status=BatchStatus.COMPLETED)
+        await stores[0].delete_file("file-1", "acme", 7.0)
+        again = await open_store().batches.create_batch(replace(BATCH, batch_id="batch_x"), key=KEY, fingerprint=b"f")
+        assert (again.batch_id, again.status) == (made[0].batch_id, BatchStatus.COMPLETED)
+        with pytest.raises(ValueError, match="used for another batch"):
+            await stores[0].create_batch(BATCH, key=KEY, fingerprint=b"g")
 
     asyncio.run(main())
 
