@@ -154,12 +154,13 @@ class SqlBatches:
         """
         request = {"request_key": key, "request_fingerprint": fingerprint}
         same = B.batch_id == record.batch_id if key is None else B.request_key == key
+        made: Select[Any] = select(*BATCH_COLUMNS, B.request_fingerprint).where(same)
         with self._writing() as connection:
             if connection.execute(select(B.batch_id).where(same)).scalar() is None:
                 one_file(connection, *_input_of(record), is_locked=True)  # it stays until the batch is in
                 values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
                 connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
-            row = connection.execute(select(*BATCH_COLUMNS, B.request_fingerprint).where(same)).one()
+            row = connection.execute(made).one()
             if row.request_fingerprint != fingerprint:
                 raise ValueError("the key was used for another batch")
             return batch_record(row)
