@@ -75,7 +75,8 @@ class _Worker:
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
         senders = batch.workers * (1 if batch.redis is None else 2)  # the intake of a worker sends rows, too
-        options = WorkerOptions(batch.max_in_flight, batch.max_rows, batch.files_expire_days * DAY_S, weights, senders)
+        keep_s = batch.files_expire_days * DAY_S, batch.records_expire_days * DAY_S
+        options = WorkerOptions(batch.max_in_flight, batch.max_rows, *keep_s, weights, senders)
         files = storage_at(batch.files_url)
         self._worker = BatchWorker(self._store.batches, files, calls, figures, options, models=calls)
         self._intake = IntakeTask(settings, calls, figures, self._store, senders=senders)

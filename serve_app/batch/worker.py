@@ -33,6 +33,7 @@ FIGURES_EVERY_S = 0.2  # the queue actor makes no newer ones
 FIGURES_S = 5.0  # a router restarts in this time
 SWEEP_EVERY_S = 60.0  # files live for days
 SWEEP_FILES = 100
+SWEEP_RECORDS = 500  # of files and of batches, in one transaction: SQLite's other writers wait for milliseconds
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
@@ -47,6 +48,7 @@ class WorkerOptions:
     Args:
         max_in_flight: rows of a model.
         files_keep_s: how long output and error files are kept.
+        records_keep_s: how long the records of deleted files and of ended batches are kept.
         weights: of tenants; 1.0 where one is missing.
         workers: that run at the same time.
     """
@@ -54,6 +56,7 @@ class WorkerOptions:
     max_in_flight: int
     max_rows: int
     files_keep_s: float
+    records_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
     workers: int = 1
 
@@ -225,7 +228,7 @@ class BatchWorker:
         self.feed.on_figures(figures, in_flight, asked_at)
 
     async def _sweep(self) -> None:
-        """Remove files whose time is over, and what is left of deleted ones."""
+        """Remove files whose time is over, what is left of deleted ones, and old records."""
         now = self._wall()
         for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
             if record.deleted_at is None:
@@ -235,6 +238,7 @@ class BatchWorker:
                     continue
             await bounded(self._files.delete(record.file_id))
             await bounded(self._store.content_removed(record.file_id, now))
+        await bounded(self._store.forget_records(now - self._options.records_keep_s, SWEEP_RECORDS))
 
 
 def _now() -> float:
