@@ -3,7 +3,7 @@
     ServeAppError                    500 internal_error
     ├── ConfigError                  400 invalid_config            (start-up; names the key)
     ├── BadRequest                   400 invalid_request_error     (names the field in `param`)
-    │   ├── BodyTooLarge             413 body_too_large
+    │   ├── BodyTooLarge             413 body_too_large | storage_quota_exceeded   (what a tenant may store)
     │   ├── UnsupportedContent       415 unsupported_content_type
     │   └── BodyTooSlow              408 request_timeout
     ├── Unauthorized                 401 invalid_api_key

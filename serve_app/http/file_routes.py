@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, FileRecord
+from serve_app.core.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, FileRecord, check_stored
 from serve_app.errors import BadRequest, BodyTooSlow, ServeAppError, Unavailable
 from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, file_not_found, find_file, page, require_lane, seconds
 from serve_app.http.body import BodyThread
@@ -37,7 +37,7 @@ from serve_app.http.file_lines import LineCheck
 from serve_app.http.multipart import FormReader
 from serve_app.http.response import PieceAnswer
 from serve_app.http.routes import FileCall, HttpRoute
-from serve_app.settings import Settings
+from serve_app.settings import BatchSettings, Settings
 from serve_app.types import Identity
 
 logger = logging.getLogger("ray.serve")
@@ -100,7 +100,11 @@ class FileRoutes:
                 return 200, JSON, msgspec.json.encode(shown_file(record))
 
     async def _upload(self, lane: BatchLane, identity: Identity, open_form: OpenForm) -> FileRecord:
-        form = open_form(self._settings().batch.max_file_bytes)
+        batch, stored = self._settings().batch, 0
+        if batch.max_bytes_per_tenant is not None:
+            stored = await lane.get_store().stored_bytes(identity.tenant)
+            check_stored(stored, 1, batch.max_bytes_per_tenant)
+        form = open_form(batch.max_file_bytes)
         fields: dict[str, str] = {}
         record: FileRecord | None = None
         size = 0
@@ -117,13 +121,13 @@ class FileRoutes:
                     raise BadRequest("`file` must be a file: its part of the form has no filename", param="file")
                 record = self._new_record(identity, part.filename, fields)
                 await lane.get_store().add_file(record)
-                size = await self._write(lane, record, form)
+                size = await self._write(lane, record, form, batch, stored)
             if record is None:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
                 raise BadRequest(f"`purpose` is missing; it must be {INPUT_PURPOSE!r}", param="purpose")
             try:
-                return await lane.get_store().finish_file(record.file_id, size)
+                return await lane.get_store().finish_file(record.file_id, size, batch.max_bytes_per_tenant)
             except KeyError:
                 raise BodyTooSlow("the upload took too long, and its file was removed", param="file") from None
         except BaseException:
@@ -145,13 +149,18 @@ class FileRoutes:
             expires_at=now + (self._settings().batch.files_expire_days * DAY_S if lives_s is None else lives_s),
         )
 
-    async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader) -> int:
-        """Write the file of the form, each line checked before it is written. Returns its bytes."""
-        batch = self._settings().batch
+    async def _write(
+        self, lane: BatchLane, record: FileRecord, form: FormReader, batch: BatchSettings, stored: int
+    ) -> int:
+        """Write the file of the form, each line checked before it is written, to a tenant that has `stored` bytes.
+        Returns its bytes."""
         check = LineCheck(batch.max_rows)
 
         async def checked() -> AsyncGenerator[bytes, None]:
+            size = 0
             async for piece in form.file():
+                size += len(piece)
+                check_stored(stored, size, batch.max_bytes_per_tenant)
                 await self._thread.run(check.pending + len(piece), functools.partial(check.feed, piece))
                 yield piece
             await self._thread.run(check.pending, check.end)

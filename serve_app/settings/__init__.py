@@ -5,7 +5,7 @@ In: YAML or a mapping. Out: the frozen `Settings` tree, Serve's own configuratio
 Never: starts anything, or imports Ray.
 """
 
-from serve_app.settings.batch import RedisSettings, RedisStreamSettings
+from serve_app.settings.batch import BatchSettings, RedisSettings, RedisStreamSettings
 from serve_app.settings.changes import Change, changes
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
@@ -48,6 +48,7 @@ __all__ = [
     "AdmissionSettings",
     "AuthSettings",
     "AutoscaleSettings",
+    "BatchSettings",
     "BatchingSettings",
     "Change",
     "HttpSettings",

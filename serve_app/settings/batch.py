@@ -114,6 +114,7 @@ class BatchSettings(FrozenSettings):
     # A URL of fsspec; None: a folder beside the store's file on the head node.
     files_url: str | None = Field(None, min_length=1)
     max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024)
+    max_bytes_per_tenant: int | None = Field(None, ge=1024)  # of its files together, those of results too; None: any
     max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1)  # of one batch
     max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of one worker
     files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, allow_inf_nan=False)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select
 
-from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, RowError
+from serve_app.core.batches import INPUT_PURPOSE, BatchRecord, BatchStatus, FileRecord, RowError
 from serve_app.store.tables import BATCH_FILES, BATCHES
 
 FILES, B = BATCH_FILES.c, BATCHES.c
@@ -30,6 +30,22 @@ def one_file(connection: Connection, *chosen: ColumnElement[bool], is_locked: bo
     if row is None:
         raise KeyError("there is no such file")
     return FileRecord(**row._mapping)
+
+
+def input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
+    """The conditions for the file that a new batch reads."""
+    lives = or_(FILES.expires_at.is_(None), FILES.expires_at > batch.created_at)
+    is_there = FILES.deleted_at.is_(None), FILES.size.is_not(None), FILES.purpose == INPUT_PURPOSE
+    return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
+
+
+def stored_bytes(connection: Connection, tenant: str, *, is_locked: bool = False) -> int:
+    """Of all complete files of the tenant. `is_locked`: no upload of it is completed before this transaction ends."""
+    files = FILES.tenant == tenant, FILES.deleted_at.is_(None)
+    if is_locked:
+        uploads = select(FILES.file_id).where(*files, FILES.size.is_(None)).order_by(FILES.file_id)
+        connection.execute(uploads.with_for_update()).all()
+    return int(connection.execute(select(func.coalesce(func.sum(FILES.size), 0)).where(*files)).scalar_one())
 
 
 def one_batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRecord:

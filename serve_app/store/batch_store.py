@@ -35,9 +35,18 @@ class BatchStore:
         """Returns the record that the store has under this id."""
         return await self._call("batches.add_file", record)  # type: ignore[no-any-return]
 
-    async def finish_file(self, file_id: str, size: int) -> FileRecord:
-        """The content is complete. Raises KeyError: there is no such file, or it is deleted."""
-        return await self._call("batches.finish_file", file_id, size)  # type: ignore[no-any-return]
+    async def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> FileRecord:
+        """The content is complete.
+
+        Raises:
+            KeyError: there is no such file, or it is deleted. BodyTooLarge: with it the tenant's complete files have
+            more than `max_tenant_bytes`.
+        """
+        return await self._call("batches.finish_file", file_id, size, max_tenant_bytes)  # type: ignore[no-any-return]
+
+    async def stored_bytes(self, tenant: str) -> int:
+        """Of all complete files of the tenant."""
+        return await self._call("batches.stored_bytes", tenant)  # type: ignore[no-any-return]
 
     async def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """A file, its content complete or not. Raises KeyError: none, deleted, or another tenant's (None: any)."""

@@ -18,7 +18,6 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delet
 
 from serve_app.core.batches import (
     ENDED,
-    INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     BatchWork,
@@ -26,6 +25,7 @@ from serve_app.core.batches import (
     FileRecord,
     NewRow,
     RowResult,
+    check_stored,
 )
 from serve_app.errors import BatchConflict
 from serve_app.store.batch_columns import (
@@ -35,10 +35,12 @@ from serve_app.store.batch_columns import (
     B,
     batch_record,
     batch_values,
+    input_of,
     of_tenant,
     one_batch,
     one_file,
     page_of,
+    stored_bytes,
 )
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
@@ -83,11 +85,25 @@ class SqlBatches:
             connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
             return one_file(connection, FILES.file_id == record.file_id)
 
-    def finish_file(self, file_id: str, size: int) -> FileRecord:
-        """Its content is complete. Raises KeyError: there is no such file, or it is deleted."""
+    def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> FileRecord:
+        """Its content is complete.
+
+        Raises:
+            KeyError: there is no such file, or it is deleted. BodyTooLarge: with it the tenant's complete files have
+            more than `max_tenant_bytes`.
+        """
+        chosen = FILES.file_id == file_id, FILES.deleted_at.is_(None)
         with self._writing() as connection:
-            connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(size=size))
-            return one_file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
+            file = one_file(connection, *chosen)
+            if file.size is None and max_tenant_bytes is not None:
+                check_stored(stored_bytes(connection, file.tenant, is_locked=True), size, max_tenant_bytes)
+            connection.execute(update(BATCH_FILES).where(*chosen).values(size=size))
+            return one_file(connection, *chosen)
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Of all complete files of the tenant."""
+        with self._reading() as connection:
+            return stored_bytes(connection, tenant)
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
@@ -158,7 +174,7 @@ class SqlBatches:
         made: Select[Any] = select(*BATCH_COLUMNS, B.request_fingerprint).where(same)
         with self._writing() as connection:
             if connection.execute(select(B.batch_id).where(same)).scalar() is None:
-                one_file(connection, *_input_of(record), is_locked=True)  # it stays until the batch is in
+                one_file(connection, *input_of(record), is_locked=True)  # it stays until the batch is in
                 values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
                 connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
             row = connection.execute(made).one()
@@ -198,8 +214,7 @@ class SqlBatches:
             return one_batch(connection, batch_id, None)
 
     def forget_records(self, before: float, limit: int) -> int:
-        """Remove the records of files whose content was removed, and of batches that ended, until `before`: at most
-        `limit` of each. Returns how many."""
+        """Remove records of removed files and ended batches, at most `limit` of each. Returns how many."""
         removed = select(FILES.file_id).where(FILES.removed_at <= before).order_by(FILES.removed_at)
         # the index of `created_at` bounds what is read; a batch that is finalized can have `expired_at` and be live
         ended = select(B.batch_id).where(B.created_at <= before, before >= ENDED_AT, ~IS_LIVE).order_by(B.created_at)
@@ -347,13 +362,6 @@ class SqlBatches:
                 if not numbers:
                     return
                 connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
-
-
-def _input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
-    """The conditions for the file that a new batch reads."""
-    lives = or_(FILES.expires_at.is_(None), FILES.expires_at > batch.created_at)
-    is_there = FILES.deleted_at.is_(None), FILES.size.is_not(None), FILES.purpose == INPUT_PURPOSE
-    return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
 
 
 def _claimable() -> Select[Any]:

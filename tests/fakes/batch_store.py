@@ -51,7 +51,7 @@ class BatchTables:
     def add_file(self, record: FileRecord) -> None:
         self.files_.setdefault(record.file_id, record)
 
-    def finish_file(self, file_id: str, size: int) -> None:
+    def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> None:
         self.files_[file_id] = replace(self.files_[file_id], size=size)
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:

@@ -18,10 +18,12 @@ from tests.fakes.asgi_client import Reply
 from tests.fakes.batches import (
     ADMIN_KEY,
     FILE,
+    FORM,
     OTHER_KEY,
     PURPOSE,
     ROWS,
     Lane,
+    form,
     jsonl,
     kept,
     part,
@@ -222,6 +224,65 @@ def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
         assert await kept(lane) == ([], [])
 
     run(scenario)
+
+
+BOUND = 1024
+LARGE = jsonl(row("a", user="a" * 600))  # one fits, two do not
+
+
+def test_an_upload_above_the_tenant_s_bytes_is_refused_until_a_file_is_deleted() -> None:
+    async def scenario(lane: Lane) -> None:
+        client = lane.sdk()
+        made = await client.files.create(file=("1.jsonl", LARGE), purpose="batch")
+        assert len(LARGE) < BOUND < 2 * len(LARGE)
+        with pytest.raises(openai.APIStatusError, match=r"batch\.max_bytes_per_tenant") as refused:
+            await client.files.create(file=("2.jsonl", LARGE), purpose="batch")
+        assert (refused.value.status_code, refused.value.code) == (413, "storage_quota_exceeded")
+        assert f"{BOUND} bytes" in str(refused.value)
+        assert await kept(lane) == ([made.id], [made.id])
+        await lane.sdk(OTHER_KEY).files.create(file=("3.jsonl", LARGE), purpose="batch")
+        await client.files.delete(made.id)
+        await client.files.create(file=("2.jsonl", LARGE), purpose="batch")
+
+    run(scenario, batch={"max_bytes_per_tenant": BOUND})
+
+
+def test_an_upload_is_refused_as_soon_as_it_is_above_the_bound_and_before_it_where_nothing_is_left() -> None:
+    async def scenario(lane: Lane) -> None:
+        async def never() -> dict[str, Any]:
+            raise AssertionError("read on")
+
+        too_long = part("file", LARGE + LARGE.replace(b"aaa", b"bbb"), "rows.jsonl")
+        reply = await lane.request("POST", "/v1/files", [PURPOSE, too_long], FORM, rest=never)
+        assert (reply.status, reply.error["code"]) == (413, "storage_quota_exceeded")
+        assert await kept(lane) == ([], [])
+        made = await lane.sdk().files.create(file=("1.jsonl", LARGE), purpose="batch")
+        record = await lane.store.batches.file(made.id, "night")
+        results = replace(record, file_id=UNKNOWN, purpose="batch_output", size=BOUND)
+        await lane.store.batches.add_file(results)  # a worker's, which nobody refuses
+        full = await lane.request("POST", "/v1/files", [], FORM, rest=never)
+        assert (full.status, full.error["code"]) == (413, "storage_quota_exceeded")
+
+    run(scenario, batch={"max_bytes_per_tenant": BOUND})
+
+
+def test_of_two_uploads_at_once_that_are_above_the_bound_together_the_later_one_is_refused() -> None:
+    async def scenario(lane: Lane) -> None:
+        may_end, whole = asyncio.Event(), form(PURPOSE, part("file", LARGE, "rows.jsonl"))
+
+        async def rest() -> dict[str, Any]:
+            await may_end.wait()
+            return {"type": "http.request", "body": whole[-1], "more_body": False}
+
+        slow = asyncio.create_task(lane.request("POST", "/v1/files", whole[:-1], FORM, rest=rest))
+        await turns(20)
+        made = await lane.sdk().files.create(file=("1.jsonl", LARGE), purpose="batch")
+        may_end.set()
+        reply = await slow
+        assert (reply.status, reply.error["code"]) == (413, "storage_quota_exceeded")
+        assert await kept(lane) == ([made.id], [made.id])
+
+    run(scenario, batch={"max_bytes_per_tenant": BOUND})
 
 
 def test_a_file_whose_content_cannot_be_removed_now_is_deleted_and_left_to_a_worker() -> None:

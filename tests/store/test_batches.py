@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowError, RowResult
-from serve_app.errors import BatchConflict
+from serve_app.errors import BatchConflict, BodyTooLarge
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
@@ -105,6 +105,27 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
         for file_id, tenant in (("file-1", "acme"), ("file-2", "other")):
             with pytest.raises(KeyError):
                 await batches.delete_file(file_id, tenant, 8.0)
+
+    asyncio.run(main())
+
+
+def test_the_bytes_of_a_tenant_s_complete_files_are_bounded_where_a_bound_is_given(batches: BatchStore) -> None:
+    async def main() -> None:
+        for number, tenant in enumerate(("acme", "acme", "acme", "other")):
+            await batches.add_file(replace(FILE, file_id=f"file-{number}", tenant=tenant))
+        assert await batches.stored_bytes("acme") == 0
+        assert (await batches.finish_file("file-0", 60, 100)).size == 60
+        with pytest.raises(BodyTooLarge, match="100 bytes together") as refused:
+            await batches.finish_file("file-1", 41, 100)
+        assert (refused.value.status, refused.value.code) == (413, "storage_quota_exceeded")
+        assert (await batches.file("file-1", None)).size is None
+        await batches.finish_file("file-3", 100, 100)
+        for _ in range(2):  # again: it counts once
+            assert (await batches.finish_file("file-1", 40, 100)).size == 40
+        await batches.finish_file("file-2", 2**40)  # a file of results
+        assert await batches.stored_bytes("acme") == 100 + 2**40
+        await batches.delete_file("file-2", "acme", 7.0)
+        assert await batches.stored_bytes("acme") == 100
 
     asyncio.run(main())
 

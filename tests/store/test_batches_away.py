@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, event, select, text, update
 
 from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowResult
-from serve_app.errors import BatchConflict, StoreAway
+from serve_app.errors import BatchConflict, BodyTooLarge, StoreAway
 from serve_app.store import database
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
@@ -223,6 +223,25 @@ def test_a_batch_made_while_its_file_is_deleted_is_none_and_a_file_deleted_while
             transaction.commit()
     assert isinstance(refused[1], KeyError)
     assert [one.batch_id for one in batches.batches("acme", after=None, limit=9)] == [NAME]
+
+
+def test_two_uploads_that_end_at_once_do_not_bring_their_tenant_above_its_bound(url: str, engine: Engine) -> None:
+    batches, refused = SqlStore(url).batches, list[BodyTooLarge]()
+    for number in range(2):
+        batches.add_file(FileRecord(f"file-{number}", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, None))
+
+    def finish() -> None:
+        try:
+            batches.finish_file("file-1", 10, max_tenant_bytes=15)
+        except BodyTooLarge as error:
+            refused.append(error)
+
+    with engine.connect() as other, other.begin() as transaction:
+        other.execute(update(BATCH_FILES).where(BATCH_FILES.c.file_id == "file-0").values(size=10))
+        with in_the_background(finish):
+            transaction.commit()
+    assert [one.code for one in refused] == ["storage_quota_exceeded"]
+    assert batches.stored_bytes("acme") == 10
 
 
 def test_of_two_results_at_once_the_first_stays(url: str, engine: Engine) -> None:

@@ -21,6 +21,7 @@ from serve_app.core.batches.records import (
     NewRow,
     RowError,
     RowResult,
+    check_stored,
 )
 from serve_app.core.batches.rows import ENDPOINTS, BadRow, Line, LineSplitter, RowCheck, read_row
 
@@ -45,6 +46,7 @@ __all__ = [
     "RowError",
     "RowResult",
     "WaitingRows",
+    "check_stored",
     "intake",
     "read_row",
     "share_rows",

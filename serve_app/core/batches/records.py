@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from serve_app.errors import BodyTooLarge
+
 
 class BatchStatus(StrEnum):
     """OpenAI's."""
@@ -51,6 +53,21 @@ class FileRecord:
     created_at: float
     expires_at: float | None
     deleted_at: float | None = None
+
+
+def check_stored(stored_bytes: int, added_bytes: int, max_bytes: int | None) -> None:
+    """Whether a tenant may store more.
+
+    Raises:
+        BodyTooLarge: its files would have more than `max_bytes` together; None: any number.
+    """
+    if max_bytes is not None and stored_bytes + added_bytes > max_bytes:
+        raise BodyTooLarge(
+            f"the files of a tenant may have {max_bytes} bytes together (batch.max_bytes_per_tenant), and yours have "
+            f"{stored_bytes} without this one: delete some first",
+            param="file",
+            code="storage_quota_exceeded",
+        )
 
 
 @dataclass(frozen=True, slots=True)
