@@ -34,6 +34,7 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
+from serve_app.ray_ingress import bound_bodies
 from serve_app.router import (
     USAGE_FOLDER,
     LimitClient,
@@ -70,6 +71,7 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
+        bound_bodies()
         install_strict_protocol()  # before Serve starts the server of this process
         if not on_fast_path():
             logger.warning(
