@@ -192,7 +192,7 @@ class RowFeed:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late, timeout=bound_s)
+                await asyncio.wait(late)
 
     # claims
 

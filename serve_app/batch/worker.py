@@ -35,8 +35,8 @@ SWEEP_FILES = 100
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
-CLOSE_S = 20.0  # for rows in flight at a normal end; less than Serve's own bound
-CLOSE_STORE_S = 10.0  # for their results, after that
+CLOSE_S = 10.0  # for rows in flight at a normal end; those that run on are joined by the next worker
+CLOSE_STORE_S = 5.0  # for their results, after that
 
 
 @dataclass(frozen=True, slots=True)
