@@ -17,6 +17,7 @@ from ray import serve
 from serve_app.batch.files import storage_at
 from serve_app.batch.intake_task import CLOSE_S as INTAKE_CLOSE_S
 from serve_app.batch.intake_task import IntakeTask
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
 from serve_app.batch.worker import CLOSE_S, CLOSE_STORE_S, BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
@@ -78,11 +79,11 @@ class _Worker:
         batch = settings.batch
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
-        senders = batch.workers * (1 if batch.redis is None else 2)  # the intake of a worker sends rows, too
-        options = WorkerOptions(batch.max_in_flight, batch.max_rows, batch.files_expire_days * DAY_S, weights, senders)
+        paces = ModelPaces(figures, batch.max_in_flight, batch.workers)
+        options = WorkerOptions(batch.max_rows, batch.files_expire_days * DAY_S, weights)
         files = storage_at(batch.files_url)
-        self._worker = BatchWorker(self._store.batches, files, calls, figures, options, models=calls)
-        self._intake = IntakeTask(settings, calls, figures, self._store, senders=senders)
+        self._worker = BatchWorker(self._store.batches, files, calls, paces, options, models=calls)
+        self._intake = IntakeTask(settings, calls, paces, self._store)
         self._closing: asyncio.Task[None] | None = None
         self._starting = in_fresh_context(self._start(), "batch worker")
 
