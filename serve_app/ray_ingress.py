@@ -1,4 +1,4 @@
-"""Bounds what Serve (2.60.0) reads of a request's body ahead of the application: its own queue of messages has no bound.
+"""Bounds what Serve (2.60.0) reads of a request's body ahead of the application: its own queue of it has no bound.
 
 Invariant: while the application is busy with what it has, its client waits, whatever the size of the body. Where Serve
 runs the application in a thread of its own (not on the fast path), or its own proxy reads bodies, nothing is bounded.
