@@ -17,26 +17,26 @@ from dataclasses import dataclass, field
 
 from serve_app.batch.calls import RETRY_S, bounded, is_away, until_answered
 from serve_app.batch.files import FileStorage
-from serve_app.batch.interfaces import Figures, ModelCheck, RowRunner
+from serve_app.batch.interfaces import ModelCheck, RowRunner
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.result_files import Finalization
 from serve_app.batch.row_feed import RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 
 WORK_EVERY_S = 1.0  # between looks for new batches: what a batch waits at most before it is validated
-FIGURES_EVERY_S = 0.2  # the queue actor makes no newer ones
-FIGURES_S = 5.0  # a router restarts in this time
 SWEEP_EVERY_S = 60.0  # files live for days
 SWEEP_FILES = 100
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
-CLOSE_S = 20.0  # for rows in flight at a normal end; less than Serve's own bound
-CLOSE_STORE_S = 10.0  # for their results, after that
+CLOSE_S = 10.0  # for rows in flight at a normal end; those that run on are joined by the next worker
+CLOSE_STORE_S = 5.0  # for their results, after that
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,20 @@ class WorkerOptions:
     """What can be configured.
 
     Args:
-        max_in_flight: rows of a model.
         files_keep_s: how long output and error files are kept.
         weights: of tenants; 1.0 where one is missing.
-        workers: that run at the same time.
     """
 
-    max_in_flight: int
     max_rows: int
     files_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
-    workers: int = 1
 
 
 class BatchWorker:
     """One worker; `start`, and `close` at a normal end.
 
     Args:
+        paces: followed while this worker runs.
         models: see `Validation`.
         wall: seconds since 1970 UTC, as the store's.
     """
@@ -70,21 +67,20 @@ class BatchWorker:
         store: BatchStore,
         files: FileStorage,
         runner: RowRunner,
-        figures: Figures,
+        paces: ModelPaces,
         options: WorkerOptions,
         *,
         models: ModelCheck | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._files, self._figures, self._models = store, files, figures, models
+        self._store, self._files, self._paces, self._models = store, files, paces, models
         self._options, self._wall = options, wall
         self.feed = RowFeed(
             f"worker-{uuid.uuid4().hex}",
             store,
             RowRun(files, runner, wall),
-            max_in_flight=options.max_in_flight,
+            paces.sender(),
             weights=options.weights,
-            workers=options.workers,
             wall=wall,
         )
         self._kick = asyncio.Event()  # look for work now
@@ -98,7 +94,6 @@ class BatchWorker:
     def start(self) -> None:
         steps: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
             "work": (self._look, WORK_EVERY_S),
-            "figures": (self._read_figures, FIGURES_EVERY_S),
             "leases": (self.feed.renew, RENEW_S),
             "files": (self._sweep, SWEEP_EVERY_S),
         }
@@ -106,12 +101,13 @@ class BatchWorker:
             name: asyncio.create_task(self._repeat(name, step, every_s), name=f"batch-{name}")
             for name, (step, every_s) in steps.items()
         }
+        self._loops["paces"] = asyncio.create_task(self._paces.run(), name="batch-paces")
         self._loops["rows"] = asyncio.create_task(self.feed.run(), name="batch-rows")
         self._loops["results"] = asyncio.create_task(self.feed.writer.run(), name="batch-results")
 
     async def close(self, bound_s: float = CLOSE_S) -> None:
         """Claim nothing more, let rows in flight end for `bound_s`, store their results, give back all others."""
-        deciding = [self._loops.pop(name) for name in ("work", "figures", "files") if name in self._loops]
+        deciding = [self._loops.pop(name) for name in ("work", "paces", "files") if name in self._loops]
         for task in [*deciding, *self._changes.values()]:
             task.cancel()
         await self.feed.close(bound_s)
@@ -216,25 +212,17 @@ class BatchWorker:
     async def _end(self, batch: BatchRecord) -> None:
         await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
 
-    async def _read_figures(self) -> None:
-        if not self.feed.wanted_models():
-            return
-        asked_at, in_flight = _now(), self.feed.in_flight_by_model()
-        figures = await bounded(self._figures.get(), FIGURES_S)
-        self.feed.on_figures(figures, in_flight, asked_at)
-
     async def _sweep(self) -> None:
-        """Remove files whose time is over, except inputs of batches that still run."""
+        """Remove files whose time is over, and what is left of deleted ones."""
         now = self._wall()
-        inputs = {work.batch.input_file_id for work in self._work}
-        for record in await bounded(self._store.expired_files(now, SWEEP_FILES)):
-            if record.file_id in inputs:
-                continue
+        for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
+            if record.deleted_at is None:
+                try:
+                    await bounded(self._store.delete_file(record.file_id, record.tenant, now))
+                except (KeyError, BatchConflict):  # another worker, its owner, or a new batch was first
+                    continue
             await bounded(self._files.delete(record.file_id))
-            try:
-                await bounded(self._store.delete_file(record.file_id, record.tenant, now))
-            except KeyError:  # another worker, or its owner, was first
-                continue
+            await bounded(self._store.content_removed(record.file_id, now))
 
 
 def _now() -> float:

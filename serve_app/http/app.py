@@ -187,7 +187,7 @@ class RouterApp:
             open_form = functools.partial(FormReader, headers, receive)
             return await self._file_routes.answer(route, identity, query, open_form)
         if isinstance(route.target, routes.BatchCall):
-            return await self._batch_routes.answer(route, identity, query, read_body)
+            return await self._batch_routes.answer(route, identity, query, headers, read_body)
         return await self._local_routes.answer(route, identity, query)
 
     async def _run_operation(

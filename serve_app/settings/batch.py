@@ -15,7 +15,7 @@ from serve_app.settings.model import FrozenSettings
 
 DEFAULT_MAX_FILE_BYTES = 200 * 2**20  # OpenAI's bound on the input file of a batch
 DEFAULT_MAX_ROWS = 50_000  # OpenAI's bound on the requests of a batch
-# Rows of one worker that run or wait in the queue: two engines of 256 sequences. Each holds a request's body in memory.
+# Rows of a model that one worker has running or waiting: two engines of 256 sequences. Each holds its body in memory.
 DEFAULT_MAX_IN_FLIGHT = 512
 DEFAULT_FILES_EXPIRE_DAYS = 30  # as OpenAI keeps the output files of a batch
 DEFAULT_MAX_DELIVERIES = 5  # of one entry, each after the death of its consumer; then the entry itself is suspected
@@ -113,7 +113,7 @@ class BatchSettings(FrozenSettings):
     files_url: str | None = Field(None, min_length=1)
     max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024)
     max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1)  # of one batch
-    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of one worker
+    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of a model in one worker
     files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, allow_inf_nan=False)
     redis: RedisSettings | None = None
 
