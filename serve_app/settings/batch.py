@@ -15,7 +15,7 @@ from serve_app.settings.model import FrozenSettings
 
 DEFAULT_MAX_FILE_BYTES = 200 * 2**20  # OpenAI's bound on the input file of a batch
 DEFAULT_MAX_ROWS = 50_000  # OpenAI's bound on the requests of a batch
-# Rows of one worker that run or wait in the queue: two engines of 256 sequences. Each holds a request's body in memory.
+# Rows of a model that one worker has running or waiting: two engines of 256 sequences. Each holds its body in memory.
 DEFAULT_MAX_IN_FLIGHT = 512
 DEFAULT_FILES_EXPIRE_DAYS = 30  # as OpenAI keeps the output files of a batch
 DEFAULT_RECORDS_EXPIRE_DAYS = 90  # of ended batches and deleted files: the last quarter can be looked up
@@ -116,7 +116,7 @@ class BatchSettings(FrozenSettings):
     max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024)
     max_bytes_per_tenant: int | None = Field(None, ge=1024)  # of its files together, those of results too; None: any
     max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1)  # of one batch
-    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of one worker
+    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of a model in one worker
     files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, allow_inf_nan=False)
     records_expire_days: float = Field(DEFAULT_RECORDS_EXPIRE_DAYS, ge=MIN_RECORDS_EXPIRE_DAYS, allow_inf_nan=False)
     redis: RedisSettings | None = None
