@@ -46,7 +46,7 @@ from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
 ROWS = BATCH_ROWS.c
 ENDED_AT = func.coalesce(B.completed_at, B.failed_at, B.cancelled_at, B.expired_at)
-IS_LIVE = B.status.not_in([str(one) for one in ENDED])
+IS_LIVE = B.status.in_([str(one) for one in BatchStatus if one not in ENDED])  # few: found by their index
 FREE = 0.0  # `leased_until` of a row that nobody has
 NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
 WRITE_RESULT = (

@@ -89,12 +89,6 @@ BATCH_FILES = Table(
     Column("expires_at", Double, index=True),
     Column("deleted_at", Double),
     Column("removed_at", Double, index=True),  # its content is gone
-    Index(
-        "batch_files_present",
-        "created_at",
-        sqlite_where=text("removed_at IS NULL"),
-        postgresql_where=text("removed_at IS NULL"),
-    ),
 )
 
 BATCHES = Table(
