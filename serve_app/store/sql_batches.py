@@ -1,7 +1,7 @@
 """Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
 
 Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
-leased to one worker at a time; whatever is called again with the same arguments changes nothing. Rows are locked in the
+leased to one worker at a time, and so is a batch while it is brought to its next status; whatever is called again with the same arguments changes nothing. Rows are locked in the
 order of batch and number and before their batch, or passed over where another transaction has them: no two transactions
 wait for each other.
 """
@@ -43,6 +43,7 @@ from serve_app.core.batches import (
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
 ROWS, FILES, B = BATCH_ROWS.c, BATCH_FILES.c, BATCHES.c
+LEASE = ("worker", "leased_until")  # of a batch: no part of its record
 FREE = 0.0  # `leased_until` of a row that nobody has
 NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
 WRITE_RESULT = (
@@ -153,8 +154,19 @@ class SqlBatches:
             if row.status not in if_status:
                 is_same = all(row._mapping[name] == value for name, value in columns.items())
                 return _batch_record(row) if is_same else None
-            connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
+            freed = dict.fromkeys(LEASE) if "status" in columns else {}
+            connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns | freed))
             return _batch(connection, batch_id, None)
+
+    def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
+        """Lease a batch in this status to a worker, until its next one; whoever has it has it for as long again.
+        False: another worker has it, or it is in another status."""
+        now = self._now()
+        free = or_(B.worker.is_(None), B.worker == worker, B.leased_until <= now)
+        with self._writing() as connection:
+            chosen = update(BATCHES).where(B.batch_id == batch_id, B.status == str(status), free)
+            leased = connection.execute(chosen.values(worker=worker, leased_until=now + lease_s))
+            return leased.rowcount == 1
 
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""
@@ -352,7 +364,7 @@ def _batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRe
 
 
 def _batch_record(row: Row[Any]) -> BatchRecord:
-    values = dict(row._mapping)
+    values = {name: value for name, value in row._mapping.items() if name not in LEASE}
     values["status"] = BatchStatus(values["status"])
     values["metadata"] = json.loads(values["metadata"])
     values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))

@@ -116,6 +116,8 @@ BATCHES = Table(
     Column("total", Integer, nullable=False),
     Column("completed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
+    Column("worker", String(128)),  # that brings it to its next status
+    Column("leased_until", Double),
 )
 
 BATCH_ROWS = Table(
