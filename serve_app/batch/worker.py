@@ -24,6 +24,7 @@ from serve_app.batch.row_feed import LEASE_S, RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
@@ -228,17 +229,16 @@ class BatchWorker:
         await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
 
     async def _sweep(self) -> None:
-        """Remove files whose time is over, except inputs of batches that still run."""
+        """Remove files whose time is over, and what is left of deleted ones."""
         now = self._wall()
-        inputs = {work.batch.input_file_id for work in self._work}
-        for record in await bounded(self._store.expired_files(now, SWEEP_FILES)):
-            if record.file_id in inputs:
-                continue
+        for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
+            if record.deleted_at is None:
+                try:
+                    await bounded(self._store.delete_file(record.file_id, record.tenant, now))
+                except (KeyError, BatchConflict):  # another worker, its owner, or a new batch was first
+                    continue
             await bounded(self._files.delete(record.file_id))
-            try:
-                await bounded(self._store.delete_file(record.file_id, record.tenant, now))
-            except KeyError:  # another worker, or its owner, was first
-                continue
+            await bounded(self._store.content_removed(record.file_id, now))
 
 
 def _now() -> float:

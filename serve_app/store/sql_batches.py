@@ -1,65 +1,64 @@
 """Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
 
 Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
-leased to one worker at a time, and so is a batch until its next status; whatever is called again with the same
-arguments changes nothing. Rows are locked in the order of batch and number and before their batch, or passed over where
-another transaction has them: no two transactions wait for each other.
+leased to one worker at a time, and a batch until its next status; whatever is called again with the same arguments
+changes nothing. A batch that has not ended has its input file. A file is locked before batches, rows in the order of
+batch and number and before their batch, or passed over where another transaction has them: no two transactions wait for
+each other.
 """
 
 from __future__ import annotations
 
-import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    and_,
-    delete,
-    func,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, exists, func, or_, select, update
 
 from serve_app.core.batches import (
     ENDED,
+    INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     BatchWork,
     ClaimedRow,
     FileRecord,
     NewRow,
-    RowError,
     RowResult,
 )
-from serve_app.store.sql_rows import (
-    CLAIMED,
-    FREE,
-    NOBODYS,
-    ROWS,
-    WRITE_RESULT,
-    RowKey,
-    by_batch,
-    change_rows,
-    claimable,
-    counts_by_model,
-    lock_rows,
+from serve_app.errors import BatchConflict
+from serve_app.store.batch_columns import (
+    BATCH_COLUMNS,
+    FILE_COLUMNS,
+    FILES,
+    B,
+    batch_record,
+    batch_values,
+    of_tenant,
+    one_batch,
+    one_file,
+    page_of,
 )
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
-FILES, B = BATCH_FILES.c, BATCHES.c
-LEASE = ("worker", "leased_until")  # of a batch: no part of its record
+ROWS = BATCH_ROWS.c
+IS_LIVE = B.status.not_in([str(one) for one in ENDED])
+FREE = 0.0  # `leased_until` of a row that nobody has
+NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
+WRITE_RESULT = (
+    update(BATCH_ROWS)
+    .where(ROWS.batch_id == bindparam("new_batch_id"), ROWS.number == bindparam("new_number"))
+    .values({**NOBODYS, "is_failed": bindparam("new_is_failed"), "line": bindparam("new_line")})
+)
+CLAIMED = ROWS.prefix, ROWS.number  # the order in which rows are claimed
 UPLOAD_S = 7 * 86_400.0  # what is not complete by then never will be, even if files or store were away for days
 MAX_CLAIM = 10_000  # rows: SQLite takes 32,766 parameters
 FORGET_ROWS = 2000  # of one transaction: some 10 MB of results, so that SQLite's other writers wait for milliseconds
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
+RowKey = tuple[str, int]  # a row's batch and number
 
 
 class SqlBatches:
@@ -82,65 +81,102 @@ class SqlBatches:
         """Add a file, which may not be complete yet; one of this id stays as it is, and is returned."""
         with self._writing() as connection:
             connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
-            return _file(connection, FILES.file_id == record.file_id)
+            return one_file(connection, FILES.file_id == record.file_id)
 
     def finish_file(self, file_id: str, size: int) -> FileRecord:
         """Its content is complete. Raises KeyError: there is no such file, or it is deleted."""
         with self._writing() as connection:
             connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(size=size))
-            return _file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
+            return one_file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
         with self._reading() as connection:
-            return _file(connection, *_of(file_id, tenant), FILES.deleted_at.is_(None))
+            return one_file(connection, *of_tenant(file_id, tenant), FILES.deleted_at.is_(None))
 
     def files(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[FileRecord]:
         """The tenant's complete files, those behind `after`."""
-        chosen = select(BATCH_FILES).where(FILES.tenant == tenant, FILES.deleted_at.is_(None), FILES.size.is_not(None))
+        chosen = select(*FILE_COLUMNS).where(
+            FILES.tenant == tenant, FILES.deleted_at.is_(None), FILES.size.is_not(None)
+        )
         if purpose is not None:
             chosen = chosen.where(FILES.purpose == purpose)
         with self._reading() as connection:
-            page = _page(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
+            page = page_of(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
             return [FileRecord(**row._mapping) for row in page]
 
     def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
-        """Raises KeyError: there is none, it is another tenant's, or was deleted at another time than `now`."""
-        with self._writing() as connection:
-            chosen = *_of(file_id, tenant), FILES.deleted_at.is_(None)
-            connection.execute(update(BATCH_FILES).where(*chosen).values(deleted_at=now))
-            return _file(connection, *_of(file_id, tenant), FILES.deleted_at == now)
+        """Delete the record; `content_removed` follows once its content is removed.
 
-    def expired_files(self, now: float, limit: int) -> list[FileRecord]:
-        """Files to delete: they expire, or their upload was left incomplete long ago."""
+        Raises:
+            KeyError: there is none, it is another tenant's, or was deleted at another time than `now`.
+            BatchConflict: a batch that has not ended reads it.
+        """
+        with self._writing() as connection:
+            file = one_file(connection, *of_tenant(file_id, tenant), is_locked=True)
+            if file.deleted_at not in (None, now):
+                raise KeyError(file_id)
+            reading = select(B.batch_id, B.status).where(B.input_file_id == file_id, IS_LIVE).limit(1)
+            if file.deleted_at is None and (batch := connection.execute(reading).one_or_none()) is not None:
+                raise BatchConflict(
+                    f"{batch.batch_id} reads this file and is {batch.status}: cancel it first", code="file_in_use"
+                )
+            connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(deleted_at=now))
+            return replace(file, deleted_at=now)
+
+    def content_removed(self, file_id: str, now: float) -> None:
+        """Nothing is left of the content of a deleted file."""
+        with self._writing() as connection:
+            chosen = FILES.file_id == file_id, FILES.deleted_at.is_not(None), FILES.removed_at.is_(None)
+            connection.execute(update(BATCH_FILES).where(*chosen).values(removed_at=now))
+
+    def files_to_remove(self, now: float, limit: int) -> list[FileRecord]:
+        """Files that expire, whose upload was left incomplete long ago, or that are deleted and have content; none that
+        a batch reads."""
         left = and_(FILES.size.is_(None), FILES.created_at <= now - UPLOAD_S)
-        over = and_(or_(FILES.expires_at <= now, left), FILES.deleted_at.is_(None))
+        over = or_(FILES.expires_at <= now, left, FILES.deleted_at.is_not(None))
+        chosen = FILES.removed_at.is_(None), over, ~exists().where(B.input_file_id == FILES.file_id, IS_LIVE)
         with self._reading() as connection:
-            rows = connection.execute(select(BATCH_FILES).where(over).order_by(FILES.created_at).limit(limit))
+            rows = connection.execute(select(*FILE_COLUMNS).where(*chosen).order_by(FILES.created_at).limit(limit))
             return [FileRecord(**row._mapping) for row in rows]
 
     # Batches
 
-    def create_batch(self, record: BatchRecord) -> BatchRecord:
-        """Add a batch; one of this id stays as it is, and is returned."""
+    def create_batch(
+        self, record: BatchRecord, *, key: bytes | None = None, fingerprint: bytes | None = None
+    ) -> BatchRecord:
+        """Add a batch; one of this key, or without a key of this id, stays as it is, and is returned.
+
+        Raises:
+            KeyError: the tenant has no such input file, complete and not over. ValueError: the batch of the key was
+            asked for with another fingerprint.
+        """
+        request = {"request_key": key, "request_fingerprint": fingerprint}
+        same = B.batch_id == record.batch_id if key is None else B.request_key == key
+        made: Select[Any] = select(*BATCH_COLUMNS, B.request_fingerprint).where(same)
         with self._writing() as connection:
-            values = _columns({one.name: getattr(record, one.name) for one in fields(BatchRecord)})
-            connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
-            return _batch(connection, record.batch_id, None)
+            if connection.execute(select(B.batch_id).where(same)).scalar() is None:
+                one_file(connection, *_input_of(record), is_locked=True)  # it stays until the batch is in
+                values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
+                connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
+            row = connection.execute(made).one()
+            if row.request_fingerprint != fingerprint:
+                raise ValueError("the key was used for another batch")
+            return batch_record(row)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: there is none, or it is another tenant's (None: any)."""
         with self._reading() as connection:
-            return _batch(connection, batch_id, tenant)
+            return one_batch(connection, batch_id, tenant)
 
     def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
         """The newest first, those behind `after`."""
-        chosen = select(BATCHES) if tenant is None else select(BATCHES).where(B.tenant == tenant)
+        chosen = select(*BATCH_COLUMNS) if tenant is None else select(*BATCH_COLUMNS).where(B.tenant == tenant)
         with self._reading() as connection:
-            page = _page(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
-            return [_batch_record(row) for row in page]
+            page = page_of(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
+            return [batch_record(row) for row in page]
 
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **changes: Any) -> BatchRecord | None:
         """Change fields of a batch, if it is in one of these statuses; None: it is not, and has other values.
@@ -149,16 +185,18 @@ class SqlBatches:
             KeyError: there is no such batch. ValueError: it has no such field.
         """
         with self._writing() as connection:
-            columns = _columns(changes)
-            row = connection.execute(select(BATCHES).where(B.batch_id == batch_id).with_for_update()).one_or_none()
+            columns = batch_values(changes)
+            row = connection.execute(
+                select(*BATCH_COLUMNS).where(B.batch_id == batch_id).with_for_update()
+            ).one_or_none()
             if row is None:
                 raise KeyError(batch_id)
             if row.status not in if_status:
                 is_same = all(row._mapping[name] == value for name, value in columns.items())
-                return _batch_record(row) if is_same else None
-            freed = dict.fromkeys(LEASE) if "status" in columns else {}
+                return batch_record(row) if is_same else None
+            freed = {"worker": None, "leased_until": None} if "status" in columns else {}
             connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns | freed))
-            return _batch(connection, batch_id, None)
+            return one_batch(connection, batch_id, None)
 
     def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
         """Lease a batch in this status to a worker, until its next one; whoever has it has it for as long again.
@@ -173,15 +211,13 @@ class SqlBatches:
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""
         with self._reading() as connection:
-            chosen = (
-                select(BATCHES).where(B.status.not_in([str(one) for one in ENDED])).order_by(B.created_at, B.batch_id)
-            )
-            found = [_batch_record(row) for row in connection.execute(chosen)]
+            chosen = select(*BATCH_COLUMNS).where(IS_LIVE).order_by(B.created_at, B.batch_id)
+            found = [batch_record(row) for row in connection.execute(chosen)]
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
             held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
-            left = counts_by_model(connection.execute(unfinished))  # read from an index alone
-            leased = counts_by_model(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
+            left = _counts(connection.execute(unfinished))  # read from an index alone
+            leased = _counts(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
         # PostgreSQL reads the two counts at two moments: a row may have been claimed between them
         return [
             BatchWork(one, dict(left[one.batch_id] - leased[one.batch_id]), leased[one.batch_id].total())
@@ -225,15 +261,15 @@ class SqlBatches:
         free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
         same = and_(ROWS.worker == worker, ROWS.claim == claim, ROWS.is_failed.is_(None))
         with self._writing() as connection:
-            if rows := [ClaimedRow(*row) for row in connection.execute(claimable().where(same).order_by(*CLAIMED))]:
+            if rows := [ClaimedRow(*row) for row in connection.execute(_claimable().where(same).order_by(*CLAIMED))]:
                 return rows
             status = connection.execute(select(B.status).where(B.batch_id == batch_id)).scalar()
             if status != BatchStatus.IN_PROGRESS or limit <= 0:
                 return []
-            chosen = claimable().where(free).order_by(*CLAIMED).limit(min(limit, MAX_CLAIM))
+            chosen = _claimable().where(free).order_by(*CLAIMED).limit(min(limit, MAX_CLAIM))
             rows = [ClaimedRow(*row) for row in connection.execute(chosen.with_for_update(skip_locked=True))]
             taken = {"worker": worker, "claim": claim, "leased_until": now + lease_s}
-            change_rows(connection, batch_id, [row.number for row in rows], taken)
+            _change(connection, batch_id, [row.number for row in rows], taken)
             return rows
 
     def renew(self, worker: str, lease_s: float) -> int:
@@ -241,9 +277,9 @@ class SqlBatches:
         with self._writing() as connection:
             held = select(ROWS.batch_id, ROWS.number).where(ROWS.worker == worker)
             # whoever has one of them locked writes its result, or has claimed it
-            rows = by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
+            rows = _by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
             for batch_id, numbers in rows.items():
-                change_rows(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
+                _change(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
             return sum(len(numbers) for numbers in rows.values())
 
     def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
@@ -253,9 +289,9 @@ class SqlBatches:
             free["attempts"] = ROWS.attempts + 1
         count = 0
         with self._writing() as connection:
-            for batch_id, numbers in by_batch(rows).items():
-                held = lock_rows(connection, batch_id, numbers, ROWS.worker == worker)
-                change_rows(connection, batch_id, held, free)
+            for batch_id, numbers in _by_batch(rows).items():
+                held = _lock(connection, batch_id, numbers, ROWS.worker == worker)
+                _change(connection, batch_id, held, free)
                 count += len(held)
         return count
 
@@ -267,8 +303,8 @@ class SqlBatches:
         with self._writing() as connection:
             written = [
                 first[batch_id, number]
-                for batch_id, numbers in by_batch(first).items()
-                for number in lock_rows(connection, batch_id, numbers, ROWS.is_failed.is_(None))
+                for batch_id, numbers in _by_batch(first).items()
+                for number in _lock(connection, batch_id, numbers, ROWS.is_failed.is_(None))
             ]
             if written:
                 connection.execute(
@@ -295,7 +331,7 @@ class SqlBatches:
         """Rows without a result behind a number, whoever has them, in the order of the lines."""
         without = ROWS.batch_id == batch_id, ROWS.number > after, ROWS.is_failed.is_(None)
         with self._reading() as connection:
-            chosen = claimable().where(*without).order_by(ROWS.number).limit(limit)
+            chosen = _claimable().where(*without).order_by(ROWS.number).limit(limit)
             return [ClaimedRow(*row) for row in connection.execute(chosen)]
 
     def forget_rows(self, batch_id: str) -> None:
@@ -309,64 +345,44 @@ class SqlBatches:
                 connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
 
 
-def _of(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
-    """The conditions for a file of a tenant; None: of any."""
-    return [FILES.file_id == file_id, *([] if tenant is None else [FILES.tenant == tenant])]
+def _input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
+    """The conditions for the file that a new batch reads."""
+    lives = or_(FILES.expires_at.is_(None), FILES.expires_at > batch.created_at)
+    is_there = FILES.deleted_at.is_(None), FILES.size.is_not(None), FILES.purpose == INPUT_PURPOSE
+    return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
 
 
-def _file(connection: Connection, *chosen: ColumnElement[bool]) -> FileRecord:
-    row = connection.execute(select(BATCH_FILES).where(*chosen)).one_or_none()
-    if row is None:
-        raise KeyError("there is no such file")
-    return FileRecord(**row._mapping)
+def _claimable() -> Select[Any]:
+    """The columns of a `ClaimedRow`."""
+    return select(
+        ROWS.batch_id, ROWS.number, ROWS.row_offset, ROWS.row_length, ROWS.custom_id, ROWS.model, ROWS.attempts
+    )
 
 
-def _batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRecord:
-    chosen = select(BATCHES).where(B.batch_id == batch_id)
-    row = connection.execute(chosen if tenant is None else chosen.where(B.tenant == tenant)).one_or_none()
-    if row is None:
-        raise KeyError(batch_id)
-    return _batch_record(row)
+def _by_batch(keys: Iterable[RowKey]) -> dict[str, list[int]]:
+    """Numbers by batch, both in order: transactions that lock rows crosswise would end one of them."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for batch_id, number in sorted(keys):
+        found[batch_id].append(number)
+    return found
 
 
-def _batch_record(row: Row[Any]) -> BatchRecord:
-    values = {name: value for name, value in row._mapping.items() if name not in LEASE}
-    values["status"] = BatchStatus(values["status"])
-    values["metadata"] = json.loads(values["metadata"])
-    values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))
-    return BatchRecord(**values)
+def _lock(connection: Connection, batch_id: str, numbers: Sequence[int], condition: ColumnElement[bool]) -> list[int]:
+    """Which of these rows meet the condition, locked in their order."""
+    chosen = select(ROWS.number).where(ROWS.batch_id == batch_id, ROWS.number.in_(numbers), condition)
+    return list(connection.execute(chosen.order_by(ROWS.number).with_for_update()).scalars())
 
 
-def _columns(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `BatchRecord` as columns. Raises ValueError: it has no such field."""
-    if unknown := changes.keys() - {one.name for one in fields(BatchRecord)}:
-        raise ValueError(f"a batch has no {sorted(unknown)[0]!r}")
-    columns = dict(changes)
-    if "status" in columns:
-        columns["status"] = str(BatchStatus(columns["status"]))
-    if "metadata" in columns:
-        columns["metadata"] = json.dumps(dict(columns["metadata"]))
-    if "errors" in columns:
-        columns["errors"] = json.dumps([asdict(one) for one in columns["errors"]])
-    return columns
+def _change(connection: Connection, batch_id: str, numbers: Sequence[int], values: Mapping[str, Any]) -> None:
+    """Change rows that this transaction has locked."""
+    if numbers:
+        chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers)
+        connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values)))
 
 
-def _page(
-    connection: Connection,
-    chosen: Select[Any],
-    time: Any,
-    name: Any,
-    after: str | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> Iterable[Row[Any]]:
-    """A page by time, and by name at the same time; behind the one called `after`, which may have been deleted since.
-    Nothing is behind one that never was."""
-    if after is not None:
-        at = select(time).where(name == after).scalar_subquery()
-        beyond = time < at if newest_first else time > at
-        same = and_(time == at, name < after if newest_first else name > after)
-        chosen = chosen.where(or_(beyond, same))
-    order = (time.desc(), name.desc()) if newest_first else (time, name)
-    return connection.execute(chosen.order_by(*order).limit(limit))
+def _counts(rows: Iterable[Any]) -> dict[str, Counter[str]]:
+    """Rows of batch, model and a count, as the counts of models by batch."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for batch_id, model, count in rows:
+        found[batch_id][model] = count
+    return found

@@ -369,6 +369,21 @@ def test_files_whose_time_is_over_are_removed_except_inputs_in_use() -> None:
     scenario(play)
 
 
+def test_what_is_left_of_a_deleted_file_is_removed() -> None:
+    async def play() -> None:
+        lane = Lane()
+        batch_id = lane.submit([{}])
+        lane.start()
+        await lane.ended(batch_id)
+        lane.tables.delete_file("file-a", "team", wall())  # by a router that died then
+        await time_passes(100.0)
+        assert "file-a" not in lane.files.files
+        assert lane.tables.files_to_remove(wall(), 9) == []
+        await lane.end()
+
+    scenario(play)
+
+
 def test_a_model_without_a_replica_is_woken_by_one_row() -> None:
     async def play() -> None:
         lane = Lane({"small": 0})
