@@ -12,6 +12,7 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,9 +30,15 @@ from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 
+Change = Callable[[BatchRecord], Awaitable[None]]
+
+# A look takes a fifth of the time at most. One for 3,000 batches took half a second of the store's process, and each
+# change asks for the next: without a rest the changes themselves got one call of it in a second.
+LOOK_REST = 4.0
 WORK_EVERY_S = 1.0  # between looks for new batches: what a batch waits at most before it is validated
 SWEEP_EVERY_S = 60.0  # files live for days
 SWEEP_FILES = 100
+SWEEP_RECORDS = 500  # of files and of batches, in one transaction: SQLite's other writers wait for milliseconds
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
@@ -45,11 +52,13 @@ class WorkerOptions:
 
     Args:
         files_keep_s: how long output and error files are kept.
+        records_keep_s: how long the records of deleted files and of ended batches are kept.
         weights: of tenants; 1.0 where one is missing.
     """
 
     max_rows: int
     files_keep_s: float
+    records_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -86,11 +95,12 @@ class BatchWorker:
         )
         self._kick = asyncio.Event()  # look for work now
         self.feed.on_idle = self._kick.set
-        self._work: list[BatchWork] = []
+        self._wanted: dict[str, deque[tuple[BatchRecord, Change]]] = {}  # by tenant, the oldest batch first
         self._changes: dict[str, asyncio.Task[None]] = {}  # validations and ends, by batch
         self._leased: dict[str, BatchRecord] = {}  # those of them that are not at another worker
+        self._changing: Counter[str] = Counter()  # how many of each tenant
+        self._touched: set[str] = set()  # since the last look began: it may have read what they were before
         self._not_before: dict[str, float] = {}  # after an error
-        self._slots = asyncio.Semaphore(CHANGES_AT_ONCE)
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -110,6 +120,7 @@ class BatchWorker:
     async def close(self, bound_s: float = CLOSE_S) -> None:
         """Claim nothing more, let rows in flight end for `bound_s`, store their results, give back all others."""
         deciding = [self._loops.pop(name) for name in ("work", "paces", "files") if name in self._loops]
+        self._wanted = {}
         for task in [*deciding, *self._changes.values()]:
             task.cancel()
         await self.feed.close(bound_s)
@@ -128,6 +139,7 @@ class BatchWorker:
         """Take a step again and again; one that fails is repeated soon."""
         failures = 0
         while True:
+            began = _now()
             try:
                 await step()
                 failures = 0
@@ -141,6 +153,7 @@ class BatchWorker:
             if name != "work":
                 await asyncio.sleep(wait_s)
                 continue
+            await asyncio.sleep(LOOK_REST * (_now() - began))
             try:
                 async with asyncio.timeout(wait_s):
                     await self._kick.wait()
@@ -151,21 +164,34 @@ class BatchWorker:
 
     async def _look(self) -> None:
         """Read which batches there are; begin what each of them needs."""
-        self._work = await bounded(self._store.work())
-        self.feed.on_work(self._work)
-        now = _now()
-        for work in self._work:
-            batch = work.batch
-            if batch.batch_id in self._changes or now < self._not_before.get(batch.batch_id, -math.inf):
+        self._touched = set(self._changes)
+        work = await bounded(self._store.work())
+        self.feed.on_work(work)
+        now, self._wanted = _now(), {}
+        for one in work:
+            batch = one.batch
+            if batch.batch_id in self._touched or now < self._not_before.get(batch.batch_id, -math.inf):
                 continue
-            change = self._next_change(work)
+            change = self._next_change(one)
             if change is not None:
-                task = asyncio.create_task(self._change(batch, change), name=f"{batch.status}-{batch.batch_id}")
-                self._changes[batch.batch_id] = task
-        known = {work.batch.batch_id for work in self._work}
+                self._wanted.setdefault(batch.tenant, deque()).append((batch, change))
+        known = {one.batch.batch_id for one in work}
         self._not_before = {batch_id: at for batch_id, at in self._not_before.items() if batch_id in known}
+        self._begin_changes()
 
-    def _next_change(self, work: BatchWork) -> Callable[[BatchRecord], Awaitable[None]] | None:
+    def _begin_changes(self) -> None:
+        """Of the tenant first that has the fewest under way: nobody waits for another one's thousand batches."""
+        while self._wanted and len(self._changes) < CHANGES_AT_ONCE:
+            tenant = min(self._wanted, key=self._changing.__getitem__)
+            batch, change = self._wanted[tenant].popleft()
+            if not self._wanted[tenant]:
+                del self._wanted[tenant]
+            self._changing[tenant] += 1
+            self._touched.add(batch.batch_id)
+            task = asyncio.create_task(self._change(batch, change), name=f"{batch.status}-{batch.batch_id}")
+            self._changes[batch.batch_id] = task
+
+    def _next_change(self, work: BatchWork) -> Change | None:
         """What brings a batch on; None: its rows, or nothing now."""
         batch, now = work.batch, self._wall()
         if batch.status is BatchStatus.VALIDATING:
@@ -178,17 +204,18 @@ class BatchWorker:
             return self._end if not work.running or is_over else None
         return self._end
 
-    async def _change(self, batch: BatchRecord, change: Callable[[BatchRecord], Awaitable[None]]) -> None:
+    async def _change(self, batch: BatchRecord, change: Change) -> None:
         try:
-            async with self._slots:
-                if await until_answered(lambda: self._lease(batch), "the lease of a batch"):
-                    self._leased[batch.batch_id] = batch
-                    await change(batch)
+            if await until_answered(lambda: self._lease(batch), "the lease of a batch"):
+                self._leased[batch.batch_id] = batch
+                await change(batch)
         except Exception:
             logger.exception("%s (%s) cannot go on; trying again", batch.batch_id, batch.status)
             self._not_before[batch.batch_id] = _now() + CHANGE_RETRY_S
         finally:
             del self._changes[batch.batch_id]
+            self._changing[batch.tenant] -= 1
+            self._begin_changes()
             if self._leased.pop(batch.batch_id, None) is not None:
                 self._kick.set()
 
@@ -229,7 +256,7 @@ class BatchWorker:
         await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
 
     async def _sweep(self) -> None:
-        """Remove files whose time is over, and what is left of deleted ones."""
+        """Remove files whose time is over, what is left of deleted ones, and old records."""
         now = self._wall()
         for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
             if record.deleted_at is None:
@@ -239,6 +266,7 @@ class BatchWorker:
                     continue
             await bounded(self._files.delete(record.file_id))
             await bounded(self._store.content_removed(record.file_id, now))
+        await bounded(self._store.forget_records(now - self._options.records_keep_s, SWEEP_RECORDS))
 
 
 def _now() -> float:

@@ -31,10 +31,10 @@ from serve_app.ray_adapter import (
     ChosenReplica,
     EveryReplica,
     Handle,
+    bound_bodies,
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.ray_ingress import bound_bodies
 from serve_app.router import (
     USAGE_FOLDER,
     LimitClient,

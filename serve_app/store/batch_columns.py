@@ -15,7 +15,8 @@ from serve_app.store.tables import BATCH_FILES, BATCHES
 FILES, B = BATCH_FILES.c, BATCHES.c
 # What a record has; the other columns are the store's own.
 FILE_COLUMNS = tuple(FILES[one.name] for one in fields(FileRecord))
-BATCH_COLUMNS = tuple(B[one.name] for one in fields(BatchRecord))
+BATCH_NAMES = tuple(one.name for one in fields(BatchRecord))
+BATCH_COLUMNS = tuple(B[name] for name in BATCH_NAMES)
 
 
 def of_tenant(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
@@ -42,7 +43,8 @@ def one_batch(connection: Connection, batch_id: str, tenant: str | None) -> Batc
 
 
 def batch_record(row: Row[Any]) -> BatchRecord:
-    values = {column.name: row._mapping[column.name] for column in BATCH_COLUMNS}
+    """Of a row that begins with `BATCH_COLUMNS`. By place: names would cost three times as much, thousands of times."""
+    values: dict[str, Any] = dict(zip(BATCH_NAMES, row, strict=False))
     values["status"] = BatchStatus(values["status"])
     values["metadata"] = json.loads(values["metadata"])
     values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))

@@ -29,4 +29,4 @@ class BoundedBody(ASGIDIReceiveProxy):
 def bound_bodies() -> None:
     """For the requests of this process from now on."""
     if not RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
-        replica.ASGIDIReceiveProxy = BoundedBody  # type: ignore[misc]
+        replica.ASGIDIReceiveProxy = BoundedBody  # type: ignore[attr-defined]
