@@ -21,7 +21,7 @@ from serve_app.batch.files import FileStorage
 from serve_app.batch.interfaces import ModelCheck, RowRunner
 from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.result_files import Finalization
-from serve_app.batch.row_feed import RENEW_S, RowFeed
+from serve_app.batch.row_feed import LEASE_S, RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
@@ -84,8 +84,9 @@ class BatchWorker:
     ) -> None:
         self._store, self._files, self._paces, self._models = store, files, paces, models
         self._options, self._wall = options, wall
+        self.name = f"worker-{uuid.uuid4().hex}"
         self.feed = RowFeed(
-            f"worker-{uuid.uuid4().hex}",
+            self.name,
             store,
             RowRun(files, runner, wall),
             paces.sender(),
@@ -96,6 +97,7 @@ class BatchWorker:
         self.feed.on_idle = self._kick.set
         self._wanted: dict[str, deque[tuple[BatchRecord, Change]]] = {}  # by tenant, the oldest batch first
         self._changes: dict[str, asyncio.Task[None]] = {}  # validations and ends, by batch
+        self._leased: dict[str, BatchRecord] = {}  # those of them that are not at another worker
         self._changing: Counter[str] = Counter()  # how many of each tenant
         self._touched: set[str] = set()  # since the last look began: it may have read what they were before
         self._not_before: dict[str, float] = {}  # after an error
@@ -104,7 +106,7 @@ class BatchWorker:
     def start(self) -> None:
         steps: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
             "work": (self._look, WORK_EVERY_S),
-            "leases": (self.feed.renew, RENEW_S),
+            "leases": (self._renew, RENEW_S),
             "files": (self._sweep, SWEEP_EVERY_S),
         }
         self._loops = {
@@ -204,7 +206,9 @@ class BatchWorker:
 
     async def _change(self, batch: BatchRecord, change: Change) -> None:
         try:
-            await change(batch)
+            if await until_answered(lambda: self._lease(batch), "the lease of a batch"):
+                self._leased[batch.batch_id] = batch
+                await change(batch)
         except Exception:
             logger.exception("%s (%s) cannot go on; trying again", batch.batch_id, batch.status)
             self._not_before[batch.batch_id] = _now() + CHANGE_RETRY_S
@@ -212,7 +216,19 @@ class BatchWorker:
             del self._changes[batch.batch_id]
             self._changing[batch.tenant] -= 1
             self._begin_changes()
-            self._kick.set()
+            if self._leased.pop(batch.batch_id, None) is not None:
+                self._kick.set()
+
+    def _lease(self, batch: BatchRecord) -> Awaitable[bool]:
+        """Whether this worker may bring a batch on; two at once would do the same work twice."""
+        return self._store.lease_batch(batch.batch_id, batch.status, self.name, LEASE_S)
+
+    async def _renew(self) -> None:
+        """Renew the leases of rows and batches; a batch that another worker has meanwhile is left to it."""
+        await self.feed.renew()
+        for batch_id, batch in list(self._leased.items()):
+            if not await bounded(self._lease(batch), RENEW_S) and self._leased.get(batch_id) is batch:
+                self._changes[batch_id].cancel()
 
     async def _validate(self, batch: BatchRecord) -> None:
         options = self._options

@@ -114,6 +114,11 @@ class BatchStore:
         """
         return await self._call("batches.change_batch", batch_id, if_status=list(if_status), **fields)  # type: ignore[no-any-return]
 
+    async def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
+        """Lease a batch in this status to a worker that brings it to the next one, which ends the lease; again: to
+        renew it. False: another worker has it, or it is in another status."""
+        return await self._call("batches.lease_batch", batch_id, status, worker, lease_s)  # type: ignore[no-any-return]
+
     async def add_rows(self, batch_id: str, rows: Sequence[NewRow]) -> int:
         """Add rows while the batch is `validating`; in another status none. Returns how many are new."""
         return await self._call("batches.add_rows", batch_id, list(rows))  # type: ignore[no-any-return]

@@ -1,20 +1,20 @@
 """Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
 
 Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
-leased to one worker at a time; whatever is called again with the same arguments changes nothing. A batch that has not
-ended has its input file. A file is locked before batches, rows in the order of batch and number and before their batch,
-or passed over where another transaction has them: no two transactions wait for each other.
+leased to one worker at a time, and a batch until its next status; whatever is called again with the same arguments
+changes nothing. A batch that has not ended has its input file. A file is locked before batches, rows in the order of
+batch and number and before their batch, or passed over where another transaction has them: no two transactions wait for
+each other.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, or_, select, update
 
 from serve_app.core.batches import (
     ENDED,
@@ -42,25 +42,28 @@ from serve_app.store.batch_columns import (
     page_of,
     stored_bytes,
 )
+from serve_app.store.sql_rows import (
+    CLAIMED,
+    FREE,
+    NOBODYS,
+    ROWS,
+    WRITE_RESULT,
+    RowKey,
+    by_batch,
+    change_rows,
+    claimable,
+    counts_by_model,
+    lock_rows,
+)
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
-ROWS = BATCH_ROWS.c
 ENDED_AT = func.coalesce(B.completed_at, B.failed_at, B.cancelled_at, B.expired_at)
 IS_LIVE = B.status.in_([str(one) for one in BatchStatus if one not in ENDED])  # few: found by their index
-FREE = 0.0  # `leased_until` of a row that nobody has
-NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
-WRITE_RESULT = (
-    update(BATCH_ROWS)
-    .where(ROWS.batch_id == bindparam("new_batch_id"), ROWS.number == bindparam("new_number"))
-    .values({**NOBODYS, "is_failed": bindparam("new_is_failed"), "line": bindparam("new_line")})
-)
-CLAIMED = ROWS.prefix, ROWS.number  # the order in which rows are claimed
 UPLOAD_S = 7 * 86_400.0  # what is not complete by then never will be, even if files or store were away for days
 MAX_CLAIM = 10_000  # rows: SQLite takes 32,766 parameters
 FORGET_ROWS = 2000  # of one transaction: some 10 MB of results, so that SQLite's other writers wait for milliseconds
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
-RowKey = tuple[str, int]  # a row's batch and number
 
 
 class SqlBatches:
@@ -210,8 +213,19 @@ class SqlBatches:
             if row.status not in if_status:
                 is_same = all(row._mapping[name] == value for name, value in columns.items())
                 return batch_record(row) if is_same else None
-            connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
+            freed = {"worker": None, "leased_until": None} if "status" in columns else {}
+            connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns | freed))
             return one_batch(connection, batch_id, None)
+
+    def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
+        """Lease a batch in this status to a worker, until its next one; whoever has it has it for as long again.
+        False: another worker has it, or it is in another status."""
+        now = self._now()
+        free = or_(B.worker.is_(None), B.worker == worker, B.leased_until <= now)
+        with self._writing() as connection:
+            chosen = update(BATCHES).where(B.batch_id == batch_id, B.status == str(status), free)
+            leased = connection.execute(chosen.values(worker=worker, leased_until=now + lease_s))
+            return leased.rowcount == 1
 
     def forget_records(self, before: float, limit: int) -> int:
         """Remove records of removed files and ended batches, at most `limit` of each. Returns how many."""
@@ -235,8 +249,8 @@ class SqlBatches:
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
             held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
-            left = _counts(connection.execute(unfinished))  # read from an index alone
-            leased = _counts(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
+            left = counts_by_model(connection.execute(unfinished))  # read from an index alone
+            leased = counts_by_model(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
         # PostgreSQL reads the two counts at two moments: a row may have been claimed between them
         return [
             BatchWork(one, dict(left[one.batch_id] - leased[one.batch_id]), leased[one.batch_id].total())
@@ -280,15 +294,15 @@ class SqlBatches:
         free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
         same = and_(ROWS.worker == worker, ROWS.claim == claim, ROWS.is_failed.is_(None))
         with self._writing() as connection:
-            if rows := [ClaimedRow(*row) for row in connection.execute(_claimable().where(same).order_by(*CLAIMED))]:
+            if rows := [ClaimedRow(*row) for row in connection.execute(claimable().where(same).order_by(*CLAIMED))]:
                 return rows
             status = connection.execute(select(B.status).where(B.batch_id == batch_id)).scalar()
             if status != BatchStatus.IN_PROGRESS or limit <= 0:
                 return []
-            chosen = _claimable().where(free).order_by(*CLAIMED).limit(min(limit, MAX_CLAIM))
+            chosen = claimable().where(free).order_by(*CLAIMED).limit(min(limit, MAX_CLAIM))
             rows = [ClaimedRow(*row) for row in connection.execute(chosen.with_for_update(skip_locked=True))]
             taken = {"worker": worker, "claim": claim, "leased_until": now + lease_s}
-            _change(connection, batch_id, [row.number for row in rows], taken)
+            change_rows(connection, batch_id, [row.number for row in rows], taken)
             return rows
 
     def renew(self, worker: str, lease_s: float) -> int:
@@ -296,9 +310,9 @@ class SqlBatches:
         with self._writing() as connection:
             held = select(ROWS.batch_id, ROWS.number).where(ROWS.worker == worker)
             # whoever has one of them locked writes its result, or has claimed it
-            rows = _by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
+            rows = by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
             for batch_id, numbers in rows.items():
-                _change(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
+                change_rows(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
             return sum(len(numbers) for numbers in rows.values())
 
     def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
@@ -308,9 +322,9 @@ class SqlBatches:
             free["attempts"] = ROWS.attempts + 1
         count = 0
         with self._writing() as connection:
-            for batch_id, numbers in _by_batch(rows).items():
-                held = _lock(connection, batch_id, numbers, ROWS.worker == worker)
-                _change(connection, batch_id, held, free)
+            for batch_id, numbers in by_batch(rows).items():
+                held = lock_rows(connection, batch_id, numbers, ROWS.worker == worker)
+                change_rows(connection, batch_id, held, free)
                 count += len(held)
         return count
 
@@ -322,8 +336,8 @@ class SqlBatches:
         with self._writing() as connection:
             written = [
                 first[batch_id, number]
-                for batch_id, numbers in _by_batch(first).items()
-                for number in _lock(connection, batch_id, numbers, ROWS.is_failed.is_(None))
+                for batch_id, numbers in by_batch(first).items()
+                for number in lock_rows(connection, batch_id, numbers, ROWS.is_failed.is_(None))
             ]
             if written:
                 connection.execute(
@@ -350,7 +364,7 @@ class SqlBatches:
         """Rows without a result behind a number, whoever has them, in the order of the lines."""
         without = ROWS.batch_id == batch_id, ROWS.number > after, ROWS.is_failed.is_(None)
         with self._reading() as connection:
-            chosen = _claimable().where(*without).order_by(ROWS.number).limit(limit)
+            chosen = claimable().where(*without).order_by(ROWS.number).limit(limit)
             return [ClaimedRow(*row) for row in connection.execute(chosen)]
 
     def forget_rows(self, batch_id: str) -> None:
@@ -362,39 +376,3 @@ class SqlBatches:
                 if not numbers:
                     return
                 connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
-
-
-def _claimable() -> Select[Any]:
-    """The columns of a `ClaimedRow`."""
-    return select(
-        ROWS.batch_id, ROWS.number, ROWS.row_offset, ROWS.row_length, ROWS.custom_id, ROWS.model, ROWS.attempts
-    )
-
-
-def _by_batch(keys: Iterable[RowKey]) -> dict[str, list[int]]:
-    """Numbers by batch, both in order: transactions that lock rows crosswise would end one of them."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for batch_id, number in sorted(keys):
-        found[batch_id].append(number)
-    return found
-
-
-def _lock(connection: Connection, batch_id: str, numbers: Sequence[int], condition: ColumnElement[bool]) -> list[int]:
-    """Which of these rows meet the condition, locked in their order."""
-    chosen = select(ROWS.number).where(ROWS.batch_id == batch_id, ROWS.number.in_(numbers), condition)
-    return list(connection.execute(chosen.order_by(ROWS.number).with_for_update()).scalars())
-
-
-def _change(connection: Connection, batch_id: str, numbers: Sequence[int], values: Mapping[str, Any]) -> None:
-    """Change rows that this transaction has locked."""
-    if numbers:
-        chosen = ROWS.batch_id == batch_id, ROWS.number.in_(numbers)
-        connection.execute(update(BATCH_ROWS).where(*chosen).values(dict(values)))
-
-
-def _counts(rows: Iterable[Any]) -> dict[str, Counter[str]]:
-    """Rows of batch, model and a count, as the counts of models by batch."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for batch_id, model, count in rows:
-        found[batch_id][model] = count
-    return found

@@ -117,6 +117,8 @@ BATCHES = Table(
     Column("total", Integer, nullable=False),
     Column("completed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
+    Column("worker", String(128)),  # that brings it to its next status
+    Column("leased_until", Double),
     Column("request_key", LargeBinary(16)),  # stands for the tenant and the Idempotency-Key that it was made with
     Column("request_fingerprint", LargeBinary(16)),  # of what was asked for
     Index("batches_request_key", "request_key", unique=True),

@@ -47,6 +47,7 @@ class BatchTables:
         self.batches: dict[str, BatchRecord] = {}
         self.rows: dict[str, dict[int, StoredRow]] = defaultdict(dict)
         self.claims: Counter[tuple[str, int]] = Counter()
+        self.leases: dict[str, tuple[str, float]] = {}  # worker and end, by batch
 
     def add_file(self, record: FileRecord) -> None:
         self.files_.setdefault(record.file_id, record)
@@ -102,7 +103,16 @@ class BatchTables:
         if batch.status not in if_status:
             return batch if replace(batch, **fields) == batch else None
         self.batches[batch_id] = replace(batch, **fields)
+        if "status" in fields:
+            self.leases.pop(batch_id, None)
         return self.batches[batch_id]
+
+    def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
+        owner, until = self.leases.get(batch_id, (worker, 0.0))
+        if self.batches[batch_id].status is not status or (owner != worker and until > self._wall()):
+            return False
+        self.leases[batch_id] = worker, self._wall() + lease_s
+        return True
 
     def work(self) -> list[BatchWork]:
         found = []
@@ -209,17 +219,21 @@ class FakeBatchStore:
 
 
 class FakeFiles:
-    """Files in memory, complete or not there. `largest`: bytes of the largest piece that was written."""
+    """Files in memory, complete or not there. `largest`: bytes of the largest piece that was written. `reads`: by name,
+    offset and length."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.is_away = False
-        self.largest = 0
+        self.largest, self.latency_s = 0, 0.001
+        self.reads: Counter[tuple[str, int, int]] = Counter()
+        self.writes: Counter[str] = Counter()
 
     async def write(self, name: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
+        self.writes[name] += 1
         content = b""
         async for chunk in chunks:
-            await time_passes(0.001)
+            await time_passes(self.latency_s)
             self.largest = max(self.largest, len(chunk))
             content += chunk
         self._check()
@@ -227,7 +241,8 @@ class FakeFiles:
         return len(content)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
-        await time_passes(0.001)
+        self.reads[name, offset, length] += 1
+        await time_passes(self.latency_s)
         self._check()
         if name not in self.files:
             raise NotFound(f"no file {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
+AT_ONCE = 8  # workers
 KEY = b"0123456789abcdef"
 ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 HISTORIES, STEPS = 4, 100
@@ -309,3 +311,43 @@ def test_a_dead_workers_rows_return_and_its_late_results_count_if_they_are_first
     assert store.add_results([result(1, line="late")]) == [("batch_1", 1)]
     assert store.add_results([result(1, line="of the next one")]) == []
     assert store.results("batch_1", failed=False, after=0, limit=1) == [result(1, line="late")]
+
+
+def test_a_batch_is_brought_on_by_one_worker_until_its_next_status_or_the_end_of_its_lease(url: str) -> None:
+    clock = Clock()
+    store = SqlStore(url, clock).batches
+    store.add_file(WHOLE)
+    store.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
+
+    def lease(worker: str, status: BatchStatus = BatchStatus.VALIDATING) -> bool:
+        return store.lease_batch("batch_1", status, worker, LEASE_S)
+
+    assert not lease("a", BatchStatus.IN_PROGRESS)
+    assert lease("a")
+    clock.now += LEASE_S - 1
+    assert lease("a")  # renewed
+    clock.now += LEASE_S - 1
+    assert not lease("b")
+    clock.now += 1
+    assert lease("b")  # a is dead
+    assert not lease("a")
+    assert [one.batch.batch_id for one in store.work()] == ["batch_1"]
+    store.change_batch("batch_1", if_status=ACTIVE, total=3)
+    assert not lease("a")
+    assert store.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS) == replace(BATCH, total=3)
+    assert not lease("b")
+    assert lease("a", BatchStatus.IN_PROGRESS)
+
+
+def test_of_workers_that_lease_a_batch_at_once_one_has_it(url: str) -> None:
+    stores = [SqlStore(url).batches for _ in range(AT_ONCE)]
+    stores[0].add_file(WHOLE)
+    stores[0].create_batch(BATCH)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        leased = list(
+            threads.map(
+                lambda number: stores[number].lease_batch("batch_1", BatchStatus.IN_PROGRESS, f"w{number}", LEASE_S),
+                range(AT_ONCE),
+            )
+        )
+    assert leased.count(True) == 1
