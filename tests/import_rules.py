@@ -49,7 +49,7 @@ VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
 PRIVATE_RAY_FILES = frozenset(
     {
         "serve_app/ray_adapter.py",
-        "serve_app/ray_ingress.py",
+        "serve_app/http/read_ahead.py",
         "serve_app/cluster/local/driver.py",
         "autoscaling/placement_hook.py",
         "autoscaling/unplaced.py",

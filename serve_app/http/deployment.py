@@ -24,6 +24,7 @@ from serve_app.http.keys import RowOwner
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
+from serve_app.http.read_ahead import bound_bodies
 from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
@@ -34,7 +35,6 @@ from serve_app.ray_adapter import (
     in_fresh_context,
     on_fast_path,
 )
-from serve_app.ray_ingress import bound_bodies
 from serve_app.router import (
     USAGE_FOLDER,
     LimitClient,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from serve_app.ray_ingress import AHEAD_MESSAGES, BoundedBody
+from serve_app.http.read_ahead import AHEAD_MESSAGES, BoundedBody
 
 SETTLE = 50  # turns of the loop: whoever can go on has done so
 
