@@ -80,7 +80,8 @@ class _Worker:
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
         paces = ModelPaces(figures, batch.max_in_flight, batch.workers)
-        options = WorkerOptions(batch.max_rows, batch.files_expire_days * DAY_S, weights)
+        keep_s = batch.files_expire_days * DAY_S, batch.records_expire_days * DAY_S
+        options = WorkerOptions(batch.max_rows, *keep_s, weights)
         files = storage_at(batch.files_url)
         self._worker = BatchWorker(self._store.batches, files, calls, paces, options, models=calls)
         self._intake = IntakeTask(settings, calls, paces, self._store)

@@ -38,6 +38,7 @@ LOOK_REST = 4.0
 WORK_EVERY_S = 1.0  # between looks for new batches: what a batch waits at most before it is validated
 SWEEP_EVERY_S = 60.0  # files live for days
 SWEEP_FILES = 100
+SWEEP_RECORDS = 500  # of files and of batches, in one transaction: SQLite's other writers wait for milliseconds
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
@@ -51,11 +52,13 @@ class WorkerOptions:
 
     Args:
         files_keep_s: how long output and error files are kept.
+        records_keep_s: how long the records of deleted files and of ended batches are kept.
         weights: of tenants; 1.0 where one is missing.
     """
 
     max_rows: int
     files_keep_s: float
+    records_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -237,7 +240,7 @@ class BatchWorker:
         await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
 
     async def _sweep(self) -> None:
-        """Remove files whose time is over, and what is left of deleted ones."""
+        """Remove files whose time is over, what is left of deleted ones, and old records."""
         now = self._wall()
         for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
             if record.deleted_at is None:
@@ -247,6 +250,7 @@ class BatchWorker:
                     continue
             await bounded(self._files.delete(record.file_id))
             await bounded(self._store.content_removed(record.file_id, now))
+        await bounded(self._store.forget_records(now - self._options.records_keep_s, SWEEP_RECORDS))
 
 
 def _now() -> float:

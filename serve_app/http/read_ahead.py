@@ -1,4 +1,4 @@
-"""Bounds what Serve (2.60.0) reads of a request's body ahead of the application: its own queue of it has no bound.
+"""Bounds what Serve (2.60.0) reads of a request's body ahead of the application: its queue of messages has no bound.
 
 Invariant: while the application is busy with what it has, its client waits, whatever the size of the body. Where Serve
 runs the application in a thread of its own (not on the fast path), or its own proxy reads bodies, nothing is bounded.
@@ -29,4 +29,4 @@ class BoundedBody(ASGIDIReceiveProxy):
 def bound_bodies() -> None:
     """For the requests of this process from now on."""
     if not RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
-        replica.ASGIDIReceiveProxy = BoundedBody  # type: ignore[attr-defined]
+        replica.ASGIDIReceiveProxy = BoundedBody  # type: ignore[misc]

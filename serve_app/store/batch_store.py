@@ -90,6 +90,11 @@ class BatchStore:
         """The newest first. `after`: an id; nothing comes after one that never was."""
         return await self._call("batches.batches", tenant, after=after, limit=limit)  # type: ignore[no-any-return]
 
+    async def forget_records(self, before: float, limit: int) -> int:
+        """Remove the records of files whose content was removed, and of batches that ended, until `before`: at most
+        `limit` of each. Returns how many."""
+        return await self._call("batches.forget_records", before, limit)  # type: ignore[no-any-return]
+
     async def change_batch(
         self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any
     ) -> BatchRecord | None:

@@ -43,6 +43,7 @@ from serve_app.store.batch_columns import (
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
 ROWS = BATCH_ROWS.c
+ENDED_AT = func.coalesce(B.completed_at, B.failed_at, B.cancelled_at, B.expired_at)
 IS_LIVE = B.status.not_in([str(one) for one in ENDED])
 FREE = 0.0  # `leased_until` of a row that nobody has
 NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
@@ -195,6 +196,21 @@ class SqlBatches:
                 return batch_record(row) if is_same else None
             connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
             return one_batch(connection, batch_id, None)
+
+    def forget_records(self, before: float, limit: int) -> int:
+        """Remove the records of files whose content was removed, and of batches that ended, until `before`: at most
+        `limit` of each. Returns how many."""
+        removed = select(FILES.file_id).where(FILES.removed_at <= before).order_by(FILES.removed_at)
+        # the index of `created_at` bounds what is read; a batch that is finalized can have `expired_at` and be live
+        ended = select(B.batch_id).where(B.created_at <= before, before >= ENDED_AT, ~IS_LIVE).order_by(B.created_at)
+        count = 0
+        with self._writing() as connection:
+            for table, name, chosen in ((BATCH_FILES, FILES.file_id, removed), (BATCHES, B.batch_id, ended)):
+                # another worker removes those that it has locked
+                found = connection.execute(chosen.limit(limit).with_for_update(skip_locked=True)).scalars().all()
+                connection.execute(delete(table).where(name.in_(found)))
+                count += len(found)
+        return count
 
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""

@@ -107,7 +107,7 @@ BATCHES = Table(
     Column("input_file_id", String(64), nullable=False, index=True),
     Column("completion_window", String(16), nullable=False),
     Column("status", String(16), nullable=False, index=True),
-    Column("created_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
     Column("expires_at", Double, nullable=False),
     Column("in_progress_at", Double),
     Column("finalizing_at", Double),

@@ -8,7 +8,7 @@ import json
 import random
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
-from tests.fakes.virtual_time import time_passes
+from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
 BEGIN = 1_700_000_000.0  # of the wall clock
 ENDPOINT = "/v1/chat/completions"
@@ -26,6 +26,10 @@ WINDOW_S = 86400.0
 OF_WORKER: contextvars.ContextVar[int] = contextvars.ContextVar("of_worker")
 
 Row = Mapping[str, Any]
+
+
+def scenario(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_in_virtual_time(play(), bound_s=100 * 86400.0)
 
 
 def wall() -> float:
@@ -48,7 +52,8 @@ class Lane:
             self._reached = self.tables
         self.files, self.router = FakeFiles(), FakeRouter(slots or {"small": 8})
         self.pace = {name: options.pop(name, usual) for name, usual in {"max_in_flight": 64, "workers": 1}.items()}
-        self.options = WorkerOptions(**{"max_rows": 1000, "files_keep_s": 1000.0} | options)
+        kept: dict[str, Any] = {"files_keep_s": 1000.0, "records_keep_s": 1e6}
+        self.options = WorkerOptions(**{"max_rows": 1000} | kept | options)
         self.workers: dict[int, tuple[BatchWorker, FakeBatchStore]] = {}
         self.started = 0
         self.tasks: dict[int, set[asyncio.Task[Any]]] = defaultdict(set)

@@ -76,6 +76,16 @@ class BatchTables:
     def content_removed(self, file_id: str, now: float) -> None:
         self.removed_at.setdefault(file_id, now)
 
+    def forget_records(self, before: float, limit: int) -> int:
+        files = [file_id for file_id, at in self.removed_at.items() if at <= before][:limit]
+        for file_id in files:
+            del self.files_[file_id], self.removed_at[file_id]
+        ended = [one for one in self.batches.values() if one.status in ENDED]
+        over = [one.batch_id for one in ended if (one.completed_at or one.failed_at or before + 1) <= before][:limit]
+        for batch_id in over:
+            del self.batches[batch_id]
+        return len(files) + len(over)
+
     def create_batch(self, record: BatchRecord, **request: bytes | None) -> BatchRecord:
         return self.batches.setdefault(record.batch_id, record)
 

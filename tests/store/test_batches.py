@@ -196,6 +196,38 @@ def test_of_one_key_there_is_one_batch_however_many_ask_for_it_at_once(open_stor
     asyncio.run(main())
 
 
+def test_records_are_forgotten_some_at_a_time_and_none_of_a_live_batch(batches: BatchStore) -> None:
+    ends = {
+        BatchStatus.COMPLETED: "completed_at",
+        BatchStatus.FAILED: "failed_at",
+        BatchStatus.EXPIRED: "expired_at",
+        BatchStatus.CANCELLED: "cancelled_at",
+    }
+
+    async def main() -> None:
+        await batches.add_file(WHOLE)
+        for status in BatchStatus:
+            for at in (20.0, 30.0):
+                times: dict[str, Any] = {ends[status]: at} if status in ends else {"expired_at": at}
+                await batches.create_batch(replace(BATCH, batch_id=f"batch_{status}_{at}", status=status, **times))
+        for number in range(4):
+            await batches.add_file(replace(WHOLE, file_id=f"file-gone-{number}"))
+            await batches.delete_file(f"file-gone-{number}", "acme", 7.0)
+        for number in range(3):
+            await batches.content_removed(f"file-gone-{number}", (20.0, 20.0, 30.0)[number])
+        assert await batches.forget_records(19.9, 99) == 0
+        assert [await batches.forget_records(20.0, 3) for _ in range(3)] == [2 + 3, 1, 0]
+        left = {one.batch_id for one in await batches.batches(None, after=None, limit=99)}
+        live = {f"batch_{status}_{at}" for status in BatchStatus if status not in ends for at in (20.0, 30.0)}
+        assert left == live | {f"batch_{status}_30.0" for status in ends}
+        assert await batches.forget_records(1e9, 99) == 1 + 4
+        assert {one.batch_id for one in await batches.batches(None, after=None, limit=99)} == live
+        assert [one.file_id for one in await batches.files_to_remove(9.0, 9)] == ["file-gone-3"]  # it has content
+        assert (await batches.file("file-1", "acme")).size == 10
+
+    asyncio.run(main())
+
+
 def test_rows_are_claimed_by_prefix_for_one_worker_and_written_once(batches: BatchStore) -> None:
     async def main() -> None:
         await made(batches, *(row(number, prefix=number % 2) for number in range(1, 7)), row(7, model="other"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
@@ -60,8 +59,8 @@ def test_an_upgrade_keeps_what_is_stored(url: str) -> None:
 
 def test_an_upgrade_from_the_first_release_with_batches_keeps_them(url: str) -> None:
     engine = database.engine_of(url)
+    schema.upgrade(engine, "0002")
     with engine.begin() as connection:
-        command.upgrade(schema._config(connection), "0002")
         connection.execute(text(f"INSERT INTO batch_files VALUES ({OLD_FILE})"))
         connection.execute(text(f"INSERT INTO batches VALUES ({OLD_BATCH})"))
     batches = SqlStore(url).batches
