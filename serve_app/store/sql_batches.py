@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, Select, and_, delete, exists, func, or_, select, update
 
 from serve_app.core.batches import (
     ENDED,
