@@ -29,8 +29,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     `prompt_tokens` and `output_tokens` are the router's estimate of its prompts and answers together (0: unknown).
     `created`: the time in the answer, in seconds since the epoch (0: the engine's own clock). `groups` and `events`: of
     a stream that goes on here, the frames' groups of its earlier runs in order, and the events that the client has;
-    the frames of this run hold and count what follows, `usage` is that of the whole answer. A stream that the replica
-    cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`.
+    the frames of this run hold and count what follows, `usage` is that of the whole answer. `cached_tokens`: those that
+    the first frame of its first run had in `prompt`. A stream that the replica cannot continue exactly ends with a
+    failure, code `NOT_CONTINUABLE`.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     created: int = 0
     groups: list[list[int]] = []
     events: int = 0
+    cached_tokens: int = 0
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of a stream that the replica cannot continue exactly
