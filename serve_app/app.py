@@ -39,7 +39,6 @@ HEALTH_TIMEOUT_S = 20.0  # above the duration of a busy engine's health probe
 DRAIN_POLL_S = 0.5  # an idle drain ends within a second or two of the channels' closing
 ROUTER_DRAIN_S = 3600.0  # the longest stream that a draining router finishes
 ROUTER_SURGE_PERCENT = 100  # a router needs few resources: new ones answer before the old ones end
-WORKER_DRAIN_S = 15.0  # for rows that run to end and their results to be stored; the others go back at once
 # HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)
 # Without autoscaling only `serve-app status` reads the routers' numbers, every five seconds.
@@ -133,7 +132,7 @@ def _workers(settings: Settings, config: dict[str, Any]) -> Deployment:
         name=BATCH_WORKER,
         num_replicas=settings.batch.workers,
         max_ongoing_requests=UNBOUNDED,
-        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        graceful_shutdown_timeout_s=DRAIN_POLL_S + batch_deployment.WORKER_END_S,  # it waits for a poll first
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

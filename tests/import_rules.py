@@ -48,7 +48,8 @@ IMPURE_CALLS = frozenset({"open", "input", "print", "__import__", "exec", "eval"
 VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
 PRIVATE_RAY_FILES = frozenset(
     {
-        "serve_app/ray_adapter.py",
+        "serve_app/ray_adapter/handles.py",
+        "serve_app/ray_adapter/request_bodies.py",
         "serve_app/cluster/local/driver.py",
         "autoscaling/placement_hook.py",
         "autoscaling/unplaced.py",

@@ -83,13 +83,22 @@ def pooled(windows: Sequence[Window], *, first: bool, levels: Sequence[str] = LE
 
 
 def first_tokens(windows: Sequence[Window]) -> dict[str, Any]:
-    """Of each class: requests, and seconds to the first token at the median, the 95th and the 99th of a hundred."""
-    found = {level: pooled(windows, first=True, levels=(level,)) for level in LEVELS}
-    return {
-        level: {"requests": len(values), **{f"p{q}_s": round(float(np.percentile(values, q)), 4) for q in (50, 95, 99)}}
-        for level, values in found.items()
-        if values
-    }
+    """Of each class: requests, and seconds to the first token at the median, the 95th and the 99th of a hundred; of its
+    parts, too: in the queue, in the engine, and outside both (HTTP, and the client itself)."""
+    found = dict[str, Any]()
+    for level in LEVELS:
+        answers = [one for window in windows for one in window.answers if not one.failure and one.level == level]
+        if answers:
+            found[level] = {"requests": len(answers), **_percentiles([one.first_s for one in answers])} | {
+                "queue": _percentiles([one.queue_s for one in answers]),
+                "engine": _percentiles([one.engine_s for one in answers]),
+                "outside": _percentiles([one.first_s - one.queue_s - one.engine_s for one in answers]),
+            }
+    return found
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    return {f"p{q}_s": round(float(np.percentile(seconds, q)), 4) for q in (50, 95, 99)}
 
 
 def result(alone: Sequence[Window], beside: Sequence[Window], slots: int) -> dict[str, Any]:

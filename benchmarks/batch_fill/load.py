@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -31,13 +32,19 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Seconds from its moment to its first bytes and to its end; why it failed, or nothing."""
+    """Seconds from its moment to its first bytes and to its end; why it failed, or nothing.
+
+    Args:
+        queue_s, engine_s: parts of `first_s`, by its receipt: until its grant, and from there to its first token.
+    """
 
     at_s: float
     level: str
     first_s: float
     ended_s: float
     failure: str = ""
+    queue_s: float = 0.0
+    engine_s: float = 0.0
 
 
 def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned]:
@@ -51,7 +58,8 @@ def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned
 
 
 async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: bool) -> list[Answered]:
-    """All of them to their end."""
+    """All of them to their end, then their receipts."""
+    name = uuid.uuid4().hex
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {stage.key}"}
     async with httpx.AsyncClient(
@@ -59,14 +67,17 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
     ) as client:
         began = time.monotonic()
 
-        async def one(request: Planned) -> Answered:
+        async def one(number: int, request: Planned) -> Answered:
             due = began + request.at_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             body = {"model": MODEL, "prompt": request.prompt, "max_tokens": tokens, "ignore_eos": True}
             first_s, failure = 0.0, ""
             try:
                 async with client.stream(
-                    "POST", "/v1/completions", json=body | {"priority": request.level, "stream": stream}
+                    "POST",
+                    "/v1/completions",
+                    json=body | {"priority": request.level, "stream": stream},
+                    headers={"x-request-id": f"{name}-{number}"},
                 ) as answer:
                     async for piece in answer.aiter_bytes():
                         # a comment of the queue is no token
@@ -77,4 +88,13 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
                 failure = repr(error)
             return Answered(request.at_s, request.level, first_s, time.monotonic() - due, failure)
 
-        return await asyncio.gather(*(one(request) for request in planned))
+        async def with_parts(number: int, answered: Answered) -> Answered:
+            if answered.failure:
+                return answered
+            receipt = (await client.get(f"/admin/requests/{name}-{number}")).raise_for_status().json()
+            queue_s = receipt["wait_s"]
+            return replace(answered, queue_s=queue_s, engine_s=receipt["first_token_s"] - queue_s)
+
+        answers = await asyncio.gather(*(one(number, request) for number, request in enumerate(planned)))
+        # one after the other: the next window must not begin beside a storm of these
+        return [await with_parts(number, answered) for number, answered in enumerate(answers)]

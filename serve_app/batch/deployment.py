@@ -15,9 +15,11 @@ from typing import Any
 from ray import serve
 
 from serve_app.batch.files import storage_at
+from serve_app.batch.intake_task import CLOSE_S as INTAKE_CLOSE_S
 from serve_app.batch.intake_task import IntakeTask
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
-from serve_app.batch.worker import BatchWorker, WorkerOptions
+from serve_app.batch.worker import CLOSE_S, CLOSE_STORE_S, BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import IngressHandle, in_fresh_context
@@ -28,6 +30,9 @@ from serve_app.system import mark_log
 logger = logging.getLogger("ray.serve")
 
 DAY_S = 86_400.0
+# What the end of a worker takes at most: its rows and its streams end side by side. Three seconds more for what is
+# cancelled then and for the handle of the routers. Below `SERVE_SHUTDOWN_S`, or `serve-app down` would cut it.
+WORKER_END_S = max(CLOSE_S + CLOSE_STORE_S, INTAKE_CLOSE_S) + 3.0
 
 
 class BatchWorkerReplica:
@@ -74,11 +79,12 @@ class _Worker:
         batch = settings.batch
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
-        senders = batch.workers * (1 if batch.redis is None else 2)  # the intake of a worker sends rows, too
-        options = WorkerOptions(batch.max_in_flight, batch.max_rows, batch.files_expire_days * DAY_S, weights, senders)
+        paces = ModelPaces(figures, batch.max_in_flight, batch.workers)
+        keep_s = batch.files_expire_days * DAY_S, batch.records_expire_days * DAY_S
+        options = WorkerOptions(batch.max_rows, *keep_s, weights)
         files = storage_at(batch.files_url)
-        self._worker = BatchWorker(self._store.batches, files, calls, figures, options, models=calls)
-        self._intake = IntakeTask(settings, calls, figures, self._store, senders=senders)
+        self._worker = BatchWorker(self._store.batches, files, calls, paces, options, models=calls)
+        self._intake = IntakeTask(settings, calls, paces, self._store)
         self._closing: asyncio.Task[None] | None = None
         self._starting = in_fresh_context(self._start(), "batch worker")
 
@@ -87,7 +93,7 @@ class _Worker:
         self._intake.start()
 
     async def close(self) -> None:
-        """Bounded by the worker's own bounds."""
+        """Within `WORKER_END_S`."""
         if self._closing is None:
             self._closing = in_fresh_context(self._close(), "end of a batch worker")
         await asyncio.shield(self._closing)

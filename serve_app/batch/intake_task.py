@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from serve_app.batch.interfaces import Figures
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.settings import Settings
 from serve_app.store import Store
 
@@ -23,15 +23,10 @@ RESTART_S = 5.0  # after a fault of our own
 
 
 class IntakeTask:
-    """Reads the streams of the settings while it runs.
+    """Reads the streams of the settings while it runs."""
 
-    Args:
-        senders: see `model_paces.ModelPaces`.
-    """
-
-    def __init__(self, settings: Settings, rows: TenantRows, figures: Figures, store: Store, *, senders: int) -> None:
-        self._settings, self._rows, self._figures, self._store = settings, rows, figures, store
-        self._senders = senders
+    def __init__(self, settings: Settings, rows: TenantRows, paces: ModelPaces, store: Store) -> None:
+        self._settings, self._rows, self._paces, self._store = settings, rows, paces, store
         self._intake: RedisIntake | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -62,9 +57,7 @@ class IntakeTask:
         tenants = {key.name: key.tenant for key in self._settings.auth.keys if key.name is not None}
         rows = KeyRows(self._rows, tenants, self._stored_tenant)
         while not self._is_closing:
-            self._intake = RedisIntake(
-                batch.redis, rows, self._figures, max_in_flight=batch.max_in_flight, senders=self._senders
-            )
+            self._intake = RedisIntake(batch.redis, rows, self._paces)
             try:
                 await self._intake.run()
                 return

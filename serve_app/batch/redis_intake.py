@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from serve_app.batch.interfaces import Figures, RowAnswer
+from serve_app.batch.interfaces import RowAnswer
 from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.redis_streams import GroupConsumer, connect
 from serve_app.batch.stream_intake import EntryRunner, StreamIntake
@@ -63,32 +63,25 @@ class RedisIntake:
     """All streams of the settings, read in this process.
 
     Args:
-        max_in_flight: rows of all streams together.
-        senders: see `ModelPaces`.
+        paces: followed by somebody else.
     """
 
-    def __init__(
-        self, settings: RedisSettings, runner: EntryRunner, figures: Figures, *, max_in_flight: int, senders: int
-    ) -> None:
+    def __init__(self, settings: RedisSettings, runner: EntryRunner, paces: ModelPaces) -> None:
         self._redis = connect(settings.url, len(settings.streams))
-        self._paces = ModelPaces(figures, max_in_flight, senders)
         name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         inputs = [one.stream for one in settings.streams]
         self._streams = [
-            StreamIntake(GroupConsumer(self._redis, one, name), one, runner, self._paces, inputs=inputs)
+            StreamIntake(GroupConsumer(self._redis, one, name), one, runner, paces.sender(), inputs=inputs)
             for one in settings.streams
         ]
 
     async def run(self) -> None:
         """Until `close` is called, or this is cancelled."""
-        following = asyncio.create_task(self._paces.run())
         try:
             async with asyncio.TaskGroup() as group:
                 for stream in self._streams:
                     group.create_task(stream.run())
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
             await self._redis.aclose()
 
     def close(self) -> None:

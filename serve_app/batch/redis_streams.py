@@ -8,16 +8,18 @@ Redis's documentation of XREADGROUP, XAUTOCLAIM and XCLAIM is the source of what
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
+from serve_app.batch.calls import bounded
 from serve_app.core.batches import intake
 from serve_app.settings import RedisStreamSettings
 
@@ -31,6 +33,19 @@ MAX_CLAIM_CALLS = 32  # in one search for entries of dead consumers; the next se
 CONSUMER_GONE_MS = 3_600_000  # a consumer that lives asks at least every few seconds
 
 Fields = Mapping[bytes, bytes]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _bounded(commands: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Raises TimeoutError after `ANSWER_S`. The client's own bound sends in `asyncio.wait_for`, and that loses
+    cancellations on Python 3.11."""
+
+    @functools.wraps(commands)
+    async def run(*arguments: P.args, **named: P.kwargs) -> T:
+        return await bounded(commands(*arguments, **named), ANSWER_S)
+
+    return run
 
 
 def connect(url: str, streams: int) -> Redis:
@@ -43,7 +58,7 @@ def connect(url: str, streams: int) -> Redis:
         timeout=ANSWER_S,
         protocol=2,
         socket_connect_timeout=CONNECT_S,
-        socket_timeout=ANSWER_S,
+        socket_timeout=None,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )
@@ -63,6 +78,7 @@ class GroupConsumer:
         self._idle_ms = round(stream.claim_idle_s * 1000)
         self._claimed_until: bytes | str = "0-0"
 
+    @_bounded
     async def prepare(self) -> None:
         """Make the stream and its group, if they are missing: from the stream's first entry on.
 
@@ -78,6 +94,7 @@ class GroupConsumer:
             if not await self._is_stream(name):
                 raise ResponseError(f"WRONGTYPE {name} is a key of another type, and no stream can be made of it")
 
+    @_bounded
     async def read(self, count: int, block_ms: int) -> list[intake.StreamEntry]:
         """Entries that no consumer has had; waits for the first one, so long at most."""
         found: Any = await self._redis.xreadgroup(
@@ -85,6 +102,7 @@ class GroupConsumer:
         )
         return [self._entry(entry_id, fields, 1) for _, entries in found or () for entry_id, fields in entries]
 
+    @_bounded
     async def claim(self, count: int) -> list[intake.StreamEntry]:
         """Entries of consumers that have not been heard of for `claim_idle_s`; this counts as a delivery."""
         found: list[tuple[bytes, Any]] = []
@@ -100,6 +118,7 @@ class GroupConsumer:
         ours = [(entry_id, fields) for entry_id, fields in found if entry_id.decode() in deliveries]
         return [self._entry(entry_id, fields, deliveries[entry_id.decode()]) for entry_id, fields in ours]
 
+    @_bounded
     async def renew(self, entry_ids: Collection[str]) -> set[str]:
         """Nobody claims these for another `claim_idle_s`. Returns those that are no longer ours."""
         ours = await self._deliveries(entry_ids)
@@ -107,12 +126,14 @@ class GroupConsumer:
             await self._redis.xclaim(*self._key, self._name, 0, list(ours), justid=True)
         return set(entry_ids) - ours.keys()
 
+    @_bounded
     async def count_failure(self, entry: intake.StreamEntry) -> None:
         """The run of an entry has failed: its next one is another delivery."""
         await self._redis.xclaim(
             *self._key, self._name, 0, [entry.entry_id], retrycount=entry.deliveries + 1, justid=True
         )
 
+    @_bounded
     async def give_back(self, entries: Iterable[intake.StreamEntry]) -> None:
         """Other consumers may claim these at once, and this delivery does not count."""
         async with self._redis.pipeline(transaction=False) as commands:
@@ -123,6 +144,7 @@ class GroupConsumer:
                 )
             await commands.execute(raise_on_error=False)
 
+    @_bounded
     async def end(
         self, entry: intake.StreamEntry, reply_stream: str, reply: Fields, dead_letter: Fields | None = None
     ) -> None:
@@ -145,6 +167,7 @@ class GroupConsumer:
                 commands.xdel(stream.stream, entry.entry_id)
             await commands.execute()
 
+    @_bounded
     async def forget_consumers(self) -> None:
         """Delete consumers that are long gone and have nothing pending: every process brings a name of its own."""
         consumers: Any = await self._redis.xinfo_consumers(*self._key)

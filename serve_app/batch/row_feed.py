@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from serve_app.batch.calls import bounded, is_away
+from serve_app.batch.model_paces import RowSender
 from serve_app.batch.result_writer import ResultWriter, Return, RowKey
 from serve_app.batch.row_run import Ended, RowRun
 from serve_app.core.batches import (
@@ -22,8 +23,6 @@ from serve_app.core.batches import (
     BatchStatus,
     BatchWork,
     ClaimedRow,
-    ModelFigures,
-    ModelPace,
     Pauses,
     WaitingRows,
     share_rows,
@@ -59,7 +58,6 @@ class HeldRow:
 class ModelRows:
     """The rows of one model."""
 
-    pace: ModelPace
     ready: deque[HeldRow] = field(default_factory=deque)
     delayed: int = 0
     held_by_tenant: Counter[str] = field(default_factory=Counter)
@@ -70,9 +68,7 @@ class RowFeed:
 
     Args:
         name: of this worker; no other worker has ever had it.
-        max_in_flight: rows of a model.
         weights: of tenants.
-        workers: that run at the same time.
         wall: seconds since 1970 UTC.
     """
 
@@ -81,36 +77,30 @@ class RowFeed:
         name: str,
         store: BatchStore,
         run: RowRun,
+        sender: RowSender,
         *,
-        max_in_flight: int,
         weights: Mapping[str, float],
-        workers: int,
         wall: Callable[[], float],
     ) -> None:
         self.writer = ResultWriter(store, self._on_stored)
         self.held: dict[RowKey, HeldRow] = {}
         self.rows_run = self.rows_again = 0
         self.on_idle: Callable[[], None] = lambda: None  # the last row that was held has left
-        self._name, self._store, self._run = name, store, run
-        self._max_in_flight, self._weights, self._workers, self._wall = max_in_flight, weights, workers, wall
+        self._name, self._store, self._run, self._sender = name, store, run, sender
+        self._weights, self._wall = weights, wall
         self._failed_claims = 0
         self._lost_claims: dict[str, str] = {}  # batches, by the name of a claim without an answer
-        self._models: dict[str, ModelRows] = {}
+        self._models: dict[str, ModelRows] = defaultdict(ModelRows)
         self._batches: dict[str, BatchRecord] = {}
         self._waiting: dict[tuple[str, str], int] = {}  # rows to claim, by batch and model
         self._pauses = Pauses()
         self._wake = asyncio.Event()
+        self._sender.on_change = self._wake.set
         self._is_closing = False
 
     @property
     def in_flight(self) -> int:
-        return sum(rows.pace.in_flight for rows in self._models.values())
-
-    def wanted_models(self) -> set[str]:
-        """Models whose figures matter now."""
-        return {model for (_, model), rows in self._waiting.items() if rows} | {
-            model for model, rows in self._models.items() if rows.held_by_tenant.total()
-        }
+        return self._sender.in_flight.total()
 
     def on_work(self, work: Iterable[BatchWork]) -> None:
         """The batches as they are now. Rows of a batch that no longer runs are given back; those in flight are stopped,
@@ -136,17 +126,6 @@ class RowFeed:
             elif not is_cancelled:
                 held.task.cancel()
         self._wake.set()
-
-    def on_figures(self, figures: Mapping[str, ModelFigures], in_flight: Mapping[str, int], asked_at: float) -> None:
-        """Figures that were asked for at `asked_at`, with the rows of each model in flight then."""
-        hand_over_s = _now() - asked_at + self._run.read_s
-        for model in self.wanted_models() & figures.keys():
-            pace = self._rows_of(model).pace
-            pace.on_figures(figures[model], in_flight.get(model, 0), asked_at, hand_over_s)
-        self._wake.set()
-
-    def in_flight_by_model(self) -> dict[str, int]:
-        return {model: rows.pace.in_flight for model, rows in self._models.items()}
 
     async def run(self) -> None:
         """Claim and start rows until cancelled."""
@@ -192,19 +171,14 @@ class RowFeed:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late, timeout=bound_s)
+                await asyncio.wait(late)
 
     # claims
-
-    def _rows_of(self, model: str) -> ModelRows:
-        if model not in self._models:
-            self._models[model] = ModelRows(ModelPace(self._max_in_flight, self._workers))
-        return self._models[model]
 
     async def _claim(self) -> bool:
         """Whether the store could be asked."""
         for model in sorted({model for (_, model), rows in self._waiting.items() if rows > 0}):
-            rows = self._rows_of(model)
+            rows = self._models[model]
             for batch_id, limit in self._next_claims(model, rows).items():
                 if not await self._claim_of(self._batches[batch_id], model, rows, limit):
                     return False
@@ -215,8 +189,8 @@ class RowFeed:
     def _next_claims(self, model: str, rows: ModelRows) -> dict[str, int]:
         """How many rows of which batch to claim now."""
         now = _now()
-        ahead = min(math.ceil(rows.pace.ends_per_s(now) * AHEAD_S), self._max_in_flight)
-        need = rows.pace.may_start(now) - len(rows.ready)
+        ahead = min(math.ceil(self._sender.ends_per_s(model) * AHEAD_S), self._sender.max_in_flight)
+        need = self._sender.may_start(model) - len(rows.ready)
         if (need <= 0 and len(rows.ready) > ahead // 2) or rows.delayed >= MAX_DELAYED_ROWS:
             return {}
         waiting = [
@@ -274,27 +248,34 @@ class RowFeed:
     # rows in flight
 
     def _start_ready(self) -> None:
-        now = _now()
-        for rows in self._models.values():
-            for _ in range(rows.pace.may_start(now)):
-                while rows.ready and rows.ready[0].is_ending:
-                    rows.ready.popleft()
-                if not rows.ready or self._is_closing or not self._has_room(rows.ready[0].row):
-                    break
+        for model, rows in self._models.items():
+            places = self._sender.may_start(model)
+            while rows.ready and (places or rows.ready[0].is_ending) and self._can_start(rows.ready[0]):
                 held = rows.ready.popleft()
-                rows.pace.on_start(now)
-                self._run.begin(held.row)
-                held.task = asyncio.create_task(self._run.run(held.batch, held.row), name=f"row-{held.row.number}")
-                # not in the task: one that is cancelled before its first step runs nothing
-                held.task.add_done_callback(partial(self._on_done, held, rows))
+                if not held.is_ending:
+                    places -= 1
+                    self._start(held)
+            waits = rows.ready and self._can_start(rows.ready[0])
+            self._sender.wait(model, len(rows.ready) if waits else 0)
+
+    def _start(self, held: HeldRow) -> None:
+        self._sender.on_start(held.row.model)
+        self._run.begin(held.row)
+        held.task = asyncio.create_task(self._run.run(held.batch, held.row), name=f"row-{held.row.number}")
+        # not in the task: one that is cancelled before its first step runs nothing
+        held.task.add_done_callback(partial(self._on_done, held))
+
+    def _can_start(self, held: HeldRow) -> bool:
+        return not self._is_closing and (held.is_ending or self._has_room(held.row))
 
     def _has_room(self, row: ClaimedRow) -> bool:
         needed = self.writer.held_bytes + self._run.bytes_with(row)
         return needed <= MAX_HELD_BYTES or not (self.in_flight or self.writer.held_bytes)
 
-    def _on_done(self, held: HeldRow, rows: ModelRows, task: asyncio.Task[Ended]) -> None:
-        rows.pace.on_end(_now())
+    def _on_done(self, held: HeldRow, task: asyncio.Task[Ended]) -> None:
         self._run.end(held.row)
+        self._sender.prepare_s = self._run.read_s
+        self._sender.on_end(held.row.model)
         if task.cancelled():
             ended = Ended()
         elif (error := task.exception()) is not None:

@@ -49,16 +49,24 @@ class EntryRunner(Protocol):
 
 
 class RowPaces(Protocol):
-    """How many rows of each model may be sent now, of all that this process sends."""
+    """How many rows of each model may be sent now; see `model_paces.RowSender`."""
 
-    def models(self) -> Collection[str]:
-        """The models with figures."""
+    on_change: Callable[[], None]
+
+    @property
+    def max_in_flight(self) -> int: ...
+
+    def models(self) -> Collection[str]: ...
 
     def may_start(self, model: str) -> int: ...
+
+    def wait(self, model: str, rows: int) -> None: ...
 
     def on_start(self, model: str) -> None: ...
 
     def on_end(self, model: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +104,7 @@ class StreamIntake:
     """The consumer of one stream in this process.
 
     Args:
+        paces: of this consumer alone; closed with it.
         inputs: all streams that are read here: no reply goes to one of them.
     """
 
@@ -117,6 +126,7 @@ class StreamIntake:
         self._pauses = Pauses()
         self._changed, self._closing = asyncio.Event(), asyncio.Event()
         self._claim_at = 0.0
+        paces.on_change = self._on_places
 
     async def run(self) -> None:
         """Read, run and reply until `close` is called. A cancelled one leaves its entries to be claimed."""
@@ -125,6 +135,8 @@ class StreamIntake:
             await self._read()
             await self._give_back()
         finally:
+            self._closing.set()  # a row that is cancelled starts no other one
+            self._paces.close()
             tasks = [renewal, *(held.task for held in self._held.values() if held.task is not None)]
             for task in tasks:
                 task.cancel()
@@ -159,7 +171,7 @@ class StreamIntake:
         self._start_waiting()
         places = [self._paces.may_start(model) for model in self._paces.models()]
         held_back = len(self._held) - self._running
-        count = intake.entries_to_read(places, held_back, len(self._held))
+        count = intake.entries_to_read(places, held_back, self._paces.max_in_flight - len(self._held))
         if count <= 0:
             self._changed.clear()
             await _wait(self._changed, ROOM_WAIT_S)
@@ -194,15 +206,20 @@ class StreamIntake:
         self._waiting.setdefault(held.request.model, deque()).append(held)
         self._start_waiting()
 
+    def _on_places(self) -> None:
+        self._start_waiting()
+        self._changed.set()
+
     def _start_waiting(self) -> None:
         """Send rows, as many as may be in flight now."""
         for model, waiting in list(self._waiting.items()):
-            paused = self._pauses.is_paused(self._settings.stream, model, self._now())
-            while waiting and not paused and not self._closing.is_set() and self._paces.may_start(model) > 0:
+            paused = self._closing.is_set() or self._pauses.is_paused(self._settings.stream, model, self._now())
+            while waiting and not paused and self._paces.may_start(model) > 0:
                 held = waiting.popleft()
                 self._paces.on_start(model)
                 held.in_flight, self._running = True, self._running + 1
                 self._go_on(held, self._serve(held))
+            self._paces.wait(model, 0 if paused else len(waiting))
             if not waiting:
                 del self._waiting[model]
 
@@ -222,7 +239,6 @@ class StreamIntake:
         if held.in_flight and held.request is not None:
             held.in_flight, self._running = False, self._running - 1
             self._paces.on_end(held.request.model)
-            self._changed.set()
 
     async def _serve(self, held: _HeldEntry) -> None:
         """Run the request of an entry once, and do what its answer says."""
@@ -233,7 +249,6 @@ class StreamIntake:
             answer = await self._answer(request, key)
         finally:
             self._leave_pace(held)
-        self._start_waiting()
         code = answer.error_code
         match intake.verdict(answer.status, code):
             case intake.EntryVerdict.ANSWERED:
@@ -272,7 +287,7 @@ class StreamIntake:
             waiting.appendleft(held)
         else:
             waiting.append(held)
-        self._changed.set()
+        self._on_places()
 
     async def _end(self, held: _HeldEntry, answer: RowAnswer, *, dead_letter: dict[bytes, bytes] | None = None) -> None:
         """Reply to an entry; what is written is out of memory."""

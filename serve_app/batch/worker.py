@@ -12,31 +12,38 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from serve_app.batch.calls import RETRY_S, bounded, is_away, until_answered
 from serve_app.batch.files import FileStorage
-from serve_app.batch.interfaces import Figures, ModelCheck, RowRunner
+from serve_app.batch.interfaces import ModelCheck, RowRunner
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.result_files import Finalization
 from serve_app.batch.row_feed import RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 
+Change = Callable[[BatchRecord], Awaitable[None]]
+
+# A look takes a fifth of the time at most. One for 3,000 batches took half a second of the store's process, and each
+# change asks for the next: without a rest the changes themselves got one call of it in a second.
+LOOK_REST = 4.0
 WORK_EVERY_S = 1.0  # between looks for new batches: what a batch waits at most before it is validated
-FIGURES_EVERY_S = 0.2  # the queue actor makes no newer ones
-FIGURES_S = 5.0  # a router restarts in this time
 SWEEP_EVERY_S = 60.0  # files live for days
 SWEEP_FILES = 100
+SWEEP_RECORDS = 500  # of files and of batches, in one transaction: SQLite's other writers wait for milliseconds
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
 CHANGE_RETRY_S = 10.0  # after an error of ours
-CLOSE_S = 20.0  # for rows in flight at a normal end; less than Serve's own bound
-CLOSE_STORE_S = 10.0  # for their results, after that
+CLOSE_S = 10.0  # for rows in flight at a normal end; those that run on are joined by the next worker
+CLOSE_STORE_S = 5.0  # for their results, after that
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +51,22 @@ class WorkerOptions:
     """What can be configured.
 
     Args:
-        max_in_flight: rows of a model.
         files_keep_s: how long output and error files are kept.
+        records_keep_s: how long the records of deleted files and of ended batches are kept.
         weights: of tenants; 1.0 where one is missing.
-        workers: that run at the same time.
     """
 
-    max_in_flight: int
     max_rows: int
     files_keep_s: float
+    records_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
-    workers: int = 1
 
 
 class BatchWorker:
     """One worker; `start`, and `close` at a normal end.
 
     Args:
+        paces: followed while this worker runs.
         models: see `Validation`.
         wall: seconds since 1970 UTC, as the store's.
     """
@@ -70,35 +76,34 @@ class BatchWorker:
         store: BatchStore,
         files: FileStorage,
         runner: RowRunner,
-        figures: Figures,
+        paces: ModelPaces,
         options: WorkerOptions,
         *,
         models: ModelCheck | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._files, self._figures, self._models = store, files, figures, models
+        self._store, self._files, self._paces, self._models = store, files, paces, models
         self._options, self._wall = options, wall
         self.feed = RowFeed(
             f"worker-{uuid.uuid4().hex}",
             store,
             RowRun(files, runner, wall),
-            max_in_flight=options.max_in_flight,
+            paces.sender(),
             weights=options.weights,
-            workers=options.workers,
             wall=wall,
         )
         self._kick = asyncio.Event()  # look for work now
         self.feed.on_idle = self._kick.set
-        self._work: list[BatchWork] = []
+        self._wanted: dict[str, deque[tuple[BatchRecord, Change]]] = {}  # by tenant, the oldest batch first
         self._changes: dict[str, asyncio.Task[None]] = {}  # validations and ends, by batch
+        self._changing: Counter[str] = Counter()  # how many of each tenant
+        self._touched: set[str] = set()  # since the last look began: it may have read what they were before
         self._not_before: dict[str, float] = {}  # after an error
-        self._slots = asyncio.Semaphore(CHANGES_AT_ONCE)
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         steps: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
             "work": (self._look, WORK_EVERY_S),
-            "figures": (self._read_figures, FIGURES_EVERY_S),
             "leases": (self.feed.renew, RENEW_S),
             "files": (self._sweep, SWEEP_EVERY_S),
         }
@@ -106,12 +111,14 @@ class BatchWorker:
             name: asyncio.create_task(self._repeat(name, step, every_s), name=f"batch-{name}")
             for name, (step, every_s) in steps.items()
         }
+        self._loops["paces"] = asyncio.create_task(self._paces.run(), name="batch-paces")
         self._loops["rows"] = asyncio.create_task(self.feed.run(), name="batch-rows")
         self._loops["results"] = asyncio.create_task(self.feed.writer.run(), name="batch-results")
 
     async def close(self, bound_s: float = CLOSE_S) -> None:
         """Claim nothing more, let rows in flight end for `bound_s`, store their results, give back all others."""
-        deciding = [self._loops.pop(name) for name in ("work", "figures", "files") if name in self._loops]
+        deciding = [self._loops.pop(name) for name in ("work", "paces", "files") if name in self._loops]
+        self._wanted = {}
         for task in [*deciding, *self._changes.values()]:
             task.cancel()
         await self.feed.close(bound_s)
@@ -130,6 +137,7 @@ class BatchWorker:
         """Take a step again and again; one that fails is repeated soon."""
         failures = 0
         while True:
+            began = _now()
             try:
                 await step()
                 failures = 0
@@ -143,6 +151,7 @@ class BatchWorker:
             if name != "work":
                 await asyncio.sleep(wait_s)
                 continue
+            await asyncio.sleep(LOOK_REST * (_now() - began))
             try:
                 async with asyncio.timeout(wait_s):
                     await self._kick.wait()
@@ -153,21 +162,34 @@ class BatchWorker:
 
     async def _look(self) -> None:
         """Read which batches there are; begin what each of them needs."""
-        self._work = await bounded(self._store.work())
-        self.feed.on_work(self._work)
-        now = _now()
-        for work in self._work:
-            batch = work.batch
-            if batch.batch_id in self._changes or now < self._not_before.get(batch.batch_id, -math.inf):
+        self._touched = set(self._changes)
+        work = await bounded(self._store.work())
+        self.feed.on_work(work)
+        now, self._wanted = _now(), {}
+        for one in work:
+            batch = one.batch
+            if batch.batch_id in self._touched or now < self._not_before.get(batch.batch_id, -math.inf):
                 continue
-            change = self._next_change(work)
+            change = self._next_change(one)
             if change is not None:
-                task = asyncio.create_task(self._change(batch, change), name=f"{batch.status}-{batch.batch_id}")
-                self._changes[batch.batch_id] = task
-        known = {work.batch.batch_id for work in self._work}
+                self._wanted.setdefault(batch.tenant, deque()).append((batch, change))
+        known = {one.batch.batch_id for one in work}
         self._not_before = {batch_id: at for batch_id, at in self._not_before.items() if batch_id in known}
+        self._begin_changes()
 
-    def _next_change(self, work: BatchWork) -> Callable[[BatchRecord], Awaitable[None]] | None:
+    def _begin_changes(self) -> None:
+        """Of the tenant first that has the fewest under way: nobody waits for another one's thousand batches."""
+        while self._wanted and len(self._changes) < CHANGES_AT_ONCE:
+            tenant = min(self._wanted, key=self._changing.__getitem__)
+            batch, change = self._wanted[tenant].popleft()
+            if not self._wanted[tenant]:
+                del self._wanted[tenant]
+            self._changing[tenant] += 1
+            self._touched.add(batch.batch_id)
+            task = asyncio.create_task(self._change(batch, change), name=f"{batch.status}-{batch.batch_id}")
+            self._changes[batch.batch_id] = task
+
+    def _next_change(self, work: BatchWork) -> Change | None:
         """What brings a batch on; None: its rows, or nothing now."""
         batch, now = work.batch, self._wall()
         if batch.status is BatchStatus.VALIDATING:
@@ -180,15 +202,16 @@ class BatchWorker:
             return self._end if not work.running or is_over else None
         return self._end
 
-    async def _change(self, batch: BatchRecord, change: Callable[[BatchRecord], Awaitable[None]]) -> None:
+    async def _change(self, batch: BatchRecord, change: Change) -> None:
         try:
-            async with self._slots:
-                await change(batch)
+            await change(batch)
         except Exception:
             logger.exception("%s (%s) cannot go on; trying again", batch.batch_id, batch.status)
             self._not_before[batch.batch_id] = _now() + CHANGE_RETRY_S
         finally:
             del self._changes[batch.batch_id]
+            self._changing[batch.tenant] -= 1
+            self._begin_changes()
             self._kick.set()
 
     async def _validate(self, batch: BatchRecord) -> None:
@@ -216,25 +239,18 @@ class BatchWorker:
     async def _end(self, batch: BatchRecord) -> None:
         await Finalization(batch, self._store, self._files, self._options.files_keep_s, self._wall).run()
 
-    async def _read_figures(self) -> None:
-        if not self.feed.wanted_models():
-            return
-        asked_at, in_flight = _now(), self.feed.in_flight_by_model()
-        figures = await bounded(self._figures.get(), FIGURES_S)
-        self.feed.on_figures(figures, in_flight, asked_at)
-
     async def _sweep(self) -> None:
-        """Remove files whose time is over, except inputs of batches that still run."""
+        """Remove files whose time is over, what is left of deleted ones, and old records."""
         now = self._wall()
-        inputs = {work.batch.input_file_id for work in self._work}
-        for record in await bounded(self._store.expired_files(now, SWEEP_FILES)):
-            if record.file_id in inputs:
-                continue
+        for record in await bounded(self._store.files_to_remove(now, SWEEP_FILES)):
+            if record.deleted_at is None:
+                try:
+                    await bounded(self._store.delete_file(record.file_id, record.tenant, now))
+                except (KeyError, BatchConflict):  # another worker, its owner, or a new batch was first
+                    continue
             await bounded(self._files.delete(record.file_id))
-            try:
-                await bounded(self._store.delete_file(record.file_id, record.tenant, now))
-            except KeyError:  # another worker, or its owner, was first
-                continue
+            await bounded(self._store.content_removed(record.file_id, now))
+        await bounded(self._store.forget_records(now - self._options.records_keep_s, SWEEP_RECORDS))
 
 
 def _now() -> float:

@@ -181,6 +181,8 @@ def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json:
         _hint(f"{batch_id} has {ended['status']}: {wrong[0]['message']}", as_json)
     if ended.get("output_file_id"):
         _hint(f"its answers: serve-app batch results {batch_id}{options}", as_json)
+    if ended.get("error_file_id"):
+        _hint(f"rows failed: serve-app batch results {batch_id} --errors{options}", as_json)
     return 0 if ended["status"] == BatchStatus.COMPLETED else EXIT_FAILED
 
 

@@ -139,10 +139,7 @@ class Watch:
             self._samples.append(Sample(batch["in_progress_at"], 0))  # a rate at the first look: that since it began
         self._samples.append(Sample(now, completed + failed))
         del self._samples[: _first_needed(self._samples)]
-        runs = batch["status"] in (
-            BatchStatus.IN_PROGRESS,
-            BatchStatus.COMPLETED,
-        )  # rows that a cancel ends are no rate
+        runs = batch["status"] == BatchStatus.IN_PROGRESS  # rows that a cancel ends are no rate, nor is a look later
         display.update(batch, forecast(self._samples, total) if runs else Forecast(None, None), now)
 
 

@@ -3,8 +3,9 @@
 Events in, answers out; the shell (`serve_app.quota`) has the clock, the cluster and the checkpoint's storage.
 
 Rules
-- Every message is a heartbeat. An owner without a message for its time to live has left, and its leases end; an
-  engine's memory is free once that has been observed. Time in which the actor itself stood still does not count.
+- Every message is a heartbeat. An owner without a message for its time to live has left, and its leases end; so has a
+  silent router whose process was observed gone. An engine's memory is free once that has been observed. Time in which
+  the actor itself stood still does not count.
 - The checkpoint outlives the actor: engines with their holds, routers by name, sessions in full. A change is stored
   before the answer that depends on it is sent (`changes`).
 - After a crash the actor begins a new epoch from the checkpoint. Messages of an older epoch change nothing; the reply
@@ -38,6 +39,7 @@ from serve_app.core.memory import (
     Lease,
     LeaseKind,
     Ledger,
+    NodeProcesses,
     Phase,
     Relocation,
     Reservation,
@@ -55,6 +57,7 @@ from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, S
 RECOVERING = "quota_recovering"  # error code of requests refused until then
 RECOVERY_S = LOADING_TTL_S  # a party without a report by then is gone
 SILENT_S = 2.0  # two heartbeats: then the actor checks the engine's processes on its node
+ROUTER_SILENT_S = 0.6  # a router that watches sends a message every half second: then its process is checked
 STALL_S = 1.5  # three of the shell's ticks: after such a pause silence is no evidence
 
 
@@ -201,8 +204,21 @@ class Quota:
         """Answer a router's watch message; None: nothing new yet. `timed_out`: answer anyway."""
         if not self._restored or self.queue.actor_sessions.is_stale(message):
             return self.queue.actor_sessions.stale_reply(message)
-        self.ledger.heartbeat(message.router, now)
+        if not timed_out:  # else it was counted when it came
+            self.ledger.heartbeat(message.router, now)
         return self.queue.actor_sessions.on_watch(message, timed_out=timed_out)
+
+    def silent_routers(self, now: float) -> dict[str, NodeProcesses]:
+        """Routers without a message for `ROUTER_SILENT_S`, with their processes."""
+        since, knows = now - ROUTER_SILENT_S, self.ledger.knows
+        processes = self.queue.processes.items()
+        return {name: one for name, one in processes if knows(name) and self.ledger.heard_at(name) <= since}
+
+    def on_router_gone(self, router: str, now: float) -> None:
+        """The process of a router was observed gone: if the router is silent, it has left."""
+        if router in self.silent_routers(now):
+            self._on_leases_ended(self.ledger.leave(router), now)
+            self.on_tick(now)
 
     # Requests with an Idempotency-Key
 

@@ -187,7 +187,7 @@ class RouterApp:
             open_form = functools.partial(FormReader, headers, receive)
             return await self._file_routes.answer(route, identity, query, open_form)
         if isinstance(route.target, routes.BatchCall):
-            return await self._batch_routes.answer(route, identity, query, read_body)
+            return await self._batch_routes.answer(route, identity, query, headers, read_body)
         return await self._local_routes.answer(route, identity, query)
 
     async def _run_operation(
@@ -224,7 +224,7 @@ class RouterApp:
             if wanted.queue_status:
                 comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
             retry_count = headers.get(RETRY_COUNT_HEADER)
-            charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count)
+            charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count, longest)
             del raw  # megabytes, perhaps, for as long as the request runs
             exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
             call = _HttpCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
@@ -331,7 +331,7 @@ class RouterApp:
         if session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
         cost = record.cost = request_size.estimate(
-            self.estimator, operation, body, tenant, record.model, call.prompt_bytes
+            self.estimator, operation, body, tenant, record.model, call.prompt_bytes, limits.max_model_len
         )
         slots = record.slots = request_size.slots_of(
             operation, sequences, cost, model.settings.length_rule, limits.slots

@@ -47,9 +47,12 @@ async def find_file(lane: BatchLane, file_id: str, tenant: str, now: float, para
         if found.size is None or (found.expires_at is not None and found.expires_at <= now):
             raise KeyError(file_id)
     except KeyError:
-        shown = file_id[:SHOWN_ID_CHARS]
-        raise NotFound(f"there is no file {shown!r}", param=param, code="file_not_found") from None
+        raise file_not_found(file_id, param) from None
     return found
+
+
+def file_not_found(file_id: str, param: str | None = None) -> NotFound:
+    return NotFound(f"there is no file {file_id[:SHOWN_ID_CHARS]!r}", param=param, code="file_not_found")
 
 
 def cursor(words: Mapping[str, str], ids: re.Pattern[str]) -> str | None:

@@ -6,7 +6,8 @@
     POST /v1/batches/{id}/cancel   no row of it begins any more; those that run end, and it has its files
 
 Invariant: another tenant's batch is answered like an unknown one, to a key with `admin` too: as with sessions, what
-operators see of all tenants is under /admin. A batch that is answered is stored; the workers find it there.
+operators see of all tenants is under /admin. A batch that is answered is stored; the workers find it there. Of one
+`Idempotency-Key` there is one batch, as long as the store has its record.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -24,16 +25,20 @@ from serve_app.core.batches import ENDPOINTS, INPUT_PURPOSE, BatchRecord, BatchS
 from serve_app.errors import BadRequest, BatchConflict, NotFound
 from serve_app.http.batch_lane import (
     BATCH_ID,
+    FILE_ID,
     SHOWN_ID_CHARS,
     BatchLane,
     cursor,
+    file_not_found,
     find_file,
     page,
     require_lane,
     seconds,
 )
+from serve_app.http.contract import idempotency_key
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields, query_number, query_words
+from serve_app.http.idempotency import fingerprint, key_digest, reused
 from serve_app.http.key_routes import ReadBody
 from serve_app.http.routes import BatchCall, HttpRoute
 from serve_app.settings import Settings
@@ -42,6 +47,7 @@ from serve_app.types import Identity
 MIN_WINDOW_H, MAX_WINDOW_H = 1, 168  # up to a week; OpenAI has 24h alone
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches; OpenAI's
 HOUR_S = 3600.0
+CREATE_OPERATION = "batch"  # in fingerprints
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 _CANCELLED = (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
@@ -76,10 +82,13 @@ class BatchRoutes:
     ) -> None:
         self._lane, self._settings, self._now = lane, settings, now
 
-    async def answer(self, route: HttpRoute, identity: Identity, query: bytes, read: ReadBody) -> Answer:
+    async def answer(
+        self, route: HttpRoute, identity: Identity, query: bytes, headers: Mapping[bytes, bytes], read: ReadBody
+    ) -> Answer:
         """The complete answer.
 
         Args:
+            headers: by name in lower case.
             read: the body, for the call that has one.
 
         Raises:
@@ -89,7 +98,7 @@ class BatchRoutes:
         lane = require_lane(self._lane)
         match route.target:
             case BatchCall.CREATE:
-                batch = await self._create(lane, identity, read)
+                batch = await self._create(lane, identity, idempotency_key(headers), read)
             case BatchCall.LIST:
                 words = query_words(query, ("limit", "after"))
                 limit = query_number(words, "limit", DEFAULT_PAGE, MAX_PAGE)
@@ -101,33 +110,42 @@ class BatchRoutes:
                 batch = await self._cancel(lane, await _find(lane, route.argument, identity))
         return 200, JSON, msgspec.json.encode(shown_batch(batch))
 
-    async def _create(self, lane: BatchLane, identity: Identity, read: ReadBody) -> BatchRecord:
+    async def _create(self, lane: BatchLane, identity: Identity, key: str | None, read: ReadBody) -> BatchRecord:
         if not self._settings().batch.workers:
             raise BadRequest("no batch is run here: batch.workers is 0", code="no_batch_workers")
-        asked = parse_fields(_BatchFields, (await read())[0])
+        body = (await read())[0]
+        asked = parse_fields(_BatchFields, body)
         if asked.endpoint not in ENDPOINTS:
             raise BadRequest(f"`endpoint` must be one of {', '.join(sorted(ENDPOINTS))}", param="endpoint")
         window_s, now = _window_s(asked.completion_window), self._now()
-        file = await find_file(lane, asked.input_file_id, identity.tenant, now, param="input_file_id")
-        if file.purpose != INPUT_PURPOSE:
-            raise BadRequest(
-                f"`input_file_id` must be a file whose purpose is {INPUT_PURPOSE!r}; that of {file.file_id} is "
-                f"{file.purpose!r}",
-                param="input_file_id",
-            )
+        if FILE_ID.fullmatch(asked.input_file_id) is None:
+            raise file_not_found(asked.input_file_id, "input_file_id")
         record = BatchRecord(
             batch_id=f"batch_{secrets.token_hex(16)}",
             tenant=identity.tenant,
             key_id=identity.key_id,
             endpoint=asked.endpoint,
-            input_file_id=file.file_id,
+            input_file_id=asked.input_file_id,
             completion_window=asked.completion_window,
             status=BatchStatus.VALIDATING,
             created_at=now,
             expires_at=now + window_s,
             metadata=asked.metadata or {},
         )
-        return await lane.get_store().create_batch(record)
+        request: dict[str, bytes] = {}
+        if key is not None:
+            request = {"key": key_digest(identity.tenant, key), "fingerprint": fingerprint(CREATE_OPERATION, body)}
+        try:
+            return await lane.get_store().create_batch(record, **request)
+        except ValueError:
+            raise reused() from None
+        except KeyError:
+            file = await find_file(lane, asked.input_file_id, identity.tenant, now, param="input_file_id")
+            raise BadRequest(
+                f"`input_file_id` must be a file whose purpose is {INPUT_PURPOSE!r}; that of {file.file_id} is "
+                f"{file.purpose!r}",
+                param="input_file_id",
+            ) from None
 
     async def _cancel(self, lane: BatchLane, batch: BatchRecord) -> BatchRecord:
         changed = await lane.get_store().change_batch(

@@ -21,8 +21,8 @@ from serve_app.core.claims import (
     ClaimVerdict,
     Generation,
 )
-from serve_app.errors import BadRequest, Overloaded, RunLost, Unavailable
-from serve_app.http.idempotency import not_kept
+from serve_app.errors import Overloaded, RunLost, Unavailable
+from serve_app.http.idempotency import not_kept, reused
 from serve_app.ray_adapter import AWAY, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
@@ -84,11 +84,7 @@ class ClaimClient:
             answered.set()
         match reply.verdict:
             case ClaimVerdict.REUSED:
-                raise BadRequest(
-                    "this Idempotency-Key was used for a different request",
-                    param="Idempotency-Key",
-                    code="idempotency_key_reused",
-                )
+                raise reused()
             case ClaimVerdict.NOT_KEPT:
                 raise not_kept()
             case ClaimVerdict.LOST:

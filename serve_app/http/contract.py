@@ -150,7 +150,7 @@ def split(
         request_class=request_class,
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
         deadline_s=_deadline(headers),
-        idempotency_key=_header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS),
+        idempotency_key=idempotency_key(headers),
         grace_s=_grace(headers),
         replay_only=_is_set(headers, b"x-replay-only", "X-Replay-Only"),
         queue_status=_is_set(headers, b"x-queue-status", "X-Queue-Status")
@@ -159,6 +159,11 @@ def split(
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
     return clean, contract
+
+
+def idempotency_key(headers: Mapping[bytes, bytes]) -> str | None:
+    """Raises BadRequest."""
+    return _header_text(headers, b"idempotency-key", "Idempotency-Key", MAX_IDEMPOTENCY_KEY_CHARS)
 
 
 def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from serve_app.ray_adapter import (
     ChosenReplica,
     EveryReplica,
     Handle,
+    bound_bodies,
     in_fresh_context,
     on_fast_path,
 )
@@ -46,6 +47,7 @@ from serve_app.router import (
     UsageReporter,
 )
 from serve_app.settings import ModelSettings, parse
+from serve_app.system import this_process
 
 logger = logging.getLogger("ray.serve")
 
@@ -69,6 +71,7 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
+        bound_bodies()
         install_strict_protocol()  # before Serve starts the server of this process
         if not on_fast_path():
             logger.warning(
@@ -82,7 +85,9 @@ class RouterReplica:
         self._config = config
         self._metrics = RouterMetrics()
         quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
-        self._queue_client = QueueClient(name, quota.exchange, quota.watch)
+        here = ray.get_runtime_context()
+        process = here.get_node_id(), (this_process(),)
+        self._queue_client = QueueClient(name, quota.exchange, quota.watch, process)
         self._queue_client.core.set_store(settings.store.url)
         in_fresh_context(self._queue_client.start(), "queues")
         self._registry = ModelRegistry(connect, name, self._queue_client)
@@ -95,7 +100,6 @@ class RouterReplica:
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
         in_fresh_context(self._keyed_runs.start(), "claims")
-        here = ray.get_runtime_context()
         folder = Path(here.get_temp_dir(), here.get_session_name(), USAGE_FOLDER)
         usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
         usage.start()

@@ -10,12 +10,14 @@ Invariant: a file is complete and each of its lines is a row, or there is no fil
 wrong and a client that leaves all end the upload, and nothing is kept. Neither an upload nor a download is in memory
 as a whole. Another tenant's file is answered like an unknown one.
 
-An upload has a record before it has content, so that what a router leaves behind that dies meanwhile can be found.
+An upload has a record before it has content, and the record of a deleted file outlives its content: what a router
+leaves behind that dies meanwhile is found by a worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import secrets
@@ -26,8 +28,8 @@ from typing import Any
 import msgspec
 
 from serve_app.core.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, FileRecord
-from serve_app.errors import BadRequest, BatchConflict, BodyTooSlow, NotFound, ServeAppError, Unavailable
-from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, find_file, page, require_lane, seconds
+from serve_app.errors import BadRequest, BodyTooSlow, ServeAppError, Unavailable
+from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, file_not_found, find_file, page, require_lane, seconds
 from serve_app.http.body import BodyThread
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.fields import SHOWN_NAME_CHARS, query_number, query_words
@@ -158,19 +160,28 @@ class FileRoutes:
 
     async def _discard(self, lane: BatchLane, record: FileRecord) -> None:
         """Remove what an upload has left. A client that leaves does not end it."""
-        removal = asyncio.ensure_future(self._remove(lane, record))
+        removal = asyncio.ensure_future(self._give_up(lane, record))
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
         await asyncio.shield(removal)
 
-    async def _remove(self, lane: BatchLane, record: FileRecord) -> None:
+    async def _give_up(self, lane: BatchLane, record: FileRecord) -> None:
         try:
-            await lane.get_files().delete(record.file_id)
-            await lane.get_store().delete_file(record.file_id, record.tenant, self._now())
-        except KeyError:
-            return  # its record was never stored
+            # a record that was never stored, or that a worker has deleted, may have content all the same
+            with contextlib.suppress(KeyError):
+                await lane.get_store().delete_file(record.file_id, record.tenant, self._now())
         except ServeAppError as error:
             logger.warning("an upload failed, and %s is left until it expires: %s", record.file_id, error)
+        else:
+            await self._remove_content(lane, record.file_id)
+
+    async def _remove_content(self, lane: BatchLane, file_id: str) -> None:
+        """Remove the content of a deleted file."""
+        try:
+            await lane.get_files().delete(file_id)
+            await lane.get_store().content_removed(file_id, self._now())
+        except ServeAppError as error:
+            logger.warning("%s is deleted, and its content left for a worker to remove: %s", file_id, error)
 
     async def _list(self, lane: BatchLane, identity: Identity, query: bytes) -> Answer:
         words = query_words(query, ("purpose", "limit", "after", "order"))
@@ -186,18 +197,12 @@ class FileRoutes:
         return page([shown_file(record) for record in found], limit)
 
     async def _delete(self, lane: BatchLane, record: FileRecord) -> None:
-        """The content first: if the record cannot be deleted then, the call can be repeated."""
-        for work in await lane.get_store().work():
-            if work.batch.input_file_id == record.file_id:
-                raise BatchConflict(
-                    f"{work.batch.batch_id} reads this file and is {work.batch.status}: cancel it first",
-                    code="file_in_use",
-                )
-        await lane.get_files().delete(record.file_id)
+        """The record first: no batch that is made now reads a file without content."""
         try:
             await lane.get_store().delete_file(record.file_id, record.tenant, self._now())
         except KeyError:
-            raise NotFound(f"there is no file {record.file_id!r}", code="file_not_found") from None
+            raise file_not_found(record.file_id) from None
+        await self._remove_content(lane, record.file_id)
 
 
 def shown_file(record: FileRecord) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from serve_app.core.claims import KEPT_S, Claim, ClaimState
-from serve_app.errors import AnswerNotKept
+from serve_app.errors import AnswerNotKept, BadRequest
 from serve_app.http.error_responses import Headers
 
 TENANT_BYTES = 16 * 2**20  # of one tenant per router; about 7,000 chat answers
@@ -44,6 +44,13 @@ def fingerprint(operation: str, body: Mapping[str, Any]) -> bytes:
 def key_digest(tenant: str, key: str) -> bytes:
     """Stands for the key outside this router: short, and without the client's text."""
     return hashlib.blake2b(_encoder.encode([tenant, key]), digest_size=16).digest()
+
+
+def reused() -> BadRequest:
+    """The refusal of a request under the key of another one."""
+    return BadRequest(
+        "this Idempotency-Key was used for a different request", param="Idempotency-Key", code="idempotency_key_reused"
+    )
 
 
 def not_kept() -> AnswerNotKept:

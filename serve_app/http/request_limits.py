@@ -107,6 +107,7 @@ class RequestLimits:
         prompt_bytes: int,
         raw: bytes,
         retry_count: bytes | None,
+        longest: int,
     ) -> Charge:
         """The charge of a request. Work that takes no slot is charged as a request without tokens.
 
@@ -114,6 +115,7 @@ class RequestLimits:
             body: as it is forwarded; `prompt_bytes`: the size of its prompts.
             raw: the body as it was sent.
             retry_count: the header `RETRY_COUNT_HEADER`.
+            longest: tokens of the longest sequence of the model.
         """
         scopes = self._scopes(identity, record.model)
         if not scopes:
@@ -122,7 +124,9 @@ class RequestLimits:
         is_repeat = None if retry_count is None else retry_count != b"0"
         if not record.operation.takes_slot:
             return Charge(scopes, digest, is_repeat=is_repeat)
-        cost = request_size.estimate(self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes)
+        cost = request_size.estimate(
+            self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes, longest
+        )
         return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens, is_repeat)
 
     def _prices_of(self, model: str) -> TokenPrices:

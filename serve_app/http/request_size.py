@@ -10,6 +10,7 @@ These are estimates for admission and routing, made in microseconds for each req
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,13 +124,26 @@ NO_COST = RequestCost(0, 0, 0, 1, EstimateSource.PRIOR, None)  # of a request th
 
 
 def estimate(
-    estimator: Estimator, operation: Operation, body: Mapping[str, Any], tenant: str, model: str, size: int
+    estimator: Estimator,
+    operation: Operation,
+    body: Mapping[str, Any],
+    tenant: str,
+    model: str,
+    size: int,
+    longest: int = sys.maxsize,
 ) -> RequestCost:
-    """The estimated cost of a request; `size`: bytes of its prompts."""
+    """The estimated cost of a request.
+
+    Args:
+        size: bytes of its prompts.
+        longest: tokens of the longest sequence of the model; a bound above it bounds nothing.
+    """
     if not operation.generates:
         tokens = -(-size // BYTES_PER_TOKEN)
         return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, tokens)
     n, bound = body.get("n"), output_bound(body)
+    if bound is not None:
+        bound = min(bound, longest)  # else a bound of a billion would take the whole pool of KV tokens
     prompts = _count(body.get("prompt")) if operation is Operation.COMPLETION else 1
     answers = (n if type(n) is int and n > 0 else 1) * prompts
     found = estimator.estimate(tenant, model, size, bound)

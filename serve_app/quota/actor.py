@@ -42,6 +42,7 @@ from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
+from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
 from serve_app.settings import QuotaSettings
 
@@ -80,6 +81,7 @@ class GpuMemoryQuota:
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
+        self._process_checks = ProcessChecks(self.core, self._inventory.gone, self._run_event)
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
         self._calls: Counter[str] = Counter()  # of routers, since the actor began
@@ -87,7 +89,6 @@ class GpuMemoryQuota:
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
-        self._process_checks: dict[str, asyncio.Task[None]] = {}  # running process checks, by engine
         self._writing: asyncio.Task[None] | None = None
         self.devices_known = asyncio.Event()  # set once the core has the devices
         if self._nodes and stored.get(INVENTORY) == settings:  # first callers need not wait for the nodes
@@ -97,6 +98,7 @@ class GpuMemoryQuota:
         self.tasks = [
             asyncio.create_task(self._follow_time()),
             asyncio.create_task(self._follow_devices()),
+            asyncio.create_task(self._process_checks.follow_routers()),
         ]
         logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
 
@@ -339,7 +341,7 @@ class GpuMemoryQuota:
                 await self._store_devices(devices)
                 await self._run_event(partial(self.core.on_devices, devices))
                 self.devices_known.set()
-                self._check_processes()
+                self._process_checks.of_engines()
             except ServeAppError as error:
                 logger.error("the quota actor: %s", error.message)
             except Exception:
@@ -358,24 +360,6 @@ class GpuMemoryQuota:
             else:
                 await asyncio.to_thread(self._shelf.delete, name)
                 del self._nodes[name]
-
-    def _check_processes(self) -> None:
-        """One task per engine: a node that does not answer delays no other engine's memory."""
-        silent = {told.owner: told for told in self.core.silent_engines(time.monotonic())}
-        for owner, report in (silent | self.core.ending_engines()).items():
-            if owner not in self._process_checks:
-                look = self._check_engine(owner, report)
-                self._process_checks[owner] = asyncio.create_task(look, name=f"looking-for-{owner}")
-
-    async def _check_engine(self, owner: str, report: EngineReport | None) -> None:
-        try:
-            if await self._inventory.gone(report):
-                logger.info("the processes of engine %s are gone, and its memory is free", owner)
-                await self._run_event(partial(self.core.on_processes_gone, owner))
-        except Exception:
-            logger.exception("the process check of engine %s failed and is retried", owner)
-        finally:
-            del self._process_checks[owner]
 
 
 def _log_failed_write(task: asyncio.Task[None]) -> None:

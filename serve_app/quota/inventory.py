@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psutil
@@ -21,7 +21,7 @@ import pynvml
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.core.memory import Device, EngineReport, Process
+from serve_app.core.memory import Device, NodeProcesses, Process
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
@@ -93,11 +93,9 @@ class Inventory:
         known = self._earlier_devices | self._devices
         return [device for node in alive for device in known.get(node, ())]
 
-    async def gone(self, report: EngineReport | None) -> bool:
-        """Whether all processes of an engine are gone; those on a removed node are."""
-        if report is None:
-            return True
-        answers = await asyncio.gather(*(self._ask_alive(node, pids) for node, pids in report.processes))
+    async def gone(self, processes: Iterable[NodeProcesses]) -> bool:
+        """Whether all these processes are gone; those on a removed node are."""
+        answers = await asyncio.gather(*(self._ask_alive(node, pids) for node, pids in processes))
         return not any(answers)
 
     async def _ask_devices(self, node: str, gpus: int) -> list[Device] | None:

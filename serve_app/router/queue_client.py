@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from serve_app.core.limits import LimitDecision
-from serve_app.core.memory import FENCE_S
+from serve_app.core.memory import FENCE_S, NodeProcesses
 from serve_app.core.queue import Action
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.errors import Unavailable
@@ -52,13 +52,16 @@ class QueueClient:
 
     Args:
         router_id: this router's name; no other router has ever had it.
+        process: this router's.
         exchange: sends a message to the quota actor and returns its reply.
         watch: the long poll for later decisions. Both raise `AWAY` while the actor is unavailable.
     """
 
-    def __init__(self, router_id: str, exchange: SendExchange, watch: SendExchange) -> None:
+    def __init__(
+        self, router_id: str, exchange: SendExchange, watch: SendExchange, process: NodeProcesses | None = None
+    ) -> None:
         self.exchange, self._watch = exchange, watch
-        self.core = RouterQueue(router_id)
+        self.core = RouterQueue(router_id, process=process)
         self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
         self.requests: dict[str, PendingGrant] = {}
         self.charges: dict[str, asyncio.Future[LimitDecision]] = {}  # requests that wait to be charged

@@ -15,9 +15,11 @@ from serve_app.settings.model import FrozenSettings
 
 DEFAULT_MAX_FILE_BYTES = 200 * 2**20  # OpenAI's bound on the input file of a batch
 DEFAULT_MAX_ROWS = 50_000  # OpenAI's bound on the requests of a batch
-# Rows of one worker that run or wait in the queue: two engines of 256 sequences. Each holds a request's body in memory.
+# Rows of a model that one worker has running or waiting: two engines of 256 sequences. Each holds its body in memory.
 DEFAULT_MAX_IN_FLIGHT = 512
 DEFAULT_FILES_EXPIRE_DAYS = 30  # as OpenAI keeps the output files of a batch
+DEFAULT_RECORDS_EXPIRE_DAYS = 90  # of ended batches and deleted files: the last quarter can be looked up
+MIN_RECORDS_EXPIRE_DAYS = 1  # a call repeated by then still finds what it made
 DEFAULT_MAX_DELIVERIES = 5  # of one entry, each after the death of its consumer; then the entry itself is suspected
 # Of a consumer that is not heard of, after which others take its entries: below the 30 s for which the run of a request
 # goes on without a reader, so that it is joined and not run again.
@@ -113,8 +115,9 @@ class BatchSettings(FrozenSettings):
     files_url: str | None = Field(None, min_length=1)
     max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024)
     max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1)  # of one batch
-    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of one worker
+    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of a model in one worker
     files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, allow_inf_nan=False)
+    records_expire_days: float = Field(DEFAULT_RECORDS_EXPIRE_DAYS, ge=MIN_RECORDS_EXPIRE_DAYS, allow_inf_nan=False)
     redis: RedisSettings | None = None
 
     @field_validator("files_url")

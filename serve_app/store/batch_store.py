@@ -51,16 +51,36 @@ class BatchStore:
         return await self._call("batches.files", tenant, **named)  # type: ignore[no-any-return]
 
     async def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
-        """Raises KeyError: none, another tenant's, or deleted at another time than `now`."""
+        """Delete the record; `content_removed` follows once its content is removed.
+
+        Raises:
+            KeyError: none, another tenant's, or deleted at another time than `now`. BatchConflict: a batch that has not
+            ended reads it.
+        """
         return await self._call("batches.delete_file", file_id, tenant, now)  # type: ignore[no-any-return]
 
-    async def expired_files(self, now: float, limit: int) -> list[FileRecord]:
-        """Files to delete: they expire, or their upload was left incomplete long ago."""
-        return await self._call("batches.expired_files", now, limit)  # type: ignore[no-any-return]
+    async def content_removed(self, file_id: str, now: float) -> None:
+        """Nothing is left of the content of a deleted file."""
+        await self._call("batches.content_removed", file_id, now)
 
-    async def create_batch(self, record: BatchRecord) -> BatchRecord:
-        """Returns the batch that the store has under this id."""
-        return await self._call("batches.create_batch", record)  # type: ignore[no-any-return]
+    async def files_to_remove(self, now: float, limit: int) -> list[FileRecord]:
+        """Files that expire, whose upload was left incomplete long ago, or that are deleted and have content; none that
+        a batch reads."""
+        return await self._call("batches.files_to_remove", now, limit)  # type: ignore[no-any-return]
+
+    async def create_batch(
+        self, record: BatchRecord, *, key: bytes | None = None, fingerprint: bytes | None = None
+    ) -> BatchRecord:
+        """Returns the batch that the store has under this key, or without a key under this id.
+
+        Args:
+            key: stands for the tenant and the `Idempotency-Key`; `fingerprint`: for what is asked for.
+
+        Raises:
+            KeyError: its tenant has no such input file, complete and not over. ValueError: the batch of the key was
+            asked for with another fingerprint.
+        """
+        return await self._call("batches.create_batch", record, key=key, fingerprint=fingerprint)  # type: ignore[no-any-return]
 
     async def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: none, or another tenant's (None: any)."""
@@ -69,6 +89,11 @@ class BatchStore:
     async def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
         """The newest first. `after`: an id; nothing comes after one that never was."""
         return await self._call("batches.batches", tenant, after=after, limit=limit)  # type: ignore[no-any-return]
+
+    async def forget_records(self, before: float, limit: int) -> int:
+        """Remove the records of files whose content was removed, and of batches that ended, until `before`: at most
+        `limit` of each. Returns how many."""
+        return await self._call("batches.forget_records", before, limit)  # type: ignore[no-any-return]
 
     async def change_batch(
         self, batch_id: str, *, if_status: Sequence[BatchStatus], **fields: Any

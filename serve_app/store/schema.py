@@ -24,8 +24,8 @@ ADVISORY_LOCK = 7_236_114_025  # of PostgreSQL: any number that no other program
 ALEMBIC = threading.Lock()  # its context of a migration is a global of its module
 
 
-def upgrade(engine: Engine) -> None:
-    """Run the migrations that are missing."""
+def upgrade(engine: Engine, revision: str = "head") -> None:
+    """Run the migrations that are missing, up to a revision."""
     with ALEMBIC, engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
@@ -33,7 +33,7 @@ def upgrade(engine: Engine) -> None:
         found = MigrationContext.configure(connection).get_current_revision()
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if found is None or found in known:
-            command.upgrade(config, "head")
+            command.upgrade(config, revision)
         else:
             logger.warning("the store has tables of a newer release (revision %s); they are used as they are", found)
 

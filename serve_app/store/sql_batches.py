@@ -1,48 +1,50 @@
 """Batches, their files and rows over SQLAlchemy: each method is one transaction, durable once it returns. Calls block.
 
 Invariant: a row has one result, the first that was written, and a batch's counts are those of its results; a row is
-leased to one worker at a time; whatever is called again with the same arguments changes nothing. Rows are locked in the
-order of batch and number and before their batch, or passed over where another transaction has them: no two transactions
-wait for each other.
+leased to one worker at a time; whatever is called again with the same arguments changes nothing. A batch that has not
+ended has its input file. A file is locked before batches, rows in the order of batch and number and before their batch,
+or passed over where another transaction has them: no two transactions wait for each other.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, exists, func, or_, select, update
 
 from serve_app.core.batches import (
     ENDED,
+    INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
     BatchWork,
     ClaimedRow,
     FileRecord,
     NewRow,
-    RowError,
     RowResult,
+)
+from serve_app.errors import BatchConflict
+from serve_app.store.batch_columns import (
+    BATCH_COLUMNS,
+    FILE_COLUMNS,
+    FILES,
+    B,
+    batch_record,
+    batch_values,
+    of_tenant,
+    one_batch,
+    one_file,
+    page_of,
 )
 from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 
-ROWS, FILES, B = BATCH_ROWS.c, BATCH_FILES.c, BATCHES.c
+ROWS = BATCH_ROWS.c
+ENDED_AT = func.coalesce(B.completed_at, B.failed_at, B.cancelled_at, B.expired_at)
+IS_LIVE = B.status.not_in([str(one) for one in ENDED])
 FREE = 0.0  # `leased_until` of a row that nobody has
 NOBODYS: Mapping[str, Any] = {"worker": None, "claim": None, "leased_until": FREE}
 WRITE_RESULT = (
@@ -79,65 +81,102 @@ class SqlBatches:
         """Add a file, which may not be complete yet; one of this id stays as it is, and is returned."""
         with self._writing() as connection:
             connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
-            return _file(connection, FILES.file_id == record.file_id)
+            return one_file(connection, FILES.file_id == record.file_id)
 
     def finish_file(self, file_id: str, size: int) -> FileRecord:
         """Its content is complete. Raises KeyError: there is no such file, or it is deleted."""
         with self._writing() as connection:
             connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(size=size))
-            return _file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
+            return one_file(connection, FILES.file_id == file_id, FILES.deleted_at.is_(None))
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
         with self._reading() as connection:
-            return _file(connection, *_of(file_id, tenant), FILES.deleted_at.is_(None))
+            return one_file(connection, *of_tenant(file_id, tenant), FILES.deleted_at.is_(None))
 
     def files(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[FileRecord]:
         """The tenant's complete files, those behind `after`."""
-        chosen = select(BATCH_FILES).where(FILES.tenant == tenant, FILES.deleted_at.is_(None), FILES.size.is_not(None))
+        chosen = select(*FILE_COLUMNS).where(
+            FILES.tenant == tenant, FILES.deleted_at.is_(None), FILES.size.is_not(None)
+        )
         if purpose is not None:
             chosen = chosen.where(FILES.purpose == purpose)
         with self._reading() as connection:
-            page = _page(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
+            page = page_of(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
             return [FileRecord(**row._mapping) for row in page]
 
     def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
-        """Raises KeyError: there is none, it is another tenant's, or was deleted at another time than `now`."""
-        with self._writing() as connection:
-            chosen = *_of(file_id, tenant), FILES.deleted_at.is_(None)
-            connection.execute(update(BATCH_FILES).where(*chosen).values(deleted_at=now))
-            return _file(connection, *_of(file_id, tenant), FILES.deleted_at == now)
+        """Delete the record; `content_removed` follows once its content is removed.
 
-    def expired_files(self, now: float, limit: int) -> list[FileRecord]:
-        """Files to delete: they expire, or their upload was left incomplete long ago."""
+        Raises:
+            KeyError: there is none, it is another tenant's, or was deleted at another time than `now`.
+            BatchConflict: a batch that has not ended reads it.
+        """
+        with self._writing() as connection:
+            file = one_file(connection, *of_tenant(file_id, tenant), is_locked=True)
+            if file.deleted_at not in (None, now):
+                raise KeyError(file_id)
+            reading = select(B.batch_id, B.status).where(B.input_file_id == file_id, IS_LIVE).limit(1)
+            if file.deleted_at is None and (batch := connection.execute(reading).one_or_none()) is not None:
+                raise BatchConflict(
+                    f"{batch.batch_id} reads this file and is {batch.status}: cancel it first", code="file_in_use"
+                )
+            connection.execute(update(BATCH_FILES).where(FILES.file_id == file_id).values(deleted_at=now))
+            return replace(file, deleted_at=now)
+
+    def content_removed(self, file_id: str, now: float) -> None:
+        """Nothing is left of the content of a deleted file."""
+        with self._writing() as connection:
+            chosen = FILES.file_id == file_id, FILES.deleted_at.is_not(None), FILES.removed_at.is_(None)
+            connection.execute(update(BATCH_FILES).where(*chosen).values(removed_at=now))
+
+    def files_to_remove(self, now: float, limit: int) -> list[FileRecord]:
+        """Files that expire, whose upload was left incomplete long ago, or that are deleted and have content; none that
+        a batch reads."""
         left = and_(FILES.size.is_(None), FILES.created_at <= now - UPLOAD_S)
-        over = and_(or_(FILES.expires_at <= now, left), FILES.deleted_at.is_(None))
+        over = or_(FILES.expires_at <= now, left, FILES.deleted_at.is_not(None))
+        chosen = FILES.removed_at.is_(None), over, ~exists().where(B.input_file_id == FILES.file_id, IS_LIVE)
         with self._reading() as connection:
-            rows = connection.execute(select(BATCH_FILES).where(over).order_by(FILES.created_at).limit(limit))
+            rows = connection.execute(select(*FILE_COLUMNS).where(*chosen).order_by(FILES.created_at).limit(limit))
             return [FileRecord(**row._mapping) for row in rows]
 
     # Batches
 
-    def create_batch(self, record: BatchRecord) -> BatchRecord:
-        """Add a batch; one of this id stays as it is, and is returned."""
+    def create_batch(
+        self, record: BatchRecord, *, key: bytes | None = None, fingerprint: bytes | None = None
+    ) -> BatchRecord:
+        """Add a batch; one of this key, or without a key of this id, stays as it is, and is returned.
+
+        Raises:
+            KeyError: the tenant has no such input file, complete and not over. ValueError: the batch of the key was
+            asked for with another fingerprint.
+        """
+        request = {"request_key": key, "request_fingerprint": fingerprint}
+        same = B.batch_id == record.batch_id if key is None else B.request_key == key
+        made: Select[Any] = select(*BATCH_COLUMNS, B.request_fingerprint).where(same)
         with self._writing() as connection:
-            values = _columns({one.name: getattr(record, one.name) for one in fields(BatchRecord)})
-            connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
-            return _batch(connection, record.batch_id, None)
+            if connection.execute(select(B.batch_id).where(same)).scalar() is None:
+                one_file(connection, *_input_of(record), is_locked=True)  # it stays until the batch is in
+                values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
+                connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
+            row = connection.execute(made).one()
+            if row.request_fingerprint != fingerprint:
+                raise ValueError("the key was used for another batch")
+            return batch_record(row)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: there is none, or it is another tenant's (None: any)."""
         with self._reading() as connection:
-            return _batch(connection, batch_id, tenant)
+            return one_batch(connection, batch_id, tenant)
 
     def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
         """The newest first, those behind `after`."""
-        chosen = select(BATCHES) if tenant is None else select(BATCHES).where(B.tenant == tenant)
+        chosen = select(*BATCH_COLUMNS) if tenant is None else select(*BATCH_COLUMNS).where(B.tenant == tenant)
         with self._reading() as connection:
-            page = _page(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
-            return [_batch_record(row) for row in page]
+            page = page_of(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
+            return [batch_record(row) for row in page]
 
     def change_batch(self, batch_id: str, *, if_status: Sequence[BatchStatus], **changes: Any) -> BatchRecord | None:
         """Change fields of a batch, if it is in one of these statuses; None: it is not, and has other values.
@@ -146,23 +185,38 @@ class SqlBatches:
             KeyError: there is no such batch. ValueError: it has no such field.
         """
         with self._writing() as connection:
-            columns = _columns(changes)
-            row = connection.execute(select(BATCHES).where(B.batch_id == batch_id).with_for_update()).one_or_none()
+            columns = batch_values(changes)
+            row = connection.execute(
+                select(*BATCH_COLUMNS).where(B.batch_id == batch_id).with_for_update()
+            ).one_or_none()
             if row is None:
                 raise KeyError(batch_id)
             if row.status not in if_status:
                 is_same = all(row._mapping[name] == value for name, value in columns.items())
-                return _batch_record(row) if is_same else None
+                return batch_record(row) if is_same else None
             connection.execute(update(BATCHES).where(B.batch_id == batch_id).values(columns))
-            return _batch(connection, batch_id, None)
+            return one_batch(connection, batch_id, None)
+
+    def forget_records(self, before: float, limit: int) -> int:
+        """Remove the records of files whose content was removed, and of batches that ended, until `before`: at most
+        `limit` of each. Returns how many."""
+        removed = select(FILES.file_id).where(FILES.removed_at <= before).order_by(FILES.removed_at)
+        # the index of `created_at` bounds what is read; a batch that is finalized can have `expired_at` and be live
+        ended = select(B.batch_id).where(B.created_at <= before, before >= ENDED_AT, ~IS_LIVE).order_by(B.created_at)
+        count = 0
+        with self._writing() as connection:
+            for table, name, chosen in ((BATCH_FILES, FILES.file_id, removed), (BATCHES, B.batch_id, ended)):
+                # another worker removes those that it has locked
+                found = connection.execute(chosen.limit(limit).with_for_update(skip_locked=True)).scalars().all()
+                connection.execute(delete(table).where(name.in_(found)))
+                count += len(found)
+        return count
 
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""
         with self._reading() as connection:
-            chosen = (
-                select(BATCHES).where(B.status.not_in([str(one) for one in ENDED])).order_by(B.created_at, B.batch_id)
-            )
-            found = [_batch_record(row) for row in connection.execute(chosen)]
+            chosen = select(*BATCH_COLUMNS).where(IS_LIVE).order_by(B.created_at, B.batch_id)
+            found = [batch_record(row) for row in connection.execute(chosen)]
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
             held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
@@ -295,6 +349,13 @@ class SqlBatches:
                 connection.execute(delete(BATCH_ROWS).where(ROWS.batch_id == batch_id, ROWS.number <= numbers[-1]))
 
 
+def _input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
+    """The conditions for the file that a new batch reads."""
+    lives = or_(FILES.expires_at.is_(None), FILES.expires_at > batch.created_at)
+    is_there = FILES.deleted_at.is_(None), FILES.size.is_not(None), FILES.purpose == INPUT_PURPOSE
+    return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
+
+
 def _claimable() -> Select[Any]:
     """The columns of a `ClaimedRow`."""
     return select(
@@ -329,66 +390,3 @@ def _counts(rows: Iterable[Any]) -> dict[str, Counter[str]]:
     for batch_id, model, count in rows:
         found[batch_id][model] = count
     return found
-
-
-def _of(file_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
-    """The conditions for a file of a tenant; None: of any."""
-    return [FILES.file_id == file_id, *([] if tenant is None else [FILES.tenant == tenant])]
-
-
-def _file(connection: Connection, *chosen: ColumnElement[bool]) -> FileRecord:
-    row = connection.execute(select(BATCH_FILES).where(*chosen)).one_or_none()
-    if row is None:
-        raise KeyError("there is no such file")
-    return FileRecord(**row._mapping)
-
-
-def _batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRecord:
-    chosen = select(BATCHES).where(B.batch_id == batch_id)
-    row = connection.execute(chosen if tenant is None else chosen.where(B.tenant == tenant)).one_or_none()
-    if row is None:
-        raise KeyError(batch_id)
-    return _batch_record(row)
-
-
-def _batch_record(row: Row[Any]) -> BatchRecord:
-    values = dict(row._mapping)
-    values["status"] = BatchStatus(values["status"])
-    values["metadata"] = json.loads(values["metadata"])
-    values["errors"] = tuple(RowError(**one) for one in json.loads(values["errors"]))
-    return BatchRecord(**values)
-
-
-def _columns(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `BatchRecord` as columns. Raises ValueError: it has no such field."""
-    if unknown := changes.keys() - {one.name for one in fields(BatchRecord)}:
-        raise ValueError(f"a batch has no {sorted(unknown)[0]!r}")
-    columns = dict(changes)
-    if "status" in columns:
-        columns["status"] = str(BatchStatus(columns["status"]))
-    if "metadata" in columns:
-        columns["metadata"] = json.dumps(dict(columns["metadata"]))
-    if "errors" in columns:
-        columns["errors"] = json.dumps([asdict(one) for one in columns["errors"]])
-    return columns
-
-
-def _page(
-    connection: Connection,
-    chosen: Select[Any],
-    time: Any,
-    name: Any,
-    after: str | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> Iterable[Row[Any]]:
-    """A page by time, and by name at the same time; behind the one called `after`, which may have been deleted since.
-    Nothing is behind one that never was."""
-    if after is not None:
-        at = select(time).where(name == after).scalar_subquery()
-        beyond = time < at if newest_first else time > at
-        same = and_(time == at, name < after if newest_first else name > after)
-        chosen = chosen.where(or_(beyond, same))
-    order = (time.desc(), name.desc()) if newest_first else (time, name)
-    return connection.execute(chosen.order_by(*order).limit(limit))

@@ -88,6 +88,13 @@ BATCH_FILES = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, index=True),
     Column("deleted_at", Double),
+    Column("removed_at", Double, index=True),  # its content is gone
+    Index(
+        "batch_files_present",
+        "created_at",
+        sqlite_where=text("removed_at IS NULL"),
+        postgresql_where=text("removed_at IS NULL"),
+    ),
 )
 
 BATCHES = Table(
@@ -97,10 +104,10 @@ BATCHES = Table(
     Column("tenant", String(64), nullable=False, index=True),
     Column("key_id", String(64), nullable=False),
     Column("endpoint", String(64), nullable=False),
-    Column("input_file_id", String(64), nullable=False),
+    Column("input_file_id", String(64), nullable=False, index=True),
     Column("completion_window", String(16), nullable=False),
     Column("status", String(16), nullable=False, index=True),
-    Column("created_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
     Column("expires_at", Double, nullable=False),
     Column("in_progress_at", Double),
     Column("finalizing_at", Double),
@@ -116,6 +123,9 @@ BATCHES = Table(
     Column("total", Integer, nullable=False),
     Column("completed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
+    Column("request_key", LargeBinary(16)),  # stands for the tenant and the Idempotency-Key that it was made with
+    Column("request_fingerprint", LargeBinary(16)),  # of what was asked for
+    Index("batches_request_key", "request_key", unique=True),
 )
 
 BATCH_ROWS = Table(

@@ -19,6 +19,7 @@ from serve_app.system.processes import (
     marked,
     spawn,
     start_ticks,
+    this_process,
 )
 from serve_app.system.tls import TLS_VARIABLES, Certificate, Tls
 
@@ -44,4 +45,5 @@ __all__ = [
     "marked",
     "spawn",
     "start_ticks",
+    "this_process",
 ]

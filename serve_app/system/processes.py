@@ -59,6 +59,14 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
+def this_process() -> tuple[int, int]:
+    """The pid of this process and its start in ticks."""
+    pid = os.getpid()
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    return pid, ticks
+
+
 def ask_to_end(pid: int, ticks: int | None, timeout_s: float) -> None:
     """Send SIGTERM to the process with this pid and start, and wait at most `timeout_s` for its end."""
     if ticks is None or start_ticks(pid) != ticks:

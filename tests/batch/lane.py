@@ -8,16 +8,17 @@ import json
 import random
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.worker import BatchWorker, WorkerOptions
 from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
-from tests.fakes.virtual_time import time_passes
+from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
 BEGIN = 1_700_000_000.0  # of the wall clock
 ENDPOINT = "/v1/chat/completions"
@@ -27,13 +28,17 @@ OF_WORKER: contextvars.ContextVar[int] = contextvars.ContextVar("of_worker")
 Row = Mapping[str, Any]
 
 
+def scenario(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_in_virtual_time(play(), bound_s=100 * 86400.0)
+
+
 def wall() -> float:
     return BEGIN + asyncio.get_running_loop().time()
 
 
 class Lane:
     """Args: slots: of each model; folder: of a real SQLite file, instead of tables in memory; the rest as
-    `WorkerOptions` has it."""
+    `ModelPaces` or `WorkerOptions` has it."""
 
     def __init__(
         self, slots: Mapping[str, int] | None = None, *, seed: int = 1, folder: Path | None = None, **options: Any
@@ -46,7 +51,9 @@ class Lane:
         else:
             self._reached = self.tables
         self.files, self.router = FakeFiles(), FakeRouter(slots or {"small": 8})
-        self.options = WorkerOptions(**{"max_in_flight": 64, "max_rows": 1000, "files_keep_s": 1000.0} | options)
+        self.pace = {name: options.pop(name, usual) for name, usual in {"max_in_flight": 64, "workers": 1}.items()}
+        kept: dict[str, Any] = {"files_keep_s": 1000.0, "records_keep_s": 1e6}
+        self.options = WorkerOptions(**{"max_rows": 1000} | kept | options)
         self.workers: dict[int, tuple[BatchWorker, FakeBatchStore]] = {}
         self.started = 0
         self.tasks: dict[int, set[asyncio.Task[Any]]] = defaultdict(set)
@@ -71,7 +78,8 @@ class Lane:
         context.run(OF_WORKER.set, number)
 
         def begin() -> BatchWorker:
-            worker = BatchWorker(store, self.files, self.router, self.router, self.options, wall=wall, **named)
+            paces = ModelPaces(self.router, **self.pace)
+            worker = BatchWorker(store, self.files, self.router, paces, self.options, wall=wall, **named)
             worker.start()
             return worker
 

@@ -70,8 +70,13 @@ class KeyedRouter:
 class FixedPaces:
     """So many rows of the model in flight."""
 
+    max_in_flight = 512
+
     def __init__(self, places: int = 8) -> None:
         self.places, self.in_flight = places, 0
+        self.waiting: dict[str, int] = {}
+        self.is_closed = False
+        self.on_change: Callable[[], None] = lambda: None
 
     def models(self) -> Collection[str]:
         return (MODEL,)
@@ -79,11 +84,18 @@ class FixedPaces:
     def may_start(self, model: str) -> int:
         return self.places - self.in_flight
 
+    def wait(self, model: str, rows: int) -> None:
+        self.waiting[model] = rows
+
     def on_start(self, model: str) -> None:
         self.in_flight += 1
 
     def on_end(self, model: str) -> None:
         self.in_flight -= 1
+        self.on_change()
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Streams:

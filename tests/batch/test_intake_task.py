@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.batch.intake_task import IntakeTask
 from serve_app.batch.interfaces import RowAnswer
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.core.batches import ModelFigures
 from serve_app.settings import parse
 from serve_app.store import Store
@@ -56,7 +57,7 @@ def task_of(rows: TenantRouter, stored: StoredKeys, *streams: Streams) -> Intake
     url = streams[0].server.url if streams else ""
     redis = {"redis": {"url": url, "streams": listed}} if streams else {}
     settings = parse({"auth": {"keys": [KEY]}, "batch": redis})
-    return IntakeTask(settings, rows, IdleQueues(), Store(stored), senders=2)
+    return IntakeTask(settings, rows, ModelPaces(IdleQueues(), 512, 1), Store(stored))
 
 
 def test_each_stream_is_run_as_its_key(new_streams: NewStreams) -> None:

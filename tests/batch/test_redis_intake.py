@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.batch import stream_intake
 from serve_app.batch.interfaces import RowAnswer
+from serve_app.batch.model_paces import ModelPaces
 from serve_app.core.batches import ModelFigures, ModelPace
 from tests.batch.conftest import NewStreams
 from tests.batch.streams import MODEL, SOON_S, FixedPaces, KeyedRouter, Streams, ok
@@ -90,8 +91,8 @@ def test_no_more_entries_are_taken_than_the_figures_of_the_queue_allow(streams: 
             self.pace.on_start(0.0)
 
         def on_end(self, model: str) -> None:
-            super().on_end(model)
             self.pace.on_end(0.0)
+            super().on_end(model)
 
     async def scenario() -> None:
         router, held = KeyedRouter(), []
@@ -100,6 +101,45 @@ def test_no_more_entries_are_taken_than_the_figures_of_the_queue_allow(streams: 
             await streams.replied(60)
         assert router.most == 3
         assert max(held) <= 3 + 3, "three that run, and three whose replies are on the way"
+
+    asyncio.run(scenario())
+
+
+def test_entries_run_beside_rows_of_files_that_take_every_place_they_may(streams: Streams) -> None:
+    streams.add(60)
+
+    class Queues:
+        async def get(self) -> dict[str, ModelFigures]:
+            return {MODEL: ModelFigures(100, 0, 0, 0)}
+
+    async def scenario() -> None:
+        paces = ModelPaces(Queues(), 8, 1)
+        files, entries = paces.sender(), paces.sender()
+        most = 0
+
+        def start() -> None:
+            nonlocal most
+            for _ in range(files.may_start(MODEL)):
+                files.on_start(MODEL)
+            files.wait(MODEL, 1000)
+            most = max(most, files.in_flight[MODEL] + entries.in_flight[MODEL])
+
+        async def run_files() -> None:
+            start()
+            while True:
+                await asyncio.sleep(0.005)  # a row of a file; ended with the test
+                files.on_end(MODEL)
+
+        files.on_change = start
+        running = [asyncio.create_task(run_files()), asyncio.create_task(paces.run())]
+        router = KeyedRouter()
+        async with streams.consumed(router, entries):
+            await streams.replied(60)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert (router.most <= 8, most) == (True, 8)
+        assert not any(task.exception() for task in running if not task.cancelled())
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.batch import redis_streams
 from tests.batch.conftest import NewStreams
 from tests.batch.streams import CLAIM_IDLE_S, MODEL, SOON_S, FixedPaces, KeyedRouter, Streams
 from tests.fakes.redis_server import redis_server
@@ -125,6 +126,25 @@ def test_a_stream_that_was_deleted_with_its_group_is_made_again(streams: Streams
     assert [reply["id"] for reply in streams.replies()] == ["row-0", "later"]
 
 
+def test_a_server_that_does_not_answer_holds_no_command_longer_than_its_bound(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "ANSWER_S", 0.2)
+
+    async def scenario() -> None:
+        client = redis_streams.connect(streams.server.url, 1)
+        consumer = redis_streams.GroupConsumer(client, streams.settings, "one")
+        await consumer.prepare()
+        streams.redis.client_pause(2000, all=True)
+        with pytest.raises(TimeoutError):
+            await consumer.renew(["1-0"])
+        streams.redis.client_unpause()
+        await consumer.renew(["1-0"])
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_an_entry_that_runs_longer_than_the_idle_time_is_not_claimed(streams: Streams) -> None:
     """A real wait of three idle times."""
     streams.add(1, body=json.dumps({"model": MODEL, "sleep_s": 3 * CLAIM_IDLE_S}))
@@ -146,8 +166,9 @@ def test_a_closed_consumer_gives_back_what_it_holds_and_counts_no_delivery(strea
     async def scenario() -> None:
         router = KeyedRouter()
         router.gate.clear()
-        async with streams.consumed(router):
+        async with streams.consumed(router, paces := FixedPaces()):
             await until(lambda: router.running == 5, SOON_S, "all run")
+        assert (paces.is_closed, paces.in_flight) == (True, 0)
         assert set(streams.pending().values()) == {0}
         router.gate.set()
         async with streams.consumed(router, name="two"):

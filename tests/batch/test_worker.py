@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from serve_app.batch import row_feed
 from serve_app.core.batches import BatchRecord, BatchStatus, RowError
-from tests.batch.lane import BEGIN, ENDPOINT, Lane, wall
-from tests.fakes.virtual_time import run_in_virtual_time, time_passes
+from tests.batch.lane import BEGIN, ENDPOINT, Lane, scenario, wall
+from tests.fakes.virtual_time import time_passes
 
 MINUTES_S = 300.0
-
-
-def scenario(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_in_virtual_time(play(), bound_s=100 * 86400.0)
 
 
 def test_a_batch_runs_to_its_output_file() -> None:
@@ -342,30 +337,6 @@ def test_large_answers_bound_the_rows_in_flight(monkeypatch: Any) -> None:
         await lane.end()
 
     monkeypatch.setattr(row_feed, "MAX_HELD_BYTES", 4 * 2**20)
-    scenario(play)
-
-
-def test_files_whose_time_is_over_are_removed_except_inputs_in_use() -> None:
-    async def play() -> None:
-        lane = Lane({"small": 1})
-        batch_id = lane.submit([{"seconds": 400.0}])
-        record = lane.tables.files_["file-a"]
-        lane.tables.files_["file-a"] = type(record)(
-            "file-a", "team", "key", "in.jsonl", "batch", 1, BEGIN, BEGIN + 100.0
-        )
-        lane.start()
-        await time_passes(300.0)
-        assert "file-a" in lane.files.files
-        [batch] = await lane.ended(batch_id)
-        lane.assert_complete(batch, 1)
-        await time_passes(100.0)
-        assert "file-a" not in lane.files.files
-        assert lane.tables.files_["file-a"].deleted_at is not None
-        assert batch.output_file_id in lane.files.files
-        await time_passes(2000.0)
-        assert not lane.files.files
-        await lane.end()
-
     scenario(play)
 
 

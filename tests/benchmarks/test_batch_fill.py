@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.batch_fill.figures import MIN_P99, Counters, Window, fill_share, p99, result
+from benchmarks.batch_fill.figures import MIN_P99, Counters, Window, fill_share, first_tokens, p99, result
 from benchmarks.batch_fill.load import HIGH, Answered, poisson
 from benchmarks.batch_fill.main import SHAPES, configuration, options_of
 from serve_app.settings import parse
@@ -55,6 +55,17 @@ def test_the_result_has_ratio_fill_and_the_measured_step() -> None:
     assert found["first_token"]["beside"][HIGH]["p50_s"] == 0.525
     assert found["failed"] == 0
     json.dumps(found, allow_nan=False)
+
+
+def test_the_time_to_the_first_token_is_told_by_its_parts() -> None:
+    answers = [Answered(0.0, HIGH, first_s=0.5, ended_s=1.0, queue_s=0.1, engine_s=0.25)] * MIN_P99
+    counters = window(4.0)
+    found = first_tokens([Window(answers, counters.before, counters.after)])[HIGH]
+    assert {part: found[part]["p99_s"] for part in ("queue", "engine", "outside")} == {
+        "queue": 0.1,
+        "engine": 0.25,
+        "outside": 0.15,
+    }
 
 
 def test_a_failed_request_is_counted_and_gives_no_latency() -> None:

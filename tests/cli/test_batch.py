@@ -174,6 +174,12 @@ def test_a_watch_says_why_a_batch_has_failed(batch: Batch, endpoint: BatchEndpoi
     assert batch("watch", batch_id).stderr == f"{batch_id} has failed: there is no model x\n"
 
 
+def test_a_watch_says_where_the_answers_and_the_failed_rows_are(batch: Batch, endpoint: BatchEndpoint) -> None:
+    batch_id = endpoint.add(1, status="completed", error_file_id="file-err", **counts(0, 3))
+    (hint,) = batch("watch", batch_id).stderr.splitlines()
+    assert hint.startswith(f"rows failed: serve-app batch results {batch_id} --errors --url")
+
+
 def test_a_watch_goes_on_while_the_endpoint_fails_and_says_so(batch: Batch, endpoint: BatchEndpoint) -> None:
     batch_id = endpoint.add(1, status="in_progress", **counts(1, 0))
     endpoint.steps += [{}, {"status": "completed"}]

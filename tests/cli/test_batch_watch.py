@@ -150,6 +150,12 @@ def test_the_first_look_knows_the_rate_since_the_batch_began() -> None:
     assert shown.updates[0][1] == Forecast(2.0, 25.0)
 
 
+def test_a_batch_that_ended_before_the_first_look_has_no_rate() -> None:
+    shown = Shown()
+    watched([batch("completed", 100, in_progress_at=START - 3600)], shown, Clock())
+    assert shown.updates[0][1] == Forecast(None, None)
+
+
 def test_a_long_watch_forgets_what_no_rate_needs() -> None:
     shown, clock = Shown(), Clock()
     count = 10 * int(RATE_WINDOW_S)

@@ -13,9 +13,8 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from serve_app import ray_adapter
 from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, ServeAppError, Unavailable
-from serve_app.ray_adapter import IngressHandle
+from serve_app.ray_adapter import IngressHandle, handles
 
 SHORT_S = 0.02  # for a router to accept a call that none accepts
 TOO_LARGE = AioRpcError(StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), "too large")
@@ -79,8 +78,8 @@ def run(
 ) -> None:
     async def bounded() -> None:
         serve = Serve(accepted)
-        monkeypatch.setattr(ray_adapter, "DeploymentHandle", lambda *_: serve)
-        monkeypatch.setattr(ray_adapter, "home_loop", asyncio.get_running_loop)
+        monkeypatch.setattr(handles, "DeploymentHandle", lambda *_: serve)
+        monkeypatch.setattr(handles, "home_loop", asyncio.get_running_loop)
         async with asyncio.timeout(10):
             await scenario(IngressHandle("Router", "app", "exchange"), serve)
 

@@ -20,7 +20,7 @@ from serve_app.core.memory import (
 )
 from serve_app.core.memory.start_reservations import FAILURE_TTL_S
 from serve_app.core.queue.admission import QueuePolicy
-from serve_app.core.quota import RECOVERY_S, SILENT_S, Quota
+from serve_app.core.quota import RECOVERY_S, ROUTER_SILENT_S, SILENT_S, Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.core.shared_queue.messages import Hello
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
@@ -125,6 +125,41 @@ def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> N
     assert "e" not in shell.quota.ledger
     assert (EntryKind.ENGINE, "e") not in shell.stored
     assert shell.quota.ledger.free("n/0") == 100
+
+
+def test_what_a_silent_router_held_is_free_once_its_process_is_gone_and_not_before() -> None:
+    shell = Shell()
+    engine = shell.runs("e")
+    process = ("n", ((9, 1),))
+    shell.lines = {name: RouterQueue(name, process=process) for name in ("dead", "lives")}
+    shell.router("dead")
+    shell.router("lives")
+    assert "e" in shell.quota.queue.accounts.by_router["dead"]
+    assert shell.quota.silent_routers(shell.now) == {}
+    shell.wait(ROUTER_SILENT_S, engine)
+    shell.router("lives")
+    assert shell.quota.silent_routers(shell.now) == {"dead": process}
+    shell.quota.on_router_gone("lives", shell.now)
+    assert shell.quota.ledger.knows("lives"), "it has sent a message since"
+    shell.quota.on_router_gone("dead", shell.now)
+    shell.store()
+    assert not shell.quota.ledger.knows("dead")
+    assert (EntryKind.ROUTER, "dead") not in shell.stored
+    assert set(shell.quota.queue.accounts.by_router) == {"lives"}
+    assert shell.quota.silent_routers(shell.now) == {}
+
+
+def test_an_answer_to_a_watch_is_no_message_of_the_router() -> None:
+    shell = Shell()
+    engine = shell.runs("e")
+    shell.lines["r"] = RouterQueue("r", process=("n", ((9, 1),)))
+    shell.router("r")
+    watch = shell.lines["r"].router_session.watch_message()
+    shell.wait(ROUTER_SILENT_S, engine)
+    shell.quota.on_watch(watch, shell.now, timed_out=True)
+    assert "r" in shell.quota.silent_routers(shell.now)
+    shell.quota.on_watch(watch, shell.now, timed_out=False)
+    assert shell.quota.silent_routers(shell.now) == {}
 
 
 def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:

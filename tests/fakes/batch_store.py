@@ -43,6 +43,7 @@ class BatchTables:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self.files_: dict[str, FileRecord] = {}
+        self.removed_at: dict[str, float] = {}  # by file
         self.batches: dict[str, BatchRecord] = {}
         self.rows: dict[str, dict[int, StoredRow]] = defaultdict(dict)
         self.claims: Counter[tuple[str, int]] = Counter()
@@ -59,15 +60,33 @@ class BatchTables:
             raise KeyError(file_id)
         return record
 
-    def expired_files(self, now: float, limit: int) -> list[FileRecord]:
-        over = [one for one in self.files_.values() if one.deleted_at is None and (one.expires_at or now + 1) <= now]
-        return over[:limit]
+    def files_to_remove(self, now: float, limit: int) -> list[FileRecord]:
+        inputs = {one.input_file_id for one in self.batches.values() if one.status not in ENDED}
+        over = [
+            one
+            for one in self.files_.values()
+            if (one.deleted_at is not None or (one.expires_at or now + 1) <= now) and one.file_id not in inputs
+        ]
+        return [one for one in over if one.file_id not in self.removed_at][:limit]
 
     def delete_file(self, file_id: str, tenant: str, now: float) -> FileRecord:
         self.files_[file_id] = replace(self.file(file_id, tenant), deleted_at=now)
         return self.files_[file_id]
 
-    def create_batch(self, record: BatchRecord) -> BatchRecord:
+    def content_removed(self, file_id: str, now: float) -> None:
+        self.removed_at.setdefault(file_id, now)
+
+    def forget_records(self, before: float, limit: int) -> int:
+        files = [file_id for file_id, at in self.removed_at.items() if at <= before][:limit]
+        for file_id in files:
+            del self.files_[file_id], self.removed_at[file_id]
+        ended = [one for one in self.batches.values() if one.status in ENDED]
+        over = [one.batch_id for one in ended if (one.completed_at or one.failed_at or before + 1) <= before][:limit]
+        for batch_id in over:
+            del self.batches[batch_id]
+        return len(files) + len(over)
+
+    def create_batch(self, record: BatchRecord, **request: bytes | None) -> BatchRecord:
         return self.batches.setdefault(record.batch_id, record)
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -26,7 +28,6 @@ from tests.fakes.stores import FakeStore
 KEY, OTHER_KEY, ADMIN_KEY = "sk-night-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
 BASE_URL = "http://test/v1"
 STORE_FILE = "store.sqlite"  # of a `FakeStore`
-FAR_S = 1e12  # a time by which every file has expired
 BOUNDARY = "x-boundary"
 FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
@@ -180,5 +181,6 @@ async def upload(lane: Lane, *parts: bytes, **more: Any) -> Reply:
 
 async def kept(lane: Lane) -> tuple[list[str], list[str]]:
     """Ids of the files that are there: by their records, complete or not, and by their content."""
-    records = await lane.store.batches.expired_files(FAR_S, 1000)
-    return [one.file_id for one in records], list(lane.files.content)
+    with contextlib.closing(sqlite3.connect(lane.store.file)) as connection:
+        records = connection.execute("SELECT file_id FROM batch_files WHERE removed_at IS NULL ORDER BY created_at")
+        return [file_id for (file_id,) in records], list(lane.files.content)

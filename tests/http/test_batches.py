@@ -159,8 +159,9 @@ def test_a_missing_field_is_named(missing: str) -> None:
 
 def test_the_input_must_be_a_file_of_the_tenant_for_batches() -> None:
     async def scenario(lane: Lane) -> None:
-        theirs, ours = await uploaded(lane, OTHER_KEY), await uploaded(lane)
-        for file_id in (theirs, UNKNOWN_FILE, "../x"):
+        theirs, ours, gone = await uploaded(lane, OTHER_KEY), await uploaded(lane), await uploaded(lane)
+        await lane.sdk().files.delete(gone)
+        for file_id in (theirs, UNKNOWN_FILE, "../x", gone):
             with pytest.raises(openai.NotFoundError) as missing:
                 await create(lane, input_file_id=file_id)
             assert (missing.value.code, missing.value.param) == ("file_not_found", "input_file_id")
@@ -177,6 +178,54 @@ def test_the_input_must_be_a_file_of_the_tenant_for_batches() -> None:
                 await create(lane, input_file_id=file_id)
             assert refused.value.param == "input_file_id"
         assert await lane.store.batches.batches(None, after=None, limit=9) == []
+
+    run(scenario)
+
+
+async def asked_again(lane: Lane, key: str, file_id: str, *, of: str = KEY, **fields: Any) -> Batch:
+    """A batch made with an `Idempotency-Key`."""
+    asked: Any = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": file_id} | fields
+    return await lane.sdk(of).batches.create(**asked, extra_headers={"Idempotency-Key": key})
+
+
+def test_a_batch_asked_for_again_under_its_idempotency_key_is_the_first_one_at_any_router() -> None:
+    async def scenario(lane: Lane) -> None:
+        file_id = await uploaded(lane)
+        made = await asked_again(lane, "night-1", file_id, metadata={"a": "b"})
+        other_router = Lane(lane.store.file.parent)
+        assert await asked_again(other_router, "night-1", file_id, metadata={"a": "b"}) == made
+        await lane.set_batch(made.id, status=BatchStatus.COMPLETED)
+        await lane.sdk().files.delete(file_id)
+        assert (await asked_again(lane, "night-1", file_id, metadata={"a": "b"})).status == "completed"
+        assert [one.id async for one in lane.sdk().batches.list()] == [made.id]
+        other_router.store.sql.close()
+
+    run(scenario)
+
+
+def test_another_body_under_the_key_of_a_batch_is_refused_and_another_key_or_tenant_makes_its_own() -> None:
+    async def scenario(lane: Lane) -> None:
+        file_id = await uploaded(lane)
+        made = await asked_again(lane, "night-1", file_id)
+        with pytest.raises(openai.BadRequestError, match="was used for a different request") as refused:
+            await asked_again(lane, "night-1", file_id, completion_window="48h")
+        assert (refused.value.code, refused.value.param) == ("idempotency_key_reused", "Idempotency-Key")
+        second = await asked_again(lane, "night-2", file_id)
+        theirs = await asked_again(lane, "night-1", await uploaded(lane, OTHER_KEY), of=OTHER_KEY)
+        assert len({made.id, second.id, theirs.id, (await create(lane, input_file_id=file_id)).id}) == 4
+        assert len([one async for one in lane.sdk().batches.list()]) == 3
+        with pytest.raises(openai.BadRequestError, match="visible ASCII") as wrong:
+            await asked_again(lane, "k" * 256, file_id)
+        assert wrong.value.param == "Idempotency-Key"
+
+    run(scenario)
+
+
+def test_a_refused_batch_uses_its_key_up_for_nothing() -> None:
+    async def scenario(lane: Lane) -> None:
+        with pytest.raises(openai.NotFoundError):
+            await asked_again(lane, "night-1", UNKNOWN_FILE)
+        assert (await asked_again(lane, "night-1", await uploaded(lane))).status == "validating"
 
     run(scenario)
 

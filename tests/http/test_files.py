@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types import FileDeleted, FileObject
 
+from serve_app.core.batches import BatchStatus
 from serve_app.http import file_routes
 from tests.fakes.asgi_client import Reply
 from tests.fakes.batches import (
@@ -216,5 +217,20 @@ def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
             await client.files.delete(made.id)
         assert refused.value.code == "file_in_use"
         assert await kept(lane) == ([made.id], [made.id])
+        await lane.set_batch(batch.id, status=BatchStatus.COMPLETED)
+        await client.files.delete(made.id)
+        assert await kept(lane) == ([], [])
+
+    run(scenario)
+
+
+def test_a_file_whose_content_cannot_be_removed_now_is_deleted_and_left_to_a_worker() -> None:
+    async def scenario(lane: Lane) -> None:
+        made = await lane.sdk().files.create(file=("rows.jsonl", ROWS), purpose="batch")
+        lane.files.away = True
+        assert (await lane.sdk().files.delete(made.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await lane.sdk().files.content(made.id)
+        assert [one.file_id for one in await lane.store.batches.files_to_remove(1.0, 9)] == [made.id]
 
     run(scenario)

@@ -51,6 +51,13 @@ def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
     assert (cost.tokens, cost.max_kv_tokens, cost.source) == (tokens, most, EstimateSource.PRIOR)
 
 
+def test_a_bound_above_the_model_s_longest_sequence_bounds_nothing() -> None:
+    """A row with `max_tokens` of a billion would wait for all KV tokens of an engine, and everybody behind it."""
+    body = {"prompt": "x" * 400, "max_tokens": 10**9}
+    cost = request_size.estimate(Estimator(0.8), Operation.COMPLETION, body, TENANT, MODEL, 400, longest=4096)
+    assert (cost.output_tokens, cost.max_kv_tokens) == (4096, 100 + 4096)
+
+
 def test_what_was_learned_replaces_a_wide_bound_and_not_a_narrow_one() -> None:
     costs = taught(40)
     wide, narrow, none = (estimated(costs, **body) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))

@@ -10,7 +10,7 @@ import itertools
 import pickle
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from serve_app.core.memory import (
     EngineReply,
     EngineReport,
     Hold,
+    NodeProcesses,
     Rank,
     SessionRequest,
     Start,
@@ -50,8 +51,8 @@ class World:
         self.writes = threading.Event()  # cleared: the store takes its time
         self.writes.set()
         self.devices: list[Device] | None = [Device("n", 0, 100, 0)]
-        self.processes = {7}
-        self.silent: set[str] = set()  # engines whose machine does not answer
+        self.processes = {7, 9}
+        self.silent: set[int] = set()  # processes whose machine does not answer
         self.told_before: dict[str, list[Device]] = {}
 
     # as Shelf
@@ -81,10 +82,11 @@ class World:
             raise ConnectionError("Ray does not tell its nodes")
         return self.devices
 
-    async def gone(self, told: EngineReport | None) -> bool:
-        if told is not None and told.owner in self.silent:
+    async def gone(self, told: Iterable[NodeProcesses]) -> bool:
+        asked = {pid for _, pids in told for pid, _ in pids}
+        if asked & self.silent:
             await asyncio.Event().wait()
-        return told is None or not any(pid in self.processes for _, pids in told.processes for pid, _ in pids)
+        return not asked & self.processes
 
 
 class _Inventory:
@@ -433,7 +435,7 @@ def test_a_node_that_is_gone_is_not_handed_on(world: World) -> None:
 def test_a_machine_that_does_not_answer_keeps_nobody_elses_memory(world: World) -> None:
     world.devices = [Device("n", 0, 100, 0), Device("m", 0, 100, 0)]
     other = replace(ENGINE, owner="other", ranks=(Rank("m", 0),), processes=(("m", ((8, 1),)),))
-    world.silent = {"e"}
+    world.silent = {7}
 
     async def both_die(actor: GpuMemoryQuota) -> None:
         for engine in (ENGINE, other):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from serve_app.core.memory import Device, EngineReport, Rank
+from serve_app.core.memory import Device
 from serve_app.quota import inventory
 from serve_app.quota.inventory import Inventory, NodeWatch
 from serve_app.settings import QuotaSettings
@@ -138,10 +138,6 @@ def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
     assert [one.node for one in looked(watched)] == ["a"]
 
 
-def told(**processes: tuple[tuple[int, int], ...]) -> EngineReport:
-    return EngineReport("e", "m", (Rank("a"),), 1, 1, processes=tuple(processes.items()))
-
-
 def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) -> None:
     nodes.gpus |= {"a": 0, "b": 0}
     alive: dict[str, list[int]] = {"a": [], "b": [7]}
@@ -150,7 +146,7 @@ def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) ->
         nodes.answers[node, "alive"] = lambda asked, node=node: [pid for pid, _ in asked if pid in alive[node]]
     watched = Inventory(QuotaSettings(), {})
     looked(watched)
-    engine = told(a=((7, 1),), b=((7, 1),))
+    engine = (("a", ((7, 1),)), ("b", ((7, 1),)))
     assert not asyncio.run(watched.gone(engine))
     alive["b"] = []
     assert asyncio.run(watched.gone(engine))
@@ -161,9 +157,9 @@ def test_an_engine_of_a_node_that_does_not_answer_may_be_there_and_of_one_that_i
     nodes.answers |= {("a", "host_bytes"): 10 * GB, ("a", "alive"): TimeoutError()}
     watched = Inventory(QuotaSettings(), {})
     looked(watched)
-    assert not asyncio.run(watched.gone(told(a=((7, 1),))))
-    assert asyncio.run(watched.gone(told(left=((7, 1),))))
-    assert asyncio.run(watched.gone(None))
+    assert not asyncio.run(watched.gone([("a", ((7, 1),))]))
+    assert asyncio.run(watched.gone([("left", ((7, 1),))]))
+    assert asyncio.run(watched.gone([]))
 
 
 def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes: Nodes) -> None:
@@ -171,7 +167,7 @@ def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes
     nodes.answers |= {("a", "host_bytes"): TimeoutError(), ("a", "alive"): TimeoutError()}
     watched = Inventory(QuotaSettings(), {})
     assert looked(watched) == []
-    assert not asyncio.run(watched.gone(told(a=((7, 1),))))
+    assert not asyncio.run(watched.gone([("a", ((7, 1),))]))
 
 
 def test_a_process_is_known_by_its_start_since_ids_are_used_again() -> None:

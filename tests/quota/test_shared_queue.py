@@ -9,6 +9,9 @@ import asyncio
 import time
 from dataclasses import replace
 
+import pytest
+
+from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Arrival, Grant
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.shared_queue import RouterQueue
@@ -24,8 +27,8 @@ SLOTS = 2
 class Router:
     """A router's line and its two calls."""
 
-    def __init__(self, actor: GpuMemoryQuota, name: str) -> None:
-        self.actor, self.line = actor, RouterQueue(name)
+    def __init__(self, actor: GpuMemoryQuota, name: str, process: NodeProcesses | None = None) -> None:
+        self.actor, self.line = actor, RouterQueue(name, process=process)
         self.granted: list[str] = []
         self.news = asyncio.Event()
         self.line.serve("m", QueuePolicy(max_queued=10, max_wait_s=10.0))
@@ -108,6 +111,33 @@ def test_who_waits_too_long_is_refused_when_that_is_due_and_not_at_the_next_tick
             reply = await actor.watch(router.line.router_session.watch_message())
             router.hear(router.line.on_reply(reply, time.monotonic(), time.monotonic()))
         assert router.granted == ["a", "b"]
+
+    with_actor(scenario)
+
+
+def test_the_slots_of_a_router_whose_process_is_gone_are_granted_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.core.quota.OWNER_TTL_S", 1000.0)  # by its silence it lives
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await serving(actor)
+        dead, lives = Router(actor, "dead", ("n", ((9, 1),))), Router(actor, "lives", ("n", ((7, 1),)))
+        for router in (dead, lives, dead, lives):
+            await router.say()
+        for name in ("a", "b"):
+            dead.arrive(name, RequestClass.LOW)
+        await dead.say()
+        await lives.say()
+        watches = [asyncio.create_task(router.watch()) for router in (dead, lives)]
+        await dead.until("a", "b")
+        lives.arrive("next", RequestClass.LOW)
+        await lives.say()
+        assert lives.granted == []
+        watches[0].cancel()
+        world.processes.discard(9)
+        await lives.until("next")
+        watches[1].cancel()
 
     with_actor(scenario)
 

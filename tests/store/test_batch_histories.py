@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, NewRow, RowResult
+from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRecord, NewRow, RowResult
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
 
@@ -86,6 +86,7 @@ class History:
     def begin(self, batch_id: str) -> None:
         now = self.now
         record = BatchRecord(batch_id, "t", "k", "/v1/completions", "file-1", "24h", BatchStatus.VALIDATING, now, 9e9)
+        self.batches.add_file(FileRecord("file-1", "t", "k", "rows.jsonl", "batch", 1, now, None))
         self.batches.create_batch(record)
         new = [
             NewRow(n, 100 * n, 90, f"c{n}", self.draw.choice(MODELS), self.draw.randrange(-3, 3))

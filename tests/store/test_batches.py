@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowError, RowResult
+from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import UPLOAD_S, SqlBatches
 from tests.store.conftest import OpenStore
 
 LEASE_S = 30.0
+KEY = b"0123456789abcdef"
 ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 HISTORIES, STEPS = 4, 100
 FILE = FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, 100.0)
+WHOLE = replace(FILE, size=10)
 BATCH = BatchRecord(
     "batch_1", "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.IN_PROGRESS, 5.0, 86405.0,
     metadata={"a": "\0é"},
@@ -46,6 +49,7 @@ def batches(open_store: OpenStore) -> BatchStore:
 
 
 async def made(batches: BatchStore, *rows: NewRow) -> None:
+    await batches.add_file(WHOLE)
     await batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     assert await batches.add_rows("batch_1", rows) == len(rows)
     assert await batches.add_rows("batch_1", [rows[0], replace(rows[1], prefix=5)]) == 0
@@ -54,6 +58,7 @@ async def made(batches: BatchStore, *rows: NewRow) -> None:
 
 
 def begun(batches: SqlBatches, rows: list[NewRow]) -> None:
+    batches.add_file(WHOLE)
     batches.create_batch(replace(BATCH, status=BatchStatus.VALIDATING))
     batches.add_rows("batch_1", rows)
     batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.IN_PROGRESS)
@@ -82,15 +87,18 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
         assert await batches.files("acme", **listing | {"purpose": "batch_output"}) == []
         assert await batches.files("acme", **listing | {"after": "file-of-nobody"}) == []
         assert await batches.files("other", **listing) == []
-        assert len(await batches.expired_files(100.0, 3)) == 3
-        assert await batches.expired_files(99.0, 3) == []
+        assert len(await batches.files_to_remove(100.0, 3)) == 3
+        assert await batches.files_to_remove(99.0, 3) == []
         for _ in range(2):
             assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
         with pytest.raises(KeyError):
             await batches.finish_file("file-1", 3)
         await batches.add_file(replace(FILE, file_id="file-left", expires_at=None))
-        assert await batches.expired_files(50.0, 9) == []
-        assert [one.file_id for one in await batches.expired_files(5.0 + UPLOAD_S, 9)][-1] == "file-left"
+        assert [one.file_id for one in await batches.files_to_remove(50.0, 9)] == ["file-1"]  # its content is there
+        for _ in range(2):
+            await batches.content_removed("file-1", 8.0)
+        assert await batches.files_to_remove(50.0, 9) == []
+        assert [one.file_id for one in await batches.files_to_remove(5.0 + UPLOAD_S, 9)][-1] == "file-left"
         for tenant in ("acme", None):
             with pytest.raises(KeyError):
                 await batches.file("file-1", tenant)
@@ -103,12 +111,15 @@ def test_files_are_found_once_they_are_complete_until_they_are_deleted(batches: 
 
 def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batches: BatchStore) -> None:
     async def main() -> None:
+        for tenant in ("acme", "other"):
+            await batches.add_file(replace(WHOLE, file_id=f"file-{tenant}", tenant=tenant))
+        await batches.add_file(WHOLE)
         assert await batches.create_batch(BATCH) == BATCH
         assert await batches.create_batch(replace(BATCH, endpoint="/other")) == BATCH
         assert await batches.batch("batch_1", "acme") == await batches.batch("batch_1", None) == BATCH
         with pytest.raises(KeyError):
             await batches.batch("batch_1", "other")
-        later = replace(BATCH, batch_id="batch_2", created_at=6.0, tenant="other")
+        later = replace(BATCH, batch_id="batch_2", created_at=6.0, tenant="other", input_file_id="file-other")
         await batches.create_batch(later)
         assert await batches.batches(None, after=None, limit=9) == [later, BATCH]
         assert await batches.batches(None, after="batch_2", limit=9) == [BATCH]
@@ -125,6 +136,94 @@ def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batche
         assert [work.batch.batch_id for work in await batches.work()] == ["batch_2"]
         with pytest.raises(ValueError, match="colour"):
             await batches.change_batch("batch_2", if_status=ACTIVE, colour="red")
+
+    asyncio.run(main())
+
+
+def test_a_file_stays_as_long_as_a_batch_that_has_not_ended_reads_it(batches: BatchStore) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await batches.create_batch(BATCH)
+        await batches.add_file(WHOLE)
+        with pytest.raises(KeyError):
+            await batches.create_batch(replace(BATCH, tenant="other"))
+        await batches.create_batch(BATCH)
+        with pytest.raises(BatchConflict, match="batch_1 reads this file and is in_progress") as refused:
+            await batches.delete_file("file-1", "acme", 7.0)
+        assert refused.value.code == "file_in_use"
+        assert (await batches.file("file-1", "acme")).deleted_at is None
+        assert await batches.files_to_remove(100.0, 9) == []
+        await batches.change_batch("batch_1", if_status=ACTIVE, status=BatchStatus.COMPLETED, completed_at=9.0)
+        assert [one.file_id for one in await batches.files_to_remove(100.0, 9)] == ["file-1"]
+        assert (await batches.delete_file("file-1", "acme", 7.0)).deleted_at == 7.0
+        with pytest.raises(KeyError):
+            await batches.create_batch(replace(BATCH, batch_id="batch_2"))
+        assert (await batches.create_batch(BATCH)).status is BatchStatus.COMPLETED  # again
+
+    asyncio.run(main())
+
+
+def test_a_batch_reads_a_complete_file_for_batches_whose_time_is_not_over(batches: BatchStore) -> None:
+    async def main() -> None:
+        changes: tuple[dict[str, Any], ...] = ({"size": None}, {"expires_at": 5.0}, {"purpose": "batch_output"})
+        for number, change in enumerate(changes):
+            await batches.add_file(replace(WHOLE, file_id=f"file-{number}", **change))
+            with pytest.raises(KeyError):
+                await batches.create_batch(replace(BATCH, input_file_id=f"file-{number}"))
+        assert await batches.batches(None, after=None, limit=9) == []
+
+    asyncio.run(main())
+
+
+def test_of_one_key_there_is_one_batch_however_many_ask_for_it_at_once(open_store: OpenStore) -> None:
+    async def main() -> None:
+        stores = [open_store().batches for _ in range(4)]
+        await stores[0].add_file(WHOLE)
+        asked = [
+            stores[number % 4].create_batch(replace(BATCH, batch_id=f"batch_{number}"), key=KEY, fingerprint=b"f")
+            for number in range(12)
+        ]
+        made = await asyncio.gather(*asked)
+        assert len({one.batch_id for one in made}) == 1
+        assert await stores[0].batches(None, after=None, limit=99) == made[:1]
+        await stores[0].change_batch(made[0].batch_id, if_status=ACTIVE, status=BatchStatus.COMPLETED)
+        await stores[0].delete_file("file-1", "acme", 7.0)
+        again = await open_store().batches.create_batch(replace(BATCH, batch_id="batch_x"), key=KEY, fingerprint=b"f")
+        assert (again.batch_id, again.status) == (made[0].batch_id, BatchStatus.COMPLETED)
+        with pytest.raises(ValueError, match="used for another batch"):
+            await stores[0].create_batch(BATCH, key=KEY, fingerprint=b"g")
+
+    asyncio.run(main())
+
+
+def test_records_are_forgotten_some_at_a_time_and_none_of_a_live_batch(batches: BatchStore) -> None:
+    ends = {
+        BatchStatus.COMPLETED: "completed_at",
+        BatchStatus.FAILED: "failed_at",
+        BatchStatus.EXPIRED: "expired_at",
+        BatchStatus.CANCELLED: "cancelled_at",
+    }
+
+    async def main() -> None:
+        await batches.add_file(WHOLE)
+        for status in BatchStatus:
+            for at in (20.0, 30.0):
+                times: dict[str, Any] = {ends[status]: at} if status in ends else {"expired_at": at}
+                await batches.create_batch(replace(BATCH, batch_id=f"batch_{status}_{at}", status=status, **times))
+        for number in range(4):
+            await batches.add_file(replace(WHOLE, file_id=f"file-gone-{number}"))
+            await batches.delete_file(f"file-gone-{number}", "acme", 7.0)
+        for number in range(3):
+            await batches.content_removed(f"file-gone-{number}", (20.0, 20.0, 30.0)[number])
+        assert await batches.forget_records(19.9, 99) == 0
+        assert [await batches.forget_records(20.0, 3) for _ in range(3)] == [2 + 3, 1, 0]
+        left = {one.batch_id for one in await batches.batches(None, after=None, limit=99)}
+        live = {f"batch_{status}_{at}" for status in BatchStatus if status not in ends for at in (20.0, 30.0)}
+        assert left == live | {f"batch_{status}_30.0" for status in ends}
+        assert await batches.forget_records(1e9, 99) == 1 + 4
+        assert {one.batch_id for one in await batches.batches(None, after=None, limit=99)} == live
+        assert [one.file_id for one in await batches.files_to_remove(9.0, 9)] == ["file-gone-3"]  # it has content
+        assert (await batches.file("file-1", "acme")).size == 10
 
     asyncio.run(main())
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, select, text, update
 
-from serve_app.core.batches import BatchRecord, BatchStatus, NewRow, RowResult
-from serve_app.errors import StoreAway
+from serve_app.core.batches import BatchRecord, BatchStatus, FileRecord, NewRow, RowResult
+from serve_app.errors import BatchConflict, StoreAway
 from serve_app.store import database
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
-from serve_app.store.tables import BATCH_ROWS, BATCHES
+from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 from tests.fakes.postgres import PostgresServer
 
 LEASE_S = 30.0
@@ -94,6 +94,7 @@ def read_only(engine: Engine) -> Iterator[None]:
 
 def begun(batches: SqlBatches) -> None:
     record = BatchRecord(NAME, "acme", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.VALIDATING, 5.0, 9e9)
+    batches.add_file(FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", 1, 5.0, None))
     batches.create_batch(record)
     batches.add_rows(NAME, [NewRow(number, 0, 9, f"c{number}", "m", number % 3) for number in range(1, ROWS + 1)])
     batches.change_batch(NAME, if_status=[BatchStatus.VALIDATING], status=BatchStatus.IN_PROGRESS, total=ROWS)
@@ -190,6 +191,38 @@ def test_rows_that_come_while_their_batch_ends_stay_out(url: str, engine: Engine
             transaction.commit()
     assert added == [0]
     assert batches.unfinished("batch_2", 0, ROWS) == []
+
+
+def test_a_batch_made_while_its_file_is_deleted_is_none_and_a_file_deleted_while_a_batch_is_made_stays(
+    url: str, engine: Engine
+) -> None:
+    batches, refused = SqlStore(url).batches, list[Exception]()
+    begun(batches)
+    ended = {"status": BatchStatus.COMPLETED, "completed_at": 6.0}
+    record = batches.change_batch(NAME, if_status=[BatchStatus.IN_PROGRESS], **ended)
+    assert record is not None
+    of_file, of_batch = BATCH_FILES.c.file_id == "file-1", BATCHES.c.batch_id == NAME
+
+    def attempt(act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except (BatchConflict, KeyError) as error:
+            refused.append(error)
+
+    with engine.connect() as other, other.begin() as transaction:
+        other.execute(select(BATCH_FILES).where(of_file).with_for_update())
+        other.execute(update(BATCHES).where(of_batch).values(status="validating"))  # as a batch that is new
+        with in_the_background(lambda: attempt(lambda: batches.delete_file("file-1", "acme", 7.0))):
+            transaction.commit()
+    assert [str(error) for error in refused] == [f"{NAME} reads this file and is validating: cancel it first"]
+    assert batches.file("file-1", "acme").deleted_at is None
+    with engine.connect() as other, other.begin() as transaction:
+        other.execute(update(BATCH_FILES).where(of_file).values(deleted_at=8.0))
+        late = replace(record, batch_id="batch_2", status=BatchStatus.VALIDATING)
+        with in_the_background(lambda: attempt(lambda: batches.create_batch(late))):
+            transaction.commit()
+    assert isinstance(refused[1], KeyError)
+    assert [one.batch_id for one in batches.batches("acme", after=None, limit=9)] == [NAME]
 
 
 def test_of_two_results_at_once_the_first_stays(url: str, engine: Engine) -> None:

@@ -9,13 +9,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from serve_app.errors import StoreAway
+from serve_app.errors import BatchConflict, StoreAway
 from serve_app.store import database, schema
 from serve_app.store.sql import SqlStore
 from serve_app.store.tables import METADATA
 from tests.store.records import key
 
 AT_ONCE = 8
+OLD_FILE = "'file-1', 'acme', 'key', 'in.jsonl', 'batch', 10, 5.0, 100.0, NULL"
+OLD_BATCH = (
+    "'batch_1', 'acme', 'key', '/v1/completions', 'file-1', '24h', 'in_progress', 5.0, 100.0, "
+    + "NULL, " * 9
+    + "'{}', '[]', 0, 0, 0"
+)
 
 
 def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
@@ -49,6 +55,19 @@ def test_several_processes_that_start_at_once_migrate_once(url: str) -> None:
 def test_an_upgrade_keeps_what_is_stored(url: str) -> None:
     made = SqlStore(url).create_key(key())
     assert SqlStore(url).keys() == [made]
+
+
+def test_an_upgrade_from_the_first_release_with_batches_keeps_them(url: str) -> None:
+    engine = database.engine_of(url)
+    schema.upgrade(engine, "0002")
+    with engine.begin() as connection:
+        connection.execute(text(f"INSERT INTO batch_files VALUES ({OLD_FILE})"))
+        connection.execute(text(f"INSERT INTO batches VALUES ({OLD_BATCH})"))
+    batches = SqlStore(url).batches
+    assert batches.file("file-1", "acme").size == 10
+    assert batches.batch("batch_1", "acme").input_file_id == "file-1"
+    with pytest.raises(BatchConflict, match="batch_1"):
+        batches.delete_file("file-1", "acme", 7.0)
 
 
 def test_tables_of_a_newer_release_are_used_as_they_are(url: str) -> None:

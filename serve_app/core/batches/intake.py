@@ -138,18 +138,19 @@ def wait_s(status: int, retry_after_s: float | None) -> float:
     return min(max(wait, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
-def entries_to_read(may_start: Collection[int], held_back: int, held: int) -> int:
+def entries_to_read(may_start: Collection[int], held_back: int, room: int) -> int:
     """How many entries to take from a stream.
 
     No more than can start at once if they are all of the model with the most free places, and those that wait here
-    already come first. One if nothing is held: which model it needs is known only once it has been read.
+    already come first. One if none waits here: which model it needs is known only once it has been read, and by it the
+    others who send rows of that model know that this stream has some.
 
     Args:
         may_start: of each model that is known, how many rows may be sent now.
-        held_back: entries here that could not start yet.
-        held: all entries here.
+        held_back: entries here that do not run.
+        room: for entries here, at most.
     """
-    return max(max(may_start, default=0) - held_back, 0 if held else 1)
+    return min(max(max(may_start, default=0) - held_back, 0 if held_back else 1), room)
 
 
 def error_body(message: str, *, code: str, param: str | None = None) -> bytes:

@@ -167,7 +167,3 @@ class Pauses:
             del self._until[tenant, model]
             return False
         return until is not None
-
-    def next_end(self) -> float:
-        """When the first pause ends; infinity: nothing is paused."""
-        return min(self._until.values(), default=math.inf)

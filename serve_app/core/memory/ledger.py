@@ -99,6 +99,11 @@ class Ledger:
         known.expires_at = max(known.expires_at, now + known.ttl_s)
         return True
 
+    def heard_at(self, owner: str) -> float:
+        """When a known owner has sent its last heartbeat, if the time that `extend` was told of had not passed."""
+        known = self.lease_owners[owner]
+        return known.expires_at - known.ttl_s
+
     def extend(self, span_s: float) -> None:
         """No heartbeat could be processed for this long: extend all expiries by it. O(n), and rare."""
         for owner in self.lease_owners.values():

@@ -10,6 +10,7 @@ from serve_app.core.memory.leases import Hold
 OWNER_TTL_S = 4.0  # a dead owner's leases are free within 5 s: this, and a check every half second
 FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's message in transit and for clock drift
 Process = tuple[int, int]  # id, and start in clock ticks since boot, because ids are reused
+NodeProcesses = tuple[str, tuple[Process, ...]]  # a node and processes there
 LOADING_TTL_S = 9.0  # loading holds Python's GIL for seconds; 10 s with the check
 
 
@@ -84,7 +85,7 @@ class EngineReport:
     kv_tokens: int = 0
     kv_bytes: int = 0
     measured_bytes: tuple[int | None, ...] = ()
-    processes: tuple[tuple[str, tuple[Process, ...]], ...] = ()
+    processes: tuple[NodeProcesses, ...] = ()
     loading: bool = False
     gone: bool = False
     slots: int = 0

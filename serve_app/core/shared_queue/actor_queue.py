@@ -25,7 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from serve_app.core.limits import ActorLimits
-from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, slots_of
+from serve_app.core.memory import (
+    SESSIONS_OWNER,
+    Ledger,
+    NodeProcesses,
+    Session,
+    SessionLeases,
+    SessionRequest,
+    slots_of,
+)
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
@@ -75,6 +83,7 @@ class ActorQueue:
         self._figures_at = -math.inf
         self._ledger = ledger
         self._notes: list[str] = []
+        self.processes: dict[str, NodeProcesses] = {}  # of routers, by name
         self._mismatched = False  # the router whose message is processed reports other accounts than the ledger's
 
     # Routers
@@ -105,6 +114,7 @@ class ActorQueue:
         with self._reset_on_error(now):
             self._end_sessions(routers, now)
             for router in routers:
+                self.processes.pop(router, None)
                 self.granting.remove_router(router, now)
                 self.limits.remove_router(router, now)
             self._after_event(now)
@@ -250,7 +260,9 @@ class ActorQueue:
                 self.actor_sessions.send(router, messages.EngineDropAcknowledged(engine))
             case messages.ModelPolicy(model, policy):
                 granting.set_policy(router, model, policy, now)
-            case messages.Hello(holds):
+            case messages.Hello(holds, process):
+                if process is not None:
+                    self.processes[router] = process
                 self._hello(router, holds, now)
             case messages.StoreAddress():
                 self.store = event

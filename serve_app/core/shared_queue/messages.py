@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from serve_app.core.limits import LimitAction, LimitEvent
-from serve_app.core.memory import SessionEntry
+from serve_app.core.memory import NodeProcesses, SessionEntry
 from serve_app.core.queue import Arrival, Backlog, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
@@ -34,9 +34,11 @@ class Amount(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """First event of every incarnation: the router's accounts. The actor books as much as is free."""
+    """First event of every incarnation: the router's accounts, of which the actor books as much as is free; and its
+    process, so that its death is seen at once (None: only by its silence)."""
 
     accounts: tuple[Amount, ...]
+    process: NodeProcesses | None = None
 
 
 class ModelPolicy(NamedTuple):

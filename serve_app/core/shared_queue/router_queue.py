@@ -39,7 +39,7 @@ from serve_app.core.limits import (
     LimitState,
     RouterLimits,
 )
-from serve_app.core.memory import FENCE_S
+from serve_app.core.memory import FENCE_S, NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
@@ -56,12 +56,13 @@ class RouterQueue:
     """The queues of all models, for one router: `pending` has its waiting requests, `in_flight` its running ones.
 
     Args:
-        router: its name, unique among routers.
+        router, process: its name, unique among routers, and its process.
         incarnation: at least the last one used under this name.
     """
 
-    def __init__(self, router: str, incarnation: int = 0) -> None:
+    def __init__(self, router: str, incarnation: int = 0, process: NodeProcesses | None = None) -> None:
         self.router_session = RouterSession(router, incarnation)
+        self._process = process
         self.accounts = RouterCredit()
         self._policies: dict[str, QueuePolicy] = {}
         self.pending = PendingRequests()
@@ -277,7 +278,7 @@ class RouterQueue:
         self.router_session.begin(
             epoch,
             (
-                messages.Hello(accounts + self._session_draws()),
+                messages.Hello(accounts + self._session_draws(), self._process),
                 self.limits.begin_incarnation(now),
                 *([] if self._store is None else [self._store]),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),

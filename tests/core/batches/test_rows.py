@@ -253,6 +253,18 @@ def test_lines_are_those_of_a_naive_split_however_the_file_is_cut(tokens: list[b
         assert text[one.offset : one.offset + len(one.data)] == one.data
 
 
+def test_blank_lines_in_a_row_are_passed_in_one_step() -> None:
+    """They count as no rows, so nothing else bounds how many a file has."""
+    calls: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        lines = split(LineSplitter(), [b"\n" * 1000 + b" \r\n" * 1000 + b"{}"])
+    finally:
+        sys.setprofile(None)
+    assert [(one.number, one.offset) for one in lines] == [(2001, 4000)]
+    assert len(calls) < 100
+
+
 def test_a_line_that_is_too_long_is_refused_before_its_end() -> None:
     splitter = LineSplitter(max_line_bytes=10)
     assert [one.data for one in splitter.feed(b"x" * 10 + b"\n" + b"y" * 6)] == [b"x" * 10]

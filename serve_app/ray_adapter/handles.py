@@ -1,10 +1,6 @@
-"""Every private or alpha interface of Ray Serve (2.60.0) that the application's processes use.
-
-Decides: nothing; translates Ray's failures into the errors of `errors`.
-In: deployments, handles. Out: handles that send a call to a chosen replica and report which engine replicas Serve
-counts as running, deployments with a version of their own, calls of all replicas of a deployment, and the handle that
-carries the calls of clients inside the cluster to a router replica.
-Never: knows models or requests.
+"""Calls between the deployments of an application: a handle that sends a call to a chosen replica and knows which
+engine replicas Serve counts as running, calls of all replicas of a deployment, and the handle that carries the calls of
+clients inside the cluster to a router replica; deployments with a version of their own.
 
 Invariant: a directed call reaches the named replica or fails; no other replica ever answers it.
 """

@@ -1,0 +1,75 @@
+"""Looks on their nodes for the processes of engines and routers that are silent or have ended, and tells the core of
+those that are gone.
+
+Invariant: one task per party, so a node that does not answer delays the check of no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+from serve_app.core.memory import NodeProcesses
+from serve_app.core.quota import Quota
+
+logger = logging.getLogger("serve_app.quota")
+
+ROUTERS_S = 0.2  # between looks for silent routers: what a dead one held is free within a second
+
+
+class ProcessChecks:
+    """The checks that run.
+
+    Args:
+        core: of the quota actor.
+        gone: whether all of these processes are gone.
+        run_event: runs an event of the core, and stores what it changes.
+    """
+
+    def __init__(
+        self,
+        core: Quota,
+        gone: Callable[[Iterable[NodeProcesses]], Awaitable[bool]],
+        run_event: Callable[[Callable[[float], None]], Awaitable[None]],
+    ) -> None:
+        self._core, self._gone, self._run_event = core, gone, run_event
+        self._running: dict[str, asyncio.Task[None]] = {}  # by party
+        self._seen_routers: set[str] = set()
+
+    def of_engines(self) -> None:
+        """Check the engines that are silent or have ended."""
+        silent = {told.owner: told for told in self._core.silent_engines(time.monotonic())}
+        for owner, report in (silent | self._core.ending_engines()).items():
+            processes = () if report is None else report.processes
+            self._check(f"engine {owner}", processes, partial(self._core.on_processes_gone, owner))
+
+    async def follow_routers(self) -> None:
+        """Check routers that are silent, and new ones once: the first question to a node starts a process there."""
+        while True:
+            await asyncio.sleep(ROUTERS_S)
+            known = self._core.queue.processes
+            new = {name: known[name] for name in known.keys() - self._seen_routers}
+            self._seen_routers = set(known)
+            for name, processes in (new | self._core.silent_routers(time.monotonic())).items():
+                self._check(f"router {name}", (processes,), partial(self._core.on_router_gone, name))
+
+    def _check(self, party: str, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]) -> None:
+        if party not in self._running:
+            check = self._check_once(party, processes, on_gone)
+            self._running[party] = asyncio.create_task(check, name=f"looking for {party}")
+
+    async def _check_once(
+        self, party: str, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]
+    ) -> None:
+        try:
+            if await self._gone(processes):
+                logger.info("the processes of %s are gone, and what it held is free", party)
+                await self._run_event(on_gone)
+        except Exception:
+            logger.exception("the process check of %s failed and is retried", party)
+        finally:
+            del self._running[party]

@@ -1,0 +1,43 @@
+"""Every private or alpha interface of Ray Serve (2.60.0) that the application's processes use.
+
+Decides: nothing; translates Ray's failures into the errors of `errors`.
+In: deployments, handles, bodies of requests. Out: calls of chosen replicas, of all replicas of a deployment, and of the
+routers by clients inside the cluster; what is read of a body ahead of the application.
+Never: knows models or requests.
+"""
+
+from serve_app.ray_adapter.handles import (
+    ACCEPT_S,
+    AWAY,
+    CALL_ERRORS,
+    HEAD_ACTOR,
+    NO_ANSWER,
+    ChosenReplica,
+    DirectedRequestRouter,
+    EveryReplica,
+    Handle,
+    IngressHandle,
+    in_fresh_context,
+    on_fast_path,
+    pin_version,
+    quiet_router_thread,
+)
+from serve_app.ray_adapter.request_bodies import bound_bodies
+
+__all__ = [
+    "ACCEPT_S",
+    "AWAY",
+    "CALL_ERRORS",
+    "HEAD_ACTOR",
+    "NO_ANSWER",
+    "ChosenReplica",
+    "DirectedRequestRouter",
+    "EveryReplica",
+    "Handle",
+    "IngressHandle",
+    "bound_bodies",
+    "in_fresh_context",
+    "on_fast_path",
+    "pin_version",
+    "quiet_router_thread",
+]

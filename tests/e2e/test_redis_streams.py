@@ -1,0 +1,124 @@
+"""Entries of a Redis stream through workers that are deployed: replies, dead letters, and a worker killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from benchmarks.common.processes import title_of
+from serve_app.names import BATCH_WORKER
+from tests.e2e import stack as stacks
+from tests.e2e.crashing import kill
+from tests.e2e.observe import within
+from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
+from tests.fakes.redis_server import redis_server
+from tests.requires import requires
+
+MODEL, STEP_S = "streamed", 0.005
+ROWS, REPLIES, DEAD, MINE = "rows", "answers", "dead", "answers:mine"
+ENTRIES, TOKENS = 60, 300  # each runs for 1.5 s, eight at a time
+USED = ("requests", "output_tokens")
+CLAIM_IDLE_S = 2.0  # the other worker claims what the killed one had
+READ_S = 30.0  # for entries to be read, and for their use to be reported: a second on an idle machine
+ANSWERED_S = 60.0  # for 60 entries, a third of them again: 15 s on an idle machine
+
+
+@dataclass
+class StreamStack:
+    """The stack, and Redis as a producer and a reader of replies see it."""
+
+    stack: Stack
+    redis: redis.Redis
+
+    def add(self, **fields: str) -> str:
+        found: Any = self.redis.xadd(ROWS, fields)  # type: ignore[arg-type]  # of its stubs
+        return str(found.decode())
+
+    def entries(self, stream: str) -> list[dict[str, str]]:
+        found: Any = self.redis.xrange(stream)
+        return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
+
+    def consumers(self) -> dict[int, int]:
+        """Entries in flight, by the process of the worker that has them."""
+        found: Any = self.redis.xinfo_consumers(ROWS, "serve-app")
+        return {int(one["name"].decode().rsplit("-", 2)[1]): one["pending"] for one in found}
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamStack]:
+    requires("linux")
+    with redis_server() as server:
+        stream = {"stream": ROWS, "reply_stream": REPLIES, "dead_stream": DEAD, "reply_prefix": "answers:"}
+        config: dict[str, Any] = {
+            "models": [
+                {
+                    "name": MODEL,
+                    "engine": "simulated",
+                    "max_num_seqs": 8,
+                    "cpus_per_rank": 0.5,
+                    "simulated": {"decode_step_s": STEP_S},
+                }
+            ],
+            "auth": {
+                "keys": [
+                    {"key": PEOPLE_KEY, "tenant": "people", "admin": True},
+                    {"key": BATCH_KEY, "name": "nightly", "tenant": "research"},
+                ]
+            },
+            "batch": {
+                "workers": 2,
+                "redis": {
+                    "url": server.url,
+                    "streams": [{**stream, "key_id": "nightly", "claim_idle_s": CLAIM_IDLE_S}],
+                },
+            },
+        }
+        with (
+            stacks.own(tmp_path_factory.mktemp("streamed"), config, name="streamed") as there,
+            server.client() as client,
+        ):
+            yield StreamStack(there, client)
+
+
+def request(prompt: str, tokens: int = TOKENS, model: str = MODEL) -> str:
+    return json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens})
+
+
+def used(there: Stack) -> Counter[str]:
+    """What the store has of rows."""
+    found = there.get("/admin/usage?by=model").json()["data"]
+    return Counter({name: one[name] for one in found for name in USED if one["model"] == f"{MODEL} (batch)"})
+
+
+def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some(streamed: StreamStack) -> None:
+    ids = [
+        streamed.add(endpoint="/v1/completions", body=request(f"Say {number}"), id=f"order-{number}")
+        for number in range(ENTRIES)
+    ]
+    mine = streamed.add(endpoint="/v1/completions", body=request("Mine", 5), reply_to=MINE)
+    wrong = streamed.add(endpoint="/v1/completions", body=request("No", 5, model="unknown"))
+    within(READ_S, lambda: len(streamed.entries(REPLIES)) > 0, True, "some are answered")
+    in_flight = streamed.consumers()
+    killed = max(in_flight, key=lambda pid: in_flight[pid])
+    assert in_flight[killed] > 0
+    assert title_of(killed).startswith(f"ray::ServeReplica:serve_app:{BATCH_WORKER}")
+    kill(killed)
+    answered = lambda: {one["entry"] for one in streamed.entries(REPLIES)}  # noqa: E731
+    within(ANSWERED_S, lambda: len(answered()) + len(streamed.entries(MINE)), ENTRIES + 2, "replies")
+    within(READ_S, lambda: sum(streamed.consumers().values()), 0, "entries in flight")
+
+    replies = streamed.entries(REPLIES)
+    assert answered() == {*ids, wrong}
+    assert {one["status"] for one in replies if one["entry"] != wrong} == {"200"}
+    assert [(one["entry"], one["status"]) for one in streamed.entries(MINE)] == [(mine, "200")]
+    assert [(one["entry"], one["reason"][:3]) for one in streamed.entries(DEAD)] == [(wrong, "404")]
+    tokens = Counter(json.loads(one["body"])["usage"]["completion_tokens"] for one in replies if one["entry"] != wrong)
+    assert tokens.keys() == {TOKENS}
+    once = Counter(requests=ENTRIES + 1, output_tokens=ENTRIES * TOKENS + 5)
+    within(READ_S, lambda: used(streamed.stack), once, "each counted once")
