@@ -51,6 +51,7 @@ _CHUNK, _DATA = 'data: {"id":', "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
 _EARLY_EVENTS = ("response.created", "response.in_progress")
 
+OUTPUT_LOGPROBS = "message.output_text.logprobs"  # of a response's `include`
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
@@ -177,6 +178,17 @@ def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> Non
                 function.parameters = {"type": "object", "properties": {}}
         strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
         asked.tools = strict
+
+
+def why_not_continued(submit: Submit) -> str | None:
+    """What keeps any engine from continuing this request exactly; None: nothing known."""
+    if not submit.body.get("stream"):
+        return "its answer is no stream"
+    if submit.body.get("use_beam_search"):
+        return "beams fork inside the engine"
+    if submit.operation is Operation.RESPONSES and OUTPUT_LOGPROBS in (submit.body.get("include") or ()):
+        return "its last event repeats all log probabilities, and the earlier ones are not known here"
+    return None
 
 
 def with_tier(
