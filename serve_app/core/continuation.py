@@ -85,4 +85,4 @@ def is_continuable(operation: Operation, body: Mapping[str, Any]) -> bool:
     if operation is not Operation.RESPONSES:
         return True
     include = body.get("include")
-    return not (body.get("top_logprobs") or (type(include) is list and OUTPUT_LOGPROBS in include))
+    return not (type(include) is list and OUTPUT_LOGPROBS in include)

@@ -30,6 +30,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.token_recorder import TokenRecorder
@@ -51,7 +52,6 @@ _CHUNK, _DATA = 'data: {"id":', "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
 _EARLY_EVENTS = ("response.created", "response.in_progress")
 
-OUTPUT_LOGPROBS = "message.output_text.logprobs"  # of a response's `include`
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
@@ -186,7 +186,7 @@ def why_not_continued(submit: Submit) -> str | None:
         return "its answer is no stream"
     if submit.body.get("use_beam_search"):
         return "beams fork inside the engine"
-    if submit.operation is Operation.RESPONSES and OUTPUT_LOGPROBS in (submit.body.get("include") or ()):
+    if not is_continuable(submit.operation, submit.body):
         return "its last event repeats all log probabilities, and the earlier ones are not known here"
     return None
 
