@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.grammar_bounds",
         "serve_app.core.json_bounds",
         "serve_app.core.score_inputs",
+        "serve_app.core.continuation",
     ),
     (
         "serve_app.core.queue",

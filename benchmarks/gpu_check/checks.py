@@ -94,21 +94,25 @@ def borders(part: str, found: Agreement, cuts: int, block_tokens: int) -> Result
     return Result(BORDERS, part, _outcome(found.holds), _told(found, "the unbroken streams'"), figures)
 
 
-def killed(part: str, stream: Answer, continued: Agreement, whole: Agreement, figures: Mapping[str, Any]) -> Result:
-    """A stream whose engine was killed. This stack ends it with an error, since its client has a part of it; the client
-    continues from the token ids. An answer that is not streamed is made again. A tie is enough: in 16 bits a long
-    answer that shares a batch has one.
+def killed(
+    part: str, stream: Answer, missing: int, continued: Agreement, whole: Agreement, figures: Mapping[str, Any]
+) -> Result:
+    """A stream whose engine was killed. The next engine goes on with it; if that cannot, this stack ends it with an
+    error, and the client continues from the token ids. An answer that is not streamed is made again. A tie is enough:
+    in 16 bits a long answer that shares a batch has one.
 
     Args:
-        continued: what was received, and its continuation, beside the unbroken answer.
+        missing: tokens that the stream lacks.
+        continued: what was received, and its continuation by the client, beside the unbroken answer.
         whole: the answer that was not streamed, beside the unbroken one.
     """
     told = {**figures, "received tokens": len(stream.tokens), "error": stream.error or "none"}
     told |= {"continued": continued.as_figures(), "not streamed": whole.as_figures()}
-    if not stream.error:
-        return Result(KILLED, part, Outcome.FAIL, "the stream ended without an error", told)
+    if not stream.error and missing:
+        return Result(KILLED, part, Outcome.FAIL, "the stream ended early without an error", told)
     holds = not continued.differences and not whole.differences
-    seen = f"cut after {len(stream.tokens)} tokens with {stream.error}; "
+    ended = f"cut after {len(stream.tokens)} tokens with {stream.error}" if stream.error else "the stream went on"
+    seen = f"{ended}; "
     seen += _told(continued, "the unbroken one's") + "; not streamed: " + _told(whole, "the unbroken one's")
     return Result(KILLED, part, _outcome(holds), seen, told)
 

@@ -207,7 +207,7 @@ class PartChecks:
         continued = compare([("stream", unbroken, Answer(unbroken.prompt, tokens, ""))], tie)
         figures = {"killed processes": len(replicas), "seconds to the next engine's answer": round(restarted_s, 1)}
         again = compare([("whole answer", unbroken_whole, whole)], tie)
-        return checks.killed(self._part.name, stream, continued, again, figures)
+        return checks.killed(self._part.name, stream, left, continued, again, figures)
 
     def _throughput(self) -> Result:
         windows = self._options.windows

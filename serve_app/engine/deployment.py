@@ -20,6 +20,7 @@ import ray.util
 
 from serve_app.engine import environment, rank_layout
 from serve_app.engine.batched_engine import BatchedEngine
+from serve_app.engine.continuation import is_continued, not_continuable, require_stream
 from serve_app.engine.download_size import ask_hub
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
@@ -201,13 +202,18 @@ class EngineReplica:
         """Run one request to its end, and put its frames, the last one with its usage.
 
         Raises:
-            EngineFailed: the engine failed during the request; frames may have been put.
+            EngineFailed: the engine failed during the request, or cannot continue it; frames may have been put.
         """
         if self.draining is not None:
             raise EngineUnreachable("this engine replica drains")
+        continued = is_continued(submit)
+        if continued and not self.engine_info.continues:
+            raise not_continuable("this engine cannot")
         try:
             async with contextlib.aclosing(self.engine.run(submit)) as frames:
                 async for frame in frames:
+                    if continued:
+                        require_stream(frame)
                     put(frame)
         except EngineFailed as error:
             if not self.backend.alive:

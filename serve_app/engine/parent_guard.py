@@ -33,7 +33,9 @@ def install() -> None:
     if parent is None or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True).start()
-    from serve_app.engine.vllm_adapter import mask_budget, phase_hooks  # our other patches of vLLM's processes
+    # our other patches of vLLM's processes
+    from serve_app.engine.vllm_adapter import mask_budget, phase_hooks, produced_tokens
 
     mask_budget.install()
     phase_hooks.install()
+    produced_tokens.install()

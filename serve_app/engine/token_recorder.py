@@ -1,17 +1,19 @@
 """Records the token ids of a response while vLLM's serving objects pull the engine's outputs.
 
 Invariant: a group is recorded before the serving object receives its output, so the groups taken with an event cover
-all tokens whose text is in the events up to it.
+all tokens whose text is in the events up to it. Outputs of earlier runs (`EarlierRuns`) count in the usage alone.
 """
 
 from __future__ import annotations
 
+import contextvars
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.errors import ServeAppError
+from serve_app.engine.continuation import EarlierRuns
+from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport import FINISH_STOP, TokenUsage
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
@@ -25,16 +27,27 @@ class TokenRecorder:
         choices: answers per prompt (`n`).
         fatal: errors that mean a broken engine; kept in `failure`, since the serving objects turn them into events.
         tenant: a distinct text per tenant, for `RecordedLLM`, which sets `refused` when it refuses a grammar.
+        earlier: of a continued stream.
     """
 
     choices: int
     fatal: tuple[type[BaseException], ...]
     tenant: str = ""
+    earlier: EarlierRuns | None = None
     groups: list[list[int]] = field(default_factory=list)
     usage_by_call: list[list[int]] = field(default_factory=list)  # one call of generate() per prompt
     refused: ServeAppError | None = None
     failure: BaseException | None = None
     finish_reason: str = ""  # of all choices: that of the first one cut off, if any
+    is_merged: bool = False  # outputs are recorded where those of all prompts are merged, not by prompt
+    prompts: dict[str, int] = field(default_factory=dict)  # of each call of generate(), by its request id
+
+    @property
+    def failed(self) -> EngineFailed | None:
+        """Why the stream ended below the serving objects, which turn errors into events."""
+        if self.earlier is not None and self.earlier.failure is not None:
+            return self.earlier.failure
+        return None if self.failure is None else EngineFailed(f"the engine died: {self.failure}")
 
     def take_groups(self) -> list[list[int]]:
         groups, self.groups = self.groups, []
@@ -46,41 +59,56 @@ class TokenRecorder:
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
         return TokenUsage(prompt, completion, cached, self.finish_reason)
 
-    def record(self, outputs: AsyncGenerator[Output, None], *, pooling: bool = False) -> AsyncGenerator[Output, None]:
+    def record(
+        self, outputs: AsyncGenerator[Output, None], request_id: str = "", *, pooling: bool = False
+    ) -> AsyncGenerator[Output, None]:
         """Pass the outputs of one prompt on; records the token ids of each before its consumer receives it. Called once
         per prompt, in the order of the prompts. `pooling`: embeddings and scores, of which only the prompt counts."""
-        first_choice = None if pooling else len(self.usage_by_call) * self.choices
-        used = [0, 0, 0]  # prompt, completion, cached tokens
-        self.usage_by_call.append(used)
-        return self._pass_on(outputs, first_choice, used)
+        prompt = len(self.usage_by_call)
+        self.usage_by_call.append([0, 0, 0])  # prompt, completion, cached tokens
+        self.prompts[request_id] = prompt
+        return self._pass_on(outputs, prompt, pooling)
 
     async def _pass_on(
-        self, outputs: AsyncGenerator[Output, None], first_choice: int | None, used: list[int]
+        self, outputs: AsyncGenerator[Output, None], prompt: int, pooling: bool
     ) -> AsyncGenerator[Output, None]:
         try:
             async for output in outputs:
-                if not used[0] and output.prompt_token_ids is not None:
-                    used[0] = len(output.prompt_token_ids)
-                    used[2] = output.num_cached_tokens or 0
-                if first_choice is not None:
-                    self._record_output(output, first_choice, used)
+                if not self.is_merged:
+                    self.record_output(prompt, output, pooling=pooling)
                 yield output
+            if self.earlier is not None and not self.is_merged:
+                self.earlier.end()
         except self.fatal as error:
             self.failure = error
             raise
         finally:
             await outputs.aclose()
 
-    def _record_output(self, output: Output, first_choice: int, used: list[int]) -> None:
+    def record_output(self, prompt: int, output: Output, *, pooling: bool = False) -> None:
+        """Record the next output of a prompt, before its consumer receives it."""
+        used = self.usage_by_call[prompt]
+        if not used[0] and output.prompt_token_ids is not None:
+            used[0] = len(output.prompt_token_ids)
+            used[2] = output.num_cached_tokens or 0
+        if pooling:
+            return
+        is_new = self.earlier is None or not self.earlier.take_output(prompt)
         for choice in output.outputs:
+            if is_new and self.earlier is not None and choice.finish_reason == "error":
+                raise self.earlier.fail("the engine does not accept its tokens")
             if choice.logprobs:
                 choice.logprobs[:] = [_by_rank(position) for position in choice.logprobs]
             ids = choice.token_ids
             if ids:
                 used[1] += len(ids)
-                self.groups.append([first_choice + choice.index, *ids])
+                if is_new:
+                    self.groups.append([prompt * self.choices + choice.index, *ids])
             if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):
                 self.finish_reason = choice.finish_reason
+
+
+recorder_of_request: contextvars.ContextVar[TokenRecorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
 def _by_rank(position: Any) -> Any:

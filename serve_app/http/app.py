@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
-from serve_app.errors import BadRequest, ServeAppError, Unauthorized
+from serve_app.errors import BadRequest, EngineFailed, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.asgi_bridge import ROW_OWNER
 from serve_app.http.batch_lane import BatchLane
@@ -252,6 +252,7 @@ class RouterApp:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         self.usage.end(record.request_id, record.use())
+        self._metrics.count_continued(record.model, record.trace)
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
         if receipt.slo is not None:
@@ -354,7 +355,7 @@ class RouterApp:
     def _submit(self, call: _HttpCall, number: int) -> Submit:
         """The message for the granted replica."""
         record = call.record
-        record.granted_at = time.monotonic()
+        record.on_submit(time.monotonic(), time.time())
         if record.operation.takes_slot:
             settings = call.model.settings
             prices = None if settings.prices is None else settings.prices.token_prices()
@@ -373,25 +374,27 @@ class RouterApp:
             service_tier=call.contract.service_tier,
             prompt_tokens=record.cost.prompt_tokens,
             output_tokens=record.cost.output_tokens,
+            created=record.created,
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:
-        """Send the answer to the client, from its first frames on."""
-        record = call.record
+        """Send the answer to the client, from the first frames of a run on."""
+        record, exchange, part = call.record, call.exchange, call.part
         if call.comments is not None:
             await call.comments.end()
-        tokens = record.cost.tokens if record.operation.takes_slot else 0
-        self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
-        record.stream, record.prompt = stream, frames[0].prompt
-        if record.operation.generates:
-            first, record.first_token_s = record.first_token_s is None, time.monotonic() - record.started
-            # a repeat after a lost replica has had its first token already, and a list has one
-            if first and (call.part is None or call.part.begin()):
-                self._metrics.observe_first_token(record.model, record.request_class, record.first_token_s)
-        if call.part is not None:
-            last = await call.part.relay(stream, frames)
-        else:
-            last = await call.exchange.relay(stream, frames, record.time_headers)
+        if record.trace.lost is None:
+            tokens = record.cost.tokens if record.operation.takes_slot else 0
+            self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
+        first_token_s = record.on_first_frames(stream, time.monotonic())
+        if first_token_s is not None and (part is None or part.begin()):  # a list has one
+            self._metrics.observe_first_token(record.model, record.request_class, first_token_s)
+        relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)
+        try:
+            last = await relay
+        except EngineFailed:
+            if call.comments is not None and part is None and stream.client_has_seen:
+                call.comments.resume()  # for the wait of a stream that goes on
+            raise
         record.usage = used = last.usage
         if used is not None:
             self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)

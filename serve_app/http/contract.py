@@ -71,7 +71,8 @@ STRIPPED: dict[str, str] = {
     "cache_salt": "decides whose prefix cache is read; ours is the tenant's",
     "kv_transfer_params": "makes the engine fetch or hand over KV blocks, and takes token ids past the chat template",
     "ec_transfer_params": "the same for encoder caches",
-    "vllm_xargs": "becomes SamplingParams.extra_args, where transfer parameters and plug-ins are read from",
+    "vllm_xargs": "becomes SamplingParams.extra_args, where transfer parameters, plug-ins and tokens that a continued"
+    " stream has produced are read from",
     "data_parallel_rank": "chooses an engine rank; routing is ours",
     "watermarking": "lets a caller opt out of a watermark that the operator has switched on",
     "routed_experts_prompt_start": "cuts expert-routing data, which is not returned here",

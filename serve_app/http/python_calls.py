@@ -24,6 +24,7 @@ from serve_app import errors
 from serve_app.errors import DROPPED, BadRequest, ConfigError, EngineFailed, LeaseNotFound, ServeAppError, Unavailable
 from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED
 from serve_app.http.error_responses import Answer, Headers
+from serve_app.transport import NOT_CONTINUABLE
 
 AnswerPiece: TypeAlias = Answer | bytes  # an answer is a head with its first bytes, then bytes
 
@@ -198,7 +199,7 @@ _CLASSES = [
 _BY_STATUS: dict[Any, type[ServeAppError]] = {kind.status: kind for kind in _CLASSES}
 _BY_TYPE: dict[Any, type[ServeAppError]] = {kind.type: kind for kind in _CLASSES}
 _BY_CODE: dict[str | None, type[ServeAppError]] = {kind.code: kind for kind in _CLASSES}
-_BY_CODE |= {"session_not_found": LeaseNotFound, "slow_client": EngineFailed}
+_BY_CODE |= {"session_not_found": LeaseNotFound, "slow_client": EngineFailed, NOT_CONTINUABLE: EngineFailed}
 
 
 def _headers(given: Mapping[str, Any]) -> Headers:

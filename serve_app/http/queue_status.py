@@ -1,4 +1,5 @@
-"""Sends a waiting client its queue position, as comments at the beginning of its answer's stream.
+"""Sends a waiting client its queue position, as comments at the beginning of its answer's stream, and where the stream
+waits for another replica.
 
 `: queue position=3 expected_start_s=1.2`, the second value once the drain rate is measured. A position is an estimate,
 as `core.queue.admission.QueueStatus` describes, and may rise.
@@ -47,9 +48,14 @@ class QueueComments:
         await asyncio.gather(self._task, return_exceptions=True)  # `end` raises the failure
 
     async def end(self) -> None:
-        """End the wait. Raises what `send_comment` has raised; a second call has no effect."""
+        """End the wait. Raises what `send_comment` has raised; without a wait, it has no effect."""
         self._ended.set()
         await self._task
+
+    def resume(self) -> None:
+        """Wait again, after `end`."""
+        self._ended.clear()
+        self._task = asyncio.create_task(self._run(), name="queue-status")
 
     async def _run(self) -> None:
         position, silent_s, pause_s = 0, 0.0, FIRST_COMMENT_S

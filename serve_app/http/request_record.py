@@ -41,12 +41,12 @@ class RequestRecord:
         request_class: the key's default class, until the body is read.
         slots: of a replica's batch.
         parts: the requests of its prompts, if they are a list.
-        granted_at: when it was last submitted to a replica.
+        granted_at: when it was last submitted to a replica from its start.
+        created: the time that its answer states, in seconds since the epoch.
         limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
         is_row: of a batch.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
-        prompt: the tokens of its prompt, from the first frame of a stream.
         router_losses: earlier runs under its Idempotency-Key that were lost with their router.
         recorder: the exchange whose end is its end: with an Idempotency-Key, that of its run.
     """
@@ -65,6 +65,7 @@ class RequestRecord:
     slots: int = 0
     trace: RequestTrace = field(default_factory=RequestTrace)
     granted_at: float | None = None
+    created: int = 0
     stream: ResponseStream | None = None
     first_token_s: float | None = None
     usage: TokenUsage | None = None
@@ -74,7 +75,6 @@ class RequestRecord:
     recorder: HttpExchange | None = None
     parts: list[RequestRecord] = field(default_factory=list)
     key_id: str = ""
-    prompt: TokenUsage | None = None
     limit_wait_s: float = 0.0
     is_row: bool = False
 
@@ -87,6 +87,19 @@ class RequestRecord:
     def used_model(self) -> str:
         """The model's name in reports of use, where rows of batches are apart."""
         return self.model + BATCH_SUFFIX if self.is_row else self.model
+
+    def on_submit(self, now: float, wall: float) -> None:
+        """It is handed to a replica. A stream that goes on there has begun already."""
+        if self.trace.lost is None:
+            self.granted_at, self.created = now, int(wall)
+
+    def on_first_frames(self, stream: ResponseStream, now: float) -> float | None:
+        """A run begins to answer; returns the seconds to the first token, if it is that of the whole request."""
+        self.stream = stream
+        if self.trace.lost is not None or not self.operation.generates:
+            return None
+        had_first, self.first_token_s = self.first_token_s is not None, now - self.started
+        return None if had_first else self.first_token_s  # a repeat after a lost replica has had it already
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
@@ -112,6 +125,8 @@ class RequestRecord:
             sequences=sum(part.trace.sequences for part in parts),
             losses=sum(part.trace.losses for part in parts),
             kv_token_s=sum(part.trace.kv_token_s for part in parts),
+            continued=[one for part in parts for one in part.trace.continued],
+            not_continued=next((part.trace.not_continued for part in parts if part.trace.not_continued), None),
         )
 
     def token_use(self) -> ObservedUse | None:
@@ -159,8 +174,9 @@ class RequestRecord:
 
     def tokens_received(self) -> TokenUsage:
         """The tokens that its answer's own `usage` has; of an answer that was cut off, those that had arrived here."""
-        usage, prompt = self.usage, self.prompt or TokenUsage()
+        usage = self.usage
         if usage is None and self.stream is not None:
+            prompt = self.stream.prompt or TokenUsage()
             usage = self.stream.usage or TokenUsage(prompt.prompt_tokens, self.stream.tokens, prompt.cached_tokens)
         return usage or TokenUsage()
 
@@ -199,6 +215,8 @@ class RequestRecord:
             replica_id=trace.replica_id,
             route=trace.route,
             losses=trace.losses,
+            continued=tuple(trace.continued),
+            not_continued=trace.not_continued,
             router_losses=self.router_losses,
             sequences=trace.sequences,
             slots=self.slots,

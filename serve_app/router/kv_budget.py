@@ -22,25 +22,33 @@ class KvBudget:
         info: limits of the model's engines; None: not known yet, then nothing is rounded or capped.
         max_kv_tokens: the most tokens of prompt and all answers, by the client's bound; None: no bound.
         sequences: how many it runs; 0: one for each slot.
+        earlier_tokens: output that its earlier runs have made, with which this one begins.
     """
 
     def __init__(
-        self, arrival: Arrival, info: EngineInfo | None, max_kv_tokens: int | None = None, sequences: int = 0
+        self,
+        arrival: Arrival,
+        info: EngineInfo | None,
+        max_kv_tokens: int | None = None,
+        sequences: int = 0,
+        earlier_tokens: int = 0,
     ) -> None:
+        begins_with = arrival.prompt_tokens + earlier_tokens
+        self.earlier_tokens = earlier_tokens
         self._sequences = sequences or arrival.slots
         self._block_tokens = 1 if info is None else info.kv_block_tokens
-        self.tokens = self._round_up_to_blocks(arrival.cost_tokens)
+        self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if earlier_tokens else 0))
         self._max_tokens = None if max_kv_tokens is None else self._round_up_to_blocks(max_kv_tokens)
         if info is not None:  # do not wait for more than any pool has: vLLM bounds the request by itself
             self.tokens = min(self.tokens, max(self._block_tokens, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
             longest = self._round_up_to_blocks(info.max_model_len * self._sequences)
             self._max_tokens = longest if self._max_tokens is None else min(self._max_tokens, longest)
-        self._unused_output_tokens = max(0, self.tokens - arrival.prompt_tokens)
-        self.output_tokens = 0  # made so far, of all sequences
+        self._unused_output_tokens = max(0, self.tokens - begins_with)
+        self.output_tokens = 0  # made by this run so far, of all sequences
 
     def _round_up_to_blocks(self, tokens: int) -> int:
         """Round up: each sequence begins its own block, and its last block is rarely full."""
-        return max(1, (-(-tokens // self._block_tokens) + self._sequences - 1) * self._block_tokens)
+        return (max(1, -(-tokens // self._block_tokens)) + self._sequences - 1) * self._block_tokens
 
     def on_output(self, tokens: int) -> int:
         """Count new output tokens; returns how many KV tokens to request because the output will soon exceed the

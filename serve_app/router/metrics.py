@@ -84,6 +84,26 @@ class RouterMetrics:
             "serve_app_goodput_tokens", "Generated tokens of answers within their class's service level.", OF_CLASS
         )
         self._make_gauges()
+        self._make_migrations()
+
+    def _make_migrations(self) -> None:
+        """What becomes of streams that have lost their replica: see `router.losses`."""
+        counter = functools.partial(Counter, registry=self.registry)
+        self._migrations = counter(
+            "serve_app_migrations", "Streams that lost their replica and went on on another one.", ("model",)
+        )
+        self._not_continued = counter(
+            "serve_app_not_continuable",
+            "Streams that lost their replica and ended with an error, by why they did not go on.",
+            ("model", "reason"),
+        )
+        self._gap = Histogram(
+            "serve_app_migration_gap_seconds",
+            "Seconds from the loss of a stream's replica to the first frame of the next one.",
+            ("model",),
+            registry=self.registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
 
     def _make_gauges(self) -> None:
         """The gauges, set to the present state at each scrape."""
@@ -139,6 +159,14 @@ class RouterMetrics:
         if trace.waited_for is not None:
             self._waited.labels(*labels, trace.waited_for.value).inc(trace.waited_s)
         self._granted.labels(*labels).inc(tokens)
+
+    def count_continued(self, model: str, trace: RequestTrace) -> None:
+        """Count how often an ended stream went on on another replica, and why it did not."""
+        for _, gap_s in trace.continued:
+            self._migrations.labels(model).inc()
+            self._gap.labels(model).observe(gap_s)
+        if trace.not_continued is not None:
+            self._not_continued.labels(model, trace.not_continued.value).inc()
 
     def count_limited(self, model: str, tenant: str, reason: str) -> None:
         """Count a request that a limit refused."""

@@ -4,11 +4,12 @@ A request that takes slots waits in the queue (`serve_app.router.model_queue`) f
 (tokenizing) goes to any replica at once. Then both are submitted on a channel of `serve_app.router.replicas`, wait for
 the first frames and relay them.
 
-Invariant: a request whose client has received nothing survives the loss of its replica at any time; a request whose
-client has received a part is not retried.
+Invariant: a request survives the loss of its replica at any time. If its client has received nothing, it starts again;
+a stream goes on on another replica, which drops what the client has, if the engines can do that (`router.losses`).
 
-An answer that is not streamed is collected before the client receives any of it, so until then it can be retried from
-the start. Output of the lost engine is discarded: it counts as the tenant's queue use, but not as tokens sent to it.
+An answer that is not streamed is collected before the client receives any of it, so until then it starts again. What
+the lost engine made of it is discarded: it counts as the tenant's queue use, but not as tokens sent to it. A stream
+that goes on counts each token once; in the queue its prompt counts once for each run.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, TenantPolicy
 from serve_app.core.routing import AffinityKey, TargetReason
-from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
+from serve_app.errors import EngineFailed, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.router.kv_budget import KvBudget
+from serve_app.router.losses import LossLimit, going_on, is_loss, why_not_continued
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
@@ -38,7 +41,6 @@ from serve_app.types import RequestClass
 
 logger = logging.getLogger("ray.serve")
 
-MAX_LOSSES = 3  # engines that may die under one request before the request counts as the cause
 RETRY_PAUSE_S = 0.05  # before a failed replica that stays in use may get the same request again; doubles each time
 MAX_RETRY_PAUSE_S = 1.0  # as long as the first ejection: a replica that fails every request is tried once a second
 UNQUEUED_RETRY_S = 0.25  # between attempts of work that takes no slot and so cannot wait in the queue
@@ -61,26 +63,6 @@ def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
         min_share=admission.min_share,
         guard_slots_share=admission.guard_slots_share,
     )
-
-
-@dataclass(slots=True)
-class RetryLimit:
-    """Counts the engines that one request has lost. Pure.
-
-    Args:
-        give_up_at: end of the longest permitted wait.
-    """
-
-    give_up_at: float
-    engines_lost: int = 0
-
-    def count_loss(self, error: EngineFailed, now: float, ran_s: float = 0.0) -> bool:
-        """Count a loss; returns whether the client must get the error. An engine that never received the request is
-        not counted; the seconds on an engine that received it, perhaps frozen, do not count as waiting."""
-        if not isinstance(error, EngineUnreachable):
-            self.engines_lost += 1
-            self.give_up_at += ran_s
-        return self.engines_lost >= MAX_LOSSES or now >= self.give_up_at
 
 
 class ModelRouter:
@@ -169,22 +151,29 @@ class ModelRouter:
     ) -> None:
         """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
 
-        When its replica is lost before the client has received anything, the request waits again, at most `max_wait_s`
-        in all. It pauses first if the lost replica stays in use (a transient failure, or no more replicas may be
-        ejected).
+        When its replica is lost, the request waits again, ahead of what has arrived since, and runs again from its
+        start or from where its client is; `relay` then gets the next run's stream with its first frames. It pauses
+        first if the lost replica stays in use (a transient failure, or no more replicas may be ejected).
 
         Raises:
-            Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`. NotFound: the model is gone.
+            Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`, or no replica took a stream
+                that was to go on. NotFound: the model is gone.
         """
         with self._count_active():
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
-            losses = RetryLimit(time.monotonic() + self._admission.max_wait_s)
-            avoid, pause_s = None, RETRY_PAUSE_S
+            limit = LossLimit(self._admission.max_wait_s, time.monotonic())
+            avoid, pause_s, lost = None, RETRY_PAUSE_S, None
             while True:
-                self._check_open()
-                grant = await self.acquire(request, key, avoid, trace)
                 try:
-                    lost = await self._try_replica(grant.replica_id, make, relay, losses, trace, grant)
+                    self._check_open()
+                    grant = await self.acquire(request, key, avoid, trace)
+                except ServeAppError as refused:
+                    if trace.lost is None or lost is None:
+                        raise
+                    trace.not_continued = NotContinued.QUEUE
+                    raise lost from refused
+                try:
+                    lost = await self._try_replica(grant.replica_id, make, relay, limit, trace, grant)
                 finally:
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
@@ -205,11 +194,11 @@ class ModelRouter:
         """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;
         after a loss on the next one."""
         with self._count_active():
-            losses = RetryLimit(time.monotonic() + self._admission.max_wait_s)
+            limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             while True:
                 await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
                 self._check_open()
-                if await self._try_replica(self.replica_set.next_replica(), make, relay, losses, trace) is None:
+                if await self._try_replica(self.replica_set.next_replica(), make, relay, limit, trace) is None:
                     return
                 await asyncio.sleep(UNQUEUED_RETRY_S)
 
@@ -226,13 +215,19 @@ class ModelRouter:
         """
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
-        budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences)
+        produced = 0 if trace.lost is None else trace.lost.tokens
+        budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
+        now = time.monotonic()
+        if trace.queued_at is None:
+            trace.queued_at = now
         arrival = replace(
             request,
             affinity=affinity,
             accepted=request.accepted or avoid is not None,
             cost_tokens=budget.tokens,
             session=request.session if avoid is None and affinity == request.affinity else None,
+            deadline=request.deadline if trace.lost is None else None,  # it bounds the start of the answer
+            age_s=0.0 if avoid is None else now - trace.queued_at,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)
@@ -249,21 +244,23 @@ class ModelRouter:
         replica_id: str,
         make: MakeSubmit,
         relay: Relay,
-        losses: RetryLimit,
+        limit: LossLimit,
         trace: RequestTrace,
         grant: RequestGrant | None = None,
     ) -> EngineFailed | None:
-        """Submit a request and relay its frames; returns the error if the request can be retried.
+        """Submit a request and relay its frames; returns the error if the request is to run again.
 
         Args:
             grant: released as soon as the replica is done with the request, before a slow client has read everything.
                 None: the work takes no slot.
 
         Raises:
-            EngineFailed: the client must get the error: it has received a part, or too many engines were lost.
+            EngineFailed: the client must get the error: too many engines were lost, or it has received a part of what
+                cannot go on.
         """
         trace.replica_id = replica_id
         stream: ResponseStream | None = None
+        submit: Submit | None = None
         handed_in = time.monotonic()
         result = ResultReporter(self.replica_set, replica_id, handed_in)
 
@@ -278,23 +275,48 @@ class ModelRouter:
             else:
                 grant.release(stream.usage)
 
+        def make_run(number: int) -> Submit:
+            nonlocal submit
+            submit = make(number)
+            return submit if trace.lost is None else going_on(submit, trace.lost)
+
         on_tokens = None if grant is None else grant.on_output
         try:
-            async with self.replica_set.channel(replica_id).run(make, ended, on_tokens) as stream:
+            async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, trace.lost) as stream:
                 frames = await stream.next()
                 result.on_first_frame(frames[0].status)
+                trace.on_continued(time.monotonic())
                 await relay(stream, frames)
             return None
         except ServeAppError as error:
             if stream is None:
                 result.on_error(error)
-            seen = stream is not None and stream.client_has_seen
-            now = time.monotonic()
-            if seen or not isinstance(error, EngineFailed) or losses.count_loss(error, now, now - handed_in):
+            if not isinstance(error, EngineFailed) or self._ends_with(error, stream, submit, limit, trace):
                 raise
             return error
         finally:
             result.report()
+
+    def _ends_with(
+        self,
+        error: EngineFailed,
+        stream: ResponseStream | None,
+        submit: Submit | None,
+        limit: LossLimit,
+        trace: RequestTrace,
+    ) -> bool:
+        """Whether the failure of a run is the request's end; else it runs again."""
+        now = time.monotonic()
+        lost = stream if stream is not None and stream.client_has_seen else trace.lost
+        if lost is None:
+            return limit.count_loss(error, now)
+        if not is_loss(error, stream):
+            return True
+        continues = self.replica_set.info is not None and self.replica_set.info.continues
+        trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=continues)
+        if trace.not_continued is None:
+            trace.on_lost(lost, now)
+        return trace.not_continued is not None
 
     @contextlib.contextmanager
     def _count_active(self) -> Iterator[None]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, WaitReason
 from serve_app.core.routing import Route, TargetReason
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
-from serve_app.transport import TokenUsage
+from serve_app.transport import ResponseStream, TokenUsage
 from serve_app.types import RequestClass
 
 
@@ -31,6 +32,11 @@ class RequestTrace:
         waited_for: what it waited for then; None: for nothing.
         losses: number of replicas lost during the request.
         kv_token_s: KV tokens held, times seconds.
+        queued_at: when it first arrived in the queue; None: it has not.
+        lost: the latest run that was lost after the client had received a part; None: there is none.
+        lost_at: when the stream was lost and has not gone on yet; None: it has.
+        continued: the replicas on which the stream went on, each with the seconds from the loss to its first frame.
+        not_continued: why the stream ended when it lost its replica.
     """
 
     max_kv_tokens: int | None = None
@@ -43,6 +49,23 @@ class RequestTrace:
     waited_for: WaitReason | None = None
     losses: int = 0
     kv_token_s: float = 0.0
+    queued_at: float | None = None
+    lost: ResponseStream | None = None
+    lost_at: float | None = None
+    continued: list[tuple[str, float]] = field(default_factory=list)
+    not_continued: NotContinued | None = None
+
+    def on_lost(self, run: ResponseStream, now: float) -> None:
+        """A stream has lost its replica, and is to go on."""
+        self.lost = run
+        if self.lost_at is None:
+            self.lost_at = now
+
+    def on_continued(self, now: float) -> None:
+        """The first frame of a run has come; with it a stream that was lost goes on."""
+        if self.lost_at is not None and self.replica_id is not None:
+            self.continued.append((self.replica_id, now - self.lost_at))
+            self.lost_at = None
 
 
 @dataclass(slots=True)
@@ -95,5 +118,6 @@ class RequestGrant:
             if usage is None:
                 self.queue.release(request_id, self.budget.output_tokens)
             else:
-                self.queue.release(request_id, usage.completion_tokens, usage.prompt_tokens)
+                made = max(0, usage.completion_tokens - self.budget.earlier_tokens)
+                self.queue.release(request_id, made, usage.prompt_tokens)
         self.replicas.drop_gone()

@@ -9,6 +9,7 @@ from serve_app.transport.channel import Channel
 from serve_app.transport.messages import (
     FINISH_STOP,
     NO_SLOTS,
+    NOT_CONTINUABLE,
     EngineBackend,
     EngineInfo,
     EngineLoad,
@@ -22,6 +23,7 @@ from serve_app.transport.tcp_server import TcpServer
 
 __all__ = [
     "FINISH_STOP",
+    "NOT_CONTINUABLE",
     "NO_SLOTS",
     "Channel",
     "EngineBackend",

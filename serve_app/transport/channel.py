@@ -60,6 +60,7 @@ class Channel:
         make: Callable[[int], Submit],
         on_end: Callable[[], None],
         on_tokens: Callable[[int], None] | None = None,
+        earlier: ResponseStream | None = None,
     ) -> AsyncIterator[ResponseStream]:
         """Submit a request; its stream ends with the block, and leaving the block early aborts it on the replica.
 
@@ -68,12 +69,15 @@ class Channel:
             on_end: called at most once, if the replica is done with the request before the block ends: the last frame
                 has arrived, the connection broke, or the client is too far behind and the request was aborted.
             on_tokens: called with the number of tokens that the engine has produced since the last call.
+            earlier: the run that was lost, if this one goes on with it.
 
         Raises:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
         """
         number = next(self.numbers)
         stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
+        if earlier is not None:
+            stream.produced, stream.pace, stream.prompt = earlier.produced, earlier.pace, earlier.prompt
         self.requests[number] = stream
         connection = None
         try:
@@ -151,9 +155,8 @@ class Channel:
             stream = self.requests.get(frame.number)
             if stream is None:
                 continue
-            if frame.groups:
-                tokens = sum(map(len, frame.groups)) - len(frame.groups)
-                stream.tokens += tokens
+            tokens = stream.produced.add(frame.groups, frame.events)
+            if tokens:
                 stream.pace.on_tokens(now)
                 if stream.on_tokens is not None:
                     stream.on_tokens(tokens)

@@ -91,8 +91,8 @@ class FrameBatcher:
 
 def split(frame: Frame, size: int) -> tuple[Frame, Frame]:
     """Split a frame after `size` bytes. A stream cannot continue from between the two: the second has the events."""
-    head = Frame(frame.number, frame.body[:size], frame.status, frame.media)
-    return head, msgspec.structs.replace(frame, body=frame.body[size:], status=0, media="")
+    head = Frame(frame.number, frame.body[:size], frame.status, frame.media, prompt=frame.prompt)
+    return head, msgspec.structs.replace(frame, body=frame.body[size:], status=0, media="", prompt=None)
 
 
 def merge(first: Frame, second: Frame) -> Frame:
@@ -104,4 +104,5 @@ def merge(first: Frame, second: Frame) -> Frame:
         media=first.media or second.media,
         groups=first.groups + second.groups,
         events=first.events + second.events,
+        prompt=first.prompt or second.prompt,
     )

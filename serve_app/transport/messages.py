@@ -27,6 +27,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     without the fields of our own contract; `priority` is vLLM's (lower runs sooner); `slots` is how many sequences the
     request takes in the engine's batch; `service_tier` is told back in the answer (None: the client named none).
     `prompt_tokens` and `output_tokens` are the router's estimate of its prompts and answers together (0: unknown).
+    `created`: the time in the answer, in seconds since the epoch (0: the engine's own clock). `groups` and `events`: of
+    a stream that goes on here, the frames' groups of its earlier runs in order, and the events that the client has;
+    the frames of this run hold and count what follows, `usage` is that of the whole answer. `cached_tokens`: those that
+    the first frame of its first run had in `prompt`. A stream that the replica cannot continue exactly ends with a
+    failure, code `NOT_CONTINUABLE`.
     """
 
     number: int
@@ -39,8 +44,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     service_tier: str | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
+    created: int = 0
+    groups: list[list[int]] = []
+    events: int = 0
+    cached_tokens: int = 0
 
 
+NOT_CONTINUABLE = "not_continuable"  # code of the failure of a stream that the replica cannot continue exactly
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
 
 
@@ -101,7 +111,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     """The limits of a started engine. Sizes in tokens; `slots`: sequences that one step can run besides those of agent
-    sessions; `start_s`: seconds that the start took; `kv_block_tokens`: the block size of the KV cache."""
+    sessions; `start_s`: seconds that the start took; `kv_block_tokens`: the block size of the KV cache; `continues`:
+    whether it can go on with a stream of another replica (`Submit.groups`)."""
 
     model: str
     tasks: list[str]
@@ -111,6 +122,7 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     kv_cache_bytes: int
     start_s: float = 0.0
     kv_block_tokens: int = 1
+    continues: bool = False
 
 
 class TcpAddress(msgspec.Struct, frozen=True, array_like=True):

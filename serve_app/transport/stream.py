@@ -1,6 +1,7 @@
 """The frames of one request as they arrive at a router, and the unread bytes of all requests.
 
-Invariant: frames are delivered in order; a failed stream first delivers the frames that arrived before the failure.
+Invariant: frames are delivered in order, events of a stream whole; a failed stream first delivers what has arrived
+whole before the failure, so that `produced` is then the record of all that its reader got.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from serve_app.core.continuation import Produced
 from serve_app.core.receipts import TokenPace
 from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport.messages import Frame, TokenUsage
@@ -43,24 +45,35 @@ class ResponseStream:
         unread: counts this stream's unread bytes.
         on_unread_abort: called when the stream was ended because of too many unread bytes.
         on_end, on_tokens: see `Channel.run`, which calls them.
+        produced: by the request's runs so far, this one included.
+        pace: arrival times of the tokens, however the client reads; of these runs, too.
+        prompt: tokens of the prompt, from the first frame of a stream's first run.
     """
 
     unread: UnreadBytes
     on_unread_abort: Callable[[], None]
     on_end: Callable[[], None]
     on_tokens: Callable[[int], None] | None = None
-    tokens: int = 0  # output tokens received from the engine
-    pace: TokenPace = field(default_factory=TokenPace)  # arrival times of the tokens, however the client reads
+    produced: Produced = field(default_factory=Produced)
+    pace: TokenPace = field(default_factory=TokenPace)
+    prompt: TokenUsage | None = None
+    media: str = ""  # of its first frame
     client_has_seen: bool = False  # whether any of it was sent to the client; set by the stream's reader
     usage: TokenUsage | None = None  # comes with the last frame
     connection_lost: bool = False  # whether it failed because the connection to the replica broke
     buffered: int = 0  # bytes of `_frames`
     _frames: list[Frame] = field(default_factory=list)
+    whole_frames: int = 0  # of them, those up to the last that ends an event: a frame that is too long comes in parts
     error: ServeAppError | None = None  # why it failed
     _waiter: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
         self.unread.streams.add(self)
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens received, of all runs so far."""
+        return self.produced.tokens
 
     @property
     def is_finished(self) -> bool:
@@ -72,27 +85,39 @@ class ResponseStream:
         frames before it may be missing."""
         if self.error is not None:
             return True
+        if frame.status:
+            self.media, self.prompt = frame.media, self.prompt or frame.prompt
         if frame.body or frame.status or frame.usage is not None:
             self.usage = frame.usage
             self._frames.append(frame)
             self.buffered += len(frame.body)
-            self._wake()
+            if frame.events or frame.usage is not None or not frame.body or self.media != "sse":
+                self.whole_frames = len(self._frames)
+                self._wake()
         if frame.failure is not None:
             self.fail(frame.failure.error())
         self.unread.add(len(frame.body))
         return self.buffered <= MAX_BUFFERED_BYTES
 
     def fail(self, error: ServeAppError, *, connection_lost: bool = False) -> None:
-        """End the stream with an error; frames that have arrived are delivered first."""
+        """End the stream with an error; what has arrived whole is delivered first."""
         if self.error is None:
+            self._drop(self.whole_frames)
             self.error = error
             self.connection_lost = connection_lost
             self._wake()
 
     def clear(self) -> None:
         """Drop the unread frames."""
-        self.unread.bytes -= self.buffered
-        self._frames, self.buffered = [], 0
+        self._drop(0)
+        self.whole_frames = 0
+
+    def _drop(self, start: int) -> None:
+        """Drop the unread frames from this one on."""
+        dropped = sum(len(frame.body) for frame in self._frames[start:])
+        self.unread.bytes -= dropped
+        self.buffered -= dropped
+        del self._frames[start:]
 
     def close(self) -> None:
         """The request has ended: nobody reads its frames any more."""
@@ -111,7 +136,7 @@ class ResponseStream:
         Raises:
             ServeAppError: the request cannot go on.
         """
-        if not self._frames:
+        if not self.whole_frames:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
@@ -119,10 +144,13 @@ class ResponseStream:
                 await self._waiter
             finally:
                 self._waiter = None
-            if not self._frames and self.error is not None:
+            if not self.whole_frames and self.error is not None:
                 raise self.error
-        frames = self._frames
-        self.clear()
+        frames, rest = self._frames[: self.whole_frames], self._frames[self.whole_frames :]
+        read = self.buffered - sum(len(frame.body) for frame in rest)
+        self.unread.bytes -= read
+        self.buffered -= read
+        self._frames, self.whole_frames = rest, 0
         return frames
 
     def _wake(self) -> None:

@@ -169,16 +169,17 @@ def test_a_log_that_says_nothing_is_no_fact() -> None:
     assert engine_log.read("nothing") == EngineFacts()
 
 
-def test_a_killed_stream_must_end_with_an_error_and_be_continued_to_the_same_answer() -> None:
+def test_a_killed_stream_must_go_on_or_end_with_an_error_and_come_to_the_same_answer() -> None:
     same = compare([("it", answer(1, 2), answer(1, 2))], TIE)
     other = compare([("it", answer(1, 2), answer(1, 3))], TIE)
     tie = compare([("it", answer(1, 2, margins=(3.0, 0.1)), answer(1, 3))], TIE)
     cut = answer(1, error="engine_failed")
-    assert checks.killed("TP=1", cut, tie, same, {}).outcome is Outcome.PASS
-    assert checks.killed("TP=1", cut, same, same, {}).outcome is Outcome.PASS
-    assert checks.killed("TP=1", cut, other, same, {}).outcome is Outcome.FAIL
-    assert checks.killed("TP=1", cut, same, other, {}).outcome is Outcome.FAIL
-    assert checks.killed("TP=1", answer(1), same, same, {}).outcome is Outcome.FAIL
+    assert checks.killed("TP=1", cut, 2, tie, same, {}).outcome is Outcome.PASS
+    assert checks.killed("TP=1", cut, 2, same, same, {}).outcome is Outcome.PASS
+    assert checks.killed("TP=1", cut, 2, other, same, {}).outcome is Outcome.FAIL
+    assert checks.killed("TP=1", cut, 2, same, other, {}).outcome is Outcome.FAIL
+    assert checks.killed("TP=1", answer(1), 2, same, same, {}).outcome is Outcome.FAIL
+    assert checks.killed("TP=1", answer(1), 0, same, same, {}).outcome is Outcome.PASS  # the next engine went on
 
 
 def test_without_a_border_within_an_answer_continuation_does_not_apply() -> None:

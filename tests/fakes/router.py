@@ -125,11 +125,11 @@ class Router:
             self.places[name] = trace.replica_id
             self.why[name] = trace.reason
             stream.client_has_seen = True
+            told.extend(frames)
             if then is not None:
                 await then()
-            while frames[-1].usage is None:
-                frames += await stream.next()
-            told.extend(frames)
+            while told[-1].usage is None:
+                told.extend(await stream.next())
 
         told: list[Frame] = []
         trace = RequestTrace()
@@ -154,6 +154,19 @@ class Router:
     async def settled(self) -> None:
         """Nothing waits and nothing is granted."""
         await until(lambda: not self.waiting and not any(self.used.values()), SOON_S, "all given back")
+
+
+class Uses:
+    """What the queue was told of the use of the requests that end from now on."""
+
+    def __init__(self, router: Router) -> None:
+        self.output_tokens = 0
+        self._release = router.model.queue.release
+        router.model.queue.release = self._count  # type: ignore[method-assign]
+
+    def _count(self, request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        self.output_tokens += output_tokens or 0
+        self._release(request_id, output_tokens, prompt_tokens)
 
 
 @contextlib.asynccontextmanager

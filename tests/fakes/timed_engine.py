@@ -50,7 +50,7 @@ class TimedEngine:
         self.began[number] = now()
         self.runs.add(number)
         try:
-            yield Frame(number, b"first", 200, "sse")
+            yield Frame(number, b"first", 200, "sse", events=1)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(body["seconds"]):
                     await self.ended.wait()

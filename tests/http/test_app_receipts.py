@@ -114,6 +114,7 @@ def test_a_client_that_leaves_while_it_is_answered_leaves_what_was_made_so_far()
 def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         task, _ = await running(client)
+        client.model.replica_set.info = None  # no engine is known that could go on
         cluster.kill("r1")
         await task
         (found,) = receipts(client)

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import SessionRequest, session_name
+from serve_app.engine.vllm_adapter.produced_tokens import PRODUCED
 from serve_app.errors import BadRequest, ServeAppError
 from serve_app.http import routes
-from serve_app.http.contract import check_values
+from serve_app.http.contract import check_values, split
 from serve_app.http.error_responses import error_response
 from serve_app.http.session_routes import SessionRoutes
 from serve_app.router import SessionClient
+from serve_app.settings import HttpSettings
 from serve_app.transport import Frame, Submit
 from serve_app.types import Identity, Operation, RequestClass
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, KEY, Client, Reply, ask, started
@@ -272,3 +274,10 @@ def test_no_medium_is_named_in_a_batch_of_conversations_or_a_score_either() -> N
         with pytest.raises(BadRequest) as refused:
             check_values(operation, body)
         assert refused.value.param == f"{path}.content.0.uuid"
+
+
+@pytest.mark.parametrize("operation", [Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES])
+def test_nobody_makes_an_engine_believe_that_it_has_produced_tokens(operation: Operation) -> None:
+    attacker = Identity(tenant=ATTACKER, max_class=RequestClass.NORMAL, default_class=RequestClass.NORMAL)
+    body = {"model": MODEL, "vllm_xargs": {PRODUCED: [1, 2]}}
+    assert split(operation, body, {}, attacker, HttpSettings())[0] == {"model": MODEL}

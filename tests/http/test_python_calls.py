@@ -190,7 +190,9 @@ def test_an_error_comes_out_as_it_was_raised(kind: type[ServeAppError], more: di
 
 
 def test_codes_of_their_own_survive() -> None:
-    for error in (Overloaded("x", code="deadline"), EngineFailed("x", code="slow_client"), Unavailable("x", code="y")):
+    codes = "slow_client", "not_continuable"
+    failed = [EngineFailed("x", code=code) for code in codes]
+    for error in (Overloaded("x", code="deadline"), *failed, Unavailable("x", code="y")):
         assert fields(error_of(*error_response(error))) == fields(error)
 
 

@@ -19,7 +19,7 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Token
     found.model = "model"
     found.cost = RequestCost(40, 10, 512, 2, EstimateSource.PRIOR, None)
     found.stream, found.usage = ResponseStream(UnreadBytes(), lambda: None, lambda: None), usage
-    found.stream.tokens = made
+    found.stream.produced.tokens = made
     return found
 
 

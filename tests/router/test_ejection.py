@@ -160,7 +160,7 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
         router = await Router(cluster).start()
 
         async def breaking(submit: Any) -> AsyncIterator[Frame]:
-            yield Frame(submit.number, b"data: ", 200, "sse")
+            yield Frame(submit.number, b"data: ", 200, "sse", events=1)
             raise EngineFailed("it broke")
 
         cluster["r1"].engine.backend.run = breaking  # type: ignore[method-assign, assignment]

@@ -49,6 +49,16 @@ def test_what_was_asked_for_once_is_not_asked_for_again() -> None:
     assert asked_for(budget, *[1] * made) == [KV_REQUEST_BLOCKS * BLOCK]
 
 
+def test_a_run_that_goes_on_begins_with_prompt_and_output_so_far_and_counts_only_its_own() -> None:
+    within = KvBudget(arrival(16, 480), INFO, earlier_tokens=160)
+    assert within.tokens == 16 + 480  # the estimate still covers the whole answer
+    assert asked_for(within, 320 - LEAD_STEPS) == []
+    assert within.output_tokens == 320 - LEAD_STEPS
+    beyond = KvBudget(arrival(16, 16), INFO, earlier_tokens=160)
+    assert beyond.tokens == 16 + 160
+    assert asked_for(beyond, 1) == [KV_REQUEST_BLOCKS * BLOCK]
+
+
 @given(
     st.integers(0, 3000),
     st.integers(0, 3000),

@@ -243,7 +243,7 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody(monkeypatch: pytest.M
 
 def test_frames_that_come_after_a_failure_are_dropped() -> None:
     stream = ResponseStream(UnreadBytes(), nothing, nothing)
-    assert stream.push(Frame(1, b"a", 200, "sse"))
+    assert stream.push(Frame(1, b"a", 200, "sse", events=1))
     stream.fail(EngineFailed("first"))
     stream.fail(EngineFailed("second"))
     assert stream.push(Frame(1, b"b", usage=TokenUsage()))

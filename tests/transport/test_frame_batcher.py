@@ -92,9 +92,10 @@ def test_a_router_that_falls_behind_in_the_middle_of_a_long_answer_gets_the_rest
 
 def test_merging_keeps_the_head_and_the_end() -> None:
     usage = TokenUsage(prompt_tokens=1, completion_tokens=2)
-    head = Frame(1, b"a", status=200, media="sse", groups=[[0, 5]], events=1)
+    prompt = TokenUsage(prompt_tokens=1)
+    head = Frame(1, b"a", status=200, media="sse", groups=[[0, 5]], events=1, prompt=prompt)
     end = Frame(1, b"b", groups=[[0, 6]], events=2, usage=usage)
-    assert merge(head, end) == Frame(1, b"ab", 200, "sse", [[0, 5], [0, 6]], 3, usage)
+    assert merge(head, end) == Frame(1, b"ab", 200, "sse", [[0, 5], [0, 6]], 3, usage, prompt=prompt)
 
 
 FRAMES = st.lists(

@@ -32,6 +32,8 @@ class Arrival:
         affinity: the preferred replica; the request does not wait for it.
         accepted: it was granted before and lost its replica, or what it is a part of has begun; a full queue or a
             forecast does not refuse it.
+        age_s: seconds since it first arrived, if it comes back after the loss of its replica: its tenant's requests are
+            ordered by it, and it is no waiting.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
@@ -53,6 +55,7 @@ class Arrival:
     only_replica: str | None = None
     avoid_replicas: frozenset[str] = frozenset()
     session: str | None = None
+    age_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.slots < 1:

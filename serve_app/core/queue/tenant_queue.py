@@ -24,7 +24,8 @@ QueueEntry = tuple[float, int, "QueuedRequest"]
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A waiting request. `order_key`, by which a tenant's requests are sorted, is (`arrived_s`, `arrival_number`)."""
+    """A waiting request. `order_key`, by which a tenant's requests are sorted, is when it first arrived, and
+    `arrival_number`; its wait counts from `arrived_s`."""
 
     arrival: Arrival
     arrived_s: float
@@ -42,7 +43,7 @@ class QueuedRequest:
         self.slots, self.cost = self.arrival.slots, self.arrival.cost
         self.need = self.slots, self.cost, placement
         self.size = self.slots, self.cost.bit_length(), placement
-        self.order_key = self.arrived_s, self.arrival_number
+        self.order_key = self.arrived_s - self.arrival.age_s, self.arrival_number
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason, WaitReason
@@ -60,6 +61,14 @@ _SOURCES = {
 }
 
 
+_NOT_CONTINUED = {
+    NotContinued.ENGINE: "the model's engines cannot go on with a stream of another",
+    NotContinued.REQUEST: "what it asked for can only be finished by the engine that began it",
+    NotContinued.TOO_LONG: "it had produced more than is recorded of one stream",
+    NotContinued.LOSSES: "it had lost as many replicas as one request may, or reached none for the longest wait",
+    NotContinued.QUEUE: "no replica took it within the longest wait",
+    NotContinued.REFUSED: "the next replica could not go on with it exactly",
+}
 _VERDICTS = {
     SloVerdict.MET: "kept",
     SloVerdict.TTFT: "missed, the first token came too late",
@@ -86,6 +95,8 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append(f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}{told}.")
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
+    if receipt.continued or receipt.not_continued is not None:
+        lines.append(_continuation(receipt))
     if receipt.slo is not None:
         promised = [] if receipt.ttft_slo_s is None else [f"first token within {_duration(receipt.ttft_slo_s)}"]
         promised += [] if receipt.itl_slo_s is None else [f"{_duration(receipt.itl_slo_s)} between tokens"]
@@ -130,6 +141,15 @@ def _placement(receipt: Receipt) -> str:
         if receipt.longest_gap_s is not None:
             text += f" with a pause of {_duration(receipt.longest_gap_s)} at most"
     return text + "."
+
+
+def _continuation(receipt: Receipt) -> str:
+    went_on = ", ".join(f"continued on {name} after {_duration(gap_s)}" for name, gap_s in receipt.continued)
+    ended = ""
+    if receipt.not_continued is not None:
+        ended = f"{'; then ' if went_on else ''}not continued ({receipt.not_continued.value}): "
+        ended += _NOT_CONTINUED[receipt.not_continued]
+    return f"Its stream lost its replica in the middle: {went_on}{ended}."
 
 
 def _tokens(receipt: Receipt) -> str:

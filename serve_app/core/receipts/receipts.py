@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason, WaitReason
@@ -18,6 +19,7 @@ from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
 
 MAX_RECEIPTS = 10_000  # 9 MB; half an hour at 5 requests per second: questions come soon
+MAX_CONTINUED = 8  # the prompts of a list have more than one stream, which has two at most
 MAX_TEXT_CHARS = 256  # of an id or a name; those that this system makes are shorter
 OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "score-")  # which vLLM puts before our id in the object's id
 
@@ -40,6 +42,8 @@ class Receipt:
         replica_id: the replica it ran on last, if any; `route`: the rule that chose it.
         losses: replicas that were lost while it ran on them; `router_losses`: earlier runs under its Idempotency-Key
             that were lost with their router.
+        continued: the replicas on which its stream went on after a loss, with the seconds until it did;
+            `not_continued`: why the last loss ended it.
         sequences: sequences run at once; `slots`: slots of the replica's batch that they took, more if they are long.
         estimated_prompt: tokens; `estimated_output`: tokens of all answers; `source`: the latter was learned from it.
         prompt_tokens: counted by the engine; None: it did not run.
@@ -66,6 +70,8 @@ class Receipt:
     route: Route | None = None
     losses: int = 0
     router_losses: int = 0
+    continued: tuple[tuple[str, float], ...] = ()
+    not_continued: NotContinued | None = None
     sequences: int = 0
     slots: int = 0
     estimated_prompt: int = 0
@@ -91,6 +97,8 @@ class Receipt:
             if text is not None and len(text) > MAX_TEXT_CHARS:
                 object.__setattr__(self, name, text[:MAX_TEXT_CHARS])
         object.__setattr__(self, "ahead", self.ahead[: len(RequestClass)])
+        continued = tuple((name[:MAX_TEXT_CHARS], gap_s) for name, gap_s in self.continued[:MAX_CONTINUED])
+        object.__setattr__(self, "continued", continued)
 
     def to_json_fields(self) -> dict[str, Any]:
         """The fields as JSON values: classes by label."""

@@ -48,6 +48,11 @@ class PendingRequest:
     def request_id(self) -> str:
         return self.arrival.request_id
 
+    @property
+    def first_arrived_s(self) -> float:
+        """When it first arrived: the order among the requests of a class."""
+        return self.arrived_s - self.arrival.age_s
+
 
 class PendingRequests:
     """Waiting requests by id, model, ticket and end of their wait. O(log n) per method, unless stated."""
@@ -75,7 +80,7 @@ class PendingRequests:
         self.counts[model] += 1
         self._tokens[model, level] += waiting.arrival.cost
         queues = self.queues.setdefault(model, {})
-        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.arrived_s, number))
+        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.first_arrived_s, number))
         self._deadlines.set(request_id, (due, number))
 
     def remove(self, request_id: str) -> PendingRequest | None:
@@ -114,7 +119,7 @@ class PendingRequests:
         if not limit or not self.unsent:
             return []
         found = (one for one in self.unsent.values() if not is_excluded(one.model))
-        return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.arrived_s))
+        return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.first_arrived_s))
 
     def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
         """Whether a class, or all classes together, have reached the bounds of the policy."""

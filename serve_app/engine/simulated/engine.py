@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from serve_app.engine.continuation import not_continuable
 from serve_app.engine.simulated import requests
 from serve_app.engine.simulated.requests import Generation, Prompts, Scoring
 from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
@@ -24,6 +25,7 @@ from serve_app.engine.simulated.text import (
     rerank_document,
     score,
     score_document,
+    tokens_made,
 )
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
@@ -103,6 +105,7 @@ class SimulatedEngine:
             slots=self.settings.max_num_seqs,
             kv_cache_tokens=kv_tokens,
             kv_cache_bytes=kv_tokens * KV_BYTES_PER_TOKEN,
+            continues=True,
         )
 
     def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
@@ -194,31 +197,36 @@ class SimulatedEngine:
             return self._embed(submit, *requests.parse_embedding(body, max_model_len=self._max_model_len))
         seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
-        created = int(self.wall_clock())
+        created = self._created(submit)
         writer = Writer(operation, submit.request_id, self.settings.name, created, stream=generation.stream)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
-        """One frame per choice and wake-up, with the tokens made since the last one."""
-        sent = [0] * len(generation.choices)
+        """One frame per wake-up, with the tokens made since the last one; one event and one group per choice in it."""
+        sent = _continued_at(submit, generation)
         status, media = 200, "sse"
         prompt: TokenUsage | None = TokenUsage(generation.prompt_tokens)
-        open_choices = len(sent)
-        with self._admitted(submit, generation.sizes) as request:
+        open_choices = sum(made < choice.max_tokens for made, choice in zip(sent, generation.choices, strict=True))
+        with self._admitted(submit, generation.sizes, sent) as request:
             while open_choices:
                 await request.wait_for_progress()
+                body, groups = b"", []
                 for choice, sequence in zip(generation.choices, request.sequences, strict=True):
                     start, stop = sent[choice.index], sequence.produced
                     if start == stop:
                         continue
                     sent[choice.index] = stop
-                    body, group = writer.tokens(choice, start, stop)
+                    text, group = writer.tokens(choice, start, stop)
+                    body += text
+                    groups.append(group)
                     open_choices -= stop == choice.max_tokens
-                    if not open_choices:
-                        body += writer.end(generation.usage if generation.include_usage else None)
-                    usage = None if open_choices else _usage(generation)
-                    yield Frame(submit.number, body, status, media, [group], 1, usage, prompt=prompt)
-                    status, media, prompt = 0, "", None
+                if not groups:
+                    continue
+                if not open_choices:
+                    body += writer.end(generation.usage if generation.include_usage else None)
+                usage = None if open_choices else _usage(generation)
+                yield Frame(submit.number, body, status, media, groups, len(groups), usage, prompt=prompt)
+                status, media, prompt = 0, "", None
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
         await self._finish(submit, generation.sizes)
@@ -238,7 +246,7 @@ class SimulatedEngine:
         scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
         request_id, model, tokens = submit.request_id, self.settings.name, asked.prompt_tokens
         if submit.operation is Operation.SCORE:
-            document = score_document(request_id, model, int(self.wall_clock()), scores, tokens)
+            document = score_document(request_id, model, self._created(submit), scores, tokens)
         else:
             texts = [text for text, _ in asked.documents]
             document = rerank_document(request_id, model, texts, scores, asked.top_n, tokens)
@@ -254,12 +262,21 @@ class SimulatedEngine:
                 while sequence.state is not SequenceState.DONE:
                     await request.wait_for_progress()
 
+    def _created(self, submit: Submit) -> int:
+        return submit.created or int(self.wall_clock())
+
     @contextlib.contextmanager
-    def _admitted(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> Iterator[_SimulatedRequest]:
-        """Sequences of the given (prompt, output) tokens in the scheduler, during the context."""
+    def _admitted(
+        self, submit: Submit, sizes: Iterable[tuple[int, int]], made: list[int] | None = None
+    ) -> Iterator[_SimulatedRequest]:
+        """Sequences of the given (prompt, output) tokens in the scheduler, during the context. `made`: output tokens of
+        each that earlier runs have produced."""
         request = _SimulatedRequest([Sequence(prompt, output, submit.priority) for prompt, output in sizes])
         try:
-            for sequence in request.sequences:
+            for sequence, produced in zip(request.sequences, made or [0] * len(request.sequences), strict=True):
+                sequence.produced = produced
+                if produced and produced == sequence.max_tokens:
+                    continue  # it has ended in an earlier run
                 self._requests[sequence] = request
                 self._scheduler.add(sequence, self.clock())
             self._work.set()
@@ -268,6 +285,16 @@ class SimulatedEngine:
             for sequence in request.sequences:
                 self._scheduler.cancel(sequence)
                 self._requests.pop(sequence, None)
+
+
+def _continued_at(submit: Submit, generation: Generation) -> list[int]:
+    """The tokens of each choice that the client has; raises `not_continuable`."""
+    made = tokens_made(generation.choices, submit.groups)
+    if made is None or submit.events != len(submit.groups):
+        raise not_continuable("its tokens are not those of this engine")
+    if made == [choice.max_tokens for choice in generation.choices]:
+        raise not_continuable("it has ended")
+    return made
 
 
 def _usage(generation: Generation) -> TokenUsage:

@@ -28,7 +28,8 @@ class SequenceState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence of a request; the scheduler owns every field but the first three. Counts are in tokens."""
+    """One sequence of a request. The scheduler owns every field but the first three, and `produced` from `add` on
+    (above 0: another engine has produced these). Counts are in tokens."""
 
     prompt_tokens: int
     max_tokens: int  # of output; 0: prefill only

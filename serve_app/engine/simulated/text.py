@@ -121,6 +121,22 @@ class SimulatedChoice:
         return "length" if self.cut is None else "stop"
 
 
+def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[int]]) -> list[int] | None:
+    """The tokens of each choice in these groups; None: they are not groups of these choices."""
+    made = [0] * len(choices)
+    for group in groups:
+        if not group or not 0 <= group[0] < len(choices):
+            return None
+        index, *tokens = group
+        start, stop = made[index], made[index] + len(tokens)
+        if stop > choices[index].max_tokens:
+            return None
+        if tokens != [WORD_IDS[k] for k in words_at(choices[index].key, start, stop)]:
+            return None
+        made[index] = stop
+    return made
+
+
 class Writer:
     """The bytes of one response to a chat or completion request.
 

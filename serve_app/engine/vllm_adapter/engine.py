@@ -26,15 +26,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from serve_app.engine import environment
+from serve_app.engine.continuation import EarlierRuns, is_continued, not_continuable
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.stall_detector import StallDetector
-from serve_app.engine.token_recorder import TokenRecorder
-from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
+from serve_app.engine.vllm_adapter import replay, serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
-from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM, recorder_of_request
+from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit
@@ -60,6 +61,7 @@ class VllmEngine:
         self._state = State()
         self._stall = StallDetector(settings.health_stall_s)
         self._probe: asyncio.Task[bool] | None = None
+        self._continues = False
 
     async def start(self) -> EngineInfo:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
@@ -85,6 +87,7 @@ class VllmEngine:
         serving.reduce_per_token_cost(llm)
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
+        self._continues = self._settings.task == "generate" and await replay.prepare(llm)
         cache = llm.vllm_config.cache_config
         blocks = cache.num_gpu_blocks or 0
         return EngineInfo(
@@ -95,19 +98,27 @@ class VllmEngine:
             kv_cache_tokens=getattr(cache, "kv_cache_size_tokens", None) or blocks * cache.block_size,
             kv_cache_bytes=blocks * block_bytes(llm.vllm_config),
             kv_block_tokens=cache.block_size,
+            continues=self._continues,
         )
 
     def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """See `EngineBackend.run`."""
         n = submit.body.get("n")
-        recorder = TokenRecorder(n if isinstance(n, int) and n > 0 else 1, FATAL, submit.cache_salt or "")
+        choices = n if isinstance(n, int) and n > 0 else 1
+        earlier = EarlierRuns(submit, choices) if is_continued(submit) else None
+        recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", earlier)
         return answer_frames(functools.partial(self._answer, submit, recorder), recorder, submit)
 
     async def _answer(self, submit: Submit, recorder: TokenRecorder) -> Frame | AsyncGenerator[str, None]:
         """The events of a stream; the only frame of a whole answer or a refusal."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
+        if recorder.earlier is not None:
+            why = serving.why_not_continued(submit) if self._continues else "this engine cannot"
+            if why is not None:
+                raise not_continuable(why)
         recorder_of_request.set(recorder)
+        replay.identity_of_request.set(replay.AnswerIdentity(submit.request_id, submit.created))
         try:
             answer = await serving.answer(self._running(), self._state, submit, self._settings.tool_strict)
         except EngineDeadError as error:
@@ -115,8 +126,8 @@ class VllmEngine:
         except ValidationError as error:
             return serving.refusal(serving.validation_error(error, submit), submit)
         except Exception as error:
-            if recorder.failure is not None:
-                raise EngineFailed(f"the engine died: {error}") from error
+            if recorder.failed is not None:
+                raise recorder.failed from error
             return serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
         if isinstance(answer, ErrorResponse):
             return serving.refused(recorder, submit) or serving.refusal(answer, submit)
@@ -194,8 +205,13 @@ async def answer_frames(
         return
     try:
         async for text in events:
-            if recorder.failure is not None:
-                raise EngineFailed(f"the engine died: {recorder.failure}") from recorder.failure
+            if recorder.failed is not None:
+                raise recorder.failed from recorder.failure
+            if recorder.earlier is not None and not recorder.earlier.is_over:
+                if text.startswith(serving.ERROR_EVENT):
+                    raise recorder.earlier.fail("vLLM cannot make its beginning again")
+                recorder.earlier.drop_event()
+                continue
             if status or text.startswith(serving.ERROR_EVENT):
                 refusal = serving.refused(recorder, submit) or serving.event_refusal(text, submit)
                 if refusal is not None and status:
@@ -208,15 +224,17 @@ async def answer_frames(
     except EngineFailed:
         raise
     except Exception as error:
-        if recorder.failure is not None:
-            raise EngineFailed(f"the engine died: {error}") from error
+        if recorder.failed is not None:
+            raise recorder.failed from error
         if not status:
             raise
         yield serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
         return
     finally:
         await events.aclose()
-    yield Frame(number, b"", groups=recorder.take_groups(), usage=recorder.usage())
+    if recorder.failed is not None:
+        raise recorder.failed from recorder.failure
+    yield Frame(number, b"", status, media, groups=recorder.take_groups(), usage=recorder.usage())
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

@@ -4,7 +4,7 @@ after each step is kept."""
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,12 +16,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.engine.grammar_queue import GrammarQueue
-from serve_app.engine.token_recorder import TokenRecorder
+from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.grammar import grammar_of
+from serve_app.engine.vllm_adapter.replay import replayed_queue
 from serve_app.errors import ServeAppError
 from serve_app.transport import EngineLoad
-
-recorder_of_request: contextvars.ContextVar[TokenRecorder | None] = contextvars.ContextVar("recorder", default=None)
 
 
 class RecordedLLM(AsyncLLM):
@@ -32,10 +31,12 @@ class RecordedLLM(AsyncLLM):
     def __del__(self) -> None:
         """Do nothing: `VllmEngine.shutdown` has ended it, and vLLM's own finalizer fails at interpreter exit."""
 
-    def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        outputs = super().generate(*args, **kwargs)
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         recorder = recorder_of_request.get()
-        return outputs if recorder is None else recorder.record(outputs)
+        return outputs if recorder is None else recorder.record(outputs, request_id)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
         outputs = super().encode(*args, **kwargs)
@@ -44,7 +45,14 @@ class RecordedLLM(AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         await self.check_grammar(getattr(params, "structured_outputs", None))
-        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+        add = functools.partial(super().add_request, request_id, prompt, params, *args, **kwargs)
+        recorder = recorder_of_request.get()
+        if recorder is None or recorder.earlier is None:
+            return await add()
+        number = recorder.prompts[request_id]
+        if not recorder.earlier.groups_of(number):
+            return await add()
+        return await replayed_queue(self, add, params, number, recorder.earlier)
 
     async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
         """Return when the engine may compile it. Raises VLLMValidationError: refused; the recorder has the reason."""

@@ -30,6 +30,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.token_recorder import TokenRecorder
@@ -177,6 +178,17 @@ def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> Non
                 function.parameters = {"type": "object", "properties": {}}
         strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
         asked.tools = strict
+
+
+def why_not_continued(submit: Submit) -> str | None:
+    """What keeps any engine from continuing this request exactly; None: nothing known."""
+    if not submit.body.get("stream"):
+        return "its answer is no stream"
+    if submit.body.get("use_beam_search"):
+        return "beams fork inside the engine"
+    if not is_continuable(submit.operation, submit.body):
+        return "its last event repeats all log probabilities, and the earlier ones are not known here"
+    return None
 
 
 def with_tier(

@@ -45,6 +45,21 @@ def test_a_shrunken_replica_gets_nothing_until_it_is_below_its_slots() -> None:
     assert where(line.on_done("q", 3.0)) == {"s": "a"}
 
 
+def test_one_that_comes_back_is_ahead_by_its_first_arrival_and_waits_as_long_as_any_other() -> None:
+    line = admission(a=1, max_wait_s=60.0)
+    arrive(line, "runs", now=100.0)
+    arrive(line, "p", now=101.0)
+    back = arrival("back", age_s=90.0, accepted=True)  # it first came at 12
+    assert line.on_arrive(back, 102.0) == []
+    assert line.next_due() == 161.0  # the wait of p ends first
+    assert where(line.on_done("runs", 103.0)) == {"back": "a"}
+    assert where(line.on_done("back", 104.0)) == {"p": "a"}
+    again = arrival("again", age_s=3600.0, accepted=True)
+    assert line.on_arrive(again, 105.0) == []
+    assert line.on_tick(164.0) == []
+    assert [type(one) for one in line.on_tick(165.0)] == [Refuse]
+
+
 def test_a_lost_replica_takes_its_requests_along_and_they_may_come_again() -> None:
     line = admission(a=1, b=1)
     assert where(arrive(line, "p", "q")) == {"p": "a", "q": "b"}

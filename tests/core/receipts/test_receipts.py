@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.explanation import explain
@@ -67,6 +68,8 @@ receipts = st.builds(
     replica_id=st.none() | st.text(max_size=400),
     route=st.none() | st.sampled_from(Route),
     losses=st.integers(0, 3),
+    continued=st.lists(st.tuples(st.text(max_size=400), st.floats(0, 100)), max_size=20).map(tuple),
+    not_continued=st.none() | st.sampled_from(NotContinued),
     estimated_output=st.integers(0, 10**6),
     source=st.sampled_from(EstimateSource),
     prompt_tokens=st.none() | st.integers(0, 10**6),
@@ -106,6 +109,22 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
         "Refused (queue_full): the queue, or its class in it, was full of requests with as much right to wait; the "
         "client was told to retry after 12.0 s.",
     ]
+
+
+def test_a_stream_that_lost_its_replica_is_told_where_it_went_on_and_why_it_ended() -> None:
+    moved = replace(WAITED, losses=2, continued=(("llama#3", 0.31), ("llama#4", 2.0)))
+    assert explain(moved)[3] == (
+        "Its stream lost its replica in the middle: continued on llama#3 after 310 ms, continued on llama#4 after "
+        "2.0 s."
+    )
+    ended = replace(moved, continued=moved.continued[:1], not_continued=NotContinued.QUEUE)
+    assert explain(ended)[3] == (
+        "Its stream lost its replica in the middle: continued on llama#3 after 310 ms; then not continued (queue): no "
+        "replica took it within the longest wait."
+    )
+    for reason in NotContinued:
+        (line,) = [one for one in explain(replace(WAITED, not_continued=reason)) if "in the middle" in one]
+        assert line.startswith(f"Its stream lost its replica in the middle: not continued ({reason.value}): ")
 
 
 def test_a_service_level_is_told_with_what_became_of_it() -> None:
@@ -160,7 +179,7 @@ def test_lines_say_what_applies_and_no_more(change: dict[str, object], line: int
 @given(receipts)
 def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
     lines = explain(receipt)
-    assert 2 <= len(lines) <= 6
+    assert 2 <= len(lines) <= 7
     assert all(lines)
     plain = json.loads(json.dumps(receipt.to_json_fields()))
     assert plain["outcome"] == receipt.outcome.value

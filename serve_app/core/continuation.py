@@ -1,0 +1,88 @@
+"""What a stream has produced, in the terms in which another engine can go on with it. Pure.
+
+The router records, of each message of an engine, the token groups and the number of events that it brings; the next
+engine replays the groups and drops as many events (docs/decisions.md, "Continuing a stream on another engine").
+
+Invariant: after each message, the record is that of exactly the bytes the client has or will get; a run that goes on
+adds to the record of the runs before it, so the sum over any number of runs is that of one undisturbed run.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_app.types import Operation
+
+_WORD = "I"  # 4 bytes: token ids and choices are far below 2**32
+GROUP_WORDS = 2  # of a group besides its tokens: its length and its choice; so 12 bytes a token sent by itself
+MAX_WORDS = 2**22  # 16 MiB of one stream, as much as may wait unread; 1.4 million tokens
+OUTPUT_LOGPROBS = "message.output_text.logprobs"  # what a Responses request includes to get them
+
+
+class NotContinued(enum.StrEnum):
+    """Why a stream that lost its engine ended with an error; a label of the metrics."""
+
+    ENGINE = "engine"  # the model's engines cannot go on with a stream of another
+    REQUEST = "request"  # what it asks for cannot be continued (`is_continuable`)
+    TOO_LONG = "too_long"  # it has produced more than is recorded of one stream
+    LOSSES = "losses"  # it has lost as many engines as one request may, or reached none for the longest wait
+    QUEUE = "queue"  # no replica took it within the longest wait
+    REFUSED = "refused"  # the engine that was to go on with it could not do so exactly
+
+
+class Produced:
+    """What the runs of one stream have produced so far.
+
+    Attributes:
+        tokens: of all choices. events: that the serving object has yielded.
+    """
+
+    __slots__ = ("_words", "events", "is_whole", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.events = 0
+        self.is_whole = True  # False: it was too long, and its groups are no longer recorded
+        self._words = array(_WORD)  # of each group: its length, then the choice and the tokens
+
+    def add(self, groups: Sequence[Sequence[int]], events: int) -> int:
+        """Record a message; returns its tokens. O(tokens)."""
+        self.events += events
+        if not groups:
+            return 0
+        more, words = 0, self._words
+        for group in groups:
+            more += len(group) - 1
+            if self.is_whole:
+                words.append(len(group))
+                words.extend(group)
+        self.tokens += more
+        if len(words) > MAX_WORDS:
+            self.is_whole, self._words = False, array(_WORD)
+        return more
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The recorded groups, each `[choice, token, ...]`, in order. O(tokens)."""
+        words, groups, start = self._words, list[list[int]](), 0
+        while start < len(words):
+            end = start + 1 + words[start]
+            groups.append(words[start + 1 : end].tolist())
+            start = end
+        return groups
+
+    @property
+    def recorded_bytes(self) -> int:
+        """The memory of the record."""
+        return len(self._words) * self._words.itemsize
+
+
+def is_continuable(operation: Operation, body: Mapping[str, Any]) -> bool:
+    """Whether the stream of such a request can go on elsewhere. The last event of a response with output logprobs
+    repeats the values of all tokens, which only the lost engine had."""
+    if operation is not Operation.RESPONSES:
+        return True
+    include = body.get("include")
+    return not (type(include) is list and OUTPUT_LOGPROBS in include)

@@ -1,0 +1,105 @@
+"""Every private name of vLLM 0.32.0 that continuing a stream needs (`replay`, `produced_tokens`).
+
+Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
+engine that starts with such a release.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_OPENAI = "vllm.entrypoints.openai"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A name of vLLM: where it is, and the parameters (of a function) or attributes (of a class) that it must have."""
+
+    module: str
+    path: str
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.path}"
+
+
+CLOCKS = tuple(
+    PrivateName(f"{_OPENAI}.{api}.serving", "time") for api in ("chat_completion", "completion", "responses")
+)
+IDS = (
+    PrivateName("vllm.renderers.chat_utils", "random_uuid"),
+    *(PrivateName(f"{_OPENAI}.responses.{part}", "random_uuid") for part in ("serving", "streaming_events", "utils")),
+)
+MERGE = PrivateName(f"{_OPENAI}.completion.serving", "merge_async_iterators")
+ENGINE_NAMES = (
+    PrivateName("vllm.v1.engine.core", "EngineCore"),
+    PrivateName("vllm.v1.request", "Request.from_engine_core_request", ("request", "block_hasher")),
+    PrivateName("vllm.v1.request", "Request.append_output_token_ids", ("token_ids",)),
+    PrivateName("vllm.v1.request", "Request", ("prefill_stats", "output_token_ids", "structured_output_request")),
+    PrivateName("vllm.v1.structured_output", "StructuredOutputManager._create_grammar", ("request",)),
+    PrivateName(
+        "vllm.v1.structured_output",
+        "StructuredOutputManager._get_constraint_bounds",
+        ("request", "spec_tokens", "spec_tokens_committed"),
+    ),
+    PrivateName("vllm.v1.structured_output.request", "StructuredOutputRequest", ("reasoning_ended",)),
+    PrivateName(
+        "vllm.v1.structured_output.backend_types", "StructuredOutputGrammar.accept_tokens", ("request_id", "tokens")
+    ),
+    PrivateName("vllm.v1.worker.gpu_input_batch", "CachedRequestState.__post_init__"),
+    PrivateName(
+        "vllm.v1.worker.gpu_input_batch", "CachedRequestState", ("sampling_params", "generator", "output_token_ids")
+    ),
+)
+NAMES = (
+    *ENGINE_NAMES,
+    *CLOCKS,
+    *IDS,
+    MERGE,
+    PrivateName("vllm.config", "VllmConfig.use_v2_model_runner"),
+    PrivateName("vllm.sampling_params", "SamplingParams", ("extra_args", "prompt_logprobs", "num_logprobs")),
+    PrivateName("vllm.v1.core.sched.utils", "check_stop", ("request", "max_model_len")),
+    PrivateName("vllm.v1.request", "Request", ("get_finished_reason", "stop_reason")),
+    PrivateName("vllm.v1.engine", "EngineCoreRequest", ("request_id", "sampling_params")),
+    PrivateName(
+        "vllm.v1.engine",
+        "EngineCoreOutput",
+        ("request_id", "new_token_ids", "new_logprobs", "finish_reason", "stop_reason"),
+    ),
+    PrivateName("vllm.v1.outputs", "LogprobsLists", ("logprob_token_ids", "logprobs", "sampled_token_ranks")),
+    PrivateName("vllm.v1.engine.async_llm", "AsyncLLM", ("output_processor", "engine_core", "model_config")),
+    PrivateName("vllm.v1.engine.core_client", "AsyncMPClient.add_request_async", ("request",)),
+    PrivateName("vllm.v1.engine.core_client", "AsyncMPClient.call_utility_async", ("method",)),
+    PrivateName("vllm.v1.engine.output_processor", "OutputProcessor", ("request_states",)),
+    PrivateName("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs", ("engine_core_outputs",)),
+    PrivateName("vllm.v1.engine.output_processor", "RequestState", ("is_prefilling", "num_cached_tokens")),
+    PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector", ("request_id", "close")),
+    PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector.get"),
+    PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector.get_nowait"),
+)
+
+
+def missing(names: Iterable[PrivateName] = NAMES) -> list[str]:
+    """The names that the installed vLLM does not have, or not with these parts."""
+    lacking = []
+    for name in names:
+        try:
+            found: Any = functools.reduce(getattr, name.path.split("."), importlib.import_module(name.module))
+        except (ImportError, AttributeError):
+            lacking.append(str(name))
+            continue
+        lacking += [f"{name}: {part}" for part in name.parts if part not in _parts_of(found)]
+    return lacking
+
+
+def _parts_of(found: Any) -> set[str]:
+    if not inspect.isclass(found):
+        return set(inspect.signature(found).parameters)
+    fields = (getattr(found, kind, ()) for kind in ("__struct_fields__", "__dataclass_fields__", "_fields"))
+    set_in_init = getattr(found.__init__, "__code__", None)
+    return {*dir(found), *(name for names in fields for name in names), *getattr(set_in_init, "co_names", ())}

@@ -1,0 +1,205 @@
+"""An engine alone whose streams are cut and continued: `python -m tests.e2e.continued_streams` prints them as JSON.
+
+Each scenario runs undisturbed first, then for some borders between its messages once more from there, on an engine that
+knows of it what a router knows: the groups and the number of the events in the messages so far. The answer has for each
+scenario `undisturbed` and `cuts`: of each run its text and the tokens of its choices (of a cut: those of all engines),
+its usage and failure, and the statuses and the number of new tokens of the last engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from serve_app.engine.deployment import make_backend
+from serve_app.errors import EngineFailed
+from serve_app.settings.settings import BUILT_IN_MODEL
+from serve_app.transport import EngineBackend, Frame, Submit
+from serve_app.transport.frame_batcher import FrameBatcher
+from serve_app.transport.messages import batch_decoder
+from serve_app.types import Operation
+
+CREATED = 1_700_000_000
+TOKENS = 28
+CUTS = 5  # of a scenario, at most
+SAID = {"messages": [{"role": "user", "content": "Tell me of the river and the stone."}]}
+PROMPT = {"prompt": "Tell me of the river"}
+USAGE = {"stream_options": {"include_usage": True}}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 5},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "weather", "description": "The weather.", "parameters": WEATHER}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": True}}
+SIGNS = {"structured_outputs": {"regex": "(é|ü|€|\N{GRINNING FACE}|\N{CJK UNIFIED IDEOGRAPH-4E2D}){9}"}}
+PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_tokens": 9}
+SEEDED = {"temperature": 1.0, "seed": 11}
+
+CHAT: dict[str, dict[str, Any]] = {
+    "chat": USAGE,
+    "chat_logprobs": {"logprobs": True, "top_logprobs": 3},
+    "chat_seeded_pair": {"n": 2} | SEEDED | USAGE,
+    "chat_characters": SIGNS | {"logprobs": True, "top_logprobs": 1},
+    "chat_schema": {"response_format": SCHEMA, "max_tokens": 60},
+    "chat_schema_pair": {"response_format": SCHEMA, "max_tokens": 60, "n": 2} | SEEDED,
+    "chat_tool": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 60},
+    "chat_tool_cached": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"} | USAGE,
+    "chat_penalties": PENALTIES,
+    "chat_penalties_seeded": PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
+}
+COMPLETION: dict[str, dict[str, Any]] = {
+    "completion": USAGE,
+    "completion_logprobs": {"logprobs": 2},
+    "completion_echo": {"echo": True},
+    "completion_prompts": {"prompt": ["Tell me of the river", "A stone", "Ten"], "n": 2} | SEEDED | USAGE,
+    "completion_token_ids": {"return_token_ids": True},
+}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "responses": {},
+    "responses_tool": {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": 60},
+}
+INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
+    "responses_logprobs": (Operation.RESPONSES, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "prompt_logprobs": (Operation.COMPLETION, {"echo": True, "logprobs": 1}),
+}
+
+
+def request(name: str, operation: Operation, more: dict[str, Any]) -> Submit:
+    body: dict[str, Any] = {"model": BUILT_IN_MODEL.name, "temperature": 0, "stream": True}
+    match operation:
+        case Operation.CHAT:
+            body |= SAID | {"max_tokens": TOKENS}
+        case Operation.COMPLETION:
+            body |= PROMPT | {"max_tokens": TOKENS}
+        case Operation.RESPONSES:
+            body |= {"input": "Tell me of the river and the stone.", "max_output_tokens": TOKENS}
+    return Submit(1, name, operation, body | more, cache_salt="s", created=CREATED)
+
+
+def continued(asked: Submit, had: list[Frame]) -> Submit:
+    first = had[0].prompt
+    return msgspec.structs.replace(
+        asked,
+        groups=[group for frame in had for group in frame.groups],
+        events=sum(frame.events for frame in had),
+        cached_tokens=0 if first is None else first.cached_tokens,
+    )
+
+
+async def messages(backend: EngineBackend, asked: Submit) -> tuple[list[Frame], str]:
+    """The frames of its messages, and the code of its failure."""
+    frames: list[Frame] = []
+    batcher = FrameBatcher(lambda message: frames.extend(batch_decoder.decode(message).frames))
+    failure = ""
+    try:
+        async for frame in backend.run(asked):
+            batcher.put(frame)
+    except EngineFailed as error:
+        failure = error.code
+    await asyncio.sleep(0)  # the last message leaves
+    return frames, failure
+
+
+def told(frames: list[Frame], failure: str, new: list[Frame]) -> dict[str, Any]:
+    usage = frames[-1].usage
+    made: dict[int, list[int]] = {}
+    for frame in frames:
+        for choice, *tokens in frame.groups:
+            made.setdefault(choice, []).extend(tokens)
+    return {
+        "text": b"".join(frame.body for frame in frames).decode(),
+        "status": [frame.status for frame in new],
+        "usage": None if usage is None else msgspec.to_builtins(usage),
+        "failure": failure,
+        "made": made,
+        "new": sum(len(group) - 1 for frame in new for group in frame.groups),
+    }
+
+
+def borders(count: int) -> list[int]:
+    """Some borders between so many messages: the first, the last, and some between."""
+    return sorted({1 + (count - 2) * i // (CUTS - 1) for i in range(CUTS)}) if count > 1 else []
+
+
+async def cut(backend: EngineBackend, asked: Submit) -> dict[str, Any]:
+    undisturbed, failure = await messages(backend, asked)
+    cuts = []
+    for number in borders(len(undisturbed)):
+        had = undisturbed[:number]
+        rest, failed = await messages(backend, continued(asked, had))
+        cuts.append(told(had + rest, failed, rest))
+        if rest and not failed and number > 1:  # once more, in what the second engine made
+            middle = had + rest[: len(rest) // 2]
+            rest, failed = await messages(backend, continued(asked, middle))
+            cuts.append(told(middle + rest, failed, rest))
+    return {"undisturbed": told(undisturbed, failure, undisturbed), "cuts": cuts}
+
+
+def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
+    for operation, found in (
+        (Operation.CHAT, CHAT), (Operation.COMPLETION, COMPLETION), (Operation.RESPONSES, RESPONSES)
+    ):  # fmt: skip
+        for name, more in found.items():
+            yield name, operation, more
+
+
+async def main() -> dict[str, Any]:
+    backend = make_backend(BUILT_IN_MODEL.model_copy(update={"enforce_eager": True}))
+    info = await backend.start()
+    found: dict[str, Any] = {"continues": info.continues}
+    try:
+        plain = told(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
+        chunks = [json.loads(event.removeprefix("data: ")) for event in plain.split("\n\n")[:-2]]
+        text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        stop = {"stop": [text[-30:-10]]}  # over several tokens, late in the text
+        for name, operation, more in [*scenarios(), ("completion_stop", Operation.COMPLETION, stop)]:
+            found[name] = await cut(backend, request(name, operation, more))
+        for name, (operation, more) in INEXACT.items():
+            found[name] = await cut(backend, request(name, operation, more))
+        asked = request("wrong", *CASE_OF_WRONG)
+        had, _ = await messages(backend, asked)
+        for name, changed in wrong(continued(asked, had[: len(had) // 2])).items():
+            rest, failed = await messages(backend, changed)
+            found[name] = told(had[:1] + rest, failed, rest)
+        found["after"] = told(*(await messages(backend, asked)), [])
+        found["first"] = told(had, "", [])
+        return found
+    finally:
+        await backend.shutdown()
+
+
+CASE_OF_WRONG: tuple[Operation, dict[str, Any]] = (Operation.CHAT, CHAT["chat_schema"])
+
+
+def wrong(asked: Submit) -> dict[str, Submit]:
+    """Continued requests that do not fit."""
+
+    def but(**fields: Any) -> Submit:
+        return msgspec.structs.replace(asked, **fields)
+
+    return {
+        "too_few_events": but(events=asked.events - 1),
+        "too_many_events": but(events=asked.events + 1),
+        "no_groups": but(groups=[]),
+        "unknown_tokens": but(groups=[[0, 10**6], *asked.groups[1:]]),
+        "unknown_choice": but(groups=[[1, *group[1:]] for group in asked.groups]),
+        "empty_group": but(groups=[[0], *asked.groups]),
+        "against_the_grammar": but(groups=[[0, token] for token in reversed([token for _, token, *_ in asked.groups])]),
+        "beyond_the_end": but(groups=asked.groups * 9, events=asked.events),
+        "no_stream": but(body=asked.body | {"stream": False}),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main())), flush=True)
+    sys.exit()

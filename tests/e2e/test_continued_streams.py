@@ -1,0 +1,126 @@
+"""What a client assembles of a stream that two engines made is what one engine would have given it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.transport import NOT_CONTINUABLE
+from tests.e2e import continued_streams, one_engine
+from tests.requires import requires
+
+requires("vllm")
+
+EXACT = [*(name for name, *_ in continued_streams.scenarios()), "completion_stop"]
+WRONG = [
+    "too_few_events", "too_many_events", "no_groups", "unknown_tokens", "unknown_choice", "empty_group",
+    "against_the_grammar", "beyond_the_end", "no_stream",
+]  # fmt: skip
+GROW = ("content", "text", "arguments")
+
+
+@functools.cache
+def found() -> dict[str, Any]:
+    return one_engine.run_module("tests.e2e.continued_streams")
+
+
+def add(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add a delta, as OpenAI's clients do: texts and lists grow, tool calls by their index, the rest says the same."""
+    for name, value in part.items():
+        if name == "tool_calls":
+            for call in value:
+                add(whole.setdefault(name, {}).setdefault(call["index"], {}), call)
+        elif isinstance(value, dict):
+            add(whole.setdefault(name, {}), value)
+        elif isinstance(value, list) or (name in GROW and value is not None):
+            whole[name] = whole.get(name, type(value)()) + value
+        elif value is not None and whole.setdefault(name, value) != value:
+            raise AssertionError(f"{name}: {whole[name]!r} and then {value!r}")
+
+
+def assembled(text: str) -> dict[str, Any]:
+    """The answer in a stream of chat or completions."""
+    *events, done, nothing = text.split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    answer: dict[str, Any] = {"choices": {}}
+    for event in events:
+        chunk = json.loads(event.removeprefix("data: "))
+        for choice in chunk.pop("choices"):
+            add(answer["choices"].setdefault(choice.pop("index"), {}), choice)
+        add(answer, chunk)
+    return answer
+
+
+def assembled_response(text: str) -> dict[str, Any]:
+    """The answer in a stream of the Responses API."""
+    answer: dict[str, Any] = {"deltas": {}, "events": []}
+    for number, event in enumerate(text.split("\n\n")[:-1]):
+        kind, _, data = event.partition("\ndata: ")
+        told = json.loads(data)
+        assert told.pop("sequence_number", number) == number
+        if "delta" in told:
+            item = told["item_id"]
+            answer["deltas"][item] = answer["deltas"].get(item, "") + told["delta"]
+        else:
+            answer["events"].append((kind, told))
+    return answer
+
+
+def answer_of(name: str, text: str) -> dict[str, Any]:
+    return assembled_response(text) if name.startswith("responses") else assembled(text)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_continued_stream_is_the_undisturbed_one(name: str) -> None:
+    undisturbed, cuts = found()[name]["undisturbed"], found()[name]["cuts"]
+    assert undisturbed["failure"] == ""
+    assert len(cuts) > 3
+    for cut in cuts:
+        assert cut["failure"] == ""
+        assert cut["status"] == [200, *[0] * (len(cut["status"]) - 1)]
+        assert answer_of(name, cut["text"]) == answer_of(name, undisturbed["text"])
+        assert cut["usage"] == undisturbed["usage"]
+        assert all(cut["made"][choice] == tokens for choice, tokens in undisturbed["made"].items())
+    assert any(cut["new"] for cut in cuts)
+
+
+def test_the_scenarios_are_what_they_are_called() -> None:
+    """Else they would be equal for no reason."""
+    answers = {name: answer_of(name, found()[name]["undisturbed"]["text"]) for name in EXACT}
+    signs = answers["chat_characters"]["choices"][0]
+    assert len(signs["logprobs"]["content"]) > len(signs["delta"]["content"]) == 9
+    (call,) = answers["chat_tool"]["choices"][0]["delta"]["tool_calls"].values()
+    assert call["function"]["name"] == "weather"
+    assert call["function"]["arguments"].startswith('{"city"')
+    for choice in answers["chat_schema_pair"]["choices"].values():
+        assert json.loads(choice["delta"]["content"])["city"]
+    assert answers["completion_stop"]["choices"][0]["finish_reason"] == "stop"
+    assert answers["completion_stop"]["choices"][0]["stop_reason"]
+    first, second = answers["chat_seeded_pair"]["choices"].values()
+    assert first["delta"]["content"] != second["delta"]["content"]
+    assert len(answers["completion_prompts"]["choices"]) == 6
+    plain, penalized = (answers[name]["choices"][0]["delta"]["content"] for name in ("chat", "chat_penalties"))
+    assert plain != penalized
+    assert answers["chat_tool_cached"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert found()["responses_tool"]["undisturbed"]["usage"][2] > 0
+
+
+@pytest.mark.parametrize("name", continued_streams.INEXACT)
+def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
+    assert found()[name]["undisturbed"]["failure"] == ""
+    assert [cut["failure"] for cut in found()[name]["cuts"]] == [NOT_CONTINUABLE] * len(found()[name]["cuts"])
+    assert all(cut["status"] == [] for cut in found()[name]["cuts"])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_gives_no_byte(name: str) -> None:
+    assert found()[name]["failure"] == NOT_CONTINUABLE
+    assert found()[name]["status"] == []
+
+
+def test_an_engine_goes_on_after_requests_that_do_not_fit() -> None:
+    assert found()["continues"] is True
+    assert assembled(found()["after"]["text"]) == assembled(found()["first"]["text"])

@@ -1,0 +1,153 @@
+"""A continued stream at the serving objects: outputs of earlier runs first, their events dropped, then the new ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.engine.continuation import EarlierRuns
+from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
+from serve_app.errors import EngineFailed
+from serve_app.transport import NOT_CONTINUABLE, Frame, Submit, TokenUsage
+from serve_app.types import Operation
+from tests.requires import requires
+
+requires("vllm")
+
+from vllm.utils.async_utils import merge_async_iterators  # noqa: E402 - after `requires`
+
+from serve_app.engine.vllm_adapter import replay  # noqa: E402
+from serve_app.engine.vllm_adapter.engine import answer_frames  # noqa: E402
+
+BODY = {"model": "m", "stream": True}
+
+
+def output(choice: int, *tokens: int, ends: str | None = None) -> Any:
+    made = SimpleNamespace(index=choice, token_ids=list(tokens), finish_reason=ends, logprobs=None)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=2, outputs=[made])
+
+
+async def source(outputs: list[Any], *, turns: int = 0) -> AsyncGenerator[Any, None]:
+    for item in outputs:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        yield item
+
+
+def frames(groups: list[list[int]], events: int, outputs: list[Any], *texts: str) -> list[Frame]:
+    """The frames of a stream of one event per output, then `texts`."""
+    asked = Submit(1, "r", Operation.COMPLETION, BODY, groups=groups, events=events)
+    recorder = TokenRecorder(1, (), earlier=EarlierRuns(asked, 1))
+
+    async def written() -> AsyncGenerator[str, None]:
+        async for item in recorder.record(source(outputs), "r"):
+            yield f"data: {item.outputs[0].token_ids}\n\n"
+        for text in texts:
+            yield text
+
+    async def start() -> AsyncGenerator[str, None]:
+        return written()
+
+    async def collect() -> list[Frame]:
+        return [frame async for frame in answer_frames(start, recorder, asked)]
+
+    return asyncio.run(collect())
+
+
+def test_a_continued_stream_sends_and_counts_what_is_new() -> None:
+    outputs = [output(0, 5), output(0, 6, 7), output(0, 8), output(0, 9, ends="length")]
+    first, second, third, last = frames([[0, 5], [0, 6, 7]], 2, outputs, "data: [DONE]\n\n")
+    assert (first.status, first.media, first.body) == (200, "sse", b"data: [8]\n\n")
+    assert (second.status, second.body, third.body) == (0, b"data: [9]\n\n", b"data: [DONE]\n\n")
+    assert [frame.groups for frame in (first, second, third, last)] == [[[0, 8]], [[0, 9]], [], []]
+    assert [frame.events for frame in (first, second, third)] == [1, 1, 1]
+    assert last.usage == TokenUsage(3, 5, 2, "length")
+
+
+def test_a_stream_whose_choices_have_all_ended_gets_its_last_events() -> None:
+    first, last = frames([[0, 5], [0, 6]], 2, [output(0, 5), output(0, 6, ends="stop")], "data: [DONE]\n\n")
+    assert (first.status, first.body) == (200, b"data: [DONE]\n\n")
+    assert last.usage == TokenUsage(3, 2, 2, "stop")
+
+
+@pytest.mark.parametrize(
+    ("groups", "events", "outputs"),
+    [
+        ([[0, 5], [0, 6]], 1, [output(0, 5), output(0, 6), output(0, 7)]),
+        ([[0, 5], [0, 6]], 3, [output(0, 5), output(0, 6), output(0, 7)]),
+        ([[0, 5], [0, 6]], 3, [output(0, 5), output(0, 6, ends="stop")]),
+        ([[0, 5], [1, 6]], 2, [output(0, 5), output(0, 7)]),
+        ([[0, 5]], 1, [output(0, 5), output(0, ends="error")]),
+    ],
+    ids=["too_few_events", "too_many_events", "too_many_events_of_all", "another_prompt", "refused_by_the_engine"],
+)
+def test_a_count_that_does_not_come_out_is_no_answer(groups: Any, events: int, outputs: Any) -> None:
+    with pytest.raises(EngineFailed) as failed:
+        frames(groups, events, outputs)
+    assert failed.value.code == NOT_CONTINUABLE
+
+
+def test_an_error_while_the_beginning_is_made_again_is_no_answer() -> None:
+    with pytest.raises(EngineFailed) as failed:
+        frames([[0, 5]], 2, [], 'data: {"error": {"message": "x", "type": "y", "param": null, "code": 400}}\n\n')
+    assert failed.value.code == NOT_CONTINUABLE
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    earlier=st.lists(st.integers(0, 2), max_size=9),
+    new=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    turns=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+)
+def test_new_outputs_of_one_prompt_wait_for_the_earlier_ones_of_all(
+    earlier: list[int], new: list[int], turns: list[int]
+) -> None:
+    groups = [[prompt, number] for number, prompt in enumerate(earlier)]
+    asked = Submit(1, "r", Operation.COMPLETION, BODY, groups=groups, events=len(groups))
+    runs = EarlierRuns(asked, 1)
+    recorder = TokenRecorder(1, (), earlier=runs)
+
+    async def scenario() -> list[tuple[int, int]]:
+        recorder_of_request.set(recorder)
+        outputs = [
+            [output(0, *tokens) for _, *tokens in runs.groups_of(prompt)]
+            + [output(0, 100 + n) for n in range(new[prompt])]
+            for prompt in range(3)
+        ]
+        merge = replay.recorded_merge(merge_async_iterators)
+        merged = merge(*(recorder.record(source(outputs[p], turns=turns[p]), f"r-{p}") for p in range(3)))
+        found = []
+        async for prompt, item in merged:
+            if not runs.is_over:
+                runs.drop_event()
+            found.append((prompt, item.outputs[0].token_ids[0]))
+        return found
+
+    found = asyncio.run(scenario())
+    assert found[: len(groups)] == [(prompt, number) for prompt, number in groups]
+    assert recorder.take_groups() == [[prompt, token] for prompt, token in found[len(groups) :]]
+    assert len(found) == len(groups) + sum(new)
+    assert recorder.usage().completion_tokens == len(found)
+
+
+def test_ids_and_times_are_those_of_the_request_in_each_run() -> None:
+    def drawn(request: str, created: int) -> list[Any]:
+        replay.identity_of_request.set(replay.AnswerIdentity(request, created))
+        return [replay.answer_uuid(), replay.answer_uuid(), replay.AnswerTime().time()]
+
+    async def scenario() -> None:
+        runs = [drawn("r", 5), drawn("r", 5), drawn("s", 6)]
+        assert runs[0] == runs[1]
+        assert len({*runs[0][:2], *runs[2][:2]}) == 4
+        assert [run[2] for run in runs] == [5, 5, 6]
+
+    asyncio.run(scenario())
+    assert replay.answer_uuid() != replay.answer_uuid()
+    assert replay.AnswerTime().time() > 6
+    assert replay.AnswerTime().monotonic() > 0
