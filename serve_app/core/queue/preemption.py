@@ -226,5 +226,5 @@ def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedReq
         return run.granted_s + (RESUMED_S * 2 ** (preempted - 1) if preempted else 0.0)
     if waiting.arrival.preempted > preempted:
         return math.inf
-    quantum_ends = run.granted_s + QUANTUM_S * 2**preempted
+    quantum_ends: float = run.granted_s + QUANTUM_S * 2**preempted
     return quantum_ends if waiting.cost < run.kv_tokens else max(quantum_ends, now + GROWN_S)
