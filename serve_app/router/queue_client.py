@@ -82,6 +82,7 @@ class QueueClient:
             asyncio.create_task(self._report(), name="queue-reports"),
             asyncio.create_task(self._poll(), name="queue-watch"),
         ]
+        self.apply_actions([])  # the actor knows this router at once and not after its first heartbeat
 
     async def stop(self) -> None:
         """Stop sending, also for requests that end later; the actor reclaims all grants when it has received nothing
