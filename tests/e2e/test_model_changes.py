@@ -31,10 +31,8 @@ from tests.e2e.changing import (
     Place,
     configured,
     model,
-    place,
     running,
 )
-from tests.requires import requires
 
 BASE = configured(model(OTHER))
 BROKEN = model("broken", max_model_len=8192, simulated={"kv_cache_tokens": 4096})  # its engine refuses that
@@ -48,10 +46,9 @@ NEVER = 10_000.0  # seconds, likewise
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("changes"), BASE) as there:
-        yield there
+def started(changing: Place) -> Place:
+    changing.begin(BASE)
+    return changing
 
 
 @pytest.fixture(scope="module")
