@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.core.memory import Device, NodeProcesses, Process
+from serve_app.ray_adapter import draining_nodes
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
@@ -92,6 +94,14 @@ class Inventory:
                 self._devices[node] = devices
         known = self._earlier_devices | self._devices
         return [device for node in alive for device in known.get(node, ())]
+
+    async def leaving(self) -> dict[str, float]:
+        """The nodes that drain by Ray's state (a command, a spot notice, its autoscaler), and when each ends, on the
+        monotonic clock. Those without a deadline are left out: Serve replaces what they run, however long that takes.
+        """
+        found = await asyncio.to_thread(draining_nodes, ASK_S)
+        ahead_s = time.time() - time.monotonic()
+        return {node: ends_ms / 1000.0 - ahead_s for node, ends_ms in found.items() if ends_ms}
 
     async def gone(self, processes: Iterable[NodeProcesses]) -> bool:
         """Whether all these processes are gone; those on a removed node are."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import BlockedEngine, Lease, LeaseKind, slots_of
+from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, slots_of
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
 
@@ -66,7 +66,8 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "fragmentation": round(fragmentation, 4),
         "fragmentation_by_node": {node: round(by_node[node], 4) for node in sorted(by_node)},
         "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
-        "draining": core.grants.draining(),
+        "draining": core.grants.drains.active(),
+        "drains": [_drain(one, now) for one in core.grants.drains.all()],
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],
         "starting": _starting(core),
@@ -100,6 +101,20 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         ],
         "lines": [_model_queue(core, model, now) for model in sorted(core.queue.granting.models)],
         "overdrawn_tokens": core.queue.accounts.overdrawn,
+    }
+
+
+def _drain(one: Drain, now: float) -> dict[str, Any]:
+    """An engine that drains, or has."""
+    return {
+        "replica": one.replica,
+        "model": one.model,
+        "why": one.why,
+        "ended": one.ended_at is not None,
+        "running": one.progress.running,
+        "finished": one.progress.finished,
+        "moved": one.progress.moved,
+        "left_s": round(max(0.0, one.until - now), 1),
     }
 
 

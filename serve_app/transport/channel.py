@@ -36,7 +36,8 @@ class Channel:
         router_id: this router's name, unique for its process's life.
         replica_id: the engine replica.
         numbers: numbers for requests; no number repeats among this router's requests on this replica.
-        on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains.
+        on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains; then
+            also with the seconds after which its requests are to be moved, if it says them.
         unread: counts unread bytes of all requests of this router.
     """
 
@@ -44,7 +45,7 @@ class Channel:
     router_id: str
     replica_id: str
     numbers: Iterator[int]
-    on_slots: Callable[[int], None]
+    on_slots: Callable[[int, float | None], None]
     unread: UnreadBytes = field(default_factory=UnreadBytes)
     # by number, those that run there or are on their way: they need the channel
     requests: dict[int, ResponseStream] = field(default_factory=dict)
@@ -150,7 +151,7 @@ class Channel:
         batch = batch_decoder.decode(message)
         now = time.monotonic()
         if batch.slots:
-            self.on_slots(max(0, batch.slots))
+            self.on_slots(max(0, batch.slots), batch.drain_s)
         for frame in batch.frames:
             stream = self.requests.get(frame.number)
             if stream is None:

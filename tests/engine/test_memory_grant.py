@@ -48,12 +48,14 @@ class Ends:
     def __init__(self) -> None:
         self.why: list[str] = []
         self.drained = 0
+        self.within_s = 0.0
 
     def lost(self, why: str) -> None:
         self.why.append(why)
 
-    def drain(self) -> None:
+    def drain(self, within_s: float) -> None:
         self.drained += 1
+        self.within_s = within_s
 
 
 class Clock:
@@ -232,8 +234,9 @@ def test_an_engine_that_is_to_make_room_is_told_to_drain() -> None:
     actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
     grant = obtained(actor, ends)
     assert ends.drained == 0
-    actor.reply = EngineReply(HOLDS, drain=True)
+    actor.reply = EngineReply(HOLDS, drain=True, drain_s=7.0)
     until(lambda: ends.drained > 0)
+    assert ends.within_s == 7.0
     grant.end()
 
 

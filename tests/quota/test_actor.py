@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import (
+    MOVE_S,
     Device,
+    DrainReport,
+    DrainRequest,
     EngineReply,
     EngineReport,
     Hold,
@@ -29,7 +32,7 @@ from serve_app.core.memory import (
     StartsRequest,
 )
 from serve_app.core.shared_queue import RouterQueue
-from serve_app.errors import InsufficientMemory, Unavailable
+from serve_app.errors import InsufficientMemory, LeaseNotFound, Unavailable
 from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.quota.kv_store import decode, encode
@@ -52,6 +55,7 @@ class World:
         self.writes.set()
         self.devices: list[Device] | None = [Device("n", 0, 100, 0)]
         self.processes = {7, 9}
+        self.leaves: dict[str, float] = {}
         self.silent: set[int] = set()  # processes whose machine does not answer
         self.told_before: dict[str, list[Device]] = {}
 
@@ -82,6 +86,9 @@ class World:
             raise ConnectionError("Ray does not tell its nodes")
         return self.devices
 
+    async def leaving(self) -> dict[str, float]:
+        return self.leaves
+
     async def gone(self, told: Iterable[NodeProcesses]) -> bool:
         asked = {pid for _, pids in told for pid, _ in pids}
         if asked & self.silent:
@@ -91,7 +98,7 @@ class World:
 
 class _Inventory:
     def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
-        self.devices, self.gone = world.found, world.gone
+        self.devices, self.gone, self.leaving = world.found, world.gone, world.leaving
         world.told_before = dict(told_before)
 
 
@@ -446,3 +453,34 @@ def test_a_machine_that_does_not_answer_keeps_nobody_elses_memory(world: World) 
         assert [one["replica"] for one in (await actor.figures())["engines"]] == ["e"]
 
     with_actor(both_die)
+
+
+def test_an_operator_drains_an_engine_and_sees_what_became_of_its_requests(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        with pytest.raises(LeaseNotFound):
+            await actor.exchange(DrainRequest("nobody"))
+        await actor.exchange(DrainRequest(told.owner, within_s=30.0))
+        reply = await actor.engine(replace(told, drain=DrainReport(30.0, running=3)))
+        assert reply.drain
+        assert 29.0 < reply.drain_s <= 30.0
+        (shown,) = (await actor.figures())["drains"]
+        assert (shown["replica"], shown["running"], shown["ended"]) == (told.owner, 3, False)
+        await actor.engine(replace(told, gone=True, drain=DrainReport(0.0, finished=2, moved=1)))
+        (shown,) = (await actor.figures())["drains"]
+        assert (shown["finished"], shown["moved"], shown["ended"]) == (2, 1, True)
+
+    with_actor(scenario)
+
+
+def test_the_engines_of_a_node_that_leaves_are_told_so(world: World) -> None:
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        told = await running(actor)
+        world.leaves = {"n": time.monotonic() + MOVE_S + 20.0}
+        reply = await actor.engine(replace(told, drain_s=60.0))
+        while not reply.drain:
+            await asyncio.sleep(0.01)  # bound: SOON_S, for the next look at the nodes
+            reply = await actor.engine(replace(told, drain_s=60.0))
+        assert reply.drain_s <= 20.0
+
+    with_actor(scenario)

@@ -29,6 +29,7 @@ from math import inf
 from operator import itemgetter
 
 from serve_app.core.memory.checkpoint import Checkpoint
+from serve_app.core.memory.drains import Drains
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport
@@ -72,7 +73,6 @@ class _Engine:
     reported_at: float
     why: str = ""
     is_loading: bool = False
-    drains: bool = False
     has_fitted: bool = False  # it was within its grant once
     overuse_since: float | None = None
 
@@ -88,6 +88,7 @@ class EngineGrants:
         self.last_requests: dict[str, tuple[int, int]] = {}
         self.policy = PlacementPolicy()
         self.reservations = Reservations(ledger, checkpoint)
+        self.drains = Drains()
 
     def report(
         self, report: EngineReport, now: float, *, frozen: bool = False, unreported: Set[str] = frozenset()
@@ -131,7 +132,8 @@ class EngineGrants:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin to load with this answer
         self._check_overuse(engine, lease, now)
         turn, why = self._may_load(engine, lease, unreported)
-        return EngineReply(lease.holds, may_load=turn, why=why, drain=engine.drains)
+        left_s = self.drains.on_report(report, now)
+        return EngineReply(lease.holds, may_load=turn, why=why, drain=left_s is not None, drain_s=left_s or 0.0)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
         """An engine is gone; `memory_gone`: its memory is free already. Returns the leases that ended."""
@@ -143,15 +145,12 @@ class EngineGrants:
         """Remove an engine whose lease has ended, or that has none."""
         self._engines.pop(owner, None)
 
-    def drain(self, owner: str) -> None:
-        """Let an engine finish its requests and end. Raises LeaseNotFound."""
+    def drain(self, owner: str, why: str, now: float, within_s: float | None = None) -> None:
+        """Let an engine finish its requests within this time (None: its `drain_s`) and end. Raises LeaseNotFound."""
         if owner not in self._engines:
             raise LeaseNotFound(f"there is no engine {owner!r}")
-        self._engines[owner].drains = True
-
-    def draining(self) -> list[str]:
-        """Engines that drain and have not ended."""
-        return sorted(owner for owner, engine in self._engines.items() if engine.drains)
+        report = self._engines[owner].report
+        self.drains.begin(report, why, now + (report.drain_s if within_s is None else within_s))
 
     def blocked(self, now: float) -> list[BlockedEngine]:
         """Engines that wait for memory, in FIFO order."""
@@ -185,11 +184,12 @@ class EngineGrants:
         return list(self._engines)
 
     def running(self, model: str) -> list[str]:
-        """The running engines of a model."""
+        """The running engines of a model that do not drain."""
         return [
             owner
             for owner, engine in self._engines.items()
             if engine.report.model == model and engine.report.kv_tokens and owner in self._ledger
+            if owner not in self.drains
         ]
 
     def expected(self) -> dict[str, Demand]:
@@ -287,9 +287,9 @@ class EngineGrants:
         engine.overuse_since = now if engine.overuse_since is None else engine.overuse_since
         model = engine.report.model
         due = max(engine.overuse_since + OVERUSE_S, self._restarted.get(model, -inf) + RESTART_INTERVAL_S)
-        if now >= due and not engine.drains:
+        if now >= due and engine.report.owner not in self.drains:
             self._restarted[model] = now
-            engine.drains = True
+            self.drain(engine.report.owner, "it uses more memory than it was granted", now)
 
 
 def unplaced_demands(report: EngineReport) -> list[Demand]:
