@@ -82,7 +82,9 @@ class GpuMemoryQuota:
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
-        self._process_checks = ProcessChecks(self.core, self._inventory.gone, self._run_event)
+        self._process_checks = ProcessChecks(
+            self.core, self._inventory.gone, self._inventory.end_orphans, self._run_event
+        )
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
         self._calls: Counter[str] = Counter()  # of routers, since the actor began

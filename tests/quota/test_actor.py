@@ -99,6 +99,7 @@ class World:
 class _Inventory:
     def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
         self.devices, self.gone, self.leaving = world.found, world.gone, world.leaving
+        self.end_orphans = world.gone
         world.told_before = dict(told_before)
 
 

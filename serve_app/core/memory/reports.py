@@ -87,7 +87,8 @@ class EngineReport:
         kv_tokens: size of its KV pool, once it runs; 0: it does not run yet.
         kv_bytes: size of that pool in bytes, over all ranks.
         measured_bytes: use of its processes on each device of `holds`; None: could not be measured there.
-        processes: its processes by node, by id and start (ticks): its memory is free once they are gone.
+        processes: its processes by node, by id and start (ticks), the replica's own first: its memory is free once they
+            are gone.
         loading: it was allowed to load, and does not run yet; a restarted actor must know.
         gone: it has ended, and its memory is free.
         slots: sequences of its batch for the shared queue; 0: its routers queue on their own.
