@@ -15,7 +15,7 @@ from collections.abc import Callable
 class DrainTimers:
     """One timer for each replica that drains. Args: move_all: moves all requests off a replica; may be called twice."""
 
-    def __init__(self, move_all: Callable[[str], None]) -> None:
+    def __init__(self, move_all: Callable[[str], object]) -> None:
         self._move_all = move_all
         self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # with its time: uvloop's handles have none
 

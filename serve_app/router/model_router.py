@@ -91,7 +91,7 @@ class ModelRouter:
         self.settings, self._admission, self._handle = settings, admission, handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
-        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
+        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.move_all)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
@@ -108,7 +108,7 @@ class ModelRouter:
     def configure(self, settings: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Apply changed settings, also to waiting requests; a smaller queue refuses none of these."""
         self.settings, self._admission = settings, admission
-        self.replica_set.configure(settings.max_num_seqs, routers)
+        self.replica_set.configure(settings, routers)
         self.queue.configure(queue_policy(admission))
         self._update_cold_start()
 
@@ -189,6 +189,9 @@ class ModelRouter:
                     finally:
                         self._pausing -= 1
                     pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
+
+    def move_all(self, replica_id: str) -> int:
+        return 0  # TEMPORARY
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace) -> None:
         """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;

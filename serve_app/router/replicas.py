@@ -40,6 +40,7 @@ from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError, Una
 from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
 from serve_app.router.drain_timers import DrainTimers
 from serve_app.router.model_queue import ModelQueue
+from serve_app.settings import ModelSettings
 from serve_app.transport import Channel, EngineInfo, EngineLoad, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
@@ -57,10 +58,9 @@ class ReplicaSet:
         router_id: this router's name.
         queue: of the model; receives which replicas take requests, and an engine's start time, which tells it how long
             a request without a replica waits.
-        slots: assumed slots of a replica until it reports its own.
+        settings: of the model; its slots are assumed of a replica until it reports its own.
         routers: how many router replicas share the engines.
         unread: counts unread bytes of all requests of this router.
-        drain_s: how long a replica that has left Serve's set may finish its requests.
         move_all: moves this router's requests off a replica that drains.
     """
 
@@ -69,11 +69,10 @@ class ReplicaSet:
         handle: Handle,
         router_id: str,
         queue: ModelQueue,
-        slots: int,
+        settings: ModelSettings,
         routers: int,
         unread: UnreadBytes,
-        drain_s: float,
-        move_all: Callable[[str], None],
+        move_all: Callable[[str], object],
     ) -> None:
         self._handle, self._router_id, self._queue, self._unread = handle, router_id, queue, unread
         self.running: frozenset[str] = frozenset()  # replicas that Serve counts as running
@@ -84,7 +83,7 @@ class ReplicaSet:
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._routing = BoundedRing()
         self._drains = DrainTimers(move_all)
-        self.configure(slots, routers, drain_s)
+        self.configure(settings, routers)
         self._random = random.Random()
         self.channels: dict[str, Channel] = {}
         self._next_index = 0
@@ -92,9 +91,9 @@ class ReplicaSet:
         self._info_task: asyncio.Task[EngineInfo | None] | None = None
         self.info: EngineInfo | None = None  # the limits that an engine reported last
 
-    def configure(self, slots: int, routers: int, drain_s: float) -> None:
+    def configure(self, settings: ModelSettings, routers: int) -> None:
         """Apply changed settings."""
-        self._initial_slots, self._drain_s = slots, drain_s
+        self._settings = settings
         self._routing.free_share = FREE_SHARE / routers
 
     def set_running(self, names: frozenset[str]) -> None:
@@ -105,9 +104,9 @@ class ReplicaSet:
             self._update_availability(replica_id)  # drains: requests that run there finish, or are moved
             if replica_id in self.channels:
                 self.channels[replica_id].retire()
-                self._drains.begin(replica_id, self._drain_s)
+                self._drains.begin(replica_id, self._settings.drain_s)
         for replica_id in new:
-            self.slots.setdefault(replica_id, self._initial_slots)
+            self.slots.setdefault(replica_id, self._settings.max_num_seqs)
             if replica_id in self.channels:
                 self.channels[replica_id].restore()
             self._drains.end(replica_id)
@@ -216,8 +215,14 @@ class ReplicaSet:
                 self._request_numbers,
                 lambda slots, drain_s: self._slots_changed(replica_id, slots, drain_s),
                 self._unread,
+                lambda: self._may_break(replica_id),
             )
         return channel
+
+    def _may_break(self, replica_id: str) -> bool:
+        """Whether to give up a silent replica: another one takes requests, and no request waits there for a batch."""
+        others = any(self.takes_requests(name)[0] for name in self.running if name != replica_id)
+        return others and self._settings.batch_policy is None
 
     def refresh_info(self) -> None:
         """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
