@@ -173,6 +173,7 @@ class Quota:
         """An engine's processes were observed gone: if it is silent or has ended, its memory is free."""
         if any(told.owner == owner for told in self.silent_engines(now)):
             self._unreported.discard(owner)
+            self.grants.on_crash(owner, now)
             self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
         elif owner in self.ledger:
             if self.ledger.lease(owner).phase is not Phase.ENDING:
@@ -364,6 +365,7 @@ class Quota:
         for lease in reversed(ended):  # an engine before the leases on it
             if lease.kind is LeaseKind.ENGINE:
                 self.queue.drop_engine(lease.lease_id, now)
+                self.grants.on_crash(lease.lease_id, now)
                 self.grants.lease_lost(lease.lease_id)
                 if lease.lease_id not in self.ledger:  # gone with its node
                     self.checkpoint.forget((EntryKind.ENGINE, lease.lease_id))

@@ -67,6 +67,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "fragmentation_by_node": {node: round(by_node[node], 4) for node in sorted(by_node)},
         "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
         "draining": core.grants.drains.active(),
+        "crash_loops": [asdict(one) for one in core.grants.crash_loops.all(now)],
         "drains": [_drain(one, now) for one in core.grants.drains.all()],
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],

@@ -25,6 +25,7 @@ from serve_app.core.memory import (
     StartReport,
     StartsRequest,
 )
+from serve_app.core.memory.crash_loops import FREE
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
@@ -165,6 +166,15 @@ def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(
     )
     drains = status.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
     assert drains["message"].endswith("granted; it drains")
+
+
+def test_status_says_that_engines_of_a_model_crash_soon_after_their_start(core: Quota) -> None:
+    for _ in range(FREE + 2):
+        core.grants.crash_loops.on_crash("big", 10.0, 1.0, 1.0)
+    found = status.with_memory_waits(state("e", running=True), figures(core, 2.0))
+    assert found["message"].startswith(
+        f"engine-big: {FREE + 2} engines crashed soon after their start; the next one waits 9 s (serve-app logs big)"
+    )
 
 
 def test_status_shows_which_replicas_drain_and_what_still_runs_there(core: Quota) -> None:

@@ -349,6 +349,7 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
     short = {one["model"]: one["why"] for one in figures["short"]}
     starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
     drains = {one["replica"]: one for one in figures.get("drains", ()) if not one["ended"]}
+    crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
     models, waits, overuse = [], [], []
     for told in state["models"]:
         model = dict(told)
@@ -366,6 +367,11 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
         if waiting:
             model |= {"state": BLOCKED, "message": _memory_wait(waiting)}
             waits.append(f"{model['deployment']}: {model['message']}")
+        if (loop := crashes.get(model["name"])) is not None:
+            waits.append(
+                f"{model['deployment']}: {loop['crashes']} engines crashed soon after their start; "
+                f"the next one waits {loop['pause_s']:.0f} s (serve-app logs {model['name']})"
+            )
         overuse += [
             f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
             f"{one['granted_bytes'] / GB:.2f} GB granted"

@@ -29,6 +29,7 @@ from math import inf
 from operator import itemgetter
 
 from serve_app.core.memory.checkpoint import Checkpoint
+from serve_app.core.memory.crash_loops import CrashLoops
 from serve_app.core.memory.drains import Drains
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
@@ -71,6 +72,7 @@ class _Engine:
     report: EngineReport
     first_reported_at: float
     reported_at: float
+    ran_since: float | None = None
     why: str = ""
     is_loading: bool = False
     has_fitted: bool = False  # it was within its grant once
@@ -89,6 +91,7 @@ class EngineGrants:
         self.policy = PlacementPolicy()
         self.reservations = Reservations(ledger, checkpoint)
         self.drains = Drains()
+        self.crash_loops = CrashLoops()
 
     def report(
         self, report: EngineReport, now: float, *, frozen: bool = False, unreported: Set[str] = frozenset()
@@ -117,6 +120,8 @@ class EngineGrants:
             for demand in unplaced_demands(report):
                 self.policy.observe(demand)  # once per engine, not per report
         engine.report, engine.reported_at = report, now
+        if engine.ran_since is None and report.kv_tokens:
+            engine.ran_since = now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
         if unplaced_demands(report) and len(report.ranks) == 1:
             self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
@@ -131,7 +136,7 @@ class EngineGrants:
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin to load with this answer
         self._check_overuse(engine, lease, now)
-        turn, why = self._may_load(engine, lease, unreported)
+        turn, why = self._may_load(engine, lease, unreported, now)
         left_s = self.drains.on_report(report, now)
         return EngineReply(lease.holds, may_load=turn, why=why, drain=left_s is not None, drain_s=left_s or 0.0)
 
@@ -140,6 +145,13 @@ class EngineGrants:
         self.lease_lost(owner)
         ended = self._ledger.end(owner, memory_gone=memory_gone) if owner in self._ledger else []
         return ended + self._ledger.leave(owner)
+
+    def on_crash(self, owner: str, now: float) -> None:
+        """An engine has ended without a word; call this before `forget` and `lease_lost`."""
+        engine = self._engines.get(owner)
+        if engine is not None and owner in self._ledger and owner not in self.drains:
+            ran_since = now if engine.ran_since is None else engine.ran_since
+            self.crash_loops.on_crash(engine.report.model, ran_since - engine.first_reported_at, now - ran_since, now)
 
     def lease_lost(self, owner: str) -> None:
         """Remove an engine whose lease has ended, or that has none."""
@@ -256,10 +268,13 @@ class EngineGrants:
             for hold in holds:
                 free[hold.on] -= hold.amount
 
-    def _may_load(self, engine: _Engine, lease: Lease, unreported: Set[str]) -> tuple[bool, str]:
+    def _may_load(self, engine: _Engine, lease: Lease, unreported: Set[str], now: float) -> tuple[bool, str]:
         """Whether an engine may load, and otherwise the reason."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
+        pause_s = 0.0 if engine.is_loading else self.crash_loops.pause_s(engine.report.model, now)
+        if pause_s:
+            return False, f"engines of {engine.report.model} crash soon after their start: {pause_s:.0f} s of pause"
         waits = engine.report.measures and not engine.is_loading
         why = self._load_conflict(lease, unreported) if waits else ""
         engine.is_loading = not why

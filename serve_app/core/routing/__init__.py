@@ -24,6 +24,7 @@ from serve_app.core.routing.outliers import (
     OutlierVerdict,
     Probe,
 )
+from serve_app.core.routing.retry_budget import RetryBudget
 from serve_app.core.routing.silence import FirstFrames
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "OutlierState",
     "OutlierVerdict",
     "Probe",
+    "RetryBudget",
     "Route",
     "RoutingTarget",
     "TargetReason",
