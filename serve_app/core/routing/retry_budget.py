@@ -1,7 +1,7 @@
 """How often the requests of a model may run again on replicas that fail them and stay in use. Pure.
 
-A loss that takes its replica out of use costs each request one more run, and is not counted here: the queue bounds that.
-A replica that fails what it gets and stays in use could get the same requests again and again, beside those that come.
+A loss that takes its replica out of use costs each of its requests one more run, and is not counted here. A replica
+that fails what it gets and stays in use could get the same requests again and again, beside those that come.
 
 Rules
 - Each answer earns `SHARE` of a retry, up to `BURST`; besides, `LEAST_PER_S` retries a second are free, so that a model
@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARE = 0.2  # as Envoy's `budget_percent`
-LEAST_PER_S = 10.0  # a request that fails three times is through within half a second
-BURST = 20.0  # of requests that fail together, as those of one batch
+LEAST_PER_S = 20.0  # a request that fails three times, alone, is through at once
+BURST = 100.0  # of requests that fail together, as those of one batch
 
 
 @dataclass(slots=True)
