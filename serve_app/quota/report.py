@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, slots_of
+from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session, slots_of
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
 
@@ -85,17 +85,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         ],
         "short": [{"model": model, "why": why} for model, why in sorted(core.starts.shortages(now).items())],
         "alarms": [asdict(one) for one in core.grants.alarms()],
-        "sessions": [
-            {
-                "session": one.request.session_id,
-                "model": one.request.model,
-                "replica": one.engine,
-                "tokens": one.request.tokens,
-                "asked": one.request.requested_size,
-                "expires_in_s": round(one.expires_at - now, 1),
-            }
-            for one in core.sessions.all()
-        ],
+        "sessions": [_session(one, now) for one in core.sessions.all()],
         "sessions_waiting": [
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}
             for one in core.queue.session_admission.waiting()
@@ -116,6 +106,17 @@ def _drain(one: Drain, now: float) -> dict[str, Any]:
         "finished": one.progress.finished,
         "moved": one.progress.moved,
         "left_s": round(max(0.0, one.until - now), 1),
+    }
+
+
+def _session(one: Session, now: float) -> dict[str, Any]:
+    return {
+        "session": one.request.session_id,
+        "model": one.request.model,
+        "replica": one.engine,
+        "tokens": one.request.tokens,
+        "asked": one.request.requested_size,
+        "expires_in_s": round(one.expires_at - now, 1),
     }
 
 
