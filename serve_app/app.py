@@ -88,7 +88,7 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_surge_percent=model.replicas.max_surge_percent,
         logging_config=LOGGING,
-        user_config=model.model_dump(mode="json", include={"batching"}),  # running replicas apply a changed one
+        user_config=model.model_dump(mode="json", include={"batching", "drain_s"}),  # taken over by running replicas
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
         **engine_args.placement(model, environment.platform()),

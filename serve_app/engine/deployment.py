@@ -128,9 +128,11 @@ class EngineReplica:
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
-        `config`: the model's `batching`, as `serve_app.app` declares it."""
+        `config`: the model's `batching` and `drain_s`, as `serve_app.app` declares them."""
         batching = config["batching"]
         self.engine.set_policy(None if batching is None else BatchingSettings.model_validate(batching).policy())
+        if self._grant is not None:
+            self._grant.set_drain_s(config["drain_s"])
 
     async def _watch(self) -> None:
         """Detect the death of an idle engine sooner than Serve's next health check."""

@@ -161,6 +161,10 @@ class MemoryGrant:
         """The engine has started; report its KV pool and its slots for the queue from now on."""
         self.report = replace(self.report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
 
+    def set_drain_s(self, drain_s: float) -> None:
+        """Report this from now on: how long the engine may finish its requests when it is to end."""
+        self.report = replace(self.report, drain_s=drain_s)
+
     def end(self) -> None:
         """The engine's memory is free: send the last report. Idempotent."""
         if self._ended.is_set():
