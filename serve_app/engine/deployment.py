@@ -43,6 +43,7 @@ from serve_app.transport import (
     Submit,
     TcpAddress,
     TcpServer,
+    Unsent,
 )
 
 logger = logging.getLogger("ray.serve")
@@ -89,7 +90,7 @@ class EngineReplica:
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
-        self.wire = TcpServer(self.run, ray.util.get_node_ip_address())
+        self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
@@ -224,7 +225,7 @@ class EngineReplica:
         try:
             async with contextlib.aclosing(self.engine.run(submit)) as frames:
                 async for frame in frames:
-                    if continued:
+                    if submit.events:
                         require_stream(frame)
                     put(frame)
         except asyncio.CancelledError:
@@ -241,6 +242,10 @@ class EngineReplica:
     def _on_request_ended(self, *, by_its_router: bool) -> None:
         if self.drain_state is not None:
             self.drain_state.on_request_ended(time.monotonic(), by_its_router=by_its_router)
+
+    def produced(self, submit: Submit) -> Unsent:
+        """What a running request has produced and no frame has told yet."""
+        return self.backend.produced(submit)
 
     async def check_health(self) -> None:
         """Called by Serve; raises when the engine is dead or frozen. The replica then ends by itself: Serve would check

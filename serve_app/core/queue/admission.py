@@ -182,7 +182,9 @@ class Admission:
     def on_tick(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over; the first step of every event."""
         actions = self._expire_waits(now)
-        return actions + self._grant_all() if actions else actions
+        if actions or self.scheduler.preemption.next_due() <= now:
+            actions += self._grant_all()
+        return actions
 
     @property
     def waiting(self) -> int:
@@ -204,8 +206,8 @@ class Admission:
         oldest = self.queue.oldest()
         if oldest is None:
             return None
-        deadline, wait_ends = self.queue.next_deadline(), self._wait_ends(oldest)
-        return wait_ends if deadline is None else min(deadline[0], wait_ends)
+        deadline, due = self.queue.next_deadline(), min(self._wait_ends(oldest), self.scheduler.preemption.next_due())
+        return due if deadline is None else min(deadline[0], due)
 
     def slots_by_tenant(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
         """The slots that each tenant waits for in a class; None if more than `most` tenants wait."""
@@ -249,13 +251,15 @@ class Admission:
         return actions
 
     def _grant_all(self) -> list[Action]:
-        """Grant all requests that can run, in order."""
-        grants: list[Action] = []
-        while (taken := self.scheduler.grant_next()) is not None:
+        """Grant all requests that can run, in order; then stop running requests for others that wait."""
+        actions: list[Action] = []
+        while (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             waited_s = self._now - waiting.arrived_s
-            grants.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
-        return grants
+            actions.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
+        if self.queue.by_id:
+            actions += self.scheduler.preemption.choose(self._now)
+        return actions
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
         """Apply the forecast and the bounds of the queue to an arrival that has to wait."""
@@ -305,10 +309,11 @@ class Admission:
         return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        end = waiting.arrived_s + self.scheduler.policy.max_wait_s
+        start = waiting.bounded_from_s
+        end = start + self.scheduler.policy.max_wait_s
         if self._no_slots_since is None:
             return end
-        return min(end, max(waiting.arrived_s, self._no_slots_since) + self.scheduler.policy.no_replica_wait_s)
+        return min(end, max(start, self._no_slots_since) + self.scheduler.policy.no_replica_wait_s)
 
     def _expiry_reason(self, waiting: QueuedRequest) -> RefusalReason:
         if self._no_slots_since is not None:
