@@ -22,7 +22,7 @@ class Teacher:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model.eval()
+        self._model.train(False)
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
         """The tokens of a prompt; of a chat: of one turn of the user."""

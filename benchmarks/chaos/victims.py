@@ -27,7 +27,6 @@ from benchmarks.common.scaling_stack import Stage
 from serve_app.cluster.local import RemoteDriver
 from serve_app.names import ENGINE_PREFIX, ROUTER
 from serve_app.system import start_ticks
-from serve_app.system.haproxy import FRONT
 
 SPARE = 2  # engines ready, and routers running, while one of them is hit
 ACTORS = {Fault.QUOTA: "ray::GpuMemoryQuota", Fault.CONTROLLER: "ray::ServeController"}
@@ -164,12 +163,11 @@ class Victims:
 
     def _singles(self, fault: Fault) -> list[int]:
         """The process of HAProxy, or of an actor."""
+        cluster = self._stage.cluster
         if fault is Fault.HAPROXY:
-            with contextlib.suppress(OSError, ValueError):
-                pid = int((Path(self._stage.cluster.instance.run_dir) / FRONT).read_text())
-                return [] if start_ticks(pid) is None else [pid]
-            return []
-        found = [pid for pid in self._stage.cluster.pids() if title_of(pid).startswith(ACTORS[fault])]
+            found = [one.pid for one in cluster.listeners() if one.port == cluster.instance.http_port]
+            return [max(found)] if found else []  # one that is being replaced may listen still
+        found = [pid for pid in cluster.pids() if title_of(pid).startswith(ACTORS[fault])]
         return found if len(found) == 1 else []
 
     def _is_whole(self, fault: Fault) -> bool:
