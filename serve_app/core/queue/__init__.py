@@ -1,7 +1,8 @@
 """The admission queue of one model: events in, grants and refusals out.
 
 Decides: the order of waiting requests (class, minimum share, tenant), which are granted, refused or evicted.
-In: arrivals, ends and progress of requests, capacity of replicas. Out: `Grant` and `Refuse`, forecasts, snapshots.
+In: arrivals, ends and progress of requests, capacity of replicas. Out: `Grant`, `Refuse` and `Preempt`, forecasts,
+snapshots.
 Never: reads a clock; every event carries its time.
 """
 
@@ -27,6 +28,7 @@ from serve_app.core.queue.policy import (
     TenantPolicy,
 )
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.queue.tenant_queue import PREEMPTED_WAIT_S
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "MAX_GUARD_SLOTS_SHARE",
     "MAX_RETRY_AFTER_S",
     "OUTPUT_WEIGHT",
+    "PREEMPTED_WAIT_S",
     "Action",
     "Admission",
     "Arrival",

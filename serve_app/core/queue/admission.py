@@ -249,13 +249,15 @@ class Admission:
         return actions
 
     def _grant_all(self) -> list[Action]:
-        """Grant all requests that can run, in order."""
-        grants: list[Action] = []
-        while (taken := self.scheduler.grant_next()) is not None:
+        """Grant all requests that can run, in order; then stop running requests for others that wait."""
+        actions: list[Action] = []
+        while (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             waited_s = self._now - waiting.arrived_s
-            grants.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
-        return grants
+            actions.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
+        if self.queue.by_id:
+            actions += self.scheduler.preemption.choose(self._now)
+        return actions
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
         """Apply the forecast and the bounds of the queue to an arrival that has to wait."""
@@ -305,10 +307,11 @@ class Admission:
         return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        end = waiting.arrived_s + self.scheduler.policy.max_wait_s
+        start = waiting.bounded_from_s
+        end = start + self.scheduler.policy.max_wait_s
         if self._no_slots_since is None:
             return end
-        return min(end, max(waiting.arrived_s, self._no_slots_since) + self.scheduler.policy.no_replica_wait_s)
+        return min(end, max(start, self._no_slots_since) + self.scheduler.policy.no_replica_wait_s)
 
     def _expiry_reason(self, waiting: QueuedRequest) -> RefusalReason:
         if self._no_slots_since is not None:

@@ -34,6 +34,8 @@ class Arrival:
             forecast does not refuse it.
         age_s: seconds since it first arrived, if it comes back after the loss of its replica: its tenant's requests are
             ordered by it, and it is no waiting.
+        preemptible: whether it can be stopped while it runs and go on later without loss (`core.queue.preemption`).
+        preempted: how often it was.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
@@ -56,6 +58,8 @@ class Arrival:
     avoid_replicas: frozenset[str] = frozenset()
     session: str | None = None
     age_s: float = 0.0
+    preemptible: bool = False
+    preempted: int = 0
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -126,16 +130,17 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """A running request releases its grant and waits again, with the output it has produced.
+    """A running request stops at its engine, which ends its grant, and arrives again with what it has produced.
 
-    Not issued yet: a guaranteed share is filled only from requests that end by themselves.
+    `keeps_place`: ahead of later requests of its tenant; else behind them, since it has had its turn.
     """
 
     request_id: str
     replica_id: str
+    keeps_place: bool = True
 
 
-Action = Grant | Refuse
+Action = Grant | Refuse | Preempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class RequestQueue:
         self._arrival_count += 1
         waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
         self.by_id[arrival.request_id] = waiting
-        self._by_age.set(arrival.request_id, (arrived_s, waiting.arrival_number))
+        self._by_age.set(arrival.request_id, (waiting.bounded_from_s, waiting.arrival_number))
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
             self._by_deadline.set(arrival.request_id, (arrival.deadline, waiting.arrival_number))
@@ -95,7 +95,7 @@ class RequestQueue:
         return waiting
 
     def oldest(self) -> QueuedRequest | None:
-        """The request that has waited longest."""
+        """The request whose longest permitted wait ends first."""
         top = self._by_age.peek()
         return None if top is None else self.by_id[top[1]]
 

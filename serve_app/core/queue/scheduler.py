@@ -8,7 +8,8 @@ only while more than the guard slots are free (`core.queue.drain_rate`).
 A tenant is below its guaranteed share while it uses less than that part of all slots and, if KV tokens are bounded,
 also less than that part of all KV tokens: the resource that it uses most counts. Other tenants may use an idle share.
 Once the tenant waits, it is first in its class for freed slots until it has its share, so it gets it as soon as that
-much comes free: within 2 s if answers take less. No running request is stopped for it.
+much comes free: within 2 s if answers take less. No running request is stopped for it; one is stopped only for a
+higher class, or after its quantum for shorter ones (`core.queue.preemption`).
 
 A running request is charged to its tenant's counter (`core.queue.class_queue`): input tokens at the start, output
 tokens as produced. As in VTC, an output token costs two input tokens. At the end the charges are corrected to the
@@ -22,13 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from serve_app.core.queue.capacity import Capacity
-from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
-from serve_app.core.queue.events import Arrival, WaitReason
+from serve_app.core.queue.events import WaitReason
 from serve_app.core.queue.policy import QueuePolicy
+from serve_app.core.queue.preemption import GrantedRequest, Preemption
 from serve_app.core.queue.queue import RequestQueue
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
@@ -36,18 +36,6 @@ from serve_app.types import RequestClass
 INPUT_WEIGHT = 1.0  # as in the paper and in the prices of providers
 OUTPUT_WEIGHT = 2.0  # an output token costs an engine step of its own; its price is two to five times that of input
 _HIGHEST_FIRST = tuple(reversed(RequestClass))
-
-
-@dataclass(slots=True, eq=False)
-class GrantedRequest:
-    """A granted request, and the tokens that its tenant was charged so far."""
-
-    arrival: Arrival
-    replica_id: str
-    class_queue: ClassQueue
-    tenant_queue: TenantQueue
-    charged_prompt: int
-    charged_output: int = 0
 
 
 class Scheduler:
@@ -63,6 +51,7 @@ class Scheduler:
         self._below_share: set[str] = set()  # tenants below their share
         self._versions_at_stall: tuple[int, ...] = ()  # the last versions at which no request could run
         self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), name in self._below_share))
+        self.preemption = Preemption(self.queue.class_queues, self.capacity)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Replace weights, guaranteed shares and minimum share. O(tenants)."""
@@ -71,7 +60,7 @@ class Scheduler:
             class_queue.set_weights(policy.weight)
         self.update_below_share([*before, *self.shares])
 
-    def grant_next(self) -> tuple[QueuedRequest, str] | None:
+    def grant_next(self, now: float) -> tuple[QueuedRequest, str] | None:
         """Grant the next request that can run and remove it from the queue; returns it with its replica id.
 
         O(size classes) if the first request of a class does not fit.
@@ -91,7 +80,7 @@ class Scheduler:
             if found is None:
                 self._versions_at_stall = versions
                 return None
-            return found[0], self._grant(*found)
+            return found[0], self._grant(*found, now)
         finally:
             capacity.release_held_back()
 
@@ -120,7 +109,8 @@ class Scheduler:
         """A running request has ended after these tokens; None: as many as it was charged so far."""
         run = self.running.pop(request_id)
         self.capacity.give_back(run.replica_id, request_id)
-        self.drain_rate.on_released(run.arrival.slots)
+        if run.stopping_s is None:  # else it comes back: what drains is no faster
+            self.drain_rate.on_released(run.arrival.slots)
         self._settle(run, prompt_tokens, output_tokens)
 
     def drop_replica(self, replica_id: str) -> None:
@@ -181,7 +171,7 @@ class Scheduler:
                 found.append((level, head))
         return found
 
-    def _grant(self, waiting: QueuedRequest, was_due: bool) -> str:
+    def _grant(self, waiting: QueuedRequest, was_due: bool, now: float) -> str:
         arrival, class_queue = waiting.arrival, self.queue.class_queues[waiting.arrival.request_class]
         tenant_queue = class_queue.tenant_queues[arrival.tenant]
         prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
@@ -193,7 +183,9 @@ class Scheduler:
         self.queue.remove(arrival.request_id)
         replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
-        self.running[arrival.request_id] = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt)
+        run = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt, now, was_due)
+        self.running[arrival.request_id] = run
+        self.preemption.begin(run)
         self._add_use(arrival.tenant, waiting.slots, waiting.cost)
         if self.policy.min_share:
             earned = self.policy.min_share * waiting.cost
@@ -208,6 +200,7 @@ class Scheduler:
         more_output = 0 if output_tokens is None else output_tokens - run.charged_output
         run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
         run.class_queue.end_run()
+        self.preemption.end(run)
         self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
 
     def _add_use(self, tenant: str, slots: int, tokens: int) -> None:

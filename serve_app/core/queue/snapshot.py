@@ -57,9 +57,8 @@ class Snapshot:
 
 def snapshot(scheduler: Scheduler, forecast: WaitForecast, refused: Counter[RefusalReason], now: float) -> Snapshot:
     """The present state. O(replicas + waiting requests + tenants log tenants)."""
-    oldest = scheduler.queue.oldest()
     return Snapshot(
-        oldest_wait_s=0.0 if oldest is None else now - oldest.arrived_s,
+        oldest_wait_s=max((now - waiting.arrived_s for waiting in scheduler.queue.by_id.values()), default=0.0),
         drain_slots_per_s=forecast.slots_per_s(max(RequestClass)),  # no class is above it
         refused={reason.value: refused[reason] for reason in RefusalReason},
         classes={

@@ -29,7 +29,7 @@ class Backlog(NamedTuple):
         slots_above: slots that requests of higher classes wait for.
         slots: slots that requests of its own class wait for.
         waiting_weight: sum of the weights of the waiting tenants in its class.
-        free_slots: slots that could be granted to its class now.
+        free_slots: slots that could be granted to its class now, or come free for it by preemption.
         slots_per_s: slots that come free for its class while all are busy; None: not measured.
         min_share_slots_per_s: slots per second that the minimum share gives its class.
     """
@@ -84,6 +84,7 @@ class WaitForecast:
         free: float = max(0, capacity.free - kept)
         if slots < capacity.slots:
             free = min(free, max(0.0, slots - capacity.used))
+        free += self._scheduler.preemption.slots_below(request_class)
         rate = drain.slots_per_s_left_to(request_class, max(1.0, slots - kept) if kept else slots)
         least = self._scheduler.policy.min_share * (drain.slots_per_s(slots) or 0.0)
         above = sum(higher.slots for higher in self._class_queues[request_class + 1 :])

@@ -173,7 +173,7 @@ class StatusRequest(NamedTuple):
     ticket: str
 
 
-# Actions: actor to router; `Grant`, `Refuse` and `Preempt` (reserved) are those of `core.queue`, by ticket; a
+# Actions: actor to router; `Grant`, `Refuse` and `Preempt` are those of `core.queue`, by ticket; a
 # `SessionEntry` of `core.memory`: the session is open
 
 

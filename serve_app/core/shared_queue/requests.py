@@ -360,12 +360,14 @@ class ActorRequests:
         """Carry out a queue's decisions."""
         self.touched_models.add(queue.name)
         for action in actions:
-            request = self.by_ticket[action.request_id]
+            request = self.by_ticket.get(action.request_id)
+            if request is None:
+                continue  # to be stopped on an engine that is gone
             if isinstance(action, Refuse):
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
-            elif not self._charge(request, action.replica_id):
+            elif isinstance(action, Grant) and not self._charge(request, action.replica_id):
                 self.grants_to_retry.append(action.request_id)
                 continue
             self._send(request.router, action)

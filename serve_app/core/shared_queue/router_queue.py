@@ -6,6 +6,8 @@ The same style as `core.queue.admission`: events in, `Grant` and `Refuse` out, b
 Rules
 - A request is granted here if its model is not contended in the actor's last state, no request of this router waits for
   the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies.
+- A request that may have to stop for others (`needs_actor`) is submitted, too: only the actor stops one, and knows
+  only what it has granted.
 - A request of a session is submitted whenever the actor is reachable, because the actor holds all sessions' slots and
   tokens. The actor sends the open sessions; while it is away, the last known ones count, and such a request runs on
   credit of its session's engine.
@@ -26,7 +28,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -46,10 +47,8 @@ from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSessi
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
+from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests, needs_actor
 from serve_app.types import RequestClass
-
-REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
 
 
 class RouterQueue:
@@ -117,7 +116,8 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        if not self.pending.counts[model] and (alone or model not in self.router_session.state.contended):
+        asks = not alone and (needs_actor(arrival) or model in self.router_session.state.contended)
+        if not asks and not self.pending.counts[model]:
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
                 self._balance_credit(now)
@@ -223,7 +223,7 @@ class RouterQueue:
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
-        drawn = self._session_draws()
+        drawn = self.in_flight.session_draws(self.pending)
         accounts = tuple(one for one in self.accounts.account_amounts() if one.slots or one.tokens)
         self.router_session.report_accounts(self.accounts.held_amounts() + drawn, accounts + drawn)
         return actions, lost, wrong
@@ -278,7 +278,7 @@ class RouterQueue:
         self.router_session.begin(
             epoch,
             (
-                messages.Hello(accounts + self._session_draws(), self._process),
+                messages.Hello(accounts + self.in_flight.session_draws(self.pending), self._process),
                 self.limits.begin_incarnation(now),
                 *([] if self._store is None else [self._store]),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
@@ -290,16 +290,6 @@ class RouterQueue:
                 ),
             ),
         )
-
-    def _session_draws(self) -> tuple[Amount, ...]:
-        """What the requests hold of sessions, by lease. O(requests)."""
-        slots, tokens = Counter[str](), Counter[str]()
-        running, waiting = self.in_flight.running.values(), self.pending.by_request_id.values()
-        for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
-            if drawn is not None:
-                slots[drawn.lease] += drawn.slots
-                tokens[drawn.lease] += drawn.tokens
-        return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         match action:
@@ -324,7 +314,7 @@ class RouterQueue:
             case LimitGrant() | LimitRefuse() | LimitRecall() | LimitState():
                 self.limits.on_action(action, now)
             case _:
-                self.in_flight.on_action(action, now)
+                return self.in_flight.on_action(action, now)
         return []
 
     def _on_grant(self, granted: Grant, now: float) -> list[Action]:
@@ -367,9 +357,7 @@ class RouterQueue:
         return actions
 
     def _add_pending(self, waiting: PendingRequest, now: float) -> None:
-        due = waiting.arrived_s + self._policies.get(waiting.model, DEFAULT_POLICY).max_wait_s
-        deadline = waiting.arrival.deadline
-        self.pending.add(waiting, (due if deadline is None else min(due, deadline)) + REFUSAL_GRACE_S)
+        self.pending.add(waiting, self._policies.get(waiting.model, DEFAULT_POLICY).max_wait_s)
         if not self.decides_alone(waiting.model) and self.router_session.arrivals_left:
             self._hand_in(waiting, now)
 

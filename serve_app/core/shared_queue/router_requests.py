@@ -22,12 +22,15 @@ from dataclasses import dataclass, replace
 
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.memory import SessionEntry
-from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, QueueStatus
+from serve_app.core.queue import PREEMPTED_WAIT_S, Action, Arrival, ClassBound, Preempt, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
-from serve_app.core.shared_queue.messages import ActorAction, KvTokenGrant, KvTokenRequest, SessionDraw
+from serve_app.core.shared_queue.messages import ActorAction, Amount, KvTokenGrant, KvTokenRequest, SessionDraw
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
 from serve_app.types import RequestClass
+
+REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
+LONG_TOKENS = 8192  # may run for longer than the quantum of its class (`core.queue.preemption`)
 
 
 @dataclass(slots=True)
@@ -54,6 +57,12 @@ class PendingRequest:
         return self.arrived_s - self.arrival.age_s
 
 
+def needs_actor(arrival: Arrival) -> bool:
+    """Whether the actor should grant a request that has to stop for others more likely than most: it is of the lowest
+    class, or long."""
+    return arrival.preemptible and (arrival.request_class is min(RequestClass) or arrival.cost_tokens >= LONG_TOKENS)
+
+
 class PendingRequests:
     """Waiting requests by id, model, ticket and end of their wait. O(log n) per method, unless stated."""
 
@@ -72,8 +81,11 @@ class PendingRequests:
         queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
-    def add(self, waiting: PendingRequest, due: float) -> None:
-        """Add a request that waits until `due` at most."""
+    def add(self, waiting: PendingRequest, max_wait_s: float) -> None:
+        """Add a request; `max_wait_s`: the longest permitted wait of one that has not run yet."""
+        due = waiting.arrived_s + max_wait_s + (PREEMPTED_WAIT_S if waiting.arrival.preempted else 0.0)
+        if waiting.arrival.deadline is not None:
+            due = min(due, waiting.arrival.deadline)
         request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class
         number = next(self._numbers)
         self.by_request_id[request_id] = self.unsent[request_id] = waiting
@@ -81,7 +93,7 @@ class PendingRequests:
         self._tokens[model, level] += waiting.arrival.cost
         queues = self.queues.setdefault(model, {})
         queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.first_arrived_s, number))
-        self._deadlines.set(request_id, (due, number))
+        self._deadlines.set(request_id, (due + REFUSAL_GRACE_S, number))
 
     def remove(self, request_id: str) -> PendingRequest | None:
         """Remove and return a waiting request; None: unknown id."""
@@ -209,13 +221,25 @@ class InFlight:
         self.dropped_engines[engine] = None
         self._router_session.put(messages.EngineDropped(engine))
 
-    def on_action(self, action: ActorAction, now: float) -> None:
+    def session_draws(self, pending: PendingRequests) -> tuple[Amount, ...]:
+        """What the requests, these and those that wait, hold of sessions, by lease. O(requests)."""
+        slots, tokens = Counter[str](), Counter[str]()
+        running, waiting = self.running.values(), pending.by_request_id.values()
+        for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
+            if drawn is not None:
+                slots[drawn.lease] += drawn.slots
+                tokens[drawn.lease] += drawn.tokens
+        return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
+
+    def on_action(self, action: ActorAction, now: float) -> list[Action]:
         """Apply an action of the actor on accounts, running requests or sessions."""
         match action:
+            case Preempt(ticket):
+                return [replace(action, request_id=one) for one, run in self.running.items() if run.ticket == ticket]
             case messages.CreditChange(engine, slots, tokens) | messages.CreditGrant(engine, slots, tokens):
                 account = self._accounts.by_engine.get(engine)
                 if account is None:
-                    return
+                    return []
                 self._accounts.change(engine, credit=(slots, tokens))
                 self.touched_engines.add(engine)
                 if isinstance(action, messages.CreditGrant):
@@ -237,6 +261,7 @@ class InFlight:
                         self._accounts.change(pool, credit=(-slots, -tokens))
                     else:
                         self.reduce_draws(pool, slots, tokens)
+        return []
 
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None

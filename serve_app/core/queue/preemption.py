@@ -1,0 +1,187 @@
+"""Which running requests stop so that waiting ones can start, and go on later with what they have produced.
+
+Rules
+- A waiting request for which no replica has room, not even with what is stopping already, stops requests of lower
+  classes: of one replica, and those that lose the fewest KV token-seconds (tokens in the KV cache times the time since
+  the grant).
+- A request that has gone on is not stopped again before it has run for `RESUMED_S`, which doubles each time. So a
+  request is stopped a number of times that grows with the logarithm of its length.
+- A request of the same class stops for a shorter one once it has run for `QUANTUM_S`, which doubles each time it was
+  stopped, and goes on behind those that wait. So one very long answer does not keep the others out. These are the
+  doubling quanta of multi-level feedback queues (Corbato et al., 1962; for language models FastServe, Wu et al., 2023).
+- A request that was due by the minimum share is never stopped: that would undo the minimum share.
+- One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot go on elsewhere.
+
+Invariant: what stops is counted once, as room for the requests that it stops for, until it has stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from serve_app.core.queue.capacity import Capacity
+from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.events import Arrival, Preempt
+from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
+from serve_app.types import RequestClass
+
+RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
+QUANTUM_S = 30.0  # most answers end sooner
+STOP_S = 2.0  # a stop takes a step of the engine and two messages
+LOOK_AGAIN_S = 0.05  # after no request could be stopped: time alone allows it
+MAX_CONSIDERED = 32  # waiting requests of a class for which room is made at once
+
+
+@dataclass(slots=True, eq=False)
+class GrantedRequest:
+    """A granted request, and the tokens that its tenant was charged so far.
+
+    `was_due`: it was granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
+    """
+
+    arrival: Arrival
+    replica_id: str
+    class_queue: ClassQueue
+    tenant_queue: TenantQueue
+    charged_prompt: int
+    granted_s: float
+    was_due: bool = False
+    charged_output: int = 0
+    stopping_s: float | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """Its tokens in the KV cache, as far as they are known."""
+        return self.charged_prompt + self.charged_output
+
+
+@dataclass(slots=True)
+class _Room:
+    """Free slots and KV tokens of a replica, with those of requests that stop."""
+
+    slots: int
+    tokens: float
+
+    def fits(self, waiting: QueuedRequest) -> bool:
+        return self.slots >= waiting.slots and self.tokens >= waiting.cost
+
+    def add(self, arrival: Arrival, sign: int = 1) -> None:
+        self.slots += sign * arrival.slots
+        self.tokens += sign * arrival.cost
+
+
+class Preemption:
+    """The running requests that can be stopped."""
+
+    def __init__(self, class_queues: Sequence[ClassQueue], capacity: Capacity) -> None:
+        self._class_queues, self._capacity = class_queues, capacity
+        self._running: list[dict[str, GrantedRequest]] = [{} for _ in RequestClass]  # by class and id
+        self._slots = [0] * len(RequestClass)  # that they hold
+        self._seen: tuple[int, ...] = ()  # the versions of queues and capacity when all that could be stopped was
+        self._again_at = -math.inf
+
+    def begin(self, run: GrantedRequest) -> None:
+        """A request was granted."""
+        if run.arrival.preemptible and not run.was_due:
+            self._running[run.arrival.request_class][run.arrival.request_id] = run
+            self._slots[run.arrival.request_class] += run.arrival.slots
+
+    def end(self, run: GrantedRequest) -> None:
+        """A granted request has ended."""
+        if self._running[run.arrival.request_class].pop(run.arrival.request_id, None) is not None:
+            self._slots[run.arrival.request_class] -= run.arrival.slots
+
+    def slots_below(self, request_class: RequestClass) -> int:
+        """Slots of requests that can be stopped for this class."""
+        return sum(self._slots[:request_class])
+
+    def choose(self, now: float) -> list[Preempt]:
+        """Stop running requests for those that wait, the highest class first. O(running requests that can be stopped +
+        replicas); O(1) while nothing has changed."""
+        if not any(self._running):
+            return []
+        versions = self._capacity.changes, *(one.size for one in self._class_queues)
+        if now < self._again_at and (versions == self._seen or not self._seen):
+            return []
+        self._seen, self._again_at = versions, now + LOOK_AGAIN_S
+        stopped: list[Preempt] = []
+        rooms: dict[str, _Room] = {}
+        for level in reversed(RequestClass):
+            class_queue = self._class_queues[level]
+            if not class_queue.size or not any(self._running[: level + 1]):
+                continue
+            rooms = rooms or self._rooms(now)
+            waiting = (entry[2] for one in class_queue.waiting_tenants() for entry in one.order)
+            stopped += self._stop_for(level, islice(waiting, MAX_CONSIDERED), rooms, now)
+        return stopped
+
+    def _stop_for(
+        self, level: RequestClass, requests: Iterable[QueuedRequest], rooms: dict[str, _Room], now: float
+    ) -> list[Preempt]:
+        """Make room for the waiting requests of a class, until there is one for which none can be made."""
+        stopped: list[Preempt] = []
+        for waiting in requests:
+            allowed = {
+                name: room for name, room in rooms.items() if self._capacity.may_take(name, level, *waiting.need)
+            }
+            chosen = next((name for name, room in allowed.items() if room.fits(waiting)), None)
+            if chosen is None:
+                chosen, runs = self._cheapest(level, waiting, allowed, now)
+                if chosen is None:
+                    self._seen = ()  # time alone can change that
+                    break
+                for run in runs:
+                    run.stopping_s = now
+                    rooms[chosen].add(run.arrival)
+                    keeps_place = run.arrival.request_class < level
+                    stopped.append(Preempt(run.arrival.request_id, chosen, keeps_place))
+            rooms[chosen].add(waiting.arrival, -1)
+        return stopped
+
+    def _cheapest(
+        self, level: RequestClass, waiting: QueuedRequest, allowed: dict[str, _Room], now: float
+    ) -> tuple[str | None, list[GrantedRequest]]:
+        """The replica on which room costs least, and what has to stop there; None: nowhere."""
+        able: dict[str, list[tuple[float, GrantedRequest]]] = {}
+        for runs in self._running[: level + 1]:
+            for run in runs.values():
+                if run.replica_id in allowed and _may_stop(run, level, waiting, now):
+                    lost = run.kv_tokens * (now - run.granted_s)
+                    able.setdefault(run.replica_id, []).append((lost, run))
+        best: tuple[tuple[int, float], str, list[GrantedRequest]] | None = None
+        for replica_id, priced in able.items():
+            priced.sort(key=lambda one: (one[1].arrival.request_class, one[0]))
+            room = _Room(allowed[replica_id].slots, allowed[replica_id].tokens)
+            chosen, lost_sum = list[GrantedRequest](), 0.0
+            for lost, run in priced:
+                if room.fits(waiting):
+                    break
+                room.add(run.arrival)
+                chosen.append(run)
+                lost_sum += lost
+            price = max(one.arrival.request_class for one in chosen), lost_sum
+            if room.fits(waiting) and (best is None or price < best[0]):
+                best = price, replica_id, chosen
+        return (None, []) if best is None else best[1:]
+
+    def _rooms(self, now: float) -> dict[str, _Room]:
+        rooms = {name: _Room(one.free, one.kv_free) for name, one in self._capacity.replicas.items() if one.slots}
+        for runs in self._running:
+            for run in runs.values():
+                if run.stopping_s is not None and now < run.stopping_s + STOP_S and run.replica_id in rooms:
+                    rooms[run.replica_id].add(run.arrival)
+        return rooms
+
+
+def _may_stop(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> bool:
+    """Whether a run may stop for a waiting request of this class."""
+    if run.stopping_s is not None:
+        return False
+    held_s, preempted = now - run.granted_s, run.arrival.preempted
+    if run.arrival.request_class < level:
+        return not preempted or held_s >= RESUMED_S * 2 ** (preempted - 1)
+    is_shorter = waiting.cost < run.kv_tokens and waiting.arrival.preempted <= preempted
+    return is_shorter and held_s >= QUANTUM_S * 2**preempted
