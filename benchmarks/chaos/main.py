@@ -246,7 +246,7 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     found = result(crowd.counts, victims.hits, chaos.routers, pauses, leaked, teacher)
     for table in tables(found, chaos.at_edge, victims, pauses, chaos.by_receipt):
         console.print(table)
-    for line in _more(crowd.counts):
+    for line in [*victims.notes, *_more(crowd.counts)]:
         console.print(line, highlight=False, markup=False)
     late = missed(found, chaos.at_edge)
     console.print(f"bars missed: {', '.join(late) or 'none'}", highlight=False)

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -66,7 +65,9 @@ class Victims:
         self._cores: dict[int, int] = {}  # of an engine replica
         self._open: dict[Fault, Hit] = {}  # not replaced yet
         self._ending: set[int] = set()  # processes that were hit
+        self._drains: list[tuple[Hit, subprocess.Popen[str]]] = []
         self.hits: list[Hit] = []
+        self.notes: list[str] = []
         self.gone_s: dict[Fault, list[float]] = {fault: [] for fault in Fault}  # from the fault to the process's end
         self.back_s: dict[Fault, list[float]] = {fault: [] for fault in Fault}  # and until all of its kind are there
         self.unready_at = time.monotonic()  # the last moment without a ready engine
@@ -81,6 +82,9 @@ class Victims:
             if hit.fault is Fault.FREEZE:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hit.pid, signal.SIGKILL)
+        for _, command in self._drains:
+            command.kill()
+            command.wait()
         self._child.close()
 
     def look(self) -> None:
@@ -95,6 +99,7 @@ class Victims:
             if event["running"] is not None:
                 self._running = event["running"]
         now = time.monotonic()
+        self._drains = [(hit, command) for hit, command in self._drains if not self._has_drained(hit, command)]
         if not self.ready_engines():
             self.unready_at = now
         for fault, hit in list(self._open.items()):
@@ -132,23 +137,34 @@ class Victims:
         return None
 
     def _do(self, fault: Fault, pid: int) -> Hit | None:
-        at = time.monotonic()
+        hit = Hit(fault, pid, time.monotonic())
         if fault is Fault.DRAIN:
-            self._drain(pid)
-            return Hit(fault, pid, at)
+            self._drains.append((hit, self._drain(pid)))
+            return hit
         try:
             os.kill(pid, signal.SIGSTOP if fault is Fault.FREEZE else signal.SIGKILL)
         except ProcessLookupError:
             return None  # it has ended in this instant
-        return Hit(fault, pid, at)
+        return hit
 
-    def _drain(self, pid: int) -> None:
-        """`serve-app drain` of the replica of this process; returns when the command does."""
+    def _drain(self, pid: int) -> subprocess.Popen[str]:
+        """Begin `serve-app drain` of the replica of this process."""
         replica = next(name for name, one in self._named(ENGINE_PREFIX).items() if one == pid)
-        instance = self._stage.cluster.instance
+        cluster = self._stage.cluster
         command = [sys.executable, "-m", "serve_app.cli", "drain", replica, "--within", f"{DRAIN_WITHIN_S:g}s"]
-        command += ["--instance", instance.name, "--state-dir", str(Path(instance.run_dir).parent)]
-        subprocess.run(command, timeout=CLI_S, check=True, capture_output=True)
+        command += ["--instance", cluster.instance.name, "--state-dir", str(cluster.state.folder.parent)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def _has_drained(self, hit: Hit, command: subprocess.Popen[str]) -> bool:
+        """Whether the command is over; one that has failed has done nothing."""
+        if command.poll() is None:
+            return False
+        output = " ".join(command.communicate()[0].split())
+        self.notes.append(f"drain: status {command.returncode}: {output[-300:]}")
+        if command.returncode and start_ticks(hit.pid) is not None:
+            self._ending.discard(hit.pid)
+            self._open.pop(Fault.DRAIN, None)
+        return True
 
     def _targets(self, fault: Fault) -> list[int]:
         if fault in ON_ENGINES:
