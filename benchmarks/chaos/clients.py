@@ -22,6 +22,7 @@ import httpx
 from benchmarks.chaos.answers import Answer, Malformed, read
 from benchmarks.chaos.plan import HUNG_S
 from benchmarks.chaos.questions import Question
+from benchmarks.common.arms import BenchmarkError
 
 EDGE_S = 20.0  # after the death of an edge process: so long its clients may be cut, and repeat
 REFUSED_S = 60.0  # of refusals in a row, after which a request counts as failed
@@ -127,13 +128,20 @@ class Crowd:
         await self._http.aclose()
 
     async def learn(self, pool: Sequence[Question], at_once: int) -> None:
-        """Ask everything once, undisturbed."""
+        """Ask everything once, undisturbed.
+
+        Raises:
+            BenchmarkError: a question has no answer.
+        """
         rest = iter(pool)
 
         async def some() -> None:
             for question in rest:
-                data, _ = await self._attempt(question, self._headers(None))
-                self.expected[question.number] = read(question.api, data, stream=question.stream)
+                try:
+                    data, _ = await self._attempt(question, self._headers(None))
+                    self.expected[question.number] = read(question.api, data, stream=question.stream)
+                except (Cut, Hung, Malformed, Refused, httpx.ConnectError) as error:
+                    raise BenchmarkError(f"undisturbed, {question.body}: {error!r}") from error
 
         await asyncio.gather(*(some() for _ in range(at_once)))
 

@@ -84,13 +84,16 @@ def judged(different: Sequence[Different], teacher: Teacher | None) -> tuple[lis
 
 def _is_near_tie(one: Different, teacher: Teacher) -> bool:
     question, got = one.question, one.got
-    if len(got.texts) != len(one.expected.texts) or got.usage[0] != one.expected.usage[0]:
+    if len(got.texts) != len(question.prompts) or got.usage[0] != one.expected.usage[0]:
         return False
-    prompt = teacher.prompt(question.prompt, chat=question.api is not Api.COMPLETION)
-    tokens = got.usage[1] if len(got.texts) == 1 else question.tokens
     return all(
-        teacher.is_near_tie(prompt, text, tokens, stopped=end == "stop")
-        for text, end in zip(got.texts, got.ends, strict=True)
+        teacher.is_near_tie(
+            teacher.prompt(prompt, chat=question.api is not Api.COMPLETION),
+            text,
+            got.usage[1] if len(got.texts) == 1 else question.tokens,
+            stopped=end == "stop",
+        )
+        for prompt, text, end in zip(question.prompts, got.texts, got.ends, strict=True)
     )
 
 

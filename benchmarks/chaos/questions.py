@@ -23,42 +23,43 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request of the pool. `body` is what is sent to `api`."""
+    """One request of the pool: `body` is what is sent to `api`. Of each prompt one answer, of at most `tokens`."""
 
     number: int
     api: Api
     stream: bool
-    prompt: str
+    prompts: tuple[str, ...]
     tokens: int
     body: dict[str, Any]
 
 
 def questions(count: int, apis: tuple[Api, ...], tokens: tuple[int, int], model: str, seed: int) -> list[Question]:
-    """A pool of greedy requests: of five, four are streamed; some have two choices, a stop string, or logprobs."""
+    """A pool of greedy requests: of five, four are streamed; some have two prompts, a stop string, or logprobs."""
     draw = random.Random(f"{seed} questions")
     found = []
     for number in range(count):
         api, stream = apis[number % len(apis)], draw.random() < 0.8
-        prompt = " ".join([f"q{number}", *draw.choices(WORDS, k=draw.randint(MIN_WORDS, MAX_WORDS))])
+        count = 2 if api is Api.COMPLETION and draw.random() < 0.2 else 1
+        words = (draw.choices(WORDS, k=draw.randint(MIN_WORDS, MAX_WORDS)) for _ in range(count))
+        prompts = tuple(" ".join([f"q{number}", *some]) for some in words)
         length = draw.randint(*tokens)
-        found.append(Question(number, api, stream, prompt, length, _body(api, stream, prompt, length, model, draw)))
+        body = {"model": model, "temperature": 0, "stream": stream} | _fields(api, stream, prompts, length, draw)
+        found.append(Question(number, api, stream, prompts, length, body))
     return found
 
 
-def _body(api: Api, stream: bool, prompt: str, tokens: int, model: str, draw: random.Random) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "temperature": 0, "stream": stream}
+def _fields(api: Api, stream: bool, prompts: tuple[str, ...], tokens: int, draw: random.Random) -> dict[str, Any]:
+    """What the body has beside what all have."""
     if api is Api.RESPONSES:
-        return body | {"input": prompt, "max_output_tokens": tokens}
-    body |= {"max_tokens": tokens, "ignore_eos": True}
+        return {"input": prompts[0], "max_output_tokens": tokens}
+    body: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    match draw.randrange(6):
+    match draw.randrange(5):
         case 0:
-            body["n"] = 2
-        case 1:
             body["stop"] = STOP
-        case 2:
+        case 1:
             body |= {"logprobs": True, "top_logprobs": 1} if api is Api.CHAT else {"logprobs": 1}
     if api is Api.CHAT:
-        return body | {"messages": [{"role": "user", "content": prompt}]}
-    return body | {"prompt": prompt}
+        return body | {"messages": [{"role": "user", "content": prompts[0]}]}
+    return body | {"prompt": prompts[0] if len(prompts) == 1 else list(prompts)}

@@ -19,7 +19,7 @@ from benchmarks.chaos.questions import Api, Question, questions
 from benchmarks.chaos.victims import Hit
 from serve_app.settings import parse
 
-QUESTION = Question(1, Api.CHAT, True, "q1", 4, {})
+QUESTION = Question(1, Api.CHAT, True, ("q1",), 4, {})
 
 
 def chunk(**delta: Any) -> str:
