@@ -42,6 +42,7 @@ from serve_app.transport import (
     Submit,
     TcpAddress,
     TcpServer,
+    Unsent,
 )
 
 logger = logging.getLogger("ray.serve")
@@ -86,7 +87,7 @@ class EngineReplica:
         mark_log(replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
-        self.wire = TcpServer(self.run, ray.util.get_node_ip_address())
+        self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
@@ -217,7 +218,7 @@ class EngineReplica:
         try:
             async with contextlib.aclosing(self.engine.run(submit)) as frames:
                 async for frame in frames:
-                    if continued:
+                    if submit.events:
                         require_stream(frame)
                     put(frame)
         except EngineFailed as error:
@@ -226,6 +227,10 @@ class EngineReplica:
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed("the engine's process ended under the request") from None
             raise
+
+    def produced(self, submit: Submit) -> Unsent:
+        """What a running request has produced and no frame has told yet."""
+        return self.backend.produced(submit)
 
     async def check_health(self) -> None:
         """Called by Serve; raises when the engine is dead or frozen. The replica then ends by itself: Serve would check

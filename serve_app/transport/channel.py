@@ -76,6 +76,7 @@ class Channel:
         """
         number = next(self.numbers)
         stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
+        stream.stop = lambda: self._stop(number)
         if earlier is not None:
             stream.produced, stream.pace, stream.prompt = earlier.produced, earlier.pace, earlier.prompt
         self.requests[number] = stream
@@ -174,6 +175,10 @@ class Channel:
     def _cancel(self, number: int) -> None:
         if number in self.requests and self.connection is not None:
             self.connection.cancel(number)
+
+    def _stop(self, number: int) -> None:
+        if number in self.requests and self.connection is not None:
+            self.connection.stop(number)
 
     def _end(self, number: int) -> None:
         """The replica is done with a request."""

@@ -12,14 +12,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
-from serve_app.transport.messages import Failure, Frame, Submit, TcpAddress
-from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, SUBMIT, Framing, brief
+from serve_app.transport.messages import STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
+from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Framing, brief
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,6 +32,8 @@ _numbers = msgspec.msgpack.Decoder(int)
 
 # Runs one request to its end: puts its frames, the last one with `usage`, or raises.
 RunRequest = Callable[[Submit, Callable[[Frame], None]], Awaitable[None]]
+# See `EngineBackend.produced`.
+AskProduced = Callable[[Submit], Unsent]
 
 
 class TcpServer:
@@ -38,11 +41,12 @@ class TcpServer:
 
     Args:
         run: runs a request.
+        produced: of a request that runs.
         host: the node's address.
     """
 
-    def __init__(self, run: RunRequest, host: str) -> None:
-        self.run = run
+    def __init__(self, run: RunRequest, produced: AskProduced, host: str) -> None:
+        self.run, self.produced = run, produced
         self._host = host
         self.slots = 0  # of the engine; routers receive them
         self._server: asyncio.Server | None = None
@@ -94,7 +98,7 @@ class TcpServer:
     @property
     def requests(self) -> list[asyncio.Task[None]]:
         """The requests that run."""
-        return [task for connection in self.connections for task in connection.requests.values()]
+        return [request.task for connection in self.connections for request in connection.requests.values()]
 
     async def close(self) -> None:
         """Stop listening, and end every connection with its requests."""
@@ -106,6 +110,11 @@ class TcpServer:
             connection.close()
 
 
+class _RunningSubmit(NamedTuple):
+    submit: Submit
+    task: asyncio.Task[None]
+
+
 class _RouterConnection:
     """One connection: first a ticket, then requests from the router and frames to it."""
 
@@ -114,7 +123,7 @@ class _RouterConnection:
         self._server = server
         self._router_id: str | None = None
         self.ticket: bytes | None = None  # the one that has opened it
-        self.requests: dict[int, asyncio.Task[None]] = {}  # by number, those that run
+        self.requests: dict[int, _RunningSubmit] = {}  # by number, those that run
         self.ended: asyncio.Future[None] = loop.create_future()
         self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, lambda paused: self.batcher.pause(paused))
         self.batcher = FrameBatcher(self.framing.send)
@@ -136,6 +145,8 @@ class _RouterConnection:
                 self._submit(_submits.decode(content))
             elif kind == CANCEL:
                 self._cancel(_numbers.decode(content))
+            elif kind == STOP:
+                self._stop(_numbers.decode(content))
             else:
                 raise ValueError(f"unknown kind {kind!r}")
         except ValueError as error:  # includes msgspec's errors and that of invalid UTF-8
@@ -159,7 +170,8 @@ class _RouterConnection:
         if submit.number in self.requests:
             raise ValueError(f"request {submit.number} came twice")
         # A task of its own: each token resumes every Python frame of the task that awaits it.
-        self.requests[submit.number] = in_fresh_context(self._run(submit), f"request-{submit.number}")
+        task = in_fresh_context(self._run(submit), f"request-{submit.number}")
+        self.requests[submit.number] = _RunningSubmit(submit, task)
 
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
@@ -181,7 +193,16 @@ class _RouterConnection:
     def _cancel(self, number: int) -> None:
         request = self.requests.pop(number, None)
         if request is not None:
-            request.cancel()
+            request.task.cancel()
+
+    def _stop(self, number: int) -> None:
+        """End a request with what it has produced; one that has ended already has sent its last frame."""
+        request = self.requests.get(number)
+        if request is not None:
+            groups, prompt = self._server.produced(request.submit)
+            self._cancel(number)
+            failure = Failure("the request was stopped for others, and no replica took it again", STOPPED)
+            self.batcher.put(Frame(number, b"", groups=groups, failure=failure, prompt=prompt))
 
     def _cancel_all(self) -> None:
         for number in list(self.requests):

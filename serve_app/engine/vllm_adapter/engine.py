@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from weakref import WeakValueDictionary
 
 import psutil
 from pydantic import BaseModel, ValidationError
@@ -38,7 +39,7 @@ from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit
+from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit, Unsent
 
 KILLED_S = 1.0  # only the kernel remains to wait for
 # For EngineCore's own exit: its interpreter takes seconds to finalize and saves nothing; the kernel frees its memory,
@@ -61,6 +62,7 @@ class VllmEngine:
         self._stall = StallDetector(settings.health_stall_s)
         self._probe: asyncio.Task[bool] | None = None
         self._continues = False
+        self._recorders = WeakValueDictionary[str, TokenRecorder]()  # of running requests, by id
 
     async def start(self) -> EngineInfo:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
@@ -106,7 +108,15 @@ class VllmEngine:
         choices = n if isinstance(n, int) and n > 0 else 1
         earlier = EarlierRuns(submit, choices) if is_continued(submit) else None
         recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", earlier)
+        self._recorders[submit.request_id] = recorder
         return answer_frames(functools.partial(self._answer, submit, recorder), recorder, submit)
+
+    def produced(self, submit: Submit) -> Unsent:
+        """See `EngineBackend.produced`."""
+        recorder = self._recorders.get(submit.request_id)
+        if recorder is None or submit.body.get("stream") or serving.why_not_continued(submit) is not None:
+            return Unsent([])
+        return replay.produced(self._running(), recorder)
 
     async def _answer(self, submit: Submit, recorder: TokenRecorder) -> Frame | AsyncGenerator[str, None]:
         """The events of a stream; the only frame of a whole answer or a refusal."""
