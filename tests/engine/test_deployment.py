@@ -12,7 +12,8 @@ import pytest
 from serve_app.engine import deployment
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import NO_SLOTS, Submit
+from serve_app.transport import Submit
+from serve_app.transport.messages import NO_SLOTS
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, FakeReplica, model, run, until
 from tests.fakes.tcp import Peer, started
