@@ -81,7 +81,7 @@ class ModelRouter:
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
-        self._retry_budget = RetryBudget()
+        self.retry_budget = RetryBudget()
         self._running: dict[str, RequestGrant] = {}  # granted requests, by id
         self.queue.on_preempt = self._on_preempt
 
@@ -170,7 +170,7 @@ class ModelRouter:
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
                 if lost is None:
-                    self._retry_budget.on_answer()
+                    self.retry_budget.on_answer()
                     return
                 if is_stop(lost):
                     trace.preempted, trace.keeps_place, avoid = trace.preempted + 1, grant.keeps_place, None
@@ -181,7 +181,7 @@ class ModelRouter:
                 if self.replica_set.is_usable(avoid):
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(max(pause_s, self._retry_budget.take(time.monotonic())))
+                        await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
                     finally:
                         self._pausing -= 1
                     pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
@@ -211,7 +211,7 @@ class ModelRouter:
                 self._check_open()
                 if await self._try_replica(self.replica_set.next_replica(), make, relay, limit, trace) is None:
                     return
-                await asyncio.sleep(UNQUEUED_RETRY_S)
+                await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
     async def acquire(
         self, request: Arrival, key: AffinityKey | None, avoid: str | None, trace: RequestTrace
