@@ -50,7 +50,7 @@ logger = logging.getLogger("ray.serve")
 
 # vLLM tokenizes in a thread. At Python's 5 ms, that thread runs only after the event loop has served a whole batch.
 THREAD_SWITCH_S = 0.0005
-ALIVE_S = 0.5  # between checks of `alive`; a dead engine holds memory for which other engines wait
+ALIVE_S = 0.5  # between looks at the engine: a dead one holds memory for which others wait, a frozen one requests
 NEARER_S = 1.0  # a deadline that is nearer by less than this is the known one, as told at another report
 LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
@@ -136,8 +136,13 @@ class EngineReplica:
             self._grant.set_drain_s(config["drain_s"])
 
     async def _watch(self) -> None:
-        """Detect the death of an idle engine sooner than Serve's next health check."""
-        while self.backend.alive:  # noqa: ASYNC110 - vLLM has a flag and no event
+        """Detect a dead engine, and one that has been frozen for `health_stall_s`, sooner than Serve's next check."""
+        while self.backend.alive:
+            try:
+                await self.backend.check_health()
+            except EngineFailed as error:
+                self._give_up(error)
+                return
             await asyncio.sleep(ALIVE_S)
         self._give_up(EngineFailed("the engine's process has died"))
 

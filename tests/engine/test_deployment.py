@@ -180,31 +180,27 @@ def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(mo
     asyncio.run(scenario())
 
 
-def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+def test_a_frozen_engine_ends_its_replica_by_itself_whether_serve_asks_or_not(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int]
+) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
-
-    async def sees_it_frozen(replica: Any) -> bool:
-        try:
-            await replica.check_health()
-        except EngineFailed:
-            return True
-        return False
+    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
         rates = {"decode_step_s": 0.001}
         await replica.__init__({"name": "m", "engine": "simulated", "health_stall_s": 0.05, "simulated": rates})
-        assert not await sees_it_frozen(replica)
+        await replica.check_health()
         body = {"model": "m", "prompt": "a b c", "max_tokens": 5000, "stream": True}
         pieces = replica.backend.run(Submit(1, "r", Operation.COMPLETION, body))
         await anext(pieces)
         thawed = asyncio.Event()
         replica.backend.sleep = lambda delay_s: thawed.wait()
         async with asyncio.timeout(SOON_S):
-            while not await sees_it_frozen(replica):  # noqa: ASYNC110 - there is no event of it
+            while not ended:  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
-            while not ended:  # noqa: ASYNC110 - nor of this
-                await asyncio.sleep(0.01)
+        with pytest.raises(EngineFailed, match="frozen"):
+            await replica.check_health()
         thawed.set()
         await pieces.aclose()
         await replica.backend.shutdown()
