@@ -81,7 +81,7 @@ class ModelRouter:
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
-        self._retry_budget = RetryBudget()
+        self.retry_budget = RetryBudget()
         self._running: dict[str, RequestGrant] = {}  # granted requests, by id
         self.queue.on_preempt = self._on_preempt
 
@@ -160,7 +160,7 @@ class ModelRouter:
                         raise
                     trace.not_continued = NotContinued.QUEUE
                     raise lost from refused
-                if grant.arrival.preempted:
+                if trace.stopped:
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
                 try:
@@ -170,10 +170,11 @@ class ModelRouter:
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
                 if lost is None:
-                    self._retry_budget.on_answer()
+                    self.retry_budget.on_answer()
                     return
                 if is_stop(lost):
-                    trace.preempted, trace.keeps_place, avoid = trace.preempted + 1, grant.keeps_place, None
+                    trace.on_stopped(grant)
+                    avoid = None
                     continue
                 logger.warning("request %s waits again: %s", request.request_id, lost.message)
                 trace.losses += 1
@@ -181,7 +182,7 @@ class ModelRouter:
                 if self.replica_set.is_usable(avoid):
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(max(pause_s, self._retry_budget.take(time.monotonic())))
+                        await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
                     finally:
                         self._pausing -= 1
                     pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
@@ -196,7 +197,7 @@ class ModelRouter:
         on_it = [grant for grant in self._running.values() if grant.replica_id == replica_id]
         for grant in on_it:
             if grant.arrival.preemptible and self._drained is None:  # else no replica would take it
-                grant.stop()
+                grant.stop(moves=True)
         stay = sum(not grant.is_stopping for grant in on_it)
         logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
         return stay
@@ -211,7 +212,7 @@ class ModelRouter:
                 self._check_open()
                 if await self._try_replica(self.replica_set.next_replica(), make, relay, limit, trace) is None:
                     return
-                await asyncio.sleep(UNQUEUED_RETRY_S)
+                await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
     async def acquire(
         self, request: Arrival, key: AffinityKey | None, avoid: str | None, trace: RequestTrace
@@ -227,7 +228,7 @@ class ModelRouter:
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
         produced = 0 if trace.lost is None else trace.lost.tokens
-        has_run = avoid is not None or trace.preempted > 0
+        has_run = avoid is not None or trace.stopped > 0
         budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
         now = time.monotonic()
         if trace.queued_at is None:
@@ -239,7 +240,7 @@ class ModelRouter:
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
             # it bounds the start of the answer
-            deadline=None if trace.preempted or trace.lost is not None else request.deadline,
+            deadline=None if trace.stopped or trace.lost is not None else request.deadline,
             age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,

@@ -98,6 +98,7 @@ class Router:
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
         self.why: dict[str, TargetReason] = {}
+        self.traces: dict[str, RequestTrace] = {}
         self._given = 0
 
     async def start(self) -> Router:
@@ -134,7 +135,7 @@ class Router:
                 told.extend(await stream.next())
 
         told: list[Frame] = []
-        trace = RequestTrace()
+        trace = self.traces[name] = RequestTrace()
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
         await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
         assert text(told) == said(f"prompt {name}", tokens)

@@ -44,6 +44,9 @@ def test_streams_on_a_replica_that_drains_are_moved_at_its_deadline_without_a_lo
         await asyncio.gather(*asked)
         assert cluster.submits.count("r2") == 4
         assert not sum(router.model.replica_set.ejections.values())
+        traces = router.traces.values()
+        assert sorted(trace.moved for trace in traces) == [0, 0, 1, 1]
+        assert {(trace.preempted, trace.losses) for trace in traces} == {(0, 0)}
         end_drain(cluster)
 
     run(scenario, model(slots=8))
