@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_app.core.limits import LimitDecision, LimitedRequest
 from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, SessionRequest
-from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy
+from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.types import RequestClass
@@ -219,7 +219,7 @@ class Router:
                 asked.granted_s, asked.engine = self.clock.now, action.replica_id
                 self.running[action.request_id] = asked
                 asked.on_grant(asked)
-            else:
+            elif isinstance(action, Refuse):
                 asked.on_refuse(asked, action.retry_after_s)
         if not self._flushing:
             self._flushing = True

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
+from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
 SLOTS, ANSWER_S = 64, 10.0
@@ -163,7 +163,7 @@ class Staying:
                 self.granted.append(Granted(self.now, key, crowd.tokens, self.now - since))
                 answer_s = self._draw.uniform(0.8, 1.2) * ANSWER_S
                 self._at(self.now + answer_s, partial(self._end, action.request_id, crowd))
-            else:
+            elif isinstance(action, Refuse):
                 self.refused += 1
                 retry_s = RETRY_S if action.retry_after_s is None else max(action.retry_after_s, RETRY_S)
                 number = next(self._ids)

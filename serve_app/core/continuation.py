@@ -79,6 +79,17 @@ class Produced:
         return len(self._words) * self._words.itemsize
 
 
+def is_preemptible(operation: Operation, body: Mapping[str, Any]) -> bool:
+    """Whether such a request can be stopped while it runs and go on without loss, if the engines continue answers.
+
+    Of an answer that is no stream, an engine can tell the tokens of one choice, and no log probabilities."""
+    if not operation.generates or not is_continuable(operation, body):
+        return False
+    if body.get("use_beam_search") or body.get("prompt_logprobs") is not None:
+        return False
+    return bool(body.get("stream")) or (body.get("n") in (None, 1) and not body.get("logprobs"))
+
+
 def is_continuable(operation: Operation, body: Mapping[str, Any]) -> bool:
     """Whether the stream of such a request can go on elsewhere. The last event of a response with output logprobs
     repeats the values of all tokens, which only the lost engine had."""

@@ -21,7 +21,7 @@ from serve_app.core.batching import Batcher, BatchItem, BatchPolicy, RequestBatc
 from serve_app.core.estimate import PRIOR_BYTES_PER_TOKEN
 from serve_app.engine.batch_figures import SAMPLE_S, BatchFigures, OpenBatch
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded
-from serve_app.transport import EngineBackend, EngineInfo, EngineLoad, Frame, Submit, TokenUsage
+from serve_app.transport import EngineBackend, EngineInfo, EngineLoad, Frame, Submit, TokenUsage, Unsent
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +97,10 @@ class BatchedEngine:
             raise
         finally:
             self._end(request)
+
+    def produced(self, submit: Submit) -> Unsent:
+        """See `EngineBackend.produced`."""
+        return self._engine.produced(submit)
 
     def set_policy(self, policy: BatchPolicy | None) -> None:
         """Form the batches of requests that come from now on by another policy. Those that wait start without waiting

@@ -1,4 +1,4 @@
-"""A stream that goes on here after another engine made its beginning (`Submit.groups`, `Submit.events`).
+"""An answer that goes on here after another engine made its beginning (`Submit.groups`, `Submit.events`).
 
 Its serving object gets the outputs of the earlier runs again, group by group, and then the new ones; the events of the
 earlier ones are dropped.
@@ -17,7 +17,7 @@ from serve_app.transport import NOT_CONTINUABLE, Frame, Submit
 
 
 def is_continued(submit: Submit) -> bool:
-    """Whether earlier runs of this request have sent a part of its answer."""
+    """Whether earlier runs of this request have made a part of its answer."""
     return bool(submit.groups or submit.events)
 
 
@@ -43,6 +43,7 @@ class EarlierRuns:
 
     def __init__(self, submit: Submit, choices: int) -> None:
         self.is_over = False  # all of it was made again
+        self.is_stream = bool(submit.events)  # else it has one output, its last one, with the tokens of all runs
         self.failure: EngineFailed | None = None
         self._groups: dict[int, list[list[int]]] = defaultdict(list)  # by prompt, with choices from 0
         self._order: deque[int] = deque()  # the prompts of the outputs that are not made again yet
@@ -67,8 +68,16 @@ class EarlierRuns:
         """Whether the next output may be one of this prompt: new ones come after all earlier ones."""
         return not self._order or self._order[0] == prompt
 
+    def tokens_in_last(self, prompt: int, choice: int) -> int:
+        """The tokens of earlier runs that an output of a choice begins with: those of an answer that is no stream."""
+        if self.is_stream:
+            return 0
+        return sum(len(group) - 1 for group in self.groups_of(prompt) if group[0] == choice)
+
     def take_output(self, prompt: int) -> bool:
         """The serving object gets the next output of this prompt; returns whether it is one of the earlier runs'."""
+        if not self.is_stream:
+            self._order.clear()
         if not self._order:
             self.end()
             return False

@@ -19,7 +19,7 @@ from serve_app.transport import FINISH_STOP, TokenUsage
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class TokenRecorder:
     """The record of one request.
 
@@ -102,6 +102,8 @@ class TokenRecorder:
             ids = choice.token_ids
             if ids:
                 used[1] += len(ids)
+                if self.earlier is not None:
+                    ids = ids[self.earlier.tokens_in_last(prompt, choice.index) :]
                 if is_new:
                     self.groups.append([prompt * self.choices + choice.index, *ids])
             if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):

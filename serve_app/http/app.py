@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
+from serve_app.core.continuation import is_preemptible
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
@@ -220,9 +221,9 @@ class RouterApp:
             if operation.generates:
                 record.service_level = self._service_levels.get(wanted.request_class)
                 record.streamed = bool(body.get("stream"))
-            comments = None
-            if wanted.queue_status:
-                comments = QueueComments(lambda: queue_status(model, record), exchange.send_comment)
+            comments, status = None, functools.partial(queue_status, model, record)
+            if wanted.queue_status or record.streamed:
+                comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
             retry_count = headers.get(RETRY_COUNT_HEADER)
             charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count, longest)
             del raw  # megabytes, perhaps, for as long as the request runs
@@ -252,7 +253,7 @@ class RouterApp:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
         self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         self.usage.end(record.request_id, record.use())
-        self._metrics.count_continued(record.model, record.trace)
+        self._metrics.count_continued(record.model, record.request_class, record.trace)
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
         if receipt.slo is not None:
@@ -325,17 +326,14 @@ class RouterApp:
     async def _run_queued(self, call: _HttpCall, sequences: int, *, accepted: bool = False) -> None:
         """Wait for a grant of so many sequences on a replica, and relay the answer. `accepted`: see `Arrival`."""
         operation, body, record, model = call.record.operation, call.body, call.record, call.model
-        submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
-        limits = model.limits
-        tenant, session_id, session = record.tenant, call.contract.session_id, None
+        limits, tenant, session_id, session = model.limits, record.tenant, call.contract.session_id, None
         if session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
         cost = record.cost = request_size.estimate(
             self.estimator, operation, body, tenant, record.model, call.prompt_bytes, limits.max_model_len
         )
-        slots = record.slots = request_size.slots_of(
-            operation, sequences, cost, model.settings.length_rule, limits.slots
-        )
+        rule = model.settings.length_rule
+        slots = record.slots = request_size.slots_of(operation, sequences, cost, rule, limits.slots)
         record.trace.max_kv_tokens, record.trace.sequences = cost.max_kv_tokens, min(sequences, slots)
         arrival = Arrival(
             request_id=record.request_id,
@@ -348,9 +346,11 @@ class RouterApp:
             affinity=None if session is None else session.engine,
             accepted=accepted,
             session=None if session is None or sequences > 1 or call.part is not None else session.lease,
+            preemptible=is_preemptible(operation, body),
         )
         key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
-        await model.serve(arrival, submit, relay, key, record.trace)
+        submit = functools.partial(self._submit, call)
+        await model.serve(arrival, submit, functools.partial(self._relay, call), key, record.trace)
 
     def _submit(self, call: _HttpCall, number: int) -> Submit:
         """The message for the granted replica."""
@@ -382,7 +382,7 @@ class RouterApp:
         record, exchange, part = call.record, call.exchange, call.part
         if call.comments is not None:
             await call.comments.end()
-        if record.trace.lost is None:
+        if not record.trace.client_has_part:
             tokens = record.cost.tokens if record.operation.takes_slot else 0
             self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream, time.monotonic())

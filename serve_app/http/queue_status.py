@@ -29,20 +29,29 @@ class QueueComments:
     Args:
         get_status: the request's queue status; None: it does not wait in the queue at the moment.
         send_comment: sends one comment.
+        from_start: whether the client wants them before its answer, too; those within keep every connection alive.
     """
 
     def __init__(
-        self, get_status: Callable[[], QueueStatus | None], send_comment: Callable[[str], Awaitable[None]]
+        self,
+        get_status: Callable[[], QueueStatus | None],
+        send_comment: Callable[[str], Awaitable[None]],
+        *,
+        from_start: bool = True,
     ) -> None:
-        self._get_status, self._send_comment = get_status, send_comment
+        self._get_status, self._send_comment, self._from_start = get_status, send_comment, from_start
         self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> QueueComments:
-        self._task = asyncio.create_task(self._run(), name="queue-status")
+        if self._from_start:
+            self.resume()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
+        if self._task is None:
+            return
         if kind is asyncio.CancelledError:  # else a comment being sent is completed: an error event may follow it
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)  # `end` raises the failure
@@ -50,7 +59,8 @@ class QueueComments:
     async def end(self) -> None:
         """End the wait. Raises what `send_comment` has raised; without a wait, it has no effect."""
         self._ended.set()
-        await self._task
+        if self._task is not None:
+            await self._task
 
     def resume(self) -> None:
         """Wait again, after `end`."""

@@ -96,7 +96,7 @@ class RequestRecord:
     def on_first_frames(self, stream: ResponseStream, now: float) -> float | None:
         """A run begins to answer; returns the seconds to the first token, if it is that of the whole request."""
         self.stream = stream
-        if self.trace.lost is not None or not self.operation.generates:
+        if self.trace.client_has_part or not self.operation.generates:
             return None
         had_first, self.first_token_s = self.first_token_s is not None, now - self.started
         return None if had_first else self.first_token_s  # a repeat after a lost replica has had it already
@@ -124,6 +124,7 @@ class RequestRecord:
             longest,
             sequences=sum(part.trace.sequences for part in parts),
             losses=sum(part.trace.losses for part in parts),
+            preempted=sum(part.trace.preempted for part in parts),
             kv_token_s=sum(part.trace.kv_token_s for part in parts),
             continued=[one for part in parts for one in part.trace.continued],
             not_continued=next((part.trace.not_continued for part in parts if part.trace.not_continued), None),
@@ -215,6 +216,7 @@ class RequestRecord:
             replica_id=trace.replica_id,
             route=trace.route,
             losses=trace.losses,
+            preempted=trace.preempted,
             continued=tuple(trace.continued),
             not_continued=trace.not_continued,
             router_losses=self.router_losses,

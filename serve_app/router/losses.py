@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from serve_app.core.continuation import NotContinued, is_continuable
-from serve_app.errors import EngineFailed, EngineUnreachable
-from serve_app.transport import NOT_CONTINUABLE, ResponseStream, Submit, TokenUsage
+from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
+from serve_app.transport import NOT_CONTINUABLE, STOPPED, ResponseStream, Submit, TokenUsage
 
 MAX_LOSSES = 3  # engines that may die under one request before the request counts as the cause
 # Other codes of an `EngineFailed` name a fault of the client or of this router: another engine would not help.
@@ -33,7 +33,11 @@ class LossLimit:
     give_up_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.give_up_at = self.started + self.max_wait_s
+        self.begin(self.started)
+
+    def begin(self, now: float) -> None:
+        """The longest wait for an engine that can be reached counts from now."""
+        self.give_up_at = now + self.max_wait_s
 
     def count_loss(self, error: EngineFailed, now: float) -> bool:
         """Count a loss; returns whether it is the last one. An engine that never received the request is not counted,
@@ -41,7 +45,7 @@ class LossLimit:
         if isinstance(error, EngineUnreachable):
             return now >= self.give_up_at
         self.engines_lost += 1
-        self.give_up_at = now + self.max_wait_s
+        self.begin(now)
         return self.engines_lost >= MAX_LOSSES
 
 
@@ -73,6 +77,11 @@ def going_on(submit: Submit, lost: ResponseStream) -> Submit:
     return msgspec.structs.replace(
         submit, groups=produced.groups, events=produced.events, cached_tokens=prompt.cached_tokens
     )
+
+
+def is_stop(error: ServeAppError) -> bool:
+    """Whether the request was stopped by its router, and goes on."""
+    return error.code == STOPPED
 
 
 def is_loss(error: EngineFailed, stream: ResponseStream | None) -> bool:

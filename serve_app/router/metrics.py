@@ -87,10 +87,13 @@ class RouterMetrics:
         self._make_migrations()
 
     def _make_migrations(self) -> None:
-        """What becomes of streams that have lost their replica: see `router.losses`."""
+        """What becomes of streams that have lost their replica, and of requests that stop for others."""
         counter = functools.partial(Counter, registry=self.registry)
         self._migrations = counter(
             "serve_app_migrations", "Streams that lost their replica and went on on another one.", ("model",)
+        )
+        self._preemptions = counter(
+            "serve_app_preemptions", "How often requests were stopped for others while they ran.", OF_CLASS
         )
         self._not_continued = counter(
             "serve_app_not_continuable",
@@ -160,8 +163,10 @@ class RouterMetrics:
             self._waited.labels(*labels, trace.waited_for.value).inc(trace.waited_s)
         self._granted.labels(*labels).inc(tokens)
 
-    def count_continued(self, model: str, trace: RequestTrace) -> None:
-        """Count how often an ended stream went on on another replica, and why it did not."""
+    def count_continued(self, model: str, request_class: RequestClass, trace: RequestTrace) -> None:
+        """Count how often an ended request was stopped for others, and went on on another replica or why not."""
+        if trace.preempted:
+            self._preemptions.labels(model, request_class.label).inc(trace.preempted)
         for _, gap_s in trace.continued:
             self._migrations.labels(model).inc()
             self._gap.labels(model).observe(gap_s)

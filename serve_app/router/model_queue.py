@@ -15,17 +15,38 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serve_app.core.queue import (
-    Action,
     Arrival,
+    ClassBound,
+    Decision,
     Grant,
+    Preempt,
     QueuePolicy,
     QueueStatus,
     RefusalReason,
     ReplicaStart,
+    TenantPolicy,
     refusal_error,
 )
 from serve_app.errors import ServeAppError
 from serve_app.router.queue_client import PendingGrant, QueueClient
+from serve_app.settings import AdmissionSettings
+from serve_app.types import RequestClass
+
+
+def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
+    return QueuePolicy(
+        max_queued=admission.max_queued,
+        max_wait_s=admission.max_wait_s,
+        no_replica_wait_s=admission.no_replica_wait_s,
+        max_queued_tokens=admission.max_queued_tokens,
+        classes={
+            RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
+            for name, bound in admission.classes.items()
+        },
+        tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
+        min_share=admission.min_share,
+        guard_slots_share=admission.guard_slots_share,
+    )
 
 
 class ModelQueue:
@@ -37,6 +58,7 @@ class ModelQueue:
         self.core, self._client, self._policy = client.core, client, policy
         self.replica_start = ReplicaStart()
         self.refused: Counter[RefusalReason] = Counter()
+        self.on_preempt: Callable[[Preempt], None] = lambda stop: None  # a request that runs is to stop for others
         self._usable: set[str] = set()
         self.known_engines: set[str] = set()  # engines that have not been dropped
         client.engines[model] = self.known_engines
@@ -60,8 +82,8 @@ class ModelQueue:
         now, request_id, requests = time.monotonic(), arrival.request_id, self._client.requests
         if request_id in requests:
             raise ValueError(f"{request_id!r} waits or runs already")
-        decided: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
-        requests[request_id] = PendingGrant(self, decided)
+        decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        requests[request_id] = PendingGrant(self, decided, self.on_preempt)
         try:
             actions = self.core.on_arrive(self.model, arrival, now)
             if not actions and not self._usable:

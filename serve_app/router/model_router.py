@@ -24,20 +24,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 from serve_app.core.continuation import NotContinued
-from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, TenantPolicy
-from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.core.queue import Arrival, Preempt
+from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.errors import EngineFailed, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.router.kv_budget import KvBudget
-from serve_app.router.losses import LossLimit, going_on, is_loss, why_not_continued
-from serve_app.router.model_queue import ModelQueue
+from serve_app.router.losses import LossLimit, going_on, is_loss, is_stop, why_not_continued
+from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
 from serve_app.router.request_grant import RequestGrant, RequestTrace
 from serve_app.settings import AdmissionSettings, ModelSettings
-from serve_app.transport import EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
-from serve_app.types import RequestClass
+from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,22 +46,6 @@ UNQUEUED_RETRY_S = 0.25  # between attempts of work that takes no slot and so ca
 
 MakeSubmit = Callable[[int], Submit]  # makes the request from its number in the channel
 Relay = Callable[[ResponseStream, list[Frame]], Awaitable[None]]
-
-
-def queue_policy(admission: AdmissionSettings) -> QueuePolicy:
-    return QueuePolicy(
-        max_queued=admission.max_queued,
-        max_wait_s=admission.max_wait_s,
-        no_replica_wait_s=admission.no_replica_wait_s,
-        max_queued_tokens=admission.max_queued_tokens,
-        classes={
-            RequestClass[name.upper()]: ClassBound(bound.max_queued, bound.max_queued_tokens)
-            for name, bound in admission.classes.items()
-        },
-        tenants={name: TenantPolicy(tenant.weight, tenant.share) for name, tenant in admission.tenants.items()},
-        min_share=admission.min_share,
-        guard_slots_share=admission.guard_slots_share,
-    )
 
 
 class ModelRouter:
@@ -91,13 +74,16 @@ class ModelRouter:
         self.settings, self._admission, self._handle = settings, admission, handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
-        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
+        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.move_all)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
+        self._retry_budget = RetryBudget()
+        self._running: dict[str, RequestGrant] = {}  # granted requests, by id
+        self.queue.on_preempt = self._on_preempt
 
     async def start(self) -> None:
         """Follow the replica set; returns once the first set is known."""
@@ -108,7 +94,7 @@ class ModelRouter:
     def configure(self, settings: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Apply changed settings, also to waiting requests; a smaller queue refuses none of these."""
         self.settings, self._admission = settings, admission
-        self.replica_set.configure(settings.max_num_seqs, routers)
+        self.replica_set.configure(settings, routers)
         self.queue.configure(queue_policy(admission))
         self._update_cold_start()
 
@@ -151,6 +137,8 @@ class ModelRouter:
     ) -> None:
         """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
 
+        When it is stopped for others (`Preempt`), it waits again and goes on with what it has produced.
+
         When its replica is lost, the request waits again, ahead of what has arrived since, and runs again from its
         start or from where its client is; `relay` then gets the next run's stream with its first frames. It pauses
         first if the lost replica stays in use (a transient failure, or no more replicas may be ejected).
@@ -168,27 +156,50 @@ class ModelRouter:
                     self._check_open()
                     grant = await self.acquire(request, key, avoid, trace)
                 except ServeAppError as refused:
-                    if trace.lost is None or lost is None:
+                    if lost is None or not trace.client_has_part:
                         raise
                     trace.not_continued = NotContinued.QUEUE
                     raise lost from refused
+                if grant.arrival.preempted:
+                    limit.begin(time.monotonic())
+                self._running[request.request_id] = grant
                 try:
                     lost = await self._try_replica(grant.replica_id, make, relay, limit, trace, grant)
                 finally:
+                    del self._running[request.request_id]
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
                 if lost is None:
+                    self._retry_budget.on_answer()
                     return
+                if is_stop(lost):
+                    trace.preempted, trace.keeps_place, avoid = trace.preempted + 1, grant.keeps_place, None
+                    continue
                 logger.warning("request %s waits again: %s", request.request_id, lost.message)
                 trace.losses += 1
                 avoid = grant.replica_id
                 if self.replica_set.is_usable(avoid):
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(pause_s)
+                        await asyncio.sleep(max(pause_s, self._retry_budget.take(time.monotonic())))
                     finally:
                         self._pausing -= 1
                     pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
+
+    def _on_preempt(self, stop: Preempt) -> None:
+        grant = self._running.get(stop.request_id)
+        if grant is not None:
+            grant.stop(keeps_place=stop.keeps_place)
+
+    def move_all(self, replica_id: str) -> int:
+        """Stop the requests on a replica that can go on elsewhere without loss; returns how many stay there."""
+        on_it = [grant for grant in self._running.values() if grant.replica_id == replica_id]
+        for grant in on_it:
+            if grant.arrival.preemptible and self._drained is None:  # else no replica would take it
+                grant.stop()
+        stay = sum(not grant.is_stopping for grant in on_it)
+        logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
+        return stay
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace) -> None:
         """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;
@@ -216,6 +227,7 @@ class ModelRouter:
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
         produced = 0 if trace.lost is None else trace.lost.tokens
+        has_run = avoid is not None or trace.preempted > 0
         budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
         now = time.monotonic()
         if trace.queued_at is None:
@@ -223,11 +235,14 @@ class ModelRouter:
         arrival = replace(
             request,
             affinity=affinity,
-            accepted=request.accepted or avoid is not None,
+            accepted=request.accepted or has_run,
             cost_tokens=budget.tokens,
-            session=request.session if avoid is None and affinity == request.affinity else None,
-            deadline=request.deadline if trace.lost is None else None,  # it bounds the start of the answer
-            age_s=0.0 if avoid is None else now - trace.queued_at,
+            session=request.session if not has_run and affinity == request.affinity else None,
+            # it bounds the start of the answer
+            deadline=None if trace.preempted or trace.lost is not None else request.deadline,
+            age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
+            preemptible=request.preemptible and self._continues,
+            preempted=trace.preempted,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)
@@ -283,6 +298,8 @@ class ModelRouter:
         on_tokens = None if grant is None else grant.on_output
         try:
             async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, trace.lost) as stream:
+                if grant is not None:
+                    grant.on_submitted(stream)
                 frames = await stream.next()
                 result.on_first_frame(frames[0].status)
                 trace.on_continued(time.monotonic())
@@ -307,16 +324,26 @@ class ModelRouter:
     ) -> bool:
         """Whether the failure of a run is the request's end; else it runs again."""
         now = time.monotonic()
+        if is_stop(error):
+            if stream is not None and stream.can_go_on:
+                trace.lost = stream
+            return False
         lost = stream if stream is not None and stream.client_has_seen else trace.lost
-        if lost is None:
+        if lost is None or not lost.client_has_seen:
+            if error.code == NOT_CONTINUABLE:
+                trace.lost = None  # it begins anew
             return limit.count_loss(error, now)
         if not is_loss(error, stream):
             return True
-        continues = self.replica_set.info is not None and self.replica_set.info.continues
-        trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=continues)
+        trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=self._continues)
         if trace.not_continued is None:
             trace.on_lost(lost, now)
         return trace.not_continued is not None
+
+    @property
+    def _continues(self) -> bool:
+        """Whether the model's engines can go on with what another one has begun."""
+        return self.replica_set.info is not None and self.replica_set.info.continues
 
     @contextlib.contextmanager
     def _count_active(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from serve_app.core.limits import LimitDecision
 from serve_app.core.memory import FENCE_S, NodeProcesses
-from serve_app.core.queue import Action
+from serve_app.core.queue import Action, Decision, Preempt
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.errors import Unavailable
 from serve_app.ray_adapter import AWAY
@@ -41,10 +41,12 @@ SendExchange = Callable[[RouterMessage], Awaitable[ActorReply]]
 
 @dataclass(frozen=True, slots=True)
 class PendingGrant:
-    """A request of this process: it waits until `decision` is done and holds a grant afterwards."""
+    """A request of this process: it waits until `decision` is done and holds a grant afterwards. `on_preempt`: called
+    when it is to stop while it runs."""
 
     queue: object  # the `ModelQueue` that it waits in
-    decision: asyncio.Future[Action]
+    decision: asyncio.Future[Decision]
+    on_preempt: Callable[[Preempt], None]
 
 
 class QueueClient:
@@ -80,6 +82,7 @@ class QueueClient:
             asyncio.create_task(self._report(), name="queue-reports"),
             asyncio.create_task(self._poll(), name="queue-watch"),
         ]
+        self.apply_actions([])  # the actor knows this router at once and not after its first heartbeat
 
     async def stop(self) -> None:
         """Stop sending, also for requests that end later; the actor reclaims all grants when it has received nothing
@@ -99,7 +102,10 @@ class QueueClient:
         """
         for action in actions:
             request = self.requests.get(action.request_id)
-            if request is not None and not request.decision.done():
+            if isinstance(action, Preempt):
+                if request is not None:
+                    request.on_preempt(action)
+            elif request is not None and not request.decision.done():
                 request.decision.set_result(action)
         decided, self.core.limits.decided = self.core.limits.decided, []
         for decision in decided:

@@ -33,10 +33,11 @@ class RequestTrace:
         losses: number of replicas lost during the request.
         kv_token_s: KV tokens held, times seconds.
         queued_at: when it first arrived in the queue; None: it has not.
-        lost: the latest run that was lost after the client had received a part; None: there is none.
+        lost: the latest run that was lost or stopped, with which the next one goes on; None: that begins anew.
         lost_at: when the stream was lost and has not gone on yet; None: it has.
         continued: the replicas on which the stream went on, each with the seconds from the loss to its first frame.
         not_continued: why the stream ended when it lost its replica.
+        preempted: how often it was stopped for others; `keeps_place`: see `Preempt`, of the last time.
     """
 
     max_kv_tokens: int | None = None
@@ -54,6 +55,13 @@ class RequestTrace:
     lost_at: float | None = None
     continued: list[tuple[str, float]] = field(default_factory=list)
     not_continued: NotContinued | None = None
+    preempted: int = 0
+    keeps_place: bool = True
+
+    @property
+    def client_has_part(self) -> bool:
+        """Whether the client has received a part of the answer in an earlier run."""
+        return self.lost is not None and self.lost.client_has_seen
 
     def on_lost(self, run: ResponseStream, now: float) -> None:
         """A stream has lost its replica, and is to go on."""
@@ -86,12 +94,28 @@ class RequestGrant:
     replica_id: str
     budget: KvBudget
     kv_token_s: float = 0.0  # KV tokens held, times seconds; known after the release
+    stream: ResponseStream | None = None  # of its run, once it is submitted
+    is_stopping: bool = False
+    keeps_place: bool = True  # see `Preempt`
     granted_at: float = field(init=False)
     is_released: bool = False
 
     def __post_init__(self) -> None:
         self.granted_at = time.monotonic()
         self.replicas.on_granted(self.arrival.request_id, self.replica_id, self.arrival.slots)
+
+    def on_submitted(self, stream: ResponseStream) -> None:
+        """The request runs on the replica."""
+        self.stream = stream
+        if self.is_stopping:
+            stream.stop()
+
+    def stop(self, *, keeps_place: bool = True) -> None:
+        """Stop the request at its replica; it then goes on with what it has produced, here or elsewhere. Idempotent."""
+        if not self.is_stopping:
+            self.is_stopping, self.keeps_place = True, keeps_place
+            if self.stream is not None:
+                self.stream.stop()
 
     def on_output(self, tokens: int) -> None:
         """Count output tokens that the engine has produced since the last call."""

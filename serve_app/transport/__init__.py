@@ -10,6 +10,7 @@ from serve_app.transport.messages import (
     FINISH_STOP,
     NO_SLOTS,
     NOT_CONTINUABLE,
+    STOPPED,
     EngineBackend,
     EngineInfo,
     EngineLoad,
@@ -17,6 +18,7 @@ from serve_app.transport.messages import (
     Submit,
     TcpAddress,
     TokenUsage,
+    Unsent,
 )
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from serve_app.transport.tcp_server import TcpServer
@@ -25,6 +27,7 @@ __all__ = [
     "FINISH_STOP",
     "NOT_CONTINUABLE",
     "NO_SLOTS",
+    "STOPPED",
     "Channel",
     "EngineBackend",
     "EngineInfo",
@@ -36,4 +39,5 @@ __all__ = [
     "TcpServer",
     "TokenUsage",
     "UnreadBytes",
+    "Unsent",
 ]

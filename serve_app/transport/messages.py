@@ -12,7 +12,7 @@ events as were counted with them (docs/decisions.md).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,9 +29,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     `prompt_tokens` and `output_tokens` are the router's estimate of its prompts and answers together (0: unknown).
     `created`: the time in the answer, in seconds since the epoch (0: the engine's own clock). `groups` and `events`: of
     a stream that goes on here, the frames' groups of its earlier runs in order, and the events that the client has;
-    the frames of this run hold and count what follows, `usage` is that of the whole answer. `cached_tokens`: those that
-    the first frame of its first run had in `prompt`. A stream that the replica cannot continue exactly ends with a
-    failure, code `NOT_CONTINUABLE`.
+    the frames of this run hold and count what follows, `usage` is that of the whole answer. An answer that is no stream
+    goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
+    replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`.
     """
 
     number: int
@@ -50,7 +50,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
 
 
-NOT_CONTINUABLE = "not_continuable"  # code of the failure of a stream that the replica cannot continue exactly
+NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly
+# Code of the failure of a request that its router has stopped, to go on elsewhere or later.
+STOPPED = "stopped"
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
 
 
@@ -84,7 +86,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     "json"; `body` is ready bytes (whole SSE events, or a part of a JSON document) and `events` is how many pieces
     vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
     `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one;
-    `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off.
+    `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off; so has the
+    last one of a whole answer that was stopped, and `groups` then what it has produced.
     """
 
     number: int
@@ -98,15 +101,24 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     prompt: TokenUsage | None = None
 
 
+class Unsent(NamedTuple):
+    """What `EngineBackend.produced` gives: token groups, and the tokens of the prompt."""
+
+    groups: list[list[int]]
+    prompt: TokenUsage | None = None
+
+
 NO_SLOTS = -1
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
-    `NO_SLOTS`: the replica drains and takes no more requests."""
+    `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or are to be
+    moved then (None: a replica that does not say)."""
 
     frames: list[Frame]
     slots: int = 0
+    drain_s: float | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +184,11 @@ class EngineBackend(Protocol):
         Closing the iterator (or cancelling the task that consumes it) aborts the request inside the engine. Client
         errors are frames with a 4xx status and an OpenAI error body; only failures of the engine itself raise.
         """
+        ...
+
+    def produced(self, submit: Submit) -> Unsent:
+        """What a running request has produced so far and no frame has yet told: of an answer that is no stream, all
+        since the start of this run, as far as that can be continued."""
         ...
 
     def load(self) -> EngineLoad:

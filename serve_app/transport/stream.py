@@ -48,6 +48,7 @@ class ResponseStream:
         produced: by the request's runs so far, this one included.
         pace: arrival times of the tokens, however the client reads; of these runs, too.
         prompt: tokens of the prompt, from the first frame of a stream's first run.
+        stop: asks the replica to stop the request; it then fails with the code `STOPPED`.
     """
 
     unread: UnreadBytes
@@ -57,6 +58,7 @@ class ResponseStream:
     produced: Produced = field(default_factory=Produced)
     pace: TokenPace = field(default_factory=TokenPace)
     prompt: TokenUsage | None = None
+    stop: Callable[[], None] = lambda: None
     media: str = ""  # of its first frame
     client_has_seen: bool = False  # whether any of it was sent to the client; set by the stream's reader
     usage: TokenUsage | None = None  # comes with the last frame
@@ -76,6 +78,12 @@ class ResponseStream:
         return self.produced.tokens
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether another run can go on with what this one has produced: the client has a part, or it was no stream and
+        has told all that it had."""
+        return self.client_has_seen or (self.tokens > 0 and not self.produced.events)
+
+    @property
     def is_finished(self) -> bool:
         """Whether nothing more comes: the last frame has arrived, or it has failed."""
         return self.usage is not None or self.error is not None
@@ -85,8 +93,9 @@ class ResponseStream:
         frames before it may be missing."""
         if self.error is not None:
             return True
+        self.prompt = self.prompt or frame.prompt
         if frame.status:
-            self.media, self.prompt = frame.media, self.prompt or frame.prompt
+            self.media = frame.media
         if frame.body or frame.status or frame.usage is not None:
             self.usage = frame.usage
             self.buffered += len(frame.body)

@@ -35,7 +35,7 @@ KEEPALIVE = {
     (socket.IPPROTO_TCP, "TCP_KEEPCNT"): 3,
     (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 10_000,  # milliseconds for data that is not acknowledged
 }
-SUBMIT, CANCEL = b"S", b"C"
+SUBMIT, CANCEL, STOP = b"S", b"C", b"P"
 
 # A replica that is gone, has left or cannot be reached.
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (*CALL_ERRORS, EngineUnreachable)
@@ -176,6 +176,10 @@ class ReplicaConnection:
     def cancel(self, number: int) -> None:
         """Abort a request."""
         self._framing.send(CANCEL + _encoder.encode(number))
+
+    def stop(self, number: int) -> None:
+        """Stop a request; its last frame is a failure of code `STOPPED`, unless it has ended before."""
+        self._framing.send(STOP + _encoder.encode(number))
 
     def close(self) -> None:
         """End the connection and its Serve call."""

@@ -12,14 +12,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
-from serve_app.transport.messages import Failure, Frame, Submit, TcpAddress
-from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, SUBMIT, Framing, brief
+from serve_app.transport.messages import NO_SLOTS, STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
+from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Framing, brief
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,6 +32,8 @@ _numbers = msgspec.msgpack.Decoder(int)
 
 # Runs one request to its end: puts its frames, the last one with `usage`, or raises.
 RunRequest = Callable[[Submit, Callable[[Frame], None]], Awaitable[None]]
+# See `EngineBackend.produced`.
+AskProduced = Callable[[Submit], Unsent]
 
 
 class TcpServer:
@@ -38,13 +41,15 @@ class TcpServer:
 
     Args:
         run: runs a request.
+        produced: of a request that runs.
         host: the node's address.
     """
 
-    def __init__(self, run: RunRequest, host: str) -> None:
-        self.run = run
+    def __init__(self, run: RunRequest, produced: AskProduced, host: str) -> None:
+        self.run, self.produced = run, produced
         self._host = host
         self.slots = 0  # of the engine; routers receive them
+        self._drained_at: float | None = None  # by the loop's clock, when requests are to be moved
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -89,12 +94,22 @@ class TcpServer:
         """Change the slots, and send them to all routers."""
         self.slots = slots
         for connection in self.by_router.values():
-            connection.batcher.set_slots(slots)
+            self.send_slots(connection.batcher)
+
+    def drain(self, within_s: float) -> None:
+        """Take no more requests; the routers move those that still run after this time."""
+        self._drained_at = asyncio.get_running_loop().time() + within_s
+        self.set_slots(NO_SLOTS)
+
+    def send_slots(self, batcher: FrameBatcher) -> None:
+        drained_at = self._drained_at
+        left_s = None if drained_at is None else max(0.0, drained_at - asyncio.get_running_loop().time())
+        batcher.set_slots(self.slots, left_s)
 
     @property
     def requests(self) -> list[asyncio.Task[None]]:
         """The requests that run."""
-        return [task for connection in self.connections for task in connection.requests.values()]
+        return [request.task for connection in self.connections for request in connection.requests.values()]
 
     async def close(self) -> None:
         """Stop listening, and end every connection with its requests."""
@@ -106,6 +121,11 @@ class TcpServer:
             connection.close()
 
 
+class _RunningSubmit(NamedTuple):
+    submit: Submit
+    task: asyncio.Task[None]
+
+
 class _RouterConnection:
     """One connection: first a ticket, then requests from the router and frames to it."""
 
@@ -114,7 +134,7 @@ class _RouterConnection:
         self._server = server
         self._router_id: str | None = None
         self.ticket: bytes | None = None  # the one that has opened it
-        self.requests: dict[int, asyncio.Task[None]] = {}  # by number, those that run
+        self.requests: dict[int, _RunningSubmit] = {}  # by number, those that run
         self.ended: asyncio.Future[None] = loop.create_future()
         self.framing = Framing(self._on_message, self._on_lost, TICKET_BYTES, lambda paused: self.batcher.pause(paused))
         self.batcher = FrameBatcher(self.framing.send)
@@ -136,6 +156,8 @@ class _RouterConnection:
                 self._submit(_submits.decode(content))
             elif kind == CANCEL:
                 self._cancel(_numbers.decode(content))
+            elif kind == STOP:
+                self._stop(_numbers.decode(content))
             else:
                 raise ValueError(f"unknown kind {kind!r}")
         except ValueError as error:  # includes msgspec's errors and that of invalid UTF-8
@@ -153,13 +175,14 @@ class _RouterConnection:
         self._server.by_router[router_id] = self
         if former is not None:  # its router has lost it
             former.framing.abort()
-        self.batcher.set_slots(self._server.slots)
+        self._server.send_slots(self.batcher)
 
     def _submit(self, submit: Submit) -> None:
         if submit.number in self.requests:
             raise ValueError(f"request {submit.number} came twice")
         # A task of its own: each token resumes every Python frame of the task that awaits it.
-        self.requests[submit.number] = in_fresh_context(self._run(submit), f"request-{submit.number}")
+        task = in_fresh_context(self._run(submit), f"request-{submit.number}")
+        self.requests[submit.number] = _RunningSubmit(submit, task)
 
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
@@ -181,7 +204,16 @@ class _RouterConnection:
     def _cancel(self, number: int) -> None:
         request = self.requests.pop(number, None)
         if request is not None:
-            request.cancel()
+            request.task.cancel()
+
+    def _stop(self, number: int) -> None:
+        """End a request with what it has produced; one that has ended already has sent its last frame."""
+        request = self.requests.get(number)
+        if request is not None:
+            groups, prompt = self._server.produced(request.submit)
+            self._cancel(number)
+            failure = Failure("the request was stopped for others, and no replica took it again", STOPPED)
+            self.batcher.put(Frame(number, b"", groups=groups, failure=failure, prompt=prompt))
 
     def _cancel_all(self) -> None:
         for number in list(self.requests):

@@ -47,9 +47,10 @@ class Reply:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The JSON of the SSE events; `[DONE]` left out."""
+        """The JSON of the SSE events; `[DONE]` and comments left out."""
         whole = self.body.split(b"\n\n")[:-1]
-        return [json.loads(event.removeprefix(b"data: ")) for event in whole if event != b"data: [DONE]"]
+        told = [event for event in whole if event != b"data: [DONE]" and not event.startswith(b":")]
+        return [json.loads(event.removeprefix(b"data: ")) for event in told]
 
     @property
     def text(self) -> str:
@@ -226,6 +227,14 @@ class Client:
     def outcomes(self) -> dict[str, int]:
         """How many requests ended how."""
         return {key: int(n) for (key,), n in self.figures("serve_app_requests_total", "outcome").items()}
+
+    def engine_steps(self) -> int:
+        """The steps of all engines so far."""
+        return sum(one.engine.backend.load().steps for one in self._cluster.replicas.values())
+
+    def engine_tokens(self) -> int:
+        """The output tokens of all engines so far."""
+        return sum(one.engine.backend.load().generated_tokens for one in self._cluster.replicas.values())
 
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""

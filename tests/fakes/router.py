@@ -30,9 +30,11 @@ class Slots:
 
     def __init__(self) -> None:
         self.told: list[int] = []
+        self.drains_s: list[float | None] = []
 
-    def __call__(self, slots: int) -> None:
+    def __call__(self, slots: int, drain_s: float | None) -> None:
         self.told.append(slots)
+        self.drains_s.append(drain_s)
 
 
 def opened(cluster: FakeCluster, router: str = "router", slots: Slots | None = None) -> tuple[Channel, FakeHandle]:

@@ -64,7 +64,7 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
 
 def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
-        task, _ = await running(client, n=4)
+        task, _ = await running(client, n=4, prompt_logprobs=1)  # so that it cannot be stopped for the other one
         waits = client.posting(ask("waits", priority="high"))
         await turns(20)
         reply = await client.post(ask("no"), headers={"X-Deadline-Ms": "20"})

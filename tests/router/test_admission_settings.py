@@ -10,7 +10,7 @@ from serve_app.core.queue import ClassBound, QueuePolicy, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
-from serve_app.router.model_router import queue_policy
+from serve_app.router.model_queue import queue_policy
 from serve_app.settings import AdmissionSettings, parse
 from serve_app.settings.settings import DEFAULT_TENANT_WEIGHT
 from serve_app.types import RequestClass

@@ -11,6 +11,7 @@ from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import (
     Action,
     Arrival,
+    Decision,
     Grant,
     Preempt,
     QueueStatus,
@@ -45,6 +46,7 @@ __all__ = [
     "Arrival",
     "Backlog",
     "ClassBound",
+    "Decision",
     "Grant",
     "Preempt",
     "QueuePolicy",

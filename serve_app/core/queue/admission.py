@@ -182,7 +182,9 @@ class Admission:
     def on_tick(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over; the first step of every event."""
         actions = self._expire_waits(now)
-        return actions + self._grant_all() if actions else actions
+        if actions or self.scheduler.preemption.next_due() <= now:
+            actions += self._grant_all()
+        return actions
 
     @property
     def waiting(self) -> int:
@@ -204,8 +206,8 @@ class Admission:
         oldest = self.queue.oldest()
         if oldest is None:
             return None
-        deadline, wait_ends = self.queue.next_deadline(), self._wait_ends(oldest)
-        return wait_ends if deadline is None else min(deadline[0], wait_ends)
+        deadline, due = self.queue.next_deadline(), min(self._wait_ends(oldest), self.scheduler.preemption.next_due())
+        return due if deadline is None else min(deadline[0], due)
 
     def slots_by_tenant(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
         """The slots that each tenant waits for in a class; None if more than `most` tenants wait."""

@@ -140,7 +140,8 @@ class Preempt:
     keeps_place: bool = True
 
 
-Action = Grant | Refuse | Preempt
+Decision = Grant | Refuse  # of a waiting request
+Action = Decision | Preempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from serve_app.types import RequestClass
 RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
 QUANTUM_S = 30.0  # most answers end sooner
 STOP_S = 2.0  # a stop takes a step of the engine and two messages
-LOOK_AGAIN_S = 0.05  # after no request could be stopped: time alone allows it
+REST_S = 0.05  # after a look that has found nothing to stop; it costs microseconds a running request
 MAX_CONSIDERED = 32  # waiting requests of a class for which room is made at once
 
 
@@ -80,8 +80,9 @@ class Preemption:
         self._class_queues, self._capacity = class_queues, capacity
         self._running: list[dict[str, GrantedRequest]] = [{} for _ in RequestClass]  # by class and id
         self._slots = [0] * len(RequestClass)  # that they hold
-        self._seen: tuple[int, ...] = ()  # the versions of queues and capacity when all that could be stopped was
-        self._again_at = -math.inf
+        self._seen: tuple[int, ...] = ()  # the versions of queues and capacity at the last look
+        self._due = [math.inf] * len(RequestClass)  # by class, when time alone lets its waiting requests stop others
+        self._rests_until = [-math.inf] * len(RequestClass)  # by class that has found nothing to stop
 
     def begin(self, run: GrantedRequest) -> None:
         """A request was granted."""
@@ -98,30 +99,47 @@ class Preemption:
         """Slots of requests that can be stopped for this class."""
         return sum(self._slots[:request_class])
 
+    def next_due(self) -> float:
+        """When `choose` is to be called though nothing has changed; infinite: not before something does."""
+        return min(self._due)
+
     def choose(self, now: float) -> list[Preempt]:
         """Stop running requests for those that wait, the highest class first. O(running requests that can be stopped +
         replicas); O(1) while nothing has changed."""
         if not any(self._running):
+            self._due = [math.inf] * len(RequestClass)
             return []
         versions = self._capacity.changes, *(one.size for one in self._class_queues)
-        if now < self._again_at and (versions == self._seen or not self._seen):
+        if versions == self._seen and now < self.next_due():
             return []
-        self._seen, self._again_at = versions, now + LOOK_AGAIN_S
+        self._seen = versions
         stopped: list[Preempt] = []
         rooms: dict[str, _Room] = {}
         for level in reversed(RequestClass):
             class_queue = self._class_queues[level]
+            due, self._due[level] = self._due[level], math.inf
             if not class_queue.size or not any(self._running[: level + 1]):
                 continue
             rooms = rooms or self._rooms(now)
             waiting = (entry[2] for one in class_queue.waiting_tenants() for entry in one.order)
-            stopped += self._stop_for(level, islice(waiting, MAX_CONSIDERED), rooms, now)
+            if now < due and now < self._rests_until[level]:
+                self._due[level] = min(due, self._rests_until[level])
+                self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now, may_stop=False)
+            else:
+                stopped += self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now)
         return stopped
 
-    def _stop_for(
-        self, level: RequestClass, requests: Iterable[QueuedRequest], rooms: dict[str, _Room], now: float
+    def _make_room(
+        self,
+        level: RequestClass,
+        requests: Iterable[QueuedRequest],
+        rooms: dict[str, _Room],
+        now: float,
+        *,
+        may_stop: bool = True,
     ) -> list[Preempt]:
-        """Make room for the waiting requests of a class, until there is one for which none can be made."""
+        """Give the waiting requests of a class the room there is, and stop others for more, until there is one for
+        which no room can be made."""
         stopped: list[Preempt] = []
         for waiting in requests:
             allowed = {
@@ -129,28 +147,37 @@ class Preemption:
             }
             chosen = next((name for name, room in allowed.items() if room.fits(waiting)), None)
             if chosen is None:
+                if not may_stop:
+                    break
                 chosen, runs = self._cheapest(level, waiting, allowed, now)
                 if chosen is None:
-                    self._seen = ()  # time alone can change that
+                    self._rests_until[level] = now + REST_S
                     break
                 for run in runs:
                     run.stopping_s = now
                     rooms[chosen].add(run.arrival)
                     keeps_place = run.arrival.request_class < level
                     stopped.append(Preempt(run.arrival.request_id, chosen, keeps_place))
+                self._due[level] = min(self._due[level], now + STOP_S)
             rooms[chosen].add(waiting.arrival, -1)
         return stopped
 
     def _cheapest(
         self, level: RequestClass, waiting: QueuedRequest, allowed: dict[str, _Room], now: float
     ) -> tuple[str | None, list[GrantedRequest]]:
-        """The replica on which room costs least, and what has to stop there; None: nowhere."""
+        """The replica on which room costs least, and what has to stop there; None: nowhere now, perhaps when `_due`."""
         able: dict[str, list[tuple[float, GrantedRequest]]] = {}
+        due = math.inf
         for runs in self._running[: level + 1]:
             for run in runs.values():
-                if run.replica_id in allowed and _may_stop(run, level, waiting, now):
+                if run.stopping_s is not None or run.replica_id not in allowed:
+                    continue
+                since = _stoppable_from(run, level, waiting)
+                if since <= now:
                     lost = run.kv_tokens * (now - run.granted_s)
                     able.setdefault(run.replica_id, []).append((lost, run))
+                else:
+                    due = min(due, since)
         best: tuple[tuple[int, float], str, list[GrantedRequest]] | None = None
         for replica_id, priced in able.items():
             priced.sort(key=lambda one: (one[1].arrival.request_class, one[0]))
@@ -165,7 +192,10 @@ class Preemption:
             price = max(one.arrival.request_class for one in chosen), lost_sum
             if room.fits(waiting) and (best is None or price < best[0]):
                 best = price, replica_id, chosen
-        return (None, []) if best is None else best[1:]
+        if best is None:
+            self._due[level] = min(self._due[level], due)
+            return None, []
+        return best[1:]
 
     def _rooms(self, now: float) -> dict[str, _Room]:
         rooms = {name: _Room(one.free, one.kv_free) for name, one in self._capacity.replicas.items() if one.slots}
@@ -176,12 +206,10 @@ class Preemption:
         return rooms
 
 
-def _may_stop(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> bool:
-    """Whether a run may stop for a waiting request of this class."""
-    if run.stopping_s is not None:
-        return False
-    held_s, preempted = now - run.granted_s, run.arrival.preempted
+def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest) -> float:
+    """From when on a run may stop for a waiting request of this class; infinite: never."""
+    preempted = run.arrival.preempted
     if run.arrival.request_class < level:
-        return not preempted or held_s >= RESUMED_S * 2 ** (preempted - 1)
+        return run.granted_s + (RESUMED_S * 2 ** (preempted - 1) if preempted else 0.0)
     is_shorter = waiting.cost < run.kv_tokens and waiting.arrival.preempted <= preempted
-    return is_shorter and held_s >= QUANTUM_S * 2**preempted
+    return run.granted_s + QUANTUM_S * 2**preempted if is_shorter else math.inf

@@ -95,6 +95,9 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append(f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}{told}.")
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
+    if receipt.preempted:
+        times = "once" if receipt.preempted == 1 else f"{receipt.preempted} times"
+        lines.append(f"Stopped {times} while it ran, for requests before it, and went on with what it had produced.")
     if receipt.continued or receipt.not_continued is not None:
         lines.append(_continuation(receipt))
     if receipt.slo is not None:

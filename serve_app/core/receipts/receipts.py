@@ -69,6 +69,7 @@ class Receipt:
     replica_id: str | None = None
     route: Route | None = None
     losses: int = 0
+    preempted: int = 0
     router_losses: int = 0
     continued: tuple[tuple[str, float], ...] = ()
     not_continued: NotContinued | None = None

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serve_app.engine.continuation import not_continuable
 from serve_app.engine.simulated import requests
@@ -25,11 +26,12 @@ from serve_app.engine.simulated.text import (
     rerank_document,
     score,
     score_document,
+    token_group,
     tokens_made,
 )
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Frame, Submit, TokenUsage
+from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Frame, Submit, TokenUsage, Unsent
 from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
@@ -50,6 +52,14 @@ class _SimulatedRequest:
         self.progress.clear()
         if self.error is not None:
             raise self.error
+
+
+class _WholeAnswer(NamedTuple):
+    """An answer that is not streamed. `sent`: the tokens of each choice that earlier runs have made."""
+
+    generation: Generation
+    request: _SimulatedRequest
+    sent: list[int]
 
 
 @dataclass(eq=False)
@@ -80,6 +90,7 @@ class SimulatedEngine:
         )
         self._tokenizer = WordTokenizer()
         self._requests: dict[Sequence, _SimulatedRequest] = {}
+        self._whole_answers: dict[str, _WholeAnswer] = {}  # those being made of requests that are not streamed, by id
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -119,6 +130,16 @@ class SimulatedEngine:
             return self._frames(submit)
         except BadRequest as error:
             return self._answer(submit, error.body(), error.status)
+
+    def produced(self, submit: Submit) -> Unsent:
+        """See `EngineBackend.produced`."""
+        answer = self._whole_answers.get(submit.request_id)
+        if answer is None:
+            return Unsent([])
+        generation, request, sent = answer
+        made = zip(generation.choices, sent, request.sequences, strict=True)
+        groups = [token_group(choice, start, sequence.produced) for choice, start, sequence in made]
+        return Unsent([group for group in groups if len(group) > 1], TokenUsage(generation.prompt_tokens))
 
     def load(self) -> EngineLoad:
         """The load after the last step."""
@@ -229,12 +250,22 @@ class SimulatedEngine:
                 status, media, prompt = 0, "", None
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
-        await self._finish(submit, generation.sizes)
-        document, groups = writer.document(generation.choices, generation.usage)
+        sent = _continued_at(submit, generation)
+        with self._admitted(submit, generation.sizes, sent) as request:
+            answer = self._whole_answers[submit.request_id] = _WholeAnswer(generation, request, sent)
+            try:
+                await self._finish(request)
+            finally:
+                if self._whole_answers.get(submit.request_id) is answer:
+                    del self._whole_answers[submit.request_id]
+        document = writer.document(generation.choices, generation.usage)
+        made = zip(generation.choices, sent, strict=True)
+        groups = [token_group(choice, start, choice.max_tokens) for choice, start in made]
         yield Frame(submit.number, document, 200, "json", groups, 1, _usage(generation))
 
     async def _embed(self, submit: Submit, inputs: Prompts, packed: bool) -> AsyncGenerator[Frame, None]:
-        await self._finish(submit, [(tokens, 0) for _, tokens in inputs])
+        with self._admitted(submit, [(tokens, 0) for _, tokens in inputs]) as request:
+            await self._finish(request)
         vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
         tokens = sum(tokens for _, tokens in inputs)
         document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
@@ -242,7 +273,8 @@ class SimulatedEngine:
         yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
 
     async def _score(self, submit: Submit, asked: Scoring) -> AsyncGenerator[Frame, None]:
-        await self._finish(submit, [(tokens, 0) for _, tokens in [*asked.queries, *asked.documents]])
+        with self._admitted(submit, [(tokens, 0) for _, tokens in [*asked.queries, *asked.documents]]) as request:
+            await self._finish(request)
         scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
         request_id, model, tokens = submit.request_id, self.settings.name, asked.prompt_tokens
         if submit.operation is Operation.SCORE:
@@ -256,11 +288,10 @@ class SimulatedEngine:
     async def _answer(self, submit: Submit, value: object, status: int = 200) -> AsyncGenerator[Frame, None]:
         yield Frame(submit.number, json.dumps(value).encode(), status, "json", events=1, usage=TokenUsage())
 
-    async def _finish(self, submit: Submit, sizes: Iterable[tuple[int, int]]) -> None:
-        with self._admitted(submit, sizes) as request:
-            for sequence in request.sequences:
-                while sequence.state is not SequenceState.DONE:
-                    await request.wait_for_progress()
+    async def _finish(self, request: _SimulatedRequest) -> None:
+        for sequence in request.sequences:
+            while sequence.state is not SequenceState.DONE and sequence.produced < max(1, sequence.max_tokens):
+                await request.wait_for_progress()
 
     def _created(self, submit: Submit) -> int:
         return submit.created or int(self.wall_clock())
@@ -288,9 +319,9 @@ class SimulatedEngine:
 
 
 def _continued_at(submit: Submit, generation: Generation) -> list[int]:
-    """The tokens of each choice that the client has; raises `not_continuable`."""
+    """The tokens of each choice that earlier runs have made; raises `not_continuable`."""
     made = tokens_made(generation.choices, submit.groups)
-    if made is None or submit.events != len(submit.groups):
+    if made is None or submit.events != (len(submit.groups) if generation.stream else 0):
         raise not_continuable("its tokens are not those of this engine")
     if made == [choice.max_tokens for choice in generation.choices]:
         raise not_continuable("it has ended")

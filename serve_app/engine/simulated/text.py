@@ -137,6 +137,11 @@ def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[in
     return made
 
 
+def token_group(choice: SimulatedChoice, start: int, stop: int) -> list[int]:
+    """The group of a choice's tokens `start` to `stop`."""
+    return [choice.index, *[WORD_IDS[k] for k in words_at(choice.key, start, stop)]]
+
+
 class Writer:
     """The bytes of one response to a chat or completion request.
 
@@ -179,16 +184,14 @@ class Writer:
         told = b"" if usage is None else self.event([], usage=usage)
         return told + b"data: [DONE]\n\n"
 
-    def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> tuple[bytes, list[list[int]]]:
-        """The whole response of a request that is not streamed, and its token groups."""
-        told, groups = [], []
+    def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> bytes:
+        """The whole response of a request that is not streamed."""
+        told = []
         for choice in choices:
-            indices = words_at(choice.key, 0, choice.max_tokens)
-            groups.append([choice.index, *[WORD_IDS[k] for k in indices]])
-            text = "".join([WORDS[k] for k in indices])[: choice.cut]
+            text = "".join([WORDS[k] for k in words_at(choice.key, 0, choice.max_tokens)])[: choice.cut]
             body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
-        return _json(self._fields | {"choices": told, "usage": usage}), groups
+        return _json(self._fields | {"choices": told, "usage": usage})
 
     def _delta(self, choice: SimulatedChoice, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
         body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}

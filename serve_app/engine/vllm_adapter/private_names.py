@@ -78,6 +78,13 @@ NAMES = (
     PrivateName("vllm.v1.engine.output_processor", "OutputProcessor", ("request_states",)),
     PrivateName("vllm.v1.engine.output_processor", "OutputProcessor.process_outputs", ("engine_core_outputs",)),
     PrivateName("vllm.v1.engine.output_processor", "RequestState", ("is_prefilling", "num_cached_tokens")),
+    PrivateName(
+        "vllm.v1.engine.output_processor",
+        "RequestState",
+        ("external_req_id", "prompt_len", "detokenizer", "logprobs_processor"),
+    ),
+    PrivateName("vllm.v1.engine.logprobs", "LogprobsProcessor", ("num_logprobs", "num_prompt_logprobs")),
+    PrivateName("vllm.v1.engine.detokenizer", "IncrementalDetokenizer", ("output_token_ids",)),
     PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector", ("request_id", "close")),
     PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector.get"),
     PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector.get_nowait"),

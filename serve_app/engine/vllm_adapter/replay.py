@@ -27,10 +27,12 @@ from serve_app.engine.continuation import EarlierRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import CLOCKS, IDS, MERGE, missing
 from serve_app.engine.vllm_adapter.produced_tokens import ENGINE_HALF, PRODUCED
+from serve_app.transport import TokenUsage, Unsent
 
 logger = logging.getLogger("ray.serve")
 
 TURN_GROUPS = 64  # made again in one turn of the event loop: 2 to 6 ms
+GROUP_TOKENS = 64  # of an answer that is no stream, in one group; longer ones would hold up the event loop
 
 
 async def prepare(llm: Any) -> bool:
@@ -166,6 +168,21 @@ async def replayed_queue(
     return ReplayedQueue(llm, queue, requests, groups, earlier)
 
 
+def produced(llm: Any, recorder: TokenRecorder) -> Unsent:
+    """What a running answer that is no stream has produced since the start of this run: of a single choice without log
+    probabilities, of which vLLM keeps no copy that could be taken on."""
+    states = [one for one in llm.output_processor.request_states.values() if one.external_req_id in recorder.prompts]
+    if len(recorder.prompts) != 1 or recorder.choices != 1 or len(states) != 1:
+        return Unsent([])  # it has several, has not begun, or has just ended
+    state = states[0]
+    if state.logprobs_processor.num_logprobs is not None or state.logprobs_processor.num_prompt_logprobs is not None:
+        return Unsent([])
+    earlier = 0 if recorder.earlier is None else recorder.earlier.tokens_in_last(0, 0)
+    tokens = state.detokenizer.output_token_ids[earlier:]
+    groups = [[0, *tokens[at : at + GROUP_TOKENS]] for at in range(0, len(tokens), GROUP_TOKENS)]
+    return Unsent(groups, TokenUsage(state.prompt_len, 0, state.num_cached_tokens))
+
+
 class ReplayedQueue:
     """The queue of a continued request, as `AsyncLLM.generate` reads it: first the outputs of its earlier runs, made
     again as they are read, one for each group; then it goes to EngineCore, and vLLM's own queue takes over."""
@@ -176,6 +193,7 @@ class ReplayedQueue:
         self.request_id, self.close = queue.request_id, queue.close
         self._llm, self._queue, self._requests, self._earlier = llm, queue, requests, earlier
         self._states = llm.output_processor.request_states
+        self._groups = len(groups)
         self._produced: dict[int, list[int]] = defaultdict(list)  # by choice
         for choice, *tokens in groups:
             self._produced[choice] += tokens
@@ -190,20 +208,23 @@ class ReplayedQueue:
     async def get(self) -> Any:
         await asyncio.sleep(0)
         output = self._make_next()
+        while output is None and self._made < self._groups:
+            await asyncio.sleep(0)  # an answer that is no stream has no output yet
+            output = self._make_next()
         if output is not None:
             return output
         await self._begin()
         return await self._queue.get()
 
     def _make_next(self) -> Any:
-        """The output of the next group; None: there is no other."""
+        """The output of the next group; None: there is no other, or it makes none yet."""
         output = next(self._outputs, None)
         if output is None:
             return None
         self._made += 1
         self._llm.output_processor.process_outputs([output])  # without statistics: this engine did not produce it
         made = self._queue.get_nowait()
-        if made is None:
+        if made is None and self._earlier.is_stream:
             raise self._earlier.fail("a choice goes on after its end")
         return made
 

@@ -182,8 +182,6 @@ def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> Non
 
 def why_not_continued(submit: Submit) -> str | None:
     """What keeps any engine from continuing this request exactly; None: nothing known."""
-    if not submit.body.get("stream"):
-        return "its answer is no stream"
     if submit.body.get("use_beam_search"):
         return "beams fork inside the engine"
     if not is_continuable(submit.operation, submit.body):
