@@ -148,8 +148,9 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
 
     `waiting` includes the requests that wait for a batch. `sequence_steps` adds up the sequences of all steps.
     `prompt_tokens` counts each prompt once; `prefilled_tokens` what was computed before a sequence's next token: its
-    prompt and what it had produced elsewhere, less cache hits (0: an engine without a prefix cache). The rest comes from `serve_app.engine.batched_engine`: `batch_size` is the mean requests of a batch, or the mean sequences of
-    a step where the engine batches by itself; `batch_wait_s` the mean wait of a request for its batch; `padding_ratio`
+    prompt and what it had produced elsewhere, less cache hits (0: an engine without a prefix cache). The rest comes
+    from `serve_app.engine.batched_engine`: `batch_size` is the mean requests of a batch, or the mean sequences of a
+    step where the engine batches by itself; `batch_wait_s` the mean wait of a request for its batch; `padding_ratio`
     the mean share of a batch that is padding, by the tokens its requests used (0: the engine batches by itself);
     `tokens_per_s` prompt and output tokens; `batches` and `batched_requests` count what has started.
     """
