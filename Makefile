@@ -10,8 +10,8 @@ GPU_CHECK_ARGS ?=
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
-# processes: one runs the end-to-end tests, which share a stack, the other one everything else (tests/conftest.py)
-TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
+# processes: one begins with the end-to-end tests that share a stack, the other one with the rest (tests/conftest.py)
+TEST_PROCESSES := -n 2 --dist loadgroup --max-worker-restart=0
 # a test that takes longer than any of ours prints where it stands, ends its process and with that the run
 STUCK_S := 600
 test-long test-cluster: STUCK_S := 3600
@@ -49,7 +49,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
 	exec $(BIN)/serve-app up "$$@"
 
-test: lint ## the checks and the default tests, in two processes (18 minutes on 2 cores)
+test: lint ## the checks and the default tests, in two processes (25 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too

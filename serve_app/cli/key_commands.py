@@ -212,7 +212,7 @@ def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
     listing.say(f"{found['id']} of {found['name']!r}, tenant {found['tenant']}", ())
     scopes = [("key", limits["key"]), (f"tenant {found['tenant']}", limits["tenant"])]
     scopes += [(f"{model} of tenant {found['tenant']}", one) for model, one in limits["models"].items()]
-    rows = [(scope, name, f"{value:,g}") for scope, one in scopes for name, value in one.items()]
+    rows = [(scope, name, f"{value:.15g}") for scope, one in scopes for name, value in one.items()]
     if rows:
         listing.table("limit", LIMIT_COLUMNS, rows)
         listing.say(f"Over a limit: {limits['over_limit']}.", ("over_limit", limits["over_limit"]))

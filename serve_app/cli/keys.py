@@ -28,6 +28,8 @@ class ResolvedKeys:
 def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
     """The keys of the configuration, or a key generated at the first start and reused later.
 
+    `key` is the first one of an operator that the configuration has in plain, else the first one.
+
     Args:
         home: the instance that stores the key; or, for a cluster, the file for a generated key.
 
@@ -36,7 +38,8 @@ def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
     """
     keys = settings.auth.keys
     if keys:
-        key = next((one.key for one in keys if one.key is not None), None)
+        readable = sorted((one for one in keys if one.key is not None), key=lambda one: not one.admin)
+        key = readable[0].key if readable else None  # an operator's first: `keys`, `explain`, `quota` need one
         file = home.configured_key_file if key is not None and isinstance(home, InstanceState) else None
         return ResolvedKeys(settings.without_secrets(), key, file, generated=False)
     usual = home.generated_key_file if isinstance(home, InstanceState) else Path(home)

@@ -127,4 +127,6 @@ def _differences(before: Any, after: Any, at: str = "") -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return str({name: one for name, one in value.items() if one is not None})
     return "not set" if value is None else str(value)

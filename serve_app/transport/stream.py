@@ -63,9 +63,9 @@ class ResponseStream:
     client_has_seen: bool = False  # whether any of it was sent to the client; set by the stream's reader
     usage: TokenUsage | None = None  # comes with the last frame
     connection_lost: bool = False  # whether it failed because the connection to the replica broke
-    buffered: int = 0  # bytes of `_frames`
-    _frames: list[Frame] = field(default_factory=list)
-    whole_frames: int = 0  # of them, those up to the last that ends an event: a frame that is too long comes in parts
+    buffered: int = 0  # bytes of the unread frames
+    whole_frames: list[Frame] = field(default_factory=list)  # up to the last one that ends an event
+    _parts: list[Frame] = field(default_factory=list)  # after them: of a frame that was too long, without its end
     error: ServeAppError | None = None  # why it failed
     _waiter: asyncio.Future[None] | None = None
 
@@ -98,10 +98,11 @@ class ResponseStream:
             self.media = frame.media
         if frame.body or frame.status or frame.usage is not None:
             self.usage = frame.usage
-            self._frames.append(frame)
             self.buffered += len(frame.body)
+            self._parts.append(frame)
             if frame.events or frame.usage is not None or not frame.body or self.media != "sse":
-                self.whole_frames = len(self._frames)
+                self.whole_frames += self._parts
+                self._parts.clear()
                 self._wake()
         if frame.failure is not None:
             self.fail(frame.failure.error())
@@ -111,22 +112,24 @@ class ResponseStream:
     def fail(self, error: ServeAppError, *, connection_lost: bool = False) -> None:
         """End the stream with an error; what has arrived whole is delivered first."""
         if self.error is None:
-            self._drop(self.whole_frames)
+            self._drop(self._parts)
             self.error = error
             self.connection_lost = connection_lost
             self._wake()
 
     def clear(self) -> None:
         """Drop the unread frames."""
-        self._drop(0)
-        self.whole_frames = 0
+        self._drop(self.whole_frames)
+        self._drop(self._parts)
 
-    def _drop(self, start: int) -> None:
-        """Drop the unread frames from this one on."""
-        dropped = sum(len(frame.body) for frame in self._frames[start:])
-        self.unread.bytes -= dropped
-        self.buffered -= dropped
-        del self._frames[start:]
+    def _drop(self, frames: list[Frame]) -> None:
+        self._forget(sum(len(frame.body) for frame in frames))
+        frames.clear()
+
+    def _forget(self, size: int) -> None:
+        """So many bytes are unread no more."""
+        self.unread.bytes -= size
+        self.buffered -= size
 
     def close(self) -> None:
         """The request has ended: nobody reads its frames any more."""
@@ -155,11 +158,8 @@ class ResponseStream:
                 self._waiter = None
             if not self.whole_frames and self.error is not None:
                 raise self.error
-        frames, rest = self._frames[: self.whole_frames], self._frames[self.whole_frames :]
-        read = self.buffered - sum(len(frame.body) for frame in rest)
-        self.unread.bytes -= read
-        self.buffered -= read
-        self._frames, self.whole_frames = rest, 0
+        frames, self.whole_frames = self.whole_frames, []
+        self._forget(self.buffered - sum(len(frame.body) for frame in self._parts))
         return frames
 
     def _wake(self) -> None:

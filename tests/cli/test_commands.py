@@ -161,6 +161,13 @@ def test_no_key_reaches_the_application_only_digests(tmp_path: Path) -> None:
     assert (only_digests.key, only_digests.file) == (None, None)
 
 
+def test_commands_of_the_machine_have_an_operators_key_where_the_configuration_has_one(tmp_path: Path) -> None:
+    first, operator = {"key": KEY, "tenant": "people"}, {"key": f"{KEY}-operator", "admin": True}
+    state = state_in(tmp_path)
+    assert keys.resolve(parse({"auth": {"keys": [first, operator]}}), state).key == operator["key"]
+    assert keys.resolve(parse({"auth": {"keys": [first]}}), state).key == KEY
+
+
 def test_the_curl_line_is_one_shell_command_with_valid_json() -> None:
     words = shlex.split(curl_line("http://127.0.0.1:8000", KEY, Settings()))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]

@@ -123,11 +123,19 @@ def test_limits_are_shown_by_what_has_them(keys: Keys, store: FakeStore) -> None
     lines = keys("show-limits", made.key_id).stdout.splitlines()
     assert [line.split("\t") for line in lines] == [
         ["limit", "tenant acme", "max_concurrent", "9"],
-        ["limit", "tiny of tenant acme", "tokens_per_day", "5,000"],
+        ["limit", "tiny of tenant acme", "tokens_per_day", "5000"],
         ["over_limit", "refuse"],
     ]
     nothing = keys("show-limits", "ops")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
+
+
+def test_limits_are_shown_exactly_and_as_scripts_read_them(keys: Keys, store: FakeStore) -> None:
+    given = {"tokens_per_minute": "12345678.5", "tokens_per_day": "20000001", "budget_per_month": "0.25"}
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    key_id = json.loads(keys("create", "large", *options, "--json").stdout)["id"]
+    shown = [line.split("\t") for line in keys("show-limits", key_id).stdout.splitlines()]
+    assert {one[2]: one[3] for one in shown if one[0] == "limit" and one[1] == "key"} == given
 
 
 def test_an_error_is_one_line_and_a_status(keys: Keys, store: FakeStore) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
@@ -20,10 +21,9 @@ from tests.e2e.three import WIDE, WIDE_STEP_S
 
 CLIENTS, TOKENS = 30, 50
 SERVICE_S = WIDE_STEP_S * TOKENS
-BEFORE_S, AFTER_S = 3.0, 12.0  # of load on both sides of the blow
-DOWN_S = (
-    5.0  # the actor is killed again and again for so long: past the routers' fence, so that they stop by themselves
-)
+BEFORE_S = 3.0  # of load before the blow
+DOWN_S = 5.0  # the actor is killed again and again for so long: past the routers' fence, so they stop by themselves
+AFTER_S = 30.0  # for two requests of each client after the new actor came (one may be granted before): 2 s when idle
 LATE_S = 1.0  # the promise: what was granted completes no later than that
 GRANTS_S = 1.0  # the promise: new grants within that of the new actor's first word
 BUSY_S = 2.0  # of this test, on a machine that others use
@@ -40,9 +40,9 @@ class Asked:
     done: float
 
 
-async def asks(client: httpx.AsyncClient, until: float, told: list[Asked]) -> None:
+async def asks(client: httpx.AsyncClient, is_over: Callable[[], bool], told: list[Asked]) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
-    while time.monotonic() < until:
+    while not is_over():
         async with client.stream("POST", "/v1/completions", json=body) as response:
             came = [time.monotonic() async for _ in response.aiter_lines()]
         told.append(Asked(response.headers.get(ID_HEADER, ""), response.status_code, came[0], came[-1]))
@@ -51,12 +51,16 @@ async def asks(client: httpx.AsyncClient, until: float, told: list[Asked]) -> No
 async def load(three: Stack) -> tuple[list[Asked], float, float]:
     """What was asked, when the actor was killed, and when the process that stayed was started."""
     told: list[Asked] = []
+    up = math.inf
+
+    def is_over() -> bool:
+        return sum(one.first >= up for one in told) >= 2 * CLIENTS or time.monotonic() >= up + AFTER_S
+
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=three.base_url, headers=three.headers(), timeout=REQUEST_TIMEOUT_S, limits=limits
     ) as client:
-        until = time.monotonic() + BEFORE_S + DOWN_S + AFTER_S
-        clients = [asyncio.create_task(asks(client, until, told)) for _ in range(CLIENTS)]
+        clients = [asyncio.create_task(asks(client, is_over, told)) for _ in range(CLIENTS)]
         await asyncio.sleep(BEFORE_S)  # the load runs before the kill
         pid = actor(three)
         assert pid is not None

@@ -1,57 +1,45 @@
-"""Requests that begin alike run where their prefix is cached: two routers, two replicas, simulated engines."""
+"""Requests that begin alike run where their prefix is cached: three routers, two replicas, simulated engines."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from tests.e2e.changing import OTHER, Place, configured, model, place
-from tests.requires import requires
+from tests.e2e.stack import Stack
+from tests.e2e.three import WIDE
 
 PREFIXES = 12
 REQUESTS = 6  # of each prefix
 CLIENTS = 8
 SHARE = 0.95  # one by one nothing is in the way; a channel that has just opened may move a bound once
 BUSY_SHARE = 0.85  # eight at once are below the quarter of a replica's slots that is free of the bound, mostly
-BASE = configured(
-    model(OTHER, max_num_seqs=32, replicas={"min_replicas": 2, "max_replicas": 2}), router={"replicas": 2}
-)
-PROMPT_TOKENS = re.compile(r'serve_app_engine\{figure="prompt_tokens",model="other",replica="([^"]+)"\} (\S+)')
-PLACED = re.compile(r'serve_app_placed\{router="[^"]+",key="prefix",model="other",place="([^"]+)"\} (\S+)')
-
-
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("affinity"), BASE) as started:
-        yield started
+PROMPT_TOKENS = re.compile(rf'serve_app_engine{{figure="prompt_tokens",model="{WIDE}",replica="([^"]+)"}} (\S+)')
+PLACED = re.compile(rf'serve_app_placed{{router="[^"]+",key="prefix",model="{WIDE}",place="([^"]+)"}} (\S+)')
 
 
 def prompt(kind: str, prefix: int, number: int) -> str:
     return f"{kind} {prefix}: " + "the beginning of them all " * 100 + f"{number}"
 
 
-def ask(there: Place, kind: str, prefix: int, number: int) -> None:
-    answer = there.endpoint.ask(OTHER, prompt=prompt(kind, prefix, number))
-    assert answer.status == 200, answer.text
+def ask(three: Stack, kind: str, prefix: int, number: int) -> None:
+    body = {"model": WIDE, "prompt": prompt(kind, prefix, number), "max_tokens": 3}
+    answer = three.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
 
 
-def read(there: Place) -> dict[str, float]:
+def read(three: Stack) -> dict[str, float]:
     """Prompt tokens that each replica has taken in, whichever router tells."""
-    return {name: float(value) for name, value in PROMPT_TOKENS.findall(there.endpoint.get("/metrics").text)}
+    return {name: float(value) for name, value in PROMPT_TOKENS.findall(three.get("/metrics").text)}
 
 
-def test_requests_that_begin_alike_run_on_one_replica_through_both_routers(there: Place) -> None:
+def test_requests_that_begin_alike_run_on_one_replica_through_all_routers(three: Stack) -> None:
     where: dict[int, Counter[str]] = {}
     for number in range(REQUESTS):
         for prefix in range(PREFIXES):
-            before = read(there)
-            ask(there, "calm", prefix, number)
-            (ran,) = [name for name, tokens in read(there).items() if tokens > before[name]]
+            before = read(three)
+            ask(three, "calm", prefix, number)
+            (ran,) = [name for name, tokens in read(three).items() if tokens > before[name]]
             where.setdefault(prefix, Counter())[ran] += 1
     found = sum(max(counts.values()) for counts in where.values()) / (PREFIXES * REQUESTS)
     homes = {counts.most_common(1)[0][0] for counts in where.values()}
@@ -60,12 +48,21 @@ def test_requests_that_begin_alike_run_on_one_replica_through_both_routers(there
     assert len(homes) == 2, where
 
 
-def test_under_load_most_requests_still_do(there: Place) -> None:
+def placed(three: Stack) -> Counter[str]:
+    """Requests of all routers by how their replica was chosen."""
+    found: Counter[str] = Counter()
+    for route, count in PLACED.findall(three.get("/metrics").text):
+        found[route] += round(float(count))
+    return found
+
+
+def test_under_load_most_requests_still_do(three: Stack) -> None:
+    before = placed(three)
     with ThreadPoolExecutor(CLIENTS) as pool:
-        asked = [pool.submit(ask, there, "busy", prefix, number) for number in range(40) for prefix in range(PREFIXES)]
+        asked = [pool.submit(ask, three, "busy", prefix, number) for number in range(40) for prefix in range(PREFIXES)]
         for one in asked:
             one.result()
-    placed = {route: float(count) for route, count in PLACED.findall(there.endpoint.get("/metrics").text)}
-    home = placed["home"] / sum(placed.values())
-    print(f"{home:.1%} at home with {CLIENTS} at once: {placed}")  # of one router, which stands for both
-    assert home >= BUSY_SHARE, placed
+    found = placed(three) - before
+    home = found["home"] / found.total()
+    print(f"{home:.1%} at home with {CLIENTS} at once: {found}")
+    assert home >= BUSY_SHARE, found

@@ -1,10 +1,9 @@
-"""A router that dies under calls by handle is a lost connection to the SDK, and another one takes what comes next.
-The stack here serves embeddings and their scores, too."""
+"""A router that dies under calls by handle is a lost connection to the SDK, and another one takes what comes next; and
+embeddings and their scores by handle."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -14,41 +13,23 @@ import pytest
 from benchmarks.common.processes import title_of
 from serve_app.client import Client
 from serve_app.errors import Unavailable
-from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
 from tests.e2e.joined import joined
-from tests.e2e.observe import within
 from tests.e2e.stack import Stack
-from tests.requires import requires
+from tests.e2e.three import EMBED, MODEL, all_routers
 
-MODEL, EMBED, ROUTERS = "tiny-sim", "embed-sim", 2
-CONFIG: dict[str, Any] = {
-    "models": [
-        {"name": MODEL, "engine": "simulated", "max_num_seqs": 8, "simulated": {"decode_step_s": 0.01}},
-        {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
-    ],
-    "router": {"replicas": ROUTERS},
-}
 UP_S = 60.0  # a router starts within some seconds
 TITLE = "ray::ServeReplica:serve_app:Router"
-LONG = 3000  # tokens: 30 s
+LONG = 3000  # tokens: 15 s
 
 
-@pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("lost"), CONFIG, "lost") as started:
-        within(UP_S, lambda: len(routers(started)), ROUTERS, "routers")
-        yield started
+def routers(three: Stack) -> list[int]:
+    assert three.cluster is not None
+    return [pid for pid in three.cluster.pids() if title_of(pid).startswith(TITLE)]
 
 
-def routers(there: Stack) -> list[int]:
-    assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(TITLE)]
-
-
-def test_embeddings_and_scores_are_those_over_http(there: Stack) -> None:
-    with joined(there) as llm, there.client() as over:
+def test_embeddings_and_scores_are_those_over_http(three: Stack) -> None:
+    with joined(three) as llm, three.client() as over:
         by_handle = llm.sync.openai.embeddings.create(model=EMBED, input=["a", "b"])
         assert (
             by_handle.model_dump()["data"] == over.embeddings.create(model=EMBED, input=["a", "b"]).model_dump()["data"]
@@ -64,7 +45,7 @@ def test_embeddings_and_scores_are_those_over_http(there: Stack) -> None:
             assert one.embedding == pytest.approx(other.embedding)
 
 
-async def lost(llm: Client, there: Stack) -> tuple[Any, Any, str]:
+async def lost(llm: Client, three: Stack) -> tuple[Any, Any, str]:
     """What a stream of the SDK's and one of ours end with when all routers die, and what the SDK says after that."""
     asked: dict[str, Any] = {"model": MODEL, "prompt": "The river", "max_tokens": LONG}
     async with (
@@ -73,7 +54,7 @@ async def lost(llm: Client, there: Stack) -> tuple[Any, Any, str]:
     ):
         await anext(sdk)
         await anext(ours)
-        for pid in routers(there):
+        for pid in routers(three):
             kill(pid)
         ends: list[BaseException] = []
         for stream in (sdk, ours):
@@ -88,10 +69,11 @@ async def lost(llm: Client, there: Stack) -> tuple[Any, Any, str]:
     return *ends, after.object
 
 
-def test_routers_that_die_are_connections_that_are_lost(there: Stack) -> None:
-    with joined(there) as llm:
-        by_sdk, ours, after = asyncio.run(lost(llm, there))
+def test_routers_that_die_are_connections_that_are_lost(three: Stack) -> None:
+    with joined(three) as llm:
+        by_sdk, ours, after = asyncio.run(lost(llm, three))
     assert type(by_sdk) is openai.APIConnectionError
     assert isinstance(by_sdk.__cause__, httpx2.ReadError)
     assert (type(ours), ours.code) == (Unavailable, "connection_lost")
     assert after == "text_completion"
+    all_routers(three)

@@ -1,6 +1,6 @@
 """The use that the store has, against the answers' own `usage`: of three routers, one of which is killed under load.
 
-The load is of a tenant that no other test of this stack uses.
+The load is of a tenant of which another module has one request, long before.
 """
 
 from __future__ import annotations

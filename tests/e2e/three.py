@@ -1,4 +1,4 @@
-"""One stack of three routers for the modules that look at one line from several of them."""
+"""One stack of three routers for the modules that look at one line, or at a lost process, from several of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from tests.e2e import stack as stacks
 from tests.e2e.observe import HTTP_PROCESSES, http_status, within
-from tests.e2e.stack import Stack
+from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
 WIDE, WIDE_STEP_S = "wide", 0.01
+EMBED = "embed-sim"
+SLO = {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}  # kept by whatever is answered at all
 CONFIG: dict[str, Any] = {
     "models": [
         {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
@@ -25,9 +27,20 @@ CONFIG: dict[str, Any] = {
             "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": 65_536},
             "cpus_per_rank": 0.5,
         },
+        {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
     ],
     "router": {"replicas": ROUTERS},
-    "admission": {"max_queued": 1000, "min_share": 0.0},  # the minimum share lets lower classes pass on purpose
+    "admission": {
+        "max_queued": 1000,
+        "min_share": 0.0,  # the minimum share lets lower classes pass on purpose
+        "classes": {"normal": SLO, "critical": SLO | {"max_queued": 0}},  # who cannot run at once is refused
+    },
+    "auth": {
+        "keys": [
+            {"key": PEOPLE_KEY, "tenant": "people", "max_class": "critical", "admin": True},
+            {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
+        ]
+    },
 }
 RESTART_S = 60.0  # of a router, which takes some seconds
 

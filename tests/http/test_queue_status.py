@@ -104,7 +104,11 @@ def test_what_starts_at_once_or_is_not_streamed_has_no_comment() -> None:
 def test_a_refusal_on_arrival_keeps_its_status() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         blocker = await blocked(client)
-        reply = await client.post(ask("p"), headers=ASKED)
+        with cluster.quota.standing_still():
+            refused = client.posting(ask("p"), headers=ASKED)
+            await until(lambda: client.model.queue.waiting == 1, SOON_S, "the actor is asked")
+            await asyncio.sleep(5 * queue_status.FIRST_COMMENT_S)  # looks that find no decision of the actor
+        reply = await refused
         assert (reply.status, reply.error["code"]) == (429, "queue_full")
         assert reply.headers["retry-after"]
         await end(blocker)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import pytest
 
 from serve_app.core.queue.admission import Action, RefusalReason
+from serve_app.router import QueueClient, queue_client
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, FakeQuota, at_rest, fleet, refused, run, waits
@@ -39,6 +40,20 @@ def test_there_is_one_order_by_class_whoever_asks_first_at_which_router(routers:
             wanted = [f"{level.label} {n}" for level in (CRITICAL, HIGH, NORMAL, LOW) for n in range(routers)]
             assert order == wanted
             await at_rest(actor, *callers)
+
+    run(scenario)
+
+
+def test_the_actor_knows_a_router_as_soon_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_client, "CALM_REPORT_S", 2 * SOON_S)  # no heartbeat comes
+
+    async def scenario() -> None:
+        actor = FakeQuota({"r1": 1})
+        client = QueueClient("r", actor.exchange, actor.watch)
+        await client.start()
+        await until(lambda: not client.core.alone, SOON_S, "the actor knows the router")
+        await client.stop()
+        await actor.close()
 
     run(scenario)
 

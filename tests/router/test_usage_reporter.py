@@ -188,7 +188,11 @@ def test_a_router_reports_what_a_killed_one_of_its_node_left_once_the_store_take
     asyncio.run(main())
 
 
-def test_a_normal_end_leaves_no_journal_and_one_that_could_not_report_does(tmp_path: Path) -> None:
+def test_a_normal_end_leaves_no_journal_and_one_that_could_not_report_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_reporter, "CLOSE_S", 0.5)
+
     async def main(failures: int) -> None:
         store = FakeStore()
         store.failures = failures

@@ -68,6 +68,12 @@ def test_what_is_taken_over_restarts_nothing() -> None:
     assert plan["Router"].fields == ("admission.max_queued: 1000 -> 3",)
 
 
+def test_of_a_group_that_was_not_set_only_what_is_set_is_shown() -> None:
+    batching = {"preset": "dynamic-32", "max_size": 4}
+    plan = planned({"models": [A]}, {"models": [A | {"batching": batching}]})
+    assert plan["engine-a"].fields == (f"batching: not set -> {batching}",)
+
+
 def test_a_default_that_is_written_out_is_told_as_taken_over() -> None:
     assert whats({"models": [A]}, {"models": [A | {"max_num_seqs": 64}]})["engine-a"] == "unchanged"
     assert whats({"models": [A]}, {"models": [A | {"kv_cache_gb": 0.54, "gpus_per_rank": 0}]})["engine-a"] == "changed"

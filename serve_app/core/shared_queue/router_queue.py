@@ -183,13 +183,13 @@ class RouterQueue:
 
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
-        new answer. None: it does not wait."""
-        waiting = self.pending.by_request_id.get(request_id)
-        if waiting is None:
+        new answer. None: it does not wait, or the actor has yet to take it and may refuse it."""
+        waiting, session = self.pending.by_request_id.get(request_id), self.router_session
+        if waiting is None or (waiting.ticket and not self.alone and waiting.submitted_in > session.sending.last_acked):
             return None
-        if waiting.ticket and not waiting.status_requested and self.router_session.arrivals_left:
+        if waiting.ticket and not waiting.status_requested and session.arrivals_left:
             waiting.status_requested = True
-            self.router_session.put(messages.StatusRequest(waiting.ticket))
+            session.put(messages.StatusRequest(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
         level = waiting.arrival.request_class
@@ -366,8 +366,8 @@ class RouterQueue:
         deadline = waiting.arrival.deadline
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)
-        self.pending.hand_in(waiting, ticket)
         number = self.router_session.put(messages.Arrive(waiting.model, arrival, now - waiting.arrived_s))
+        self.pending.hand_in(waiting, ticket, number)
         self.early_refusal.on_handed_in(number, waiting.model, arrival)
 
     def _withdraw(self, request_id: str) -> PendingRequest | None:

@@ -35,14 +35,15 @@ LONG_TOKENS = 8192  # may run for longer than the quantum of its class (`core.qu
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A waiting request. `ticket`: its id at the actor; empty: not submitted. `status`: its queue position in the
-    actor's last answer; None: no answer. `status_requested`: a request for it is open. `drawn`: what it holds of its
-    session at the actor."""
+    """A waiting request. `ticket`: its id at the actor; empty: not submitted. `submitted_in`: the number of the event
+    that submitted it. `status`: its queue position in the actor's last answer; None: no answer. `status_requested`: a
+    request for it is open. `drawn`: what it holds of its session at the actor."""
 
     model: str
     arrival: Arrival
     arrived_s: float
     ticket: str = ""
+    submitted_in: int = 0
     status: QueueStatus | None = None
     drawn: SessionDraw | None = None
     status_requested: bool = False
@@ -119,9 +120,9 @@ class PendingRequests:
         tops = (queues[level].peek() for level in sorted(queues, reverse=True))
         return next((self.by_request_id[top[1]] for top in tops if top is not None), None)
 
-    def hand_in(self, waiting: PendingRequest, ticket: str) -> None:
-        """A request was submitted to the actor's queue under this ticket."""
-        waiting.ticket = ticket
+    def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
+        """A request was submitted to the actor's queue under this ticket, with the event of this number."""
+        waiting.ticket, waiting.submitted_in = ticket, submitted_in
         self.tickets[ticket] = waiting
         self.unsent.pop(waiting.request_id, None)
 

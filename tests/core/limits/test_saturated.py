@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
 from tests.core.limits.stream_world import StreamWorld
 
-SPAN_S = 180.0
+SPAN_S = 120.0  # two minutes of what is allowed in a minute, after a first one that the buckets hold
 SCOPE = "key:a"
 BOTH = Limits(requests_per_minute=300, tokens_per_minute=30_000, max_concurrent=40)
 TOKENS = Limits(tokens_per_minute=30_000)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from serve_app.core.queue import (
     Action,
@@ -375,7 +382,14 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert seen == self.reference.served
 
 
-TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+QUICK = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LONG = settings(QUICK, max_examples=1000)
+
+
+def test_admission_equals_the_reference_in_any_order_of_events() -> None:
+    run_state_machine_as_test(AdmissionMachine, settings=QUICK)
+
+
+@pytest.mark.long
+def test_admission_equals_the_reference_in_any_order_of_events_long() -> None:
+    run_state_machine_as_test(AdmissionMachine, settings=LONG)

@@ -56,12 +56,12 @@ def test_cancelled_requests_leave_nothing_in_memory() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        cycles(20_000, 2.0)
+        cycles(5_000, 2.0)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 64 * 1024  # a single kept reference per cycle would be 20 times this
+    assert grown < 64 * 1024  # a single kept reference per cycle would be five times this
     assert count_waiting() == waiting
     assert (admission.waiting, len(admission.scheduler.running)) == (100, 1)
 
@@ -91,12 +91,12 @@ def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> Non
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        cycles(8_000, 2.0)
+        cycles(2_000, 2.0)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 32 * 1024  # 24,000 requests of 12,000 tenants: a byte and a half each
+    assert grown < 32 * 1024  # 6,000 requests of 3,000 tenants: less than a reference each
     seen = admission.snapshot(20.0)
     assert (admission.waiting, seen.tenants.keys()) == (0, {"t1"})
-    assert sum(one.granted for one in seen.classes.values()) == 27_000
+    assert sum(one.granted for one in seen.classes.values()) == 9_000

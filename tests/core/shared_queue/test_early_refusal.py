@@ -86,6 +86,34 @@ def test_an_arrival_is_answered_with_the_line_as_it_is_then() -> None:
     assert figures.classes[LOW].backlog.slots_above == 1
 
 
+def test_a_request_has_no_position_before_the_actor_has_taken_it_and_what_it_refuses_never_has_one() -> None:
+    world = World({"e": (1, 1000)}, 1, QueuePolicy(max_queued=1, max_wait_s=60.0))
+    world.settle(4)
+    line = world.routers["r0"].line
+    assert world.arrive("r0", NORMAL).state == "runs"
+    waits, refused = world.arrive("r0", NORMAL), world.arrive("r0", NORMAL)
+    ids = [f"q{req.number}" for req in (waits, refused)]
+    assert [line.status(request_id) for request_id in ids] == [None, None]
+    world.settle_one("r0")
+    assert (waits.state, refused.state) == ("waits", "refused")
+    found = line.status(ids[0])
+    assert found is not None
+    assert found.position == 1
+
+
+def test_while_the_actor_is_away_a_request_it_has_not_taken_has_the_position_of_its_router() -> None:
+    world = World({"e": (1, 1000)}, 1)
+    world.settle(4)
+    line = world.routers["r0"].line
+    world.arrive("r0", NORMAL)
+    waits = world.arrive("r0", NORMAL)
+    world.wire.clear()
+    line.on_lost(world.now)
+    found = line.status(f"q{waits.number}")
+    assert found is not None
+    assert found.position == 1
+
+
 def test_an_older_answer_that_comes_late_changes_no_figures() -> None:
     world = measured(LOW)
     link = world.routers["r0"].line.router_session
