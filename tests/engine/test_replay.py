@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -242,8 +243,9 @@ def replayed(engine: ScriptedEngine, groups: list[list[int]], events: int) -> An
     queue = replay.ReplayedQueue(
         engine, engine, [SimpleNamespace(request_id="r", sampling_params=params)], groups, earlier
     )
-    queue._finish_of = lambda choice: (None, None)  # type: ignore[method-assign]
-    return asyncio.run(queue.get())
+    goes_on = mock.patch("vllm.v1.core.sched.utils.check_stop", return_value=False)
+    with mock.patch("vllm.v1.request.Request.from_engine_core_request"), goes_on:
+        return asyncio.run(queue.get())
 
 
 def test_a_whole_answer_has_no_output_until_it_goes_on_with_all_that_was_produced() -> None:
