@@ -31,7 +31,7 @@ GB = (
     10**9
 )  # the unit of every setting and field that ends in `_gb`, as of devices, of sessions and of `serve-app quota`
 DEFAULT_KV_CACHE_GB = 0.54  # CPU only, where the engine cannot measure what is free: 64 tiny sequences of 2,048 tokens
-DEFAULT_HEALTH_STALL_S = 30.0  # a step of a big prefill takes seconds; 30 s without CPU time or a step is frozen
+DEFAULT_HEALTH_STALL_S = 8.0  # above a step of a big prefill; two of Serve's checks, so a freeze is seen within 12 s
 # A child compiles it, then the engine, and its first masks may take 0.25 s: 2 s in all. With 128,000 tokens to choose
 # from an ordinary schema takes 0.1 s, one with a string of bounded length up to 1 s on a busy virtual core.
 DEFAULT_GRAMMAR_CPU_S = 0.85

@@ -113,10 +113,12 @@ NO_SLOTS = -1
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
-    `NO_SLOTS`: the replica drains and takes no more requests."""
+    `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or are to be
+    moved then (None: a replica that does not say)."""
 
     frames: list[Frame]
     slots: int = 0
+    drain_s: float | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,8 @@ import pytest
 from serve_app.engine import deployment
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import NO_SLOTS, Submit
+from serve_app.transport import Submit
+from serve_app.transport.messages import NO_SLOTS
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, FakeReplica, model, run, until
 from tests.fakes.tcp import Peer, started
@@ -27,7 +28,7 @@ def test_each_router_is_told_the_slots_of_the_engine_and_that_it_drains() -> Non
         replica = await started(cluster)
         first, second = await Peer.enter(replica, "first"), await Peer.enter(replica, "second")
         assert [peer.batches[-1].slots for peer in (first, second)] == [7, 7]
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         for peer in (first, second):
             assert (await asyncio.wait_for(peer.read(), SOON_S)).slots == NO_SLOTS
         third = await Peer.enter(replica, "third")
@@ -45,7 +46,7 @@ def test_a_request_that_comes_while_the_replica_drains_can_go_elsewhere() -> Non
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         peer.hand_in(1, 3)
         await peer.read_until(1)
         failure = peer.frames(1)[-1].failure
@@ -165,7 +166,7 @@ def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(mo
         start = backend.start
 
         async def draining_start() -> Any:
-            replica.drain()
+            replica.drain(30.0)
             return await start()
 
         monkeypatch.setattr(backend, "start", draining_start)
@@ -179,31 +180,27 @@ def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(mo
     asyncio.run(scenario())
 
 
-def test_a_frozen_engine_ends_its_replica_by_itself(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+def test_a_frozen_engine_ends_its_replica_by_itself_whether_serve_asks_or_not(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int]
+) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
-
-    async def sees_it_frozen(replica: Any) -> bool:
-        try:
-            await replica.check_health()
-        except EngineFailed:
-            return True
-        return False
+    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
         rates = {"decode_step_s": 0.001}
         await replica.__init__({"name": "m", "engine": "simulated", "health_stall_s": 0.05, "simulated": rates})
-        assert not await sees_it_frozen(replica)
+        await replica.check_health()
         body = {"model": "m", "prompt": "a b c", "max_tokens": 5000, "stream": True}
         pieces = replica.backend.run(Submit(1, "r", Operation.COMPLETION, body))
         await anext(pieces)
         thawed = asyncio.Event()
         replica.backend.sleep = lambda delay_s: thawed.wait()
         async with asyncio.timeout(SOON_S):
-            while not await sees_it_frozen(replica):  # noqa: ASYNC110 - there is no event of it
+            while not ended:  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
-            while not ended:  # noqa: ASYNC110 - nor of this
-                await asyncio.sleep(0.01)
+        with pytest.raises(EngineFailed, match="frozen"):
+            await replica.check_health()
         thawed.set()
         await pieces.aclose()
         await replica.backend.shutdown()
@@ -297,7 +294,7 @@ def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it
 def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica, peer = await with_two_waiting(cluster)
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         await peer.read_until(1, 2)
         assert all(peer.frames(number)[-1].usage is not None for number in (1, 2))
         peer.leave()

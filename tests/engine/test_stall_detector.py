@@ -31,13 +31,28 @@ def test_a_mark_of_life_starts_the_count_anew() -> None:
     assert detector.observe(False, (2, 1.0), 60.0) == 30.0
 
 
+def test_silence_counts_from_the_last_answer_and_not_from_when_it_was_noticed() -> None:
+    detector = StallDetector(8.0)
+    assert detector.observe(True, (1, 1.0), 0.0) is None
+    seen = [detector.observe(False, (9, 4.0), now) for now in (1.0, 7.9, 8.0)]
+    assert seen == [None, None, 8.0]
+
+
+def test_an_answer_that_waits_to_be_read_after_a_pause_of_the_observer_is_no_silence() -> None:
+    detector = StallDetector(8.0)
+    assert [detector.observe(answered, (1,), now) for answered, now in ((True, 0.0), (False, 60.0), (True, 60.5))] == [
+        None, None, None,
+    ]  # fmt: skip
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.floats(0.1, 20.0)), min_size=1, max_size=40))
 def test_frozen_means_exactly_the_bound_without_any_mark(observations: list[tuple[bool, int, float]]) -> None:
     detector, now, alive_at, last = StallDetector(30.0), 0.0, None, None
     for answered, steps, gap_s in observations:
         now += gap_s
-        if answered or steps != last or alive_at is None:
-            alive_at, last = now, steps
+        if answered or alive_at is None or last not in (None, steps):
+            alive_at = now
         silent_s = now - alive_at
-        expected = silent_s if silent_s >= 30.0 else None
+        expected = silent_s if silent_s >= 30.0 and last is not None else None
+        last = None if answered else steps
         assert detector.observe(answered, (steps,), now) == expected

@@ -41,7 +41,6 @@ from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit, Unsent
 
-PROBE_TIMEOUT_S = 2.0  # a round trip to an idle EngineCore takes 1 ms; a busy one answers between two steps
 KILLED_S = 1.0  # only the kernel remains to wait for
 # For EngineCore's own exit: its interpreter takes seconds to finalize and saves nothing; the kernel frees its memory,
 # and the resource tracker its files in /dev/shm. With several ranks it must also end its workers.
@@ -156,15 +155,20 @@ class VllmEngine:
         return self._llm is not None and not self._llm.errored
 
     async def check_health(self) -> None:
-        """Raise when EngineCore is dead, or neither answers, steps nor uses CPU for `health_stall_s`."""
+        """Raise when EngineCore is dead, or neither answers, steps nor uses CPU for `health_stall_s`. It waits for
+        nothing: it looks whether the probe of the check before was answered, and then sends the next one."""
         llm = self._running()
-        await llm.check_health()
-        if self._probe is None or self._probe.done():
+        answered = self._probe is not None and self._probe.done()
+        try:
+            await llm.check_health()
+            if self._probe is not None and answered:
+                self._probe.result()
+        except EngineDeadError as error:
+            raise EngineFailed(f"the engine died: {error}") from error
+        if self._probe is None or answered:
             self._probe = asyncio.create_task(llm.is_paused())
-        done, _ = await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)
-        if done:
-            self._probe.result()
-        stalled_s = self._stall.observe(bool(done), (self._stats.load.steps, self._cpu_time_s()), self._clock())
+        progress = () if answered else (self._stats.load.steps, self._cpu_time_s())
+        stalled_s = self._stall.observe(answered, progress, self._clock())
         if stalled_s is not None:
             raise EngineFailed(f"the engine is frozen: no answer, no step and no CPU time for {stalled_s:.0f} s")
 

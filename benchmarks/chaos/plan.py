@@ -1,0 +1,79 @@
+"""What is done to which process, in which order, and what it may cost. Pure.
+
+Invariant: in an act with as many faults as kinds, or more, each kind comes before any comes again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+KILL_EVERY_S = 5.0
+HUNG_S = 60.0  # without a byte, with a replica ready
+BARS: Mapping[str, float] = {
+    "failed": 0,
+    "hung": 0,
+    "mismatched": 0,
+    "duplicated_tokens": 0,
+    "leaked_leases": 0,
+    "not_continuable": 0,
+}
+MIGRATIONS_BAR = 20  # at least
+NEAR_TIE_BAR = 0.005  # of the requests
+GAP_BAR_MS, FREEZE_BAR_MS = 1_000.0, 12_000.0
+
+
+class Fault(StrEnum):
+    """What is done, to which process."""
+
+    ENGINE = "engine"  # SIGKILL of the replica; its EngineCore goes with it
+    ENGINE_CORE = "engine_core"  # SIGKILL of EngineCore alone
+    FREEZE = "freeze"  # SIGSTOP of EngineCore
+    DRAIN = "drain"  # `serve-app drain REPLICA`
+    ROUTER = "router"
+    HAPROXY = "haproxy"
+    QUOTA = "quota_actor"
+    CONTROLLER = "controller"
+
+
+ON_ENGINES = frozenset({Fault.ENGINE, Fault.ENGINE_CORE, Fault.FREEZE, Fault.DRAIN})
+AT_EDGE = frozenset({Fault.ROUTER, Fault.HAPROXY})  # these cut their clients' connections
+OF_VLLM = frozenset({Fault.ENGINE_CORE, Fault.FREEZE})  # the simulated engine has no other process
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A part of the run with faults of its own.
+
+    Args:
+        faults: the kinds. keyed: requests have an Idempotency-Key, by which they are repeated.
+        share: of the run's time or requests.
+    """
+
+    faults: tuple[Fault, ...]
+    keyed: bool
+    share: float
+
+
+def acts_of(possible: Sequence[Fault]) -> list[Act]:
+    """First what no client may notice, without keys; then everything, with keys where connections may be cut."""
+    inside = tuple(fault for fault in possible if fault not in AT_EDGE)
+    if inside in ((), tuple(possible)):
+        return [Act(tuple(possible), not inside, 1.0)]
+    return [Act(inside, False, 0.5), Act(tuple(possible), True, 0.5)]
+
+
+def faults_of(act: Act, seed: int) -> Iterator[Fault]:
+    """The faults of an act in their order, without end."""
+    draw = random.Random(f"{seed} {act.keyed} faults")
+    while True:
+        kinds = list(act.faults)
+        draw.shuffle(kinds)
+        yield from kinds
+
+
+def gap_bar_ms(fault: Fault) -> float:
+    """The longest pause that a stream may have by this fault."""
+    return FREEZE_BAR_MS if fault is Fault.FREEZE else GAP_BAR_MS
