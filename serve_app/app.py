@@ -14,6 +14,7 @@ from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
 from serve_app.batch import deployment as batch_deployment
+from serve_app.core.memory import MOVE_S
 from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import deployment as router_deployment
@@ -81,13 +82,13 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
     engine = serve.deployment(
         name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
-        graceful_shutdown_timeout_s=model.drain_s,
+        graceful_shutdown_timeout_s=model.drain_s + MOVE_S,  # routers move after `drain_s` what still runs
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_surge_percent=model.replicas.max_surge_percent,
         logging_config=LOGGING,
-        user_config=model.model_dump(mode="json", include={"batching"}),  # running replicas apply a changed one
+        user_config=model.model_dump(mode="json", include={"batching", "drain_s"}),  # taken over by running replicas
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
         **engine_args.placement(model, environment.platform()),

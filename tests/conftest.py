@@ -30,7 +30,8 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-SHARED_STACKS = ("three", "stack")  # fixtures of tests/e2e/conftest.py, which live until the package's last test
+# fixtures of tests/e2e/conftest.py, which live until the package's last test
+SHARED_STACKS = ("changing", "three", "stack")
 
 
 def pytest_configure(config: pytest.Config) -> None:

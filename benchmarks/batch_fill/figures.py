@@ -30,12 +30,18 @@ class Counters:
     @classmethod
     def of(cls, metrics: str, at: float) -> Counters:
         """From what GET /metrics says."""
-        found = {"steps": 0.0, "sequence_steps": 0.0}
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                if sample.name == "serve_app_engine" and sample.labels["figure"] in found:
-                    found[sample.labels["figure"]] += sample.value
+        found = engine_figures(metrics, ("steps", "sequence_steps"))
         return cls(at, found["steps"], found["sequence_steps"])
+
+
+def engine_figures(metrics: str, names: Sequence[str]) -> dict[str, float]:
+    """The engines' figures of these names, each the sum over the replicas."""
+    found = dict.fromkeys(names, 0.0)
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == "serve_app_engine" and sample.labels["figure"] in found:
+                found[sample.labels["figure"]] += sample.value
+    return found
 
 
 @dataclass(frozen=True, slots=True)

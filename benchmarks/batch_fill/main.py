@@ -1,4 +1,5 @@
-"""People beside a batch: `python -m benchmarks.batch_fill [--quick] [--engine simulated|vllm] [--seed 1]`.
+"""People beside a batch: `python -m benchmarks.batch_fill [--quick] [--engine simulated|vllm] [--guard-slots-share 0.5]
+[--seed 1]`.
 
 Interactive requests (Poisson, of class `high` and `normal`) take a part of the slots; windows without a
 batch and beside one take turns (A B A B), both with the same requests at the same moments. The batch has more rows than
@@ -38,6 +39,7 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
+from serve_app.settings import AdmissionSettings
 
 SIMULATED, REAL = "simulated", "vllm"
 BARS = {"interactive_p99_ratio": 1.1, "idle_fill_share": 0.9, "first_token_added_steps": 2.0}
@@ -88,14 +90,14 @@ SHAPES = {
 }
 
 
-def configuration(engine: str, shape: Shape) -> dict[str, Any]:
-    """Defaults, but for the engine."""
+def configuration(engine: str, shape: Shape, guard_slots_share: float) -> dict[str, Any]:
+    """Defaults, but for the engine and perhaps the guard slots."""
     model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": shape.slots}
     if engine == REAL:
         model |= {"path": "tiny", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
     else:
         model |= {"simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000}}
-    return {"models": [model], "batch": {"workers": 1}}
+    return {"models": [model], "batch": {"workers": 1}, "admission": {"guard_slots_share": guard_slots_share}}
 
 
 @dataclass(slots=True)
@@ -188,6 +190,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="windows of half a minute")
     parser.add_argument("--engine", choices=(SIMULATED, REAL), default=SIMULATED)
     parser.add_argument("--window", type=float, help="seconds")
+    parser.add_argument("--guard-slots-share", type=float, default=AdmissionSettings().guard_slots_share)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -198,12 +201,15 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     shape = SHAPES[options.engine]
     window_s = options.window or (QUICK_WINDOW_S if options.quick else WINDOW_S)
-    conditions = here(seed=options.seed, engine=options.engine, window_s=window_s, shape=asdict(shape))
+    guard = options.guard_slots_share
+    conditions = here(
+        seed=options.seed, engine=options.engine, window_s=window_s, guard_slots_share=guard, shape=asdict(shape)
+    )
     console.print(conditions)
     key = f"sk-{random.SystemRandom().getrandbits(128):032x}"
     try:
         with (
-            stack(configuration(options.engine, shape), [{"key": key, "tenant": TENANT}]) as stage,
+            stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
             openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
         ):
             beside = Beside(stage, BatchClient(sdk), shape, window_s, options.engine == REAL)

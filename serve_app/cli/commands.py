@@ -1,5 +1,5 @@
-"""The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | explain |
-keys | batch | usage | chat | down`.
+"""The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
+explain | keys | batch | usage | chat | down`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -22,6 +22,7 @@ from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
 from serve_app.cli import doctor as examining
+from serve_app.cli import drain as draining
 from serve_app.cli import explain as explaining
 from serve_app.cli import logs as reading
 from serve_app.cli import presets as telling
@@ -225,6 +226,25 @@ def defrag(
     target = deploying.find(address, InstanceState(instance, state_dir))
     answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
     print_found(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
+
+
+@_command
+def drain(
+    name: Annotated[str, typer.Argument(help="A replica's id or its beginning, or a node's address, host name or id.")],
+    within: Annotated[
+        str | None,
+        typer.Option("--within", help="When what still runs is moved, such as 30s; by default the model's drain_s."),
+    ] = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Take a replica or a node out of service: requests finish or move to other replicas, none is lost."""
+    within_s = None if within is None else key_commands.seconds(within, "--within")
+    environment = deploying.find(address, InstanceState(instance, state_dir)).environment
+    found = draining.drain(name, within_s, environment, None if as_json else Console())
+    print_found(found, as_json, draining.show_end)
 
 
 @_command

@@ -101,12 +101,16 @@ def _show_replicas(
     listing: Listing, kind: str, replicas: Sequence[Mapping[str, Any]], under: Sequence[str] = ()
 ) -> None:
     columns = ("replica", "state", "node", "start")
-    starts = [one.get("start") for one in replicas]
-    rows = [
-        (one["id"], one["state"], one.get("address") or one["node"], "" if start is None else start_text(start))
-        for one, start in zip(replicas, starts, strict=True)
-    ]
+    rows = [(one["id"], one["state"], one.get("address") or one["node"], _step(one)) for one in replicas]
     listing.table(kind, columns, rows, under=under, headed=False, indent=1)
+
+
+def _step(replica: Mapping[str, Any]) -> str:
+    """How far a replica's start or its drain is."""
+    if (drain := replica.get("drain")) is not None:
+        return f"{drain['running']} requests run, moved in {drain['left_s']:.0f} s: {drain['why']}"
+    start = replica.get("start")
+    return "" if start is None else start_text(start)
 
 
 def _show_others(listing: Listing, found: Mapping[str, Any]) -> None:

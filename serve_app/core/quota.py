@@ -32,6 +32,7 @@ from serve_app.core.memory import (
     CheckpointChanges,
     CheckpointKey,
     Device,
+    DrainRequest,
     EngineGrants,
     EngineReply,
     EngineReport,
@@ -123,6 +124,7 @@ class Quota:
         if report.gone:
             self._on_leases_ended(self.grants.forget(report.owner, memory_gone=True), now)
             self.checkpoint.forget((EntryKind.ENGINE, report.owner))
+            self.grants.drains.on_ended(report.owner, now, report.drain)
             return EngineReply(why="ended")
         if report.failed:
             self.starts.record_failure(report.model, report.failed, now)
@@ -135,7 +137,7 @@ class Quota:
         if report.owner in self.ledger:  # stored without what changes every second
             holds = self.ledger.lease(report.owner).holds
             lasting = replace(
-                report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None
+                report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None, drain=None
             )
             self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
             self._open_slots(report, now)
@@ -145,6 +147,12 @@ class Quota:
         if report.slots and self.ledger.lease(report.owner).phase is Phase.COMMITTED:
             self.ledger.open_slots(report.owner, report.slots)
             self.queue.sync_engines([report.owner], now)
+
+    def drain(self, request: DrainRequest, now: float) -> None:
+        """Drain an engine for an operator. Raises LeaseNotFound."""
+        self.grants.drain(request.replica, "serve-app drain", now, request.within_s)
+        self.queue.draining_engines = frozenset(self.grants.drains.active())
+        self.queue.on_tick(now)
 
     def on_starts(self, ask: StartsRequest, now: float) -> StartsReply:
         """Plan the starts that the controller requests; see `core.memory.start_reservations`."""
@@ -165,6 +173,7 @@ class Quota:
         """An engine's processes were observed gone: if it is silent or has ended, its memory is free."""
         if any(told.owner == owner for told in self.silent_engines(now)):
             self._unreported.discard(owner)
+            self.grants.on_crash(owner, now)
             self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
         elif owner in self.ledger:
             if self.ledger.lease(owner).phase is not Phase.ENDING:
@@ -281,6 +290,8 @@ class Quota:
         self.queue.closed_engines = self._closed_engines()
         if not self.recovering:
             self.relocation.step(now)
+        self.grants.drains.keep(set(self.grants.owners()), now)
+        self.queue.draining_engines = frozenset(self.grants.drains.active())
         self.queue.sync_engines(self.grants.owners(), now)
         self.queue.on_tick(now)
 
@@ -354,6 +365,7 @@ class Quota:
         for lease in reversed(ended):  # an engine before the leases on it
             if lease.kind is LeaseKind.ENGINE:
                 self.queue.drop_engine(lease.lease_id, now)
+                self.grants.on_crash(lease.lease_id, now)
                 self.grants.lease_lost(lease.lease_id)
                 if lease.lease_id not in self.ledger:  # gone with its node
                     self.checkpoint.forget((EntryKind.ENGINE, lease.lease_id))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import ray.util
 
+from serve_app.core.memory import DrainReport
 from serve_app.engine import environment, rank_layout
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, not_continuable, require_stream
@@ -25,6 +26,7 @@ from serve_app.engine.download_size import ask_hub
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.engine.model_lookup import cache_folder, weights_bytes
+from serve_app.engine.replica_drain import ReplicaDrain
 from serve_app.engine.start_failure import start_failure
 from serve_app.engine.start_phases import StartPhases
 from serve_app.engine.tiny_model import default_root
@@ -34,7 +36,6 @@ from serve_app.quota import QuotaActor
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
 from serve_app.system import mark_log
 from serve_app.transport import (
-    NO_SLOTS,
     EngineBackend,
     EngineInfo,
     EngineLoad,
@@ -50,6 +51,7 @@ logger = logging.getLogger("ray.serve")
 # vLLM tokenizes in a thread. At Python's 5 ms, that thread runs only after the event loop has served a whole batch.
 THREAD_SWITCH_S = 0.0005
 ALIVE_S = 0.5  # between looks at the engine: a dead one holds memory for which others wait, a frozen one requests
+NEARER_S = 1.0  # a deadline that is nearer by less than this is the known one, as told at another report
 LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 EXIT_DRAINED = 0
@@ -87,6 +89,7 @@ class EngineReplica:
         mark_log(replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
+        self.drain_state: ReplicaDrain | None = None
         self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
@@ -126,9 +129,11 @@ class EngineReplica:
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
-        `config`: the model's `batching`, as `serve_app.app` declares it."""
+        `config`: the model's `batching` and `drain_s`, as `serve_app.app` declares them."""
         batching = config["batching"]
         self.engine.set_policy(None if batching is None else BatchingSettings.model_validate(batching).policy())
+        if self._grant is not None:
+            self._grant.set_drain_s(config["drain_s"])
 
     async def _watch(self) -> None:
         """Detect a dead engine, and one that has been frozen for `health_stall_s`, sooner than Serve's next check."""
@@ -147,35 +152,42 @@ class EngineReplica:
         ranks = request.ranks(self._layout.nodes)
         loop = asyncio.get_running_loop()
 
-        def drain() -> None:
-            loop.call_soon_threadsafe(self.drain)
+        def drain(within_s: float) -> None:
+            loop.call_soon_threadsafe(self.drain, within_s)
 
-        grant = request.grant(ranks, self._on_grant_lost, drain, self._phases.now)
+        grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
         hold = (await grant.obtain(quota.wait_s))[0]
         request.restrict_to_device(hold)
         together = self._settings.ranks // len(ranks)
         self._settings = await asyncio.to_thread(request.granted_settings, hold, together)
         return grant
 
-    def drain(self) -> None:
-        """Take no new requests, finish running ones, then end; Serve starts another replica where memory is free."""
-        if self.draining is None:
-            logger.info("engine %s drains and ends to free its memory", self._settings.name)
-            self.draining = asyncio.create_task(self._drain_and_end())
-            self.wire.set_slots(NO_SLOTS)
+    def drain(self, within_s: float) -> None:
+        """Take no new requests and end. Running ones may finish within this time; then their routers move them. Serve
+        starts another replica where memory is free. Called again, only a nearer deadline counts."""
+        until = time.monotonic() + within_s
+        if self.drain_state is None:
+            logger.info("engine %s drains and ends within %.0f s", self._settings.name, within_s)
+            self.drain_state = ReplicaDrain(until)
+            self.draining = asyncio.create_task(self._drain_and_end(self.drain_state))
             if hasattr(self, "engine"):
                 self.engine.close()  # no batch waits to be filled
+        elif until < self.drain_state.until - NEARER_S:
+            self.drain_state.until = until
+        else:
+            return
+        self.wire.drain(within_s)
 
-    async def _drain_and_end(self) -> None:
-        deadline = time.monotonic() + self._settings.drain_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            requests = self.wire.requests
-            if not requests:
-                break
-            await asyncio.wait(requests, timeout=left_s)
+    async def _drain_and_end(self, drain: ReplicaDrain) -> None:
+        while (left_s := drain.left_s(time.monotonic())) > 0 and (requests := self.wire.requests):
+            await asyncio.wait(requests, timeout=min(left_s, ALIVE_S))  # the deadline may come nearer
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
         await self.shutdown()
         end_process(EXIT_DRAINED)
+
+    def _drain_report(self) -> DrainReport | None:
+        drain = self.drain_state
+        return None if drain is None else drain.report(len(self.wire.requests), time.monotonic())
 
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
@@ -210,7 +222,7 @@ class EngineReplica:
         Raises:
             EngineFailed: the engine failed during the request, or cannot continue it; frames may have been put.
         """
-        if self.draining is not None:
+        if self.drain_state is not None:
             raise EngineUnreachable("this engine replica drains")
         continued = is_continued(submit)
         if continued and not self.engine_info.continues:
@@ -221,12 +233,20 @@ class EngineReplica:
                     if submit.events:
                         require_stream(frame)
                     put(frame)
+        except asyncio.CancelledError:
+            self._on_request_ended(by_its_router=True)
+            raise
         except EngineFailed as error:
             if not self.backend.alive:
                 self._give_up(error)
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed("the engine's process ended under the request") from None
             raise
+        self._on_request_ended(by_its_router=False)
+
+    def _on_request_ended(self, *, by_its_router: bool) -> None:
+        if self.drain_state is not None:
+            self.drain_state.on_request_ended(time.monotonic(), by_its_router=by_its_router)
 
     def produced(self, submit: Submit) -> Unsent:
         """What a running request has produced and no frame has told yet."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import ray
 from ray import serve
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold, Rank, StartReport
+from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Rank, StartReport
 from serve_app.engine.engine_args import gpus_per_rank
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
@@ -54,10 +54,11 @@ class GrantRequest:
         self,
         ranks: tuple[Rank, ...],
         lost: Callable[[str], None],
-        drain: Callable[[], None],
+        drain: Callable[[float], None],
+        drained: Callable[[], DrainReport | None],
         start: Callable[[int], StartReport | None],
     ) -> MemoryGrant:
-        """A grant that is not requested yet, see `MemoryGrant.obtain`. `lost`, `drain`, `start`: see `MemoryGrant`.
+        """A grant that is not requested yet, see `MemoryGrant.obtain`. The arguments: see `MemoryGrant`.
 
         Raises:
             ConfigError: no setting determines how much memory the engine needs.
@@ -73,6 +74,7 @@ class GrantRequest:
             wanted_bytes=wanted_bytes * together,
             least_bytes=least_bytes * together,
             measures=settings.engine != "simulated",
+            drain_s=settings.drain_s,
         )
         here = ray.get_runtime_context().get_node_id()
         meter = MemoryMeter(here, gpus=bool(gpus_per_rank(settings, self.platform)))
@@ -81,7 +83,7 @@ class GrantRequest:
         def send(told: EngineReport) -> EngineReply:
             return self.actor.engine(told, ANSWER_S)
 
-        return MemoryGrant(report, send, AWAY, lost, drain, meter, stall_s, start=start)
+        return MemoryGrant(report, send, AWAY, lost, drain, meter, stall_s, start=start, drained=drained)
 
     def restrict_to_device(self, hold: Hold) -> None:
         """Make only the device of its GPU share visible to this process and the engine it starts."""

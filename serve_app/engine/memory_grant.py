@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 import pynvml
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold, Process, StartReport
+from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, StartReport
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 from serve_app.system import start_ticks
@@ -105,22 +105,25 @@ class MemoryGrant:
             LeaseConflict, or Ray's errors if the actor is down.
         away: what `send` raises while the actor is unavailable.
         lost: called from that thread when the grant is lost; the process must end.
-        drain: called from that thread when the engine must free its memory: finish running requests and end.
+        drain: called from that thread, at each report, when the engine must free its memory: finish running requests
+            within these seconds and end.
         meter: measures this process.
         stall_s: how long the engine may load without any progress; after that, `lost` is called.
         clock: monotonic seconds.
         start: how far the engine's start is, for the bytes that it has taken.
+        drained: what became of its requests since it drains; None: it does not.
     """
 
     report: EngineReport
     send: Callable[[EngineReport], EngineReply]
     away: tuple[type[BaseException], ...]
     lost: Callable[[str], None]
-    drain: Callable[[], None]
+    drain: Callable[[float], None]
     meter: MemoryMeter
     stall_s: float = LOAD_STALL_S
     clock: Callable[[], float] = time.monotonic
     start: Callable[[int], StartReport | None] = lambda taken_bytes: None
+    drained: Callable[[], DrainReport | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._progress = StallDetector(self.stall_s)
@@ -158,6 +161,10 @@ class MemoryGrant:
         """The engine has started; report its KV pool and its slots for the queue from now on."""
         self.report = replace(self.report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
 
+    def set_drain_s(self, drain_s: float) -> None:
+        """Report this from now on: how long the engine may finish its requests when it is to end."""
+        self.report = replace(self.report, drain_s=drain_s)
+
     def end(self) -> None:
         """The engine's memory is free: send the last report. Idempotent."""
         if self._ended.is_set():
@@ -188,11 +195,11 @@ class MemoryGrant:
                 self.lost(told.failed)
                 return
             if self._reply.drain:
-                self.drain()
+                self.drain(self._reply.drain_s)
             self._ended.wait(pause_s)
         errors: tuple[type[BaseException], ...] = (LeaseConflict, *self.away)
         try:
-            self.send(replace(self.report, gone=True))
+            self.send(replace(self.report, gone=True, drain=self.drained()))
         except errors as error:
             logger.warning("the quota actor did not receive the report that the memory is free: %s", error)
 
@@ -212,6 +219,7 @@ class MemoryGrant:
             processes=((self.meter.node, processes),),
             measured_bytes=measured,
             start=self.start(_of_all_ranks(measured)) if loading else None,
+            drain=self.drained(),
         )
 
 

@@ -27,6 +27,7 @@ from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generat
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
+    DrainRequest,
     EngineReply,
     EngineReport,
     EntryKind,
@@ -81,7 +82,9 @@ class GpuMemoryQuota:
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
-        self._process_checks = ProcessChecks(self.core, self._inventory.gone, self._run_event)
+        self._process_checks = ProcessChecks(
+            self.core, self._inventory.gone, self._inventory.end_orphans, self._run_event
+        )
         self._defrag_above = settings.defrag_above
         self._news: dict[str, asyncio.Event] = {}  # by watching router
         self._calls: Counter[str] = Counter()  # of routers, since the actor began
@@ -128,11 +131,11 @@ class GpuMemoryQuota:
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def exchange(
-        self, message: RouterMessage | ClaimRequest | ClaimReport | ModelFiguresRequest
+        self, message: RouterMessage | ClaimRequest | ClaimReport | ModelFiguresRequest | DrainRequest
     ) -> ActorReply | ClaimReply | Generation | dict[str, ModelFigures] | None:
         """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key. Or
-        answer a batch worker. One method for all: after an upgrade, handles still have the methods of the release that
-        made the actor.
+        answer a batch worker, or drain an engine (raises LeaseNotFound: it is not known). One method for all: after an
+        upgrade, handles still have the methods of the release that made the actor.
         """
         if isinstance(message, ClaimRequest):
             return self.core.on_claim(message, time.monotonic())
@@ -140,6 +143,8 @@ class GpuMemoryQuota:
             return self.core.on_claim_report(message, time.monotonic())
         if isinstance(message, ModelFiguresRequest):
             return model_figures(self.core)
+        if isinstance(message, DrainRequest):
+            return await self._run_event(partial(self.core.drain, message))
         self._calls["exchange"] += 1
         await self.devices_known.wait()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
@@ -340,6 +345,7 @@ class GpuMemoryQuota:
                 devices = await self._inventory.devices()
                 await self._store_devices(devices)
                 await self._run_event(partial(self.core.on_devices, devices))
+                self.core.grants.drains.on_leaving_nodes(await self._inventory.leaving())
                 self.devices_known.set()
                 self._process_checks.of_engines()
             except ServeAppError as error:

@@ -12,7 +12,11 @@ Invariant: only Ray decides that a node is gone; an unresponsive node delays no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +26,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.core.memory import Device, NodeProcesses, Process
+from serve_app.ray_adapter import draining_nodes
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
@@ -50,6 +55,17 @@ class NodeWatch:
     def alive(self, processes: tuple[Process, ...]) -> list[int]:
         """The ids of live processes among these; zombies hold no memory and do not count."""
         return [pid for pid, started in processes if start_ticks(pid) == started]
+
+    def end_orphans(self, processes: tuple[Process, ...]) -> list[int]:
+        """As `alive`, of an engine that is silent. If the first of its processes, its replica's, is gone, this ends
+        the others: they end by themselves (`engine.parent_guard`), but not one that stands still."""
+        alive = self.alive(processes)
+        if processes[0][0] not in alive:
+            for pid in alive:
+                logger.warning("process %d has outlived its engine replica and is ended", pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return alive
 
 
 class Inventory:
@@ -93,9 +109,22 @@ class Inventory:
         known = self._earlier_devices | self._devices
         return [device for node in alive for device in known.get(node, ())]
 
+    async def leaving(self) -> dict[str, float]:
+        """The nodes that drain by Ray's state (a command, a spot notice, its autoscaler), and when each ends, on the
+        monotonic clock. Those without a deadline are left out: Serve replaces what they run, however long that takes.
+        """
+        found = await asyncio.to_thread(draining_nodes, ASK_S)
+        ahead_s = time.time() - time.monotonic()
+        return {node: ends_ms / 1000.0 - ahead_s for node, ends_ms in found.items() if ends_ms}
+
     async def gone(self, processes: Iterable[NodeProcesses]) -> bool:
         """Whether all these processes are gone; those on a removed node are."""
-        answers = await asyncio.gather(*(self._ask_alive(node, pids) for node, pids in processes))
+        answers = await asyncio.gather(*(self._ask_alive("alive", node, pids) for node, pids in processes))
+        return not any(answers)
+
+    async def end_orphans(self, processes: Iterable[NodeProcesses]) -> bool:
+        """Whether all processes of a silent engine are gone; its orphans are ended, see `NodeWatch`."""
+        answers = await asyncio.gather(*(self._ask_alive("end_orphans", node, pids) for node, pids in processes))
         return not any(answers)
 
     async def _ask_devices(self, node: str, gpus: int) -> list[Device] | None:
@@ -122,12 +151,12 @@ class Inventory:
             self._watches.pop(node, None)  # Ray may be unable to restart this one
             return None
 
-    async def _ask_alive(self, node: str, processes: tuple[Process, ...]) -> bool:
+    async def _ask_alive(self, question: str, node: str, processes: tuple[Process, ...]) -> bool:
         """Whether any of these processes is alive, or may be."""
         if not processes or node not in self._alive:
             return False  # the node is gone, and its memory with it
         try:
-            return bool(await self._ask(node, "alive", processes))
+            return bool(await self._ask(node, question, processes))
         except (TimeoutError, ray.exceptions.RayError) as error:
             logger.warning("node %s does not report its processes: %s", node, error)
             return True

@@ -21,22 +21,27 @@ logger = logging.getLogger("serve_app.quota")
 ROUTERS_S = 0.2  # between looks for silent routers: what a dead one held is free within a second
 
 
+Gone = Callable[[Iterable[NodeProcesses]], Awaitable[bool]]
+
+
 class ProcessChecks:
     """The checks that run.
 
     Args:
         core: of the quota actor.
         gone: whether all of these processes are gone.
+        end_orphans: the same of an engine's, of which it ends those that the replica has left behind.
         run_event: runs an event of the core, and stores what it changes.
     """
 
     def __init__(
         self,
         core: Quota,
-        gone: Callable[[Iterable[NodeProcesses]], Awaitable[bool]],
+        gone: Gone,
+        end_orphans: Gone,
         run_event: Callable[[Callable[[float], None]], Awaitable[None]],
     ) -> None:
-        self._core, self._gone, self._run_event = core, gone, run_event
+        self._core, self._gone, self._end_orphans, self._run_event = core, gone, end_orphans, run_event
         self._running: dict[str, asyncio.Task[None]] = {}  # by party
         self._seen_routers: set[str] = set()
 
@@ -45,7 +50,8 @@ class ProcessChecks:
         silent = {told.owner: told for told in self._core.silent_engines(time.monotonic())}
         for owner, report in (silent | self._core.ending_engines()).items():
             processes = () if report is None else report.processes
-            self._check(f"engine {owner}", processes, partial(self._core.on_processes_gone, owner))
+            on_gone = partial(self._core.on_processes_gone, owner)
+            self._check(f"engine {owner}", self._end_orphans, processes, on_gone)
 
     async def follow_routers(self) -> None:
         """Check routers that are silent, and new ones once: the first question to a node starts a process there."""
@@ -55,18 +61,20 @@ class ProcessChecks:
             new = {name: known[name] for name in known.keys() - self._seen_routers}
             self._seen_routers = set(known)
             for name, processes in (new | self._core.silent_routers(time.monotonic())).items():
-                self._check(f"router {name}", (processes,), partial(self._core.on_router_gone, name))
+                self._check(f"router {name}", self._gone, (processes,), partial(self._core.on_router_gone, name))
 
-    def _check(self, party: str, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]) -> None:
+    def _check(
+        self, party: str, gone: Gone, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]
+    ) -> None:
         if party not in self._running:
-            check = self._check_once(party, processes, on_gone)
+            check = self._check_once(party, gone, processes, on_gone)
             self._running[party] = asyncio.create_task(check, name=f"looking for {party}")
 
     async def _check_once(
-        self, party: str, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]
+        self, party: str, gone: Gone, processes: Iterable[NodeProcesses], on_gone: Callable[[float], Any]
     ) -> None:
         try:
-            if await self._gone(processes):
+            if await gone(processes):
                 logger.info("the processes of %s are gone, and what it held is free", party)
                 await self._run_event(on_gone)
         except Exception:

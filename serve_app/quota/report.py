@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import BlockedEngine, Lease, LeaseKind, slots_of
+from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session, slots_of
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
 
@@ -66,7 +66,9 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "fragmentation": round(fragmentation, 4),
         "fragmentation_by_node": {node: round(by_node[node], 4) for node in sorted(by_node)},
         "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
-        "draining": core.grants.draining(),
+        "draining": core.grants.drains.active(),
+        "crash_loops": [asdict(one) for one in core.grants.crash_loops.all(now)],
+        "drains": [_drain(one, now) for one in core.grants.drains.all()],
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],
         "starting": _starting(core),
@@ -83,23 +85,38 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         ],
         "short": [{"model": model, "why": why} for model, why in sorted(core.starts.shortages(now).items())],
         "alarms": [asdict(one) for one in core.grants.alarms()],
-        "sessions": [
-            {
-                "session": one.request.session_id,
-                "model": one.request.model,
-                "replica": one.engine,
-                "tokens": one.request.tokens,
-                "asked": one.request.requested_size,
-                "expires_in_s": round(one.expires_at - now, 1),
-            }
-            for one in core.sessions.all()
-        ],
+        "sessions": [_session(one, now) for one in core.sessions.all()],
         "sessions_waiting": [
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}
             for one in core.queue.session_admission.waiting()
         ],
         "lines": [_model_queue(core, model, now) for model in sorted(core.queue.granting.models)],
         "overdrawn_tokens": core.queue.accounts.overdrawn,
+    }
+
+
+def _drain(one: Drain, now: float) -> dict[str, Any]:
+    """An engine that drains, or has."""
+    return {
+        "replica": one.replica,
+        "model": one.model,
+        "why": one.why,
+        "ended": one.ended_at is not None,
+        "running": one.progress.running,
+        "finished": one.progress.finished,
+        "moved": one.progress.moved,
+        "left_s": round(max(0.0, one.until - now), 1),
+    }
+
+
+def _session(one: Session, now: float) -> dict[str, Any]:
+    return {
+        "session": one.request.session_id,
+        "model": one.request.model,
+        "replica": one.engine,
+        "tokens": one.request.tokens,
+        "asked": one.request.requested_size,
+        "expires_in_s": round(one.expires_at - now, 1),
     }
 
 

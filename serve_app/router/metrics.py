@@ -92,6 +92,7 @@ class RouterMetrics:
         self._migrations = counter(
             "serve_app_migrations", "Streams that lost their replica and went on on another one.", ("model",)
         )
+        self._moves = counter("serve_app_moves", "Requests moved off replicas that drained.", ("model",))
         self._preemptions = counter(
             "serve_app_preemptions", "How often requests were stopped for others while they ran.", OF_CLASS
         )
@@ -167,6 +168,8 @@ class RouterMetrics:
         """Count how often an ended request was stopped for others, and went on on another replica or why not."""
         if trace.preempted:
             self._preemptions.labels(model, request_class.label).inc(trace.preempted)
+        if trace.moved:
+            self._moves.labels(model).inc(trace.moved)
         for _, gap_s in trace.continued:
             self._migrations.labels(model).inc()
             self._gap.labels(model).observe(gap_s)

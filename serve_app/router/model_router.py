@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, Preempt
-from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.errors import EngineFailed, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
@@ -74,13 +74,14 @@ class ModelRouter:
         self.settings, self._admission, self._handle = settings, admission, handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
-        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings.max_num_seqs, routers, self.unread)
+        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.move_all)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
+        self.retry_budget = RetryBudget()
         self._running: dict[str, RequestGrant] = {}  # granted requests, by id
         self.queue.on_preempt = self._on_preempt
 
@@ -93,7 +94,7 @@ class ModelRouter:
     def configure(self, settings: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Apply changed settings, also to waiting requests; a smaller queue refuses none of these."""
         self.settings, self._admission = settings, admission
-        self.replica_set.configure(settings.max_num_seqs, routers)
+        self.replica_set.configure(settings, routers)
         self.queue.configure(queue_policy(admission))
         self._update_cold_start()
 
@@ -159,7 +160,7 @@ class ModelRouter:
                         raise
                     trace.not_continued = NotContinued.QUEUE
                     raise lost from refused
-                if grant.arrival.preempted:
+                if trace.stopped:
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
                 try:
@@ -169,9 +170,11 @@ class ModelRouter:
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
                 if lost is None:
+                    self.retry_budget.on_answer()
                     return
                 if is_stop(lost):
-                    trace.preempted, trace.keeps_place, avoid = trace.preempted + 1, grant.keeps_place, None
+                    trace.on_stopped(grant)
+                    avoid = None
                     continue
                 logger.warning("request %s waits again: %s", request.request_id, lost.message)
                 trace.losses += 1
@@ -179,7 +182,7 @@ class ModelRouter:
                 if self.replica_set.is_usable(avoid):
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(pause_s)
+                        await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
                     finally:
                         self._pausing -= 1
                     pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
@@ -193,9 +196,11 @@ class ModelRouter:
         """Stop the requests on a replica that can go on elsewhere without loss; returns how many stay there."""
         on_it = [grant for grant in self._running.values() if grant.replica_id == replica_id]
         for grant in on_it:
-            if grant.arrival.preemptible:
-                grant.stop()
-        return sum(not grant.is_stopping for grant in on_it)
+            if grant.arrival.preemptible and self._drained is None:  # else no replica would take it
+                grant.stop(moves=True)
+        stay = sum(not grant.is_stopping for grant in on_it)
+        logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
+        return stay
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace) -> None:
         """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;
@@ -207,7 +212,7 @@ class ModelRouter:
                 self._check_open()
                 if await self._try_replica(self.replica_set.next_replica(), make, relay, limit, trace) is None:
                     return
-                await asyncio.sleep(UNQUEUED_RETRY_S)
+                await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
     async def acquire(
         self, request: Arrival, key: AffinityKey | None, avoid: str | None, trace: RequestTrace
@@ -223,7 +228,7 @@ class ModelRouter:
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
         produced = 0 if trace.lost is None else trace.lost.tokens
-        has_run = avoid is not None or trace.preempted > 0
+        has_run = avoid is not None or trace.stopped > 0
         budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
         now = time.monotonic()
         if trace.queued_at is None:
@@ -235,7 +240,7 @@ class ModelRouter:
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
             # it bounds the start of the answer
-            deadline=None if trace.preempted or trace.lost is not None else request.deadline,
+            deadline=None if trace.stopped or trace.lost is not None else request.deadline,
             age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,

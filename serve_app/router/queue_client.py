@@ -103,8 +103,8 @@ class QueueClient:
         for action in actions:
             request = self.requests.get(action.request_id)
             if isinstance(action, Preempt):
-                if request is not None:
-                    request.on_preempt(action)
+                if request is not None:  # in a later turn: a request granted just now then has its grant
+                    asyncio.get_running_loop().call_soon(request.on_preempt, action)
             elif request is not None and not request.decision.done():
                 request.decision.set_result(action)
         decided, self.core.limits.decided = self.core.limits.decided, []

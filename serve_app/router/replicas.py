@@ -17,6 +17,7 @@ import itertools
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,9 @@ from serve_app.core.routing import (
 )
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError, Unavailable
 from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
+from serve_app.router.drain_timers import DrainTimers
 from serve_app.router.model_queue import ModelQueue
+from serve_app.settings import ModelSettings
 from serve_app.transport import Channel, EngineInfo, EngineLoad, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
@@ -55,13 +58,21 @@ class ReplicaSet:
         router_id: this router's name.
         queue: of the model; receives which replicas take requests, and an engine's start time, which tells it how long
             a request without a replica waits.
-        slots: assumed slots of a replica until it reports its own.
+        settings: of the model; its slots are assumed of a replica until it reports its own.
         routers: how many router replicas share the engines.
         unread: counts unread bytes of all requests of this router.
+        move_all: moves this router's requests off a replica that drains.
     """
 
     def __init__(
-        self, handle: Handle, router_id: str, queue: ModelQueue, slots: int, routers: int, unread: UnreadBytes
+        self,
+        handle: Handle,
+        router_id: str,
+        queue: ModelQueue,
+        settings: ModelSettings,
+        routers: int,
+        unread: UnreadBytes,
+        move_all: Callable[[str], object],
     ) -> None:
         self._handle, self._router_id, self._queue, self._unread = handle, router_id, queue, unread
         self.running: frozenset[str] = frozenset()  # replicas that Serve counts as running
@@ -71,7 +82,8 @@ class ReplicaSet:
         self._probes: dict[str, str | None] = {}  # by replica on probation: the request id of its probe; None: not sent
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._routing = BoundedRing()
-        self.configure(slots, routers)
+        self._drains = DrainTimers(move_all)
+        self.configure(settings, routers)
         self._random = random.Random()
         self.channels: dict[str, Channel] = {}
         self._next_index = 0
@@ -79,9 +91,9 @@ class ReplicaSet:
         self._info_task: asyncio.Task[EngineInfo | None] | None = None
         self.info: EngineInfo | None = None  # the limits that an engine reported last
 
-    def configure(self, slots: int, routers: int) -> None:
+    def configure(self, settings: ModelSettings, routers: int) -> None:
         """Apply changed settings."""
-        self._initial_slots = slots
+        self._settings = settings
         self._routing.free_share = FREE_SHARE / routers
 
     def set_running(self, names: frozenset[str]) -> None:
@@ -89,13 +101,15 @@ class ReplicaSet:
         gone, new = self.running - names, names - self.running
         self.running = names  # first: a retiring channel's callbacks must find its replica gone
         for replica_id in gone:
-            self._update_availability(replica_id)  # drains: requests that run there finish
+            self._update_availability(replica_id)  # drains: requests that run there finish, or are moved
             if replica_id in self.channels:
                 self.channels[replica_id].retire()
+                self._drains.begin(replica_id, self._settings.drain_s)
         for replica_id in new:
-            self.slots.setdefault(replica_id, self._initial_slots)
+            self.slots.setdefault(replica_id, self._settings.max_num_seqs)
             if replica_id in self.channels:
                 self.channels[replica_id].restore()
+            self._drains.end(replica_id)
             self.outliers.on_replica(replica_id, time.monotonic())
             self._update_availability(replica_id)
         for replica_id in gone:  # one that comes back has no history
@@ -111,6 +125,7 @@ class ReplicaSet:
             channel = self.channels.get(replica_id)
             if channel is None or not channel.requests:
                 self.channels.pop(replica_id, None)
+                self._drains.end(replica_id)
                 del self.slots[replica_id]
                 self._routing.drop_replica(replica_id)
                 self._queue.remove_replica(replica_id)
@@ -198,10 +213,16 @@ class ReplicaSet:
                 self._router_id,
                 replica_id,
                 self._request_numbers,
-                lambda slots: self._slots_changed(replica_id, slots),
+                lambda slots, drain_s: self._slots_changed(replica_id, slots, drain_s),
                 self._unread,
+                lambda: self._may_break(replica_id),
             )
         return channel
+
+    def _may_break(self, replica_id: str) -> bool:
+        """Whether to give up a silent replica: another one takes requests, and no request waits there for a batch."""
+        others = any(self.takes_requests(name)[0] for name in self.running if name != replica_id)
+        return others and self._settings.batch_policy is None
 
     def refresh_info(self) -> None:
         """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
@@ -230,10 +251,12 @@ class ReplicaSet:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")
 
-    def _slots_changed(self, replica_id: str, slots: int) -> None:
+    def _slots_changed(self, replica_id: str, slots: int, drain_s: float | None) -> None:
         if replica_id not in self.slots:
             return  # a dropped replica: ignore the last messages of its channel
         self.slots[replica_id] = slots
+        if drain_s is not None:
+            self._drains.begin(replica_id, drain_s)
         if replica_id in self.running:
             self._update_availability(replica_id)
 

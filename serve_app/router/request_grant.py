@@ -38,6 +38,7 @@ class RequestTrace:
         continued: the replicas on which the stream went on, each with the seconds from the loss to its first frame.
         not_continued: why the stream ended when it lost its replica.
         preempted: how often it was stopped for others; `keeps_place`: see `Preempt`, of the last time.
+        moved: how often it was stopped since its replica drained.
     """
 
     max_kv_tokens: int | None = None
@@ -57,6 +58,20 @@ class RequestTrace:
     not_continued: NotContinued | None = None
     preempted: int = 0
     keeps_place: bool = True
+    moved: int = 0
+
+    @property
+    def stopped(self) -> int:
+        """How often its router stopped it."""
+        return self.preempted + self.moved
+
+    def on_stopped(self, grant: RequestGrant) -> None:
+        """A run was stopped; the request goes on."""
+        if grant.moves:
+            self.moved += 1
+        else:
+            self.preempted += 1
+        self.keeps_place = grant.keeps_place
 
     @property
     def client_has_part(self) -> bool:
@@ -97,6 +112,7 @@ class RequestGrant:
     stream: ResponseStream | None = None  # of its run, once it is submitted
     is_stopping: bool = False
     keeps_place: bool = True  # see `Preempt`
+    moves: bool = False  # it was stopped since its replica drains
     granted_at: float = field(init=False)
     is_released: bool = False
 
@@ -110,10 +126,10 @@ class RequestGrant:
         if self.is_stopping:
             stream.stop()
 
-    def stop(self, *, keeps_place: bool = True) -> None:
+    def stop(self, *, keeps_place: bool = True, moves: bool = False) -> None:
         """Stop the request at its replica; it then goes on with what it has produced, here or elsewhere. Idempotent."""
         if not self.is_stopping:
-            self.is_stopping, self.keeps_place = True, keeps_place
+            self.is_stopping, self.keeps_place, self.moves = True, keeps_place, moves
             if self.stream is not None:
                 self.stream.stop()
 

@@ -8,7 +8,6 @@ Never: retries a request or reads its content.
 from serve_app.transport.channel import Channel
 from serve_app.transport.messages import (
     FINISH_STOP,
-    NO_SLOTS,
     NOT_CONTINUABLE,
     STOPPED,
     EngineBackend,
@@ -26,7 +25,6 @@ from serve_app.transport.tcp_server import TcpServer
 __all__ = [
     "FINISH_STOP",
     "NOT_CONTINUABLE",
-    "NO_SLOTS",
     "STOPPED",
     "Channel",
     "EngineBackend",

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from serve_app.core.routing import FirstFrames
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
 from serve_app.transport.messages import Submit, batch_decoder
@@ -24,6 +25,7 @@ from serve_app.transport.tcp import CHANNEL_ERRORS, ReplicaConnection, brief
 logger = logging.getLogger("ray.serve")
 
 IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not delay that
+SILENCE_CHECK_S = 1.0
 ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 
 
@@ -36,22 +38,27 @@ class Channel:
         router_id: this router's name, unique for its process's life.
         replica_id: the engine replica.
         numbers: numbers for requests; no number repeats among this router's requests on this replica.
-        on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains.
+        on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains; then
+            also with the seconds after which its requests are to be moved, if it says them.
         unread: counts unread bytes of all requests of this router.
+        may_break: whether the requests could run on another replica, if this one is silent (`core.routing.silence`).
     """
 
     handle: Handle
     router_id: str
     replica_id: str
     numbers: Iterator[int]
-    on_slots: Callable[[int], None]
+    on_slots: Callable[[int, float | None], None]
     unread: UnreadBytes = field(default_factory=UnreadBytes)
+    may_break: Callable[[], bool] = lambda: False
+    first_frames: FirstFrames = field(default_factory=FirstFrames)  # of streams
     # by number, those that run there or are on their way: they need the channel
     requests: dict[int, ResponseStream] = field(default_factory=dict)
     connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
     _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
     _opening: asyncio.Task[None] | None = None
     _idle_timer: asyncio.TimerHandle | None = None
+    _silence_timer: asyncio.TimerHandle | None = None
     _retired: bool = False
 
     @contextlib.asynccontextmanager
@@ -83,10 +90,15 @@ class Channel:
         connection = None
         try:
             connection = await self._attach()
-            connection.submit(make(number))
+            submit = make(number)
+            connection.submit(submit)
+            if submit.body.get("stream"):  # any other answer has only its last frame
+                self.first_frames.on_sent(number, submit.prompt_tokens + stream.tokens, time.monotonic())
+                self._watch_silence()
             yield stream
         finally:
             stream.close()
+            self.first_frames.on_end(number)
             if self.requests.pop(number, None) is not None:
                 if connection is not None:
                     connection.cancel(number)
@@ -151,11 +163,12 @@ class Channel:
         batch = batch_decoder.decode(message)
         now = time.monotonic()
         if batch.slots:
-            self.on_slots(max(0, batch.slots))
+            self.on_slots(max(0, batch.slots), batch.drain_s)
         for frame in batch.frames:
             stream = self.requests.get(frame.number)
             if stream is None:
                 continue
+            self.first_frames.on_frame(frame.number, now)
             tokens = stream.produced.add(frame.groups, frame.events)
             if tokens:
                 stream.pace.on_tokens(now)
@@ -166,6 +179,17 @@ class Channel:
                 self._cancel(frame.number)
             if stream.is_finished:
                 self._end(frame.number)
+
+    def _watch_silence(self) -> None:
+        if self._silence_timer is None and self.first_frames.waiting:
+            self._silence_timer = asyncio.get_running_loop().call_later(SILENCE_CHECK_S, self._check_silence)
+
+    def _check_silence(self) -> None:
+        """Give up a replica that takes requests and answers none: its requests are lost, and go on elsewhere."""
+        self._silence_timer = None
+        if self.connection is not None and self.first_frames.is_silent(time.monotonic()) and self.may_break():
+            self._lose(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")
+        self._watch_silence()
 
     def _abort_unread(self, number: int) -> None:
         """End a request that has the most unread bytes while there are too many."""

@@ -34,6 +34,7 @@ class FrameBatcher:
         self._send = send
         self._bytes = 0
         self._slots = 0
+        self._drain_s: float | None = None
         self.is_paused = self._is_scheduled = False
 
     def put(self, frame: Frame) -> None:
@@ -49,9 +50,9 @@ class FrameBatcher:
         self.frames[frame.number] = frame if waiting is None else merge(waiting, frame)
         self._schedule()
 
-    def set_slots(self, slots: int) -> None:
-        """Send the router the number of the engine's slots with the next message."""
-        self._slots = slots
+    def set_slots(self, slots: int, drain_s: float | None = None) -> None:
+        """Send the router the number of the engine's slots with the next message; `drain_s`: see `Batch`."""
+        self._slots, self._drain_s = slots, drain_s
         self._schedule()
 
     def pause(self, is_paused: bool) -> None:
@@ -67,7 +68,7 @@ class FrameBatcher:
     def _flush(self) -> None:
         self._is_scheduled = False
         while (self.frames or self._slots) and not self.is_paused:
-            batch, self._slots = Batch(self.next_frames(), self._slots), 0
+            batch, self._slots = Batch(self.next_frames(), self._slots, self._drain_s), 0
             self._send(batch_encoder.encode(batch))  # may call `pause`
 
     def next_frames(self) -> list[Frame]:

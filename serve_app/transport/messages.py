@@ -113,10 +113,12 @@ NO_SLOTS = -1
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
-    `NO_SLOTS`: the replica drains and takes no more requests."""
+    `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or are to be
+    moved then (None: a replica that does not say)."""
 
     frames: list[Frame]
     slots: int = 0
+    drain_s: float | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -146,9 +148,11 @@ class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """Live use of an engine: sequences running and waiting inside it, share of KV blocks in use (0..1), counters.
 
-    `waiting` includes the requests that wait for a batch. `sequence_steps` adds up the sequences of all steps. The rest
-    comes from `serve_app.engine.batched_engine`: `batch_size` is the mean requests of a batch, or the mean sequences of
-    a step where the engine batches by itself; `batch_wait_s` the mean wait of a request for its batch; `padding_ratio`
+    `waiting` includes the requests that wait for a batch. `sequence_steps` adds up the sequences of all steps.
+    `prompt_tokens` counts each prompt once; `prefilled_tokens` what was computed before a sequence's next token: its
+    prompt and what it had produced elsewhere, less cache hits (0: an engine without a prefix cache). The rest comes
+    from `serve_app.engine.batched_engine`: `batch_size` is the mean requests of a batch, or the mean sequences of a
+    step where the engine batches by itself; `batch_wait_s` the mean wait of a request for its batch; `padding_ratio`
     the mean share of a batch that is padding, by the tokens its requests used (0: the engine batches by itself);
     `tokens_per_s` prompt and output tokens; `batches` and `batched_requests` count what has started.
     """
@@ -167,6 +171,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     tokens_per_s: float = 0.0
     batches: int = 0
     batched_requests: int = 0
+    prefilled_tokens: int = 0
 
 
 class EngineBackend(Protocol):

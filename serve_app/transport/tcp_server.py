@@ -19,7 +19,7 @@ import msgspec
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
-from serve_app.transport.messages import STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
+from serve_app.transport.messages import NO_SLOTS, STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
 from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Framing, brief
 
 logger = logging.getLogger("ray.serve")
@@ -49,6 +49,7 @@ class TcpServer:
         self.run, self.produced = run, produced
         self._host = host
         self.slots = 0  # of the engine; routers receive them
+        self._drained_at: float | None = None  # by the loop's clock, when requests are to be moved
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -93,7 +94,17 @@ class TcpServer:
         """Change the slots, and send them to all routers."""
         self.slots = slots
         for connection in self.by_router.values():
-            connection.batcher.set_slots(slots)
+            self.send_slots(connection.batcher)
+
+    def drain(self, within_s: float) -> None:
+        """Take no more requests; the routers move those that still run after this time."""
+        self._drained_at = asyncio.get_running_loop().time() + within_s
+        self.set_slots(NO_SLOTS)
+
+    def send_slots(self, batcher: FrameBatcher) -> None:
+        drained_at = self._drained_at
+        left_s = None if drained_at is None else max(0.0, drained_at - asyncio.get_running_loop().time())
+        batcher.set_slots(self.slots, left_s)
 
     @property
     def requests(self) -> list[asyncio.Task[None]]:
@@ -164,7 +175,7 @@ class _RouterConnection:
         self._server.by_router[router_id] = self
         if former is not None:  # its router has lost it
             former.framing.abort()
-        self.batcher.set_slots(self._server.slots)
+        self._server.send_slots(self.batcher)
 
     def _submit(self, submit: Submit) -> None:
         if submit.number in self.requests:

@@ -86,7 +86,9 @@ def test_the_engines_counters_are_summed_over_its_replicas() -> None:
 
 @pytest.mark.parametrize("engine", sorted(SHAPES))
 def test_what_is_measured_is_a_configuration(engine: str) -> None:
-    (model,) = parse(configuration(engine, SHAPES[engine])).models
+    settings = parse(configuration(engine, SHAPES[engine], 0.25))
+    (model,) = settings.models
+    assert settings.admission.guard_slots_share == 0.25
     assert (model.engine, model.max_num_seqs) == (engine, SHAPES[engine].slots)
 
 

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from autoscaling.placement_hook import give_up_bundles
-from serve_app.cluster.local import LOOPBACK, driver
+from serve_app.cluster.local import LOOPBACK, draining, driver
 from serve_app.names import APPLICATION
 from serve_app.settings import application, parse
 from serve_app.settings.serve_config import BUILD
@@ -94,9 +94,13 @@ class Nodes:
         """Take a node away after its own goodbye."""
         self._cluster.remove_node(self._nodes.pop(name))
 
-    def drain(self, name: str) -> int:
+    def drain(self, name: str, within_s: float | None = None) -> list[dict[str, Any]]:
         """What a worker does at SIGTERM; the node itself is left as it is."""
-        return driver.drain(self._nodes[name].node_id)
+        return draining.drain_node(self._nodes[name].node_id, within_s, lambda rows: None)
+
+    def drain_replica(self, replica: str, within_s: float) -> list[dict[str, Any]]:
+        """What `serve-app drain` does."""
+        return draining.drain_replica(replica, within_s, lambda rows: None)
 
     def kill(self, name: str) -> None:
         """Take a node away as a power cut does: Ray's own helper leaves its workers a second or two to live."""

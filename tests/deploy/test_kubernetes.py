@@ -21,8 +21,9 @@ import ray
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.cluster.local.driver import REPLACE_S
+from serve_app.cluster.local.draining import REPLACE_S
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
+from serve_app.core.memory import MOVE_S
 from serve_app.engine import engine_args
 from serve_app.names import RELEASE
 from serve_app.settings import application, parse
@@ -135,7 +136,7 @@ def test_a_worker_holds_a_replica_and_there_are_as_many_as_the_model_may_have() 
 
 def test_kubernetes_waits_for_the_drain() -> None:
     (model,) = parse(serve_config()["applications"][0]["args"]).models
-    assert WORKER["spec"]["terminationGracePeriodSeconds"] > REPLACE_S + model.drain_s + SUPERVISOR_STOP_S
+    assert WORKER["spec"]["terminationGracePeriodSeconds"] > REPLACE_S + model.drain_s + MOVE_S + SUPERVISOR_STOP_S
     assert SERVICE["spec"]["rayClusterDeletionDelaySeconds"] > model.drain_s
     assert HEAD["spec"]["terminationGracePeriodSeconds"] > SUPERVISOR_STOP_S
 

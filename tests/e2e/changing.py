@@ -217,6 +217,11 @@ class Place:
         self.declare(config)
         self.wait_running(config)
 
+    def begin(self, config: Config) -> None:
+        """The same, and until all its models answer."""
+        self.become(config)
+        self.wait_serving(*(one["name"] for one in config["models"]))
+
     def wait_running(self, config: Config) -> None:
         wanted = {one.name: one.replicas for one in parse(config).models}
 
@@ -281,22 +286,17 @@ def running(state: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, li
 
 
 @contextmanager
-def place(state_dir: Path, config: Config | None, **options: Any) -> Iterator[Place]:
-    """A cluster that serves this configuration, for the block; nothing of it is left after that.
+def place(state_dir: Path, **options: Any) -> Iterator[Place]:
+    """A cluster for the block, on which nothing is deployed yet; nothing of it is left after that.
 
     Args:
-        config: None: nothing is deployed yet.
         options: for `LocalCluster.start`.
     """
     cluster = LocalCluster.start(f"changes-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, **options)
     spawn = get_context("spawn")
     pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=driver.connect, initargs=(cluster.environment(),))
     try:
-        there = Place(cluster, pool)
-        if config is not None:
-            there.become(config)
-            there.wait_serving(*(one["name"] for one in config["models"]))
-        yield there
+        yield Place(cluster, pool)
     finally:
         pool.shutdown()
         cluster.stop()

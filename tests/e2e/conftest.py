@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tests.e2e import stack as stacks
+from tests.e2e.changing import Place, place
 from tests.e2e.observe import Observer
 from tests.e2e.reference import Reference
 from tests.e2e.stack import SIMULATED, Stack
@@ -37,6 +38,14 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Another one, with three routers and simulated engines, for as long."""
     requires("linux")
     with three_routers(tmp_path_factory.mktemp("three")) as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A cluster, for as long, in which each module first declares its configuration."""
+    requires("linux")
+    with place(tmp_path_factory.mktemp("changes")) as started:
         yield started
 
 

@@ -121,12 +121,23 @@ def external() -> Stack | None:
 
 
 @contextmanager
-def own(state_dir: Path, config: Mapping[str, Any] = MappingProxyType(CONFIG), name: str = "e2e") -> Iterator[Stack]:
+def own(
+    state_dir: Path,
+    config: Mapping[str, Any] = MappingProxyType(CONFIG),
+    name: str = "e2e",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Stack]:
     """A stack of our own for the block; nothing of it is left after that. By default with the keys of `CONFIG`
-    and without a batch worker."""
+    and without a batch worker. `environment`: for its node, over ours."""
     config = {"auth": CONFIG["auth"], "batch": {"workers": 0}, **config}
     names = [model["name"] for model in config["models"]]
-    cluster = LocalCluster.start(f"{name}-{os.getpid()}", num_cpus=LOGICAL_CPUS, state_dir=state_dir, models=names)
+    cluster = LocalCluster.start(
+        f"{name}-{os.getpid()}",
+        num_cpus=LOGICAL_CPUS,
+        state_dir=state_dir,
+        models=names,
+        extra_environment=environment,
+    )
     driver: RemoteDriver | None = None
     try:
         driver = _deploy(cluster, config, names, state_dir / "driver.log")

@@ -130,6 +130,7 @@ def counted(client: openai.OpenAI, batch: Batch) -> int:
     return 0 if counts is None else counts.completed
 
 
+@pytest.mark.long  # 30 s of waiting for a lease; in one process: tests/batch/test_worker_kills.py
 def test_a_batch_whose_worker_is_killed_misses_no_row_and_has_none_twice(
     lane: Stack, client: openai.OpenAI, simulated: str
 ) -> None:

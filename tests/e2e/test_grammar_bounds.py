@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.settings.model import DEFAULT_GRAMMAR_CPU_S
-from tests.e2e.grammar_attack import ATTACKS, STAYS_S
+from tests.e2e.grammar_attack import ATTACKS, IDLE_CPU_S, STAYS_S
 from tests.e2e.one_engine import run_module
 
 # It waits for one compile of the other tenant, 0.85 s of CPU, and its own: 5 s on two cores that eight others use. What
@@ -17,7 +17,6 @@ LATER_S = 15.0
 # The attack is there for 3 s and one compile runs at a time, each on one core; decoding and looking at 8 MB of it, four
 # hundred beats and the trivial request are the rest.
 ATTACK_CPU_S = STAYS_S + DEFAULT_GRAMMAR_CPU_S + 4.0
-IDLE_CPU_S = 0.5  # in 2 s of nothing to do; one that compiles has 2
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,8 @@ from tests.e2e.changing import (
     Place,
     configured,
     model,
-    place,
     running,
 )
-from tests.requires import requires
 
 BASE = configured(model(OTHER))
 BROKEN = model("broken", max_model_len=8192, simulated={"kv_cache_tokens": 4096})  # its engine refuses that
@@ -48,10 +46,9 @@ NEVER = 10_000.0  # seconds, likewise
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("changes"), BASE) as there:
-        yield there
+def started(changing: Place) -> Place:
+    changing.begin(BASE)
+    return changing
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +314,7 @@ def test_serve_app_deploy_changes_the_running_instance(there: Place, tmp_path: P
     assert wrong.stderr.endswith(f"error: modles: unknown key\n  -> did you mean models?\n{file}: 1 error\n")
 
 
+@pytest.mark.long  # in parts: cli/test_deploy.py, cluster/local/test_wait_reasons.py, and the next test
 def test_what_has_no_place_holds_up_no_deploy_and_goes_with_its_load(there: Place, tmp_path: Path) -> None:
     wide = model("wide", cpus_per_rank=4, replicas=QUICK)  # there is a place for one
     huge = model("huge", cpus_per_rank=LOGICAL_CPUS + 1)  # and none

@@ -1,7 +1,7 @@
 """Whatever dies or stands still, and when: the ledger is what is really there again, and nothing fails that need not.
 
-Simulated engines, real processes and signals. `changing.place` gives the cluster; the load on the model `steady` runs
-through the whole module where a test says so.
+Simulated engines, real processes and signals, on the cluster that other modules change, too; the load on the model
+`steady` runs through the whole module where a test says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from serve_app.names import ROUTER, deployment_of
-from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model, place
+from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model
 from tests.e2e.crashing import CLIENT_PAIRS, actor, difference, failed, kill, known, load, settled, unless_gone, within
-from tests.requires import requires
 
 ROUTERS = 2
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
@@ -40,11 +39,10 @@ Figures = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("quota"), BASE) as started:
-        settled(started)
-        yield started
+def there(changing: Place) -> Place:
+    changing.begin(BASE)
+    settled(changing)
+    return changing
 
 
 def whole(there: Place) -> None:

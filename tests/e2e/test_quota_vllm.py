@@ -70,7 +70,7 @@ def engines(there: Place) -> dict[str, Engine]:
 def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within_their_grants(tmp_path: Path) -> None:
     requires("linux")
     requires("vllm")
-    with place(tmp_path, None) as there:
+    with place(tmp_path) as there:
         there.declare(config(model("first", KV_GB)))
         until(there, lambda: there.endpoint.serves("first"), "the first starts")
         there.declare(config(model("first", KV_GB), model("second", KV_GB)))

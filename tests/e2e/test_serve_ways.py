@@ -29,7 +29,7 @@ API_S = 30.0  # of one call of the REST interface
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     requires("linux")
-    with place(tmp_path_factory.mktemp("ways"), None, dashboard=True) as started:
+    with place(tmp_path_factory.mktemp("ways"), dashboard=True) as started:
         yield started
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ import requests
 
 from serve_app.names import deployment_of
 from tests.e2e.agents_inside import run_agents, without_await
-from tests.e2e.changing import CHANGED_S, KEY, POLL_S, REQUEST_S, Place, model, place
-from tests.requires import requires
+from tests.e2e.changing import CHANGED_S, KEY, POLL_S, REQUEST_S, Place, model
 
 MODEL = "agents"
 OTHER_KEY = "sk-sessions-other-tenant"
@@ -39,10 +37,9 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("sessions"), CONFIG) as started:
-        yield started
+def there(changing: Place) -> Place:
+    changing.begin(CONFIG)
+    return changing
 
 
 def call(there: Place, method: str, path: str = "", body: Any = None, key: str = KEY) -> requests.Response:
@@ -132,10 +129,10 @@ def test_what_does_not_fit_is_refused_with_the_figures_or_waits(there: Place) ->
 
 def test_requests_of_a_session_do_not_wait_while_the_line_is_full(there: Place) -> None:
     opened(there, "urgent")
-    long = [there.endpoint.asking(MODEL, 600) for _ in range(16)]  # six seconds each, two at a time on each engine
+    long = [there.endpoint.asking(MODEL, 600) for _ in range(8)]  # six seconds each, two at a time on each engine
     time.sleep(1.0)  # bound: for the line to fill; it takes milliseconds
     took = []
-    for _ in range(20):
+    for _ in range(10):  # the line is full for longer than ten that keep the promise can take
         status, took_s = step(there, "urgent")
         assert status == 200
         took.append(took_s)

@@ -12,7 +12,8 @@ import pytest
 from serve_app.engine import deployment
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import NO_SLOTS, Submit
+from serve_app.transport import Submit
+from serve_app.transport.messages import NO_SLOTS
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, FakeReplica, model, run, until
 from tests.fakes.tcp import Peer, started
@@ -27,7 +28,7 @@ def test_each_router_is_told_the_slots_of_the_engine_and_that_it_drains() -> Non
         replica = await started(cluster)
         first, second = await Peer.enter(replica, "first"), await Peer.enter(replica, "second")
         assert [peer.batches[-1].slots for peer in (first, second)] == [7, 7]
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         for peer in (first, second):
             assert (await asyncio.wait_for(peer.read(), SOON_S)).slots == NO_SLOTS
         third = await Peer.enter(replica, "third")
@@ -45,7 +46,7 @@ def test_a_request_that_comes_while_the_replica_drains_can_go_elsewhere() -> Non
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         peer.hand_in(1, 3)
         await peer.read_until(1)
         failure = peer.frames(1)[-1].failure
@@ -165,7 +166,7 @@ def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(mo
         start = backend.start
 
         async def draining_start() -> Any:
-            replica.drain()
+            replica.drain(30.0)
             return await start()
 
         monkeypatch.setattr(backend, "start", draining_start)
@@ -293,7 +294,7 @@ def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it
 def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica, peer = await with_two_waiting(cluster)
-        replica.engine.drain()
+        replica.engine.drain(30.0)
         await peer.read_until(1, 2)
         assert all(peer.frames(number)[-1].usage is not None for number in (1, 2))
         peer.leave()

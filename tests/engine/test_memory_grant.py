@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from serve_app.core.memory import EngineReply, EngineReport, Hold, Process, Rank
+from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, Rank
 from serve_app.engine import memory_grant
 from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant, MemoryMeter
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
@@ -48,12 +48,14 @@ class Ends:
     def __init__(self) -> None:
         self.why: list[str] = []
         self.drained = 0
+        self.within_s = 0.0
 
     def lost(self, why: str) -> None:
         self.why.append(why)
 
-    def drain(self) -> None:
+    def drain(self, within_s: float) -> None:
         self.drained += 1
+        self.within_s = within_s
 
 
 class Clock:
@@ -232,8 +234,9 @@ def test_an_engine_that_is_to_make_room_is_told_to_drain() -> None:
     actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
     grant = obtained(actor, ends)
     assert ends.drained == 0
-    actor.reply = EngineReply(HOLDS, drain=True)
+    actor.reply = EngineReply(HOLDS, drain=True, drain_s=7.0)
     until(lambda: ends.drained > 0)
+    assert ends.within_s == 7.0
     grant.end()
 
 
@@ -272,3 +275,18 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
     grant.end()
     assert time.monotonic() - began < SOON_S / 2
     hangs.set()
+
+
+def test_a_drain_time_that_changes_and_what_became_of_a_drain_are_reported() -> None:
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    ends = Ends()
+    drained = [None, DrainReport(5.0, running=2)]
+    meter = MemoryMeter("n", gpus=False)
+    grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, meter, drained=lambda: drained[-1])
+    asyncio.run(grant.obtain(SOON_S))
+    grant.set_drain_s(77.0)
+    until(lambda: actor.last.drain_s == 77.0)
+    assert actor.last.drain == DrainReport(5.0, running=2)
+    drained.append(DrainReport(0.0, finished=2))
+    grant.end()
+    assert (actor.last.gone, actor.last.drain) == (True, DrainReport(0.0, finished=2))

@@ -83,11 +83,14 @@ def test_a_continued_stream_counts_its_new_tokens_alone() -> None:
     asked = submit(Operation.CHAT, HELLO | {"max_tokens": 9, "stream": True})
     had = frames(asked, 5)
 
-    async def generated(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> tuple[int, int]:
+    async def generated(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> tuple[int, ...]:
         assert len([frame async for frame in engine.run(continued(asked, had))]) == 4
-        return engine.load().generated_tokens, engine.load().prompt_tokens
+        load = engine.load()
+        return load.generated_tokens, load.prompt_tokens, load.prefilled_tokens
 
-    assert run(generated) == (4, 0)
+    assert had[0].prompt is not None
+    produced = sum(len(tokens) for frame in had for _, *tokens in frame.groups)
+    assert run(generated) == (9 - produced, 0, had[0].prompt.prompt_tokens + produced)
 
 
 @pytest.mark.parametrize(

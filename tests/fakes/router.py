@@ -30,9 +30,11 @@ class Slots:
 
     def __init__(self) -> None:
         self.told: list[int] = []
+        self.drains_s: list[float | None] = []
 
-    def __call__(self, slots: int) -> None:
+    def __call__(self, slots: int, drain_s: float | None) -> None:
         self.told.append(slots)
+        self.drains_s.append(drain_s)
 
 
 def opened(cluster: FakeCluster, router: str = "router", slots: Slots | None = None) -> tuple[Channel, FakeHandle]:
@@ -96,6 +98,7 @@ class Router:
         self.relayed: list[str] = []
         self.places: dict[str, str] = {}
         self.why: dict[str, TargetReason] = {}
+        self.traces: dict[str, RequestTrace] = {}
         self._given = 0
 
     async def start(self) -> Router:
@@ -132,7 +135,7 @@ class Router:
                 told.extend(await stream.next())
 
         told: list[Frame] = []
-        trace = RequestTrace()
+        trace = self.traces[name] = RequestTrace()
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
         await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
         assert text(told) == said(f"prompt {name}", tokens)

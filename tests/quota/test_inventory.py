@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
 
 GB = 10**9
+SOON_S = 10.0  # for what takes milliseconds on an idle machine
 
 
 class Nodes:
@@ -182,3 +184,25 @@ def test_a_process_is_known_by_its_start_since_ids_are_used_again() -> None:
     assert watch.alive(((ended.pid, start_ticks(ended.pid) or 0),)) == [], "not waited for, and without memory"
     ended.wait()
     assert watch.host_bytes() > GB
+
+
+def test_what_an_engine_replica_has_left_behind_is_ended_even_if_it_stands_still() -> None:
+    replica, engine, other = (subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in "abc")
+    watch = NodeWatch()
+    try:
+        ticks = {one.pid: start_ticks(one.pid) or 0 for one in (replica, engine, other)}
+        processes = tuple((one.pid, ticks[one.pid]) for one in (replica, engine))
+        os.kill(engine.pid, signal.SIGSTOP)
+        assert watch.end_orphans(processes) == [replica.pid, engine.pid], "the replica lives: it is only silent"
+        replica.kill()
+        replica.wait(SOON_S)
+        assert watch.end_orphans(processes) == [engine.pid]
+        assert engine.wait(SOON_S) == -signal.SIGKILL
+        assert watch.end_orphans(processes) == []
+        reused = ((replica.pid, 1), (other.pid, ticks[other.pid] - 1))
+        assert watch.end_orphans(reused) == [], "another process has that id now"
+        assert other.poll() is None
+    finally:
+        for one in (replica, engine, other):
+            one.kill()
+            one.wait()

@@ -14,7 +14,18 @@ from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
 from serve_app.cluster.local import status
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest, Start, StartReport, StartsRequest
+from serve_app.core.memory import (
+    Device,
+    DrainReport,
+    DrainRequest,
+    EngineReport,
+    Rank,
+    SessionRequest,
+    Start,
+    StartReport,
+    StartsRequest,
+)
+from serve_app.core.memory.crash_loops import FREE
 from serve_app.core.queue import Arrival
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
@@ -155,6 +166,28 @@ def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(
     )
     drains = status.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
     assert drains["message"].endswith("granted; it drains")
+
+
+def test_status_says_that_engines_of_a_model_crash_soon_after_their_start(core: Quota) -> None:
+    for _ in range(FREE + 2):
+        core.grants.crash_loops.on_crash("big", 10.0, 1.0, 1.0)
+    found = status.with_memory_waits(state("e", running=True), figures(core, 2.0))
+    assert found["message"].startswith(
+        f"engine-big: {FREE + 2} engines crashed soon after their start; the next one waits 9 s (serve-app logs big)"
+    )
+
+
+def test_status_shows_which_replicas_drain_and_what_still_runs_there(core: Quota) -> None:
+    told = core.grants.last_report("e")
+    assert told is not None
+    core.drain(DrainRequest("e", 30.0), 1.0)
+    core.on_engine(replace(told, drain=DrainReport(29.0, running=4)), 2.0)
+    (replica,) = status.with_memory_waits(state("e", running=True), figures(core, 2.0))["models"][0]["replicas"]
+    assert replica["state"] == "DRAINING"
+    assert (replica["drain"]["running"], replica["drain"]["left_s"]) == (4, 29.0)
+    core.on_engine(replace(told, gone=True, drain=DrainReport(0.0, moved=4)), 30.0)
+    (replica,) = status.with_memory_waits(state("e", running=True), figures(core, 31.0))["models"][0]["replicas"]
+    assert replica["state"] == "RUNNING"
 
 
 def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_target() -> None:

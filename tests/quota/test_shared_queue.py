@@ -17,9 +17,7 @@ from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.shared_queue import RouterQueue
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.types import RequestClass
-from tests.quota.test_actor import ENGINE, TOKENS, World, with_actor, world
-
-__all__ = ["world"]
+from tests.quota.actor_world import ENGINE, TOKENS, World, with_actor
 
 SLOTS = 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from serve_app.core.routing import AffinityKey, FailureKind, OutlierVerdict
 from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
+from serve_app.core.routing.retry_budget import LEAST_PER_S, SHARE
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
 from serve_app.router.replicas import ResultReporter
 from serve_app.router.request_grant import RequestGrant
@@ -216,6 +218,26 @@ def test_where_no_more_may_be_out_a_lost_request_pauses_before_it_tries_again() 
             await request
         assert router.model.replica_set.outliers.ejected_count == 1
         assert 3 <= len(router.handle.calls) <= 8
+        await router.settled()
+
+    run(scenario, waits=NEVER)
+
+
+def test_requests_beyond_the_retry_budget_wait_for_their_turn_and_answers_earn_it() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        budget = router.model.retry_budget
+        broken = Broken(cluster, "r1")
+        budget.left, begun = -0.3 * LEAST_PER_S, time.monotonic()
+        request = router.asking()
+        await until(lambda: broken.calls == 1, SOON_S, "it has failed once")
+        broken.mend()
+        await request
+        assert time.monotonic() - begun >= 0.3, "it would have paused for a tenth of that"
+        earned = budget.left
+        await router.ask()
+        assert budget.left == pytest.approx(earned + SHARE)
         await router.settled()
 
     run(scenario, waits=NEVER)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.limits import RouterLimits
+from serve_app.core.queue import Preempt
 from serve_app.core.queue.admission import Action, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.errors import NotFound, Overloaded
 from serve_app.router.model_queue import ModelQueue
@@ -34,7 +35,7 @@ class Elsewhere:
         self.events.append(("cancel", request_id))
         return []
 
-    def next_exchange(self, now: float, *, beat: bool = False) -> None: ...
+    def next_message(self, now: float, *, beat: bool = False) -> None: ...
 
     def next_due(self) -> None: ...
 
@@ -166,5 +167,23 @@ def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
             await there.asking()
         assert there.core.events == [("arrive", "a"), ("cancel", "a")]
         assert not there.client.requests
+
+    run(scenario())
+
+
+def test_a_request_that_is_stopped_with_the_message_that_grants_it_has_its_grant_when_it_is_told() -> None:
+    async def scenario() -> None:
+        there, told = There(), list[str]()
+        there.queue.on_preempt = lambda stop: told.append(f"stop {stop.request_id}")
+
+        async def ask() -> None:
+            told.append(f"grant {(await there.queue.acquire(arrival())).replica_id}")
+
+        asked = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        there.client.apply_actions([Grant("a", "r1", 0.0), Preempt("a", "r1", keeps_place=True)])
+        await asked
+        await asyncio.sleep(0)
+        assert told == ["grant r1", "stop a"]
 
     run(scenario())

@@ -31,9 +31,11 @@ from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.cluster.local import holders, status
+from serve_app.cluster.local.drain_target import HEAD_RESOURCE, DrainTarget
+from serve_app.cluster.local.drain_target import find as find_drain_target
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
-from serve_app.errors import Unavailable
+from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import APPLICATION, MARK, NAMESPACE, STORE_ACTOR
 from serve_app.quota import client as quota_actor
 from serve_app.ray_adapter import quiet_router_thread
@@ -44,10 +46,6 @@ ANSWER_S = 5.0  # the controller answers within milliseconds; without its number
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
 LOGS_S = 30.0  # a reader's process starts within seconds
 RELEASE_S = 10.0  # the GCS asks all nodes in parallel
-# Until replicas of a draining node end without a replacement: a model loads within that time from a local cache.
-REPLACE_S = 120.0
-DRAIN_POLL_S = 0.5
-HEAD_RESOURCE = "node:__internal_head__"  # a resource that only Ray's head has
 FORBIDDEN = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",
@@ -257,30 +255,27 @@ def release_others() -> list[str]:
     return sorted(others.values())
 
 
-def drain(node_id: str) -> int:
-    """Let Serve move a node's replicas: each is replaced elsewhere first, where that is possible within REPLACE_S, and
-    then has its `drain_s` for the requests it holds. Waits for the end of the replicas and of the node's HAProxy.
-
-    Returns how many replicas were left when the time was over.
+def announce_end(node_id: str, within_s: float) -> None:
+    """Tell Ray that a node ends within this time: nothing new is placed there, Serve moves its replicas.
 
     Raises:
         Unavailable: the GCS refuses.
     """
-    found = details()
-    limit_s = REPLACE_S + status.longest_drain_s(found, node_id)
     client = GcsClient(address=ray.get_runtime_context().gcs_address)
     # private in Ray, as its `ray drain-node`; the other reason that there is takes idle nodes only
     reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    accepted, why = client.drain_node(node_id, reason, "the node is to stop", int((time.time() + limit_s) * 1000))
+    accepted, why = client.drain_node(node_id, reason, "the node is to stop", int((time.time() + within_s) * 1000))
     if not accepted:
         raise Unavailable(f"the node cannot be drained: {why}", code="cluster_failed")
-    deadline = time.monotonic() + limit_s
-    while node_id in found["proxies"] or status.replicas_on(found, node_id):
-        if time.monotonic() > deadline:
-            return len(status.replicas_on(found, node_id))
-        time.sleep(DRAIN_POLL_S)  # bound: `deadline`
+
+
+def drain_target(name: str) -> DrainTarget:
+    """What a name of `serve-app drain` stands for. Raises as `drain_target.find`."""
+    try:
         found = details()
-    return 0
+    except RayServeException:
+        found = NO_DETAILS
+    return find_drain_target(name, found, ray.nodes())
 
 
 def node_at(ip: str) -> str:
@@ -341,11 +336,13 @@ def ask_quota(method: str, *args: Any) -> Any:
     """The answer of the cluster's quota actor.
 
     Raises:
-        Unavailable: there is no actor, or it does not answer.
+        Unavailable: there is no actor, or it does not answer. ServeAppError: its own.
     """
     try:
         return ray.get(
             getattr(ray.get_actor(quota_actor.ACTOR, namespace=NAMESPACE), method).remote(*args), timeout=ANSWER_S
         )
     except (ValueError, RayError) as error:
+        if isinstance(cause := getattr(error, "cause", None), ServeAppError):
+            raise cause from None
         raise Unavailable(f"the quota actor does not answer: {str(error).splitlines()[0]}", code="no_quota") from None

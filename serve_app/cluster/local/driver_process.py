@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from serve_app.cluster.local import driver, rollout
+from serve_app.cluster.local import draining, driver, rollout
+from serve_app.cluster.local.drain_target import DrainTarget
 from serve_app.cluster.local.status import declared, describe, is_built
 from serve_app.engine import environment
 from serve_app.errors import ServeAppError, Unavailable
@@ -102,6 +103,21 @@ def _logs(order: Mapping[str, Any]) -> None:
             return
 
 
+def _drain(order: Mapping[str, Any]) -> None:
+    """Drain what `name` stands for, or the node at `ip`: its engines' progress whenever it changes, and at the end."""
+    within_s = order.get("within_s")
+
+    def tell(rows: list[dict[str, Any]]) -> None:
+        _send("drains", rows=rows)
+
+    if "ip" in order:
+        target = DrainTarget(driver.node_at(order["ip"]), is_node=True)
+    else:
+        target = driver.drain_target(order["name"])
+    drain = draining.drain_node if target.is_node else draining.drain_replica
+    _send("drained", target=target.target_id, rows=drain(target.target_id, within_s, tell))
+
+
 def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
     """Whether Serve could build it here: the code of another release is not installed any more."""
     return split_release(entry.get("args") or {})[0] in (None, RELEASE)
@@ -118,7 +134,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     ),
     "logs": _logs,
     "shutdown": lambda order: driver.shut_down(),
-    "drain": lambda order: _send("drained", left=driver.drain(driver.node_at(order["ip"]))),
+    "drain": _drain,
     "release": lambda order: _send("released", nodes=driver.release_others()),
 }
 

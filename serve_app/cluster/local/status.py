@@ -35,6 +35,7 @@ ENDPOINT = "endpoint"
 FAILED = "deploy_failed"  # of the states in `unready`
 FIXED = "a fixed number"
 BLOCKED = "blocked: memory"
+DRAINING = "DRAINING"  # beside Serve's states of a replica
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
 NODES_SHOWN = 3  # of the nodes that are large enough for a replica: those with the most free
@@ -343,14 +344,21 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
     """The state, with the starts and the memory waits of its models from the quota actor's figures: a starting replica
-    has `start` (`serve_app.core.memory.StartReport`), a waiting model has the state
-    `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
+    has `start` (`serve_app.core.memory.StartReport`), one that drains the state `DRAINING` and `drain`, a waiting model
+    the state `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
     short = {one["model"]: one["why"] for one in figures["short"]}
     starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
+    drains = {one["replica"]: one for one in figures.get("drains", ()) if not one["ended"]}
+    crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
     models, waits, overuse = [], [], []
     for told in state["models"]:
         model = dict(told)
-        model["replicas"] = [one | {"start": starts.get(one["id"])} for one in told["replicas"]]
+        model["replicas"] = [
+            one
+            | {"start": starts.get(one["id"])}
+            | ({"state": DRAINING, "drain": drains[one["id"]]} if one["id"] in drains else {})
+            for one in told["replicas"]
+        ]
         replicas = {replica["id"] for replica in model["replicas"]}
         if model["name"] in short:
             model["why"] = f"{model['why']}; held back: {short[model['name']]}"
@@ -359,6 +367,11 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
         if waiting:
             model |= {"state": BLOCKED, "message": _memory_wait(waiting)}
             waits.append(f"{model['deployment']}: {model['message']}")
+        if (loop := crashes.get(model["name"])) is not None:
+            waits.append(
+                f"{model['deployment']}: {loop['crashes']} engines crashed soon after their start; "
+                f"the next one waits {loop['pause_s']:.0f} s (serve-app logs {model['name']})"
+            )
         overuse += [
             f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
             f"{one['granted_bytes'] / GB:.2f} GB granted"

@@ -174,13 +174,10 @@ def _drain(order: StartOrder) -> None:
         answer = ask(question | {"ip": order.ip}, DRAIN_S)
     except ServeAppError as error:
         answer = {"error": error.message}
-    match answer:
-        case {"left": 0}:
-            print("drained", flush=True)
-        case {"left": left}:
-            print(f"drained, and {left} replicas are cut", flush=True)
-        case _:
-            print(f"not drained: {answer.get('error', 'no answer')}", flush=True)
+    if "target" in answer:
+        print("drained", flush=True)
+    else:
+        print(f"not drained: {answer.get('error', 'no answer')}", flush=True)
 
 
 def end(folder: NodeFolder) -> None:

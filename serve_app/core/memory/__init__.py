@@ -7,6 +7,7 @@ Never: grants more than a device has; the leases of a device never exceed its by
 
 from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, CheckpointKey, EntryKind
 from serve_app.core.memory.defrag_steps import Relocation
+from serve_app.core.memory.drains import MOVE_S, Drain, DrainRequest
 from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
@@ -14,6 +15,7 @@ from serve_app.core.memory.reports import (
     FENCE_S,
     LOADING_TTL_S,
     OWNER_TTL_S,
+    DrainReport,
     EngineReply,
     EngineReport,
     NodeProcesses,
@@ -40,6 +42,7 @@ __all__ = [
     "FENCE_S",
     "GROWTH_SHARE",
     "LOADING_TTL_S",
+    "MOVE_S",
     "OVERUSE_SHARE",
     "OWNER_TTL_S",
     "RESERVATION_TTL_S",
@@ -49,6 +52,9 @@ __all__ = [
     "CheckpointChanges",
     "CheckpointKey",
     "Device",
+    "Drain",
+    "DrainReport",
+    "DrainRequest",
     "EngineGrants",
     "EngineReply",
     "EngineReport",

@@ -74,7 +74,7 @@ class Relocation:
 
     def step(self, now: float) -> Move | None:
         """Drain the next engine; None: one still drains, or nothing is left to do."""
-        if not self.active or self._grants.draining():
+        if not self.active or self._grants.drains.active():
             return None
         plan = self.plan(now)
         if plan is None:
@@ -82,7 +82,7 @@ class Relocation:
             return None
         self._steps_left -= 1
         step = plan.steps[0]
-        self._grants.drain(step.owner)
+        self._grants.drain(step.owner, "defragmentation moves it", now)
         self._reserve_target(step, now)
         return step
 
@@ -97,7 +97,7 @@ class Relocation:
 
     def _movable(self) -> list[PlacedReplica]:
         """Running engines on a single node that do not drain."""
-        leaving, found = set(self._grants.draining()), []
+        leaving, found = set(self._grants.drains.active()), []
         for lease in self._ledger.leases(LeaseKind.ENGINE):
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:

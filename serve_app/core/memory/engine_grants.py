@@ -29,6 +29,8 @@ from math import inf
 from operator import itemgetter
 
 from serve_app.core.memory.checkpoint import Checkpoint
+from serve_app.core.memory.crash_loops import CrashLoops
+from serve_app.core.memory.drains import Drains
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport
@@ -70,9 +72,9 @@ class _Engine:
     report: EngineReport
     first_reported_at: float
     reported_at: float
+    ran_since: float | None = None
     why: str = ""
     is_loading: bool = False
-    drains: bool = False
     has_fitted: bool = False  # it was within its grant once
     overuse_since: float | None = None
 
@@ -88,6 +90,8 @@ class EngineGrants:
         self.last_requests: dict[str, tuple[int, int]] = {}
         self.policy = PlacementPolicy()
         self.reservations = Reservations(ledger, checkpoint)
+        self.drains = Drains()
+        self.crash_loops = CrashLoops()
 
     def report(
         self, report: EngineReport, now: float, *, frozen: bool = False, unreported: Set[str] = frozenset()
@@ -116,6 +120,8 @@ class EngineGrants:
             for demand in unplaced_demands(report):
                 self.policy.observe(demand)  # once per engine, not per report
         engine.report, engine.reported_at = report, now
+        if engine.ran_since is None and report.kv_tokens:
+            engine.ran_since = now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
         if unplaced_demands(report) and len(report.ranks) == 1:
             self.last_requests[report.model] = (report.wanted_bytes, report.least_bytes)
@@ -130,8 +136,9 @@ class EngineGrants:
         if lease.phase is Phase.RESERVED:
             self._ledger.join(owner, LOADING_TTL_S, now)  # it may begin to load with this answer
         self._check_overuse(engine, lease, now)
-        turn, why = self._may_load(engine, lease, unreported)
-        return EngineReply(lease.holds, may_load=turn, why=why, drain=engine.drains)
+        turn, why = self._may_load(engine, lease, unreported, now)
+        left_s = self.drains.on_report(report, now)
+        return EngineReply(lease.holds, may_load=turn, why=why, drain=left_s is not None, drain_s=left_s or 0.0)
 
     def forget(self, owner: str, *, memory_gone: bool) -> list[Lease]:
         """An engine is gone; `memory_gone`: its memory is free already. Returns the leases that ended."""
@@ -139,19 +146,23 @@ class EngineGrants:
         ended = self._ledger.end(owner, memory_gone=memory_gone) if owner in self._ledger else []
         return ended + self._ledger.leave(owner)
 
+    def on_crash(self, owner: str, now: float) -> None:
+        """An engine has ended without a word; call this before `forget` and `lease_lost`."""
+        engine = self._engines.get(owner)
+        if engine is not None and owner in self._ledger and owner not in self.drains:
+            ran_since = now if engine.ran_since is None else engine.ran_since
+            self.crash_loops.on_crash(engine.report.model, ran_since - engine.first_reported_at, now - ran_since, now)
+
     def lease_lost(self, owner: str) -> None:
         """Remove an engine whose lease has ended, or that has none."""
         self._engines.pop(owner, None)
 
-    def drain(self, owner: str) -> None:
-        """Let an engine finish its requests and end. Raises LeaseNotFound."""
+    def drain(self, owner: str, why: str, now: float, within_s: float | None = None) -> None:
+        """Let an engine finish its requests within this time (None: its `drain_s`) and end. Raises LeaseNotFound."""
         if owner not in self._engines:
             raise LeaseNotFound(f"there is no engine {owner!r}")
-        self._engines[owner].drains = True
-
-    def draining(self) -> list[str]:
-        """Engines that drain and have not ended."""
-        return sorted(owner for owner, engine in self._engines.items() if engine.drains)
+        report = self._engines[owner].report
+        self.drains.begin(report, why, now + (report.drain_s if within_s is None else within_s))
 
     def blocked(self, now: float) -> list[BlockedEngine]:
         """Engines that wait for memory, in FIFO order."""
@@ -185,11 +196,12 @@ class EngineGrants:
         return list(self._engines)
 
     def running(self, model: str) -> list[str]:
-        """The running engines of a model."""
+        """The running engines of a model that do not drain."""
         return [
             owner
             for owner, engine in self._engines.items()
             if engine.report.model == model and engine.report.kv_tokens and owner in self._ledger
+            if owner not in self.drains
         ]
 
     def expected(self) -> dict[str, Demand]:
@@ -256,10 +268,13 @@ class EngineGrants:
             for hold in holds:
                 free[hold.on] -= hold.amount
 
-    def _may_load(self, engine: _Engine, lease: Lease, unreported: Set[str]) -> tuple[bool, str]:
+    def _may_load(self, engine: _Engine, lease: Lease, unreported: Set[str], now: float) -> tuple[bool, str]:
         """Whether an engine may load, and otherwise the reason."""
         if lease.phase is not Phase.RESERVED:
             return False, ""
+        pause_s = 0.0 if engine.is_loading else self.crash_loops.pause_s(engine.report.model, now)
+        if pause_s:
+            return False, f"engines of {engine.report.model} crash soon after their start: {pause_s:.0f} s of pause"
         waits = engine.report.measures and not engine.is_loading
         why = self._load_conflict(lease, unreported) if waits else ""
         engine.is_loading = not why
@@ -287,9 +302,9 @@ class EngineGrants:
         engine.overuse_since = now if engine.overuse_since is None else engine.overuse_since
         model = engine.report.model
         due = max(engine.overuse_since + OVERUSE_S, self._restarted.get(model, -inf) + RESTART_INTERVAL_S)
-        if now >= due and not engine.drains:
+        if now >= due and engine.report.owner not in self.drains:
             self._restarted[model] = now
-            engine.drains = True
+            self.drain(engine.report.owner, "it uses more memory than it was granted", now)
 
 
 def unplaced_demands(report: EngineReport) -> list[Demand]:

@@ -54,6 +54,26 @@ class StartReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What became of the requests of an engine since it drains.
+
+    Args:
+        left_s: until its deadline.
+        running: requests that it runs.
+        finished: those that have ended there.
+        moved: those that their routers took elsewhere at the deadline.
+    """
+
+    left_s: float
+    running: int = 0
+    finished: int = 0
+    moved: int = 0
+
+    def __setstate__(self, state: list[Any]) -> None:
+        _fill(self, state)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """An engine replica's report.
 
@@ -67,13 +87,16 @@ class EngineReport:
         kv_tokens: size of its KV pool, once it runs; 0: it does not run yet.
         kv_bytes: size of that pool in bytes, over all ranks.
         measured_bytes: use of its processes on each device of `holds`; None: could not be measured there.
-        processes: its processes by node, by id and start (ticks): its memory is free once they are gone.
+        processes: its processes by node, by id and start (ticks), the replica's own first: its memory is free once they
+            are gone.
         loading: it was allowed to load, and does not run yet; a restarted actor must know.
         gone: it has ended, and its memory is free.
         slots: sequences of its batch for the shared queue; 0: its routers queue on their own.
         measures: it sizes itself by the free memory on its devices while it loads.
         failed: why it is about to end; its memory is not free yet.
         start: how far its start is, while it loads.
+        drain_s: how long it may finish its requests when it is to end.
+        drain: what became of its requests since it drains; None: it does not.
     """
 
     owner: str
@@ -92,6 +115,8 @@ class EngineReport:
     measures: bool = True
     failed: str = ""
     start: StartReport | None = None
+    drain_s: float = 0.0
+    drain: DrainReport | None = None
 
     def __setstate__(self, state: list[Any]) -> None:
         _fill(self, state)
@@ -105,9 +130,13 @@ class EngineReport:
 @dataclass(frozen=True, slots=True)
 class EngineReply:
     """Reply to an engine. `holds`: its grant; empty while it waits for memory, with the reason in `why`. `may_load`: it
-    may load now. `drain`: it must finish its requests and end, to free its memory."""
+    may load now. `drain`: it must finish its requests within `drain_s`, let its routers move the rest, and end."""
 
     holds: tuple[Hold, ...] = ()
     may_load: bool = False
     why: str = ""
     drain: bool = False
+    drain_s: float = 0.0
+
+    def __setstate__(self, state: list[Any]) -> None:
+        _fill(self, state)

@@ -71,7 +71,7 @@ class Admission:
         waiting = self.queue.add(arrival, self._now - waited_s)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
-        actions += self._grant_all()
+        actions += self._grant_waiting()
         if request_id in self.queue.by_id:
             if self._no_slots_since is not None:
                 waiting.waits_for = WaitReason.NO_REPLICA
@@ -79,7 +79,7 @@ class Admission:
                 is_first, shortage = self._is_first(waiting), self.capacity.shortage
                 waiting.waits_for = shortage(*waiting.need) if is_first else WaitReason.TURN
             actions += self._enforce_bounds(waiting)
-        return actions
+        return actions + self._stop_for_waiting()  # not for one that is refused
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
@@ -252,13 +252,17 @@ class Admission:
 
     def _grant_all(self) -> list[Action]:
         """Grant all requests that can run, in order; then stop running requests for others that wait."""
+        return self._grant_waiting() + self._stop_for_waiting()
+
+    def _stop_for_waiting(self) -> list[Action]:
+        return [*self.scheduler.preemption.choose(self._now)] if self.queue.by_id else []
+
+    def _grant_waiting(self) -> list[Action]:
         actions: list[Action] = []
         while (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             waited_s = self._now - waiting.arrived_s
             actions.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
-        if self.queue.by_id:
-            actions += self.scheduler.preemption.choose(self._now)
         return actions
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
@@ -271,7 +275,7 @@ class Admission:
         if gone is None:
             return [self._remove_and_refuse(waiting, RefusalReason.QUEUE_FULL)]
         refusals: list[Action] = [self._refuse(one.arrival, RefusalReason.SHED) for one in gone]
-        return refusals + self._grant_all() if gone else []
+        return refusals + self._grant_waiting() if gone else []
 
     def _late_reason(self, waiting: QueuedRequest) -> RefusalReason | None:
         """Why, by the forecast, a request that has just arrived cannot start in time; None: it can."""

@@ -43,12 +43,21 @@ class _ReplicaCapacity:
     running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens by request id
 
     @property
+    def slots_left(self) -> int:
+        """Free slots; negative: it has shrunk below its use."""
+        return self.slots - self.used - self.used_elsewhere
+
+    @property
+    def kv_left(self) -> float:
+        return self.kv_tokens - self.kv_used - self.kv_used_elsewhere
+
+    @property
     def free(self) -> int:
-        return max(0, self.slots - self.used - self.used_elsewhere)
+        return max(0, self.slots_left)
 
     @property
     def kv_free(self) -> float:
-        return max(0.0, self.kv_tokens - self.kv_used - self.kv_used_elsewhere)
+        return max(0.0, self.kv_left)
 
     def has_free(self, slots: int, tokens: int) -> bool:
         return self.free >= slots and self.kv_free >= tokens

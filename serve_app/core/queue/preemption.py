@@ -32,6 +32,7 @@ RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
 QUANTUM_S = 30.0  # most answers end sooner
 STOP_S = 2.0  # a stop takes a step of the engine and two messages
 REST_S = 0.05  # after a look that has found nothing to stop; it costs microseconds a running request
+GROWN_S = 1.0  # between looks whether a request of the class has become longer than one that waits
 MAX_CONSIDERED = 32  # waiting requests of a class for which room is made at once
 
 
@@ -60,7 +61,7 @@ class GrantedRequest:
 
 @dataclass(slots=True)
 class _Room:
-    """Free slots and KV tokens of a replica, with those of requests that stop."""
+    """Free slots and KV tokens of a replica, with those of requests that stop; negative: it has shrunk."""
 
     slots: int
     tokens: float
@@ -114,16 +115,16 @@ class Preemption:
             return []
         self._seen = versions
         stopped: list[Preempt] = []
-        rooms: dict[str, _Room] = {}
+        rooms, stop_ends = self._rooms(now)
         for level in reversed(RequestClass):
             class_queue = self._class_queues[level]
             due, self._due[level] = self._due[level], math.inf
             if not class_queue.size or not any(self._running[: level + 1]):
                 continue
-            rooms = rooms or self._rooms(now)
+            self._due[level] = stop_ends
             waiting = (entry[2] for one in class_queue.waiting_tenants() for entry in one.order)
             if now < due and now < self._rests_until[level]:
-                self._due[level] = min(due, self._rests_until[level])
+                self._due[level] = min(stop_ends, due, self._rests_until[level])
                 self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now, may_stop=False)
             else:
                 stopped += self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now)
@@ -138,21 +139,23 @@ class Preemption:
         *,
         may_stop: bool = True,
     ) -> list[Preempt]:
-        """Give the waiting requests of a class the room there is, and stop others for more, until there is one for
-        which no room can be made."""
+        """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
+        run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
+        left = dict(rooms)
         for waiting in requests:
-            allowed = {
-                name: room for name, room in rooms.items() if self._capacity.may_take(name, level, *waiting.need)
-            }
+            allowed = {name: room for name, room in left.items() if self._capacity.may_take(name, level, *waiting.need)}
             chosen = next((name for name, room in allowed.items() if room.fits(waiting)), None)
             if chosen is None:
-                if not may_stop:
-                    break
-                chosen, runs = self._cheapest(level, waiting, allowed, now)
+                runs = list[GrantedRequest]()
+                if may_stop and allowed:
+                    chosen, runs = self._cheapest(level, waiting, allowed, now)
+                    if chosen is None:
+                        self._rests_until[level] = now + REST_S
                 if chosen is None:
-                    self._rests_until[level] = now + REST_S
-                    break
+                    for name in allowed:
+                        del left[name]
+                    continue
                 for run in runs:
                     run.stopping_s = now
                     rooms[chosen].add(run.arrival)
@@ -172,7 +175,7 @@ class Preemption:
             for run in runs.values():
                 if run.stopping_s is not None or run.replica_id not in allowed:
                     continue
-                since = _stoppable_from(run, level, waiting)
+                since = _stoppable_from(run, level, waiting, now)
                 if since <= now:
                     lost = run.kv_tokens * (now - run.granted_s)
                     able.setdefault(run.replica_id, []).append((lost, run))
@@ -182,34 +185,46 @@ class Preemption:
         for replica_id, priced in able.items():
             priced.sort(key=lambda one: (one[1].arrival.request_class, one[0]))
             room = _Room(allowed[replica_id].slots, allowed[replica_id].tokens)
-            chosen, lost_sum = list[GrantedRequest](), 0.0
+            chosen: list[tuple[float, GrantedRequest]] = []
             for lost, run in priced:
                 if room.fits(waiting):
                     break
                 room.add(run.arrival)
-                chosen.append(run)
-                lost_sum += lost
-            price = max(one.arrival.request_class for one in chosen), lost_sum
-            if room.fits(waiting) and (best is None or price < best[0]):
-                best = price, replica_id, chosen
+                chosen.append((lost, run))
+            if not room.fits(waiting):
+                continue
+            for one in chosen[::-1]:  # larger ones may have made the smaller ones before them unneeded
+                room.add(one[1].arrival, -1)
+                if room.fits(waiting):
+                    chosen.remove(one)
+                else:
+                    room.add(one[1].arrival)
+            price = max(run.arrival.request_class for _, run in chosen), sum(lost for lost, _ in chosen)
+            if best is None or price < best[0]:
+                best = price, replica_id, [run for _, run in chosen]
         if best is None:
             self._due[level] = min(self._due[level], due)
             return None, []
         return best[1:]
 
-    def _rooms(self, now: float) -> dict[str, _Room]:
-        rooms = {name: _Room(one.free, one.kv_free) for name, one in self._capacity.replicas.items() if one.slots}
+    def _rooms(self, now: float) -> tuple[dict[str, _Room], float]:
+        """The rooms, and when the first of the requests that stop now counts no more."""
+        replicas, stop_ends = self._capacity.replicas, math.inf
+        rooms = {name: _Room(one.slots_left, one.kv_left) for name, one in replicas.items() if one.slots}
         for runs in self._running:
             for run in runs.values():
                 if run.stopping_s is not None and now < run.stopping_s + STOP_S and run.replica_id in rooms:
                     rooms[run.replica_id].add(run.arrival)
-        return rooms
+                    stop_ends = min(stop_ends, run.stopping_s + STOP_S)
+        return rooms, stop_ends
 
 
-def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest) -> float:
+def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> float:
     """From when on a run may stop for a waiting request of this class; infinite: never."""
     preempted = run.arrival.preempted
     if run.arrival.request_class < level:
         return run.granted_s + (RESUMED_S * 2 ** (preempted - 1) if preempted else 0.0)
-    is_shorter = waiting.cost < run.kv_tokens and waiting.arrival.preempted <= preempted
-    return run.granted_s + QUANTUM_S * 2**preempted if is_shorter else math.inf
+    if waiting.arrival.preempted > preempted:
+        return math.inf
+    quantum_ends = run.granted_s + QUANTUM_S * 2**preempted
+    return quantum_ends if waiting.cost < run.kv_tokens else max(quantum_ends, now + GROWN_S)

@@ -96,8 +96,10 @@ def explain(receipt: Receipt) -> list[str]:
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
     if receipt.preempted:
-        times = "once" if receipt.preempted == 1 else f"{receipt.preempted} times"
-        lines.append(f"Stopped {times} while it ran, for requests before it, and went on with what it had produced.")
+        why = "for requests before it, and went on with what it had produced"
+        lines.append(f"Stopped {_times(receipt.preempted)} while it ran, {why}.")
+    if receipt.moved:
+        lines.append(f"Moved {_times(receipt.moved)} off a replica that was taken away, with what it had produced.")
     if receipt.continued or receipt.not_continued is not None:
         lines.append(_continuation(receipt))
     if receipt.slo is not None:
@@ -167,6 +169,10 @@ def _tokens(receipt: Receipt) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _duration(seconds: float) -> str:

@@ -70,6 +70,7 @@ class Receipt:
     route: Route | None = None
     losses: int = 0
     preempted: int = 0
+    moved: int = 0
     router_losses: int = 0
     continued: tuple[tuple[str, float], ...] = ()
     not_continued: NotContinued | None = None

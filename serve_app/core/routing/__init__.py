@@ -1,6 +1,7 @@
 """Which replica of a model a request prefers.
 
-Decides: the replica for a key (consistent hashing with bounded loads), and which replicas are ejected as outliers.
+Decides: the replica for a key (consistent hashing with bounded loads), and which replicas are ejected as outliers
+or are silent.
 In: keys, loads, failures and successes. Out: routes, ejections, probes.
 Never: sends a request or a message.
 """
@@ -23,6 +24,8 @@ from serve_app.core.routing.outliers import (
     OutlierVerdict,
     Probe,
 )
+from serve_app.core.routing.retry_budget import RetryBudget
+from serve_app.core.routing.silence import FirstFrames
 
 __all__ = [
     "FREE_SHARE",
@@ -31,11 +34,13 @@ __all__ = [
     "BoundedRing",
     "Eject",
     "FailureKind",
+    "FirstFrames",
     "OutlierAction",
     "OutlierDetector",
     "OutlierState",
     "OutlierVerdict",
     "Probe",
+    "RetryBudget",
     "Route",
     "RoutingTarget",
     "TargetReason",

@@ -6,7 +6,8 @@ Rules
   may not wait (`max_queued: 0`): credit of one router would make another refuse while slots are idle.
 - After a crash of the actor an engine is closed until every router that may hold part of it has reported. A model whose
   engines are all closed is recovering: its routers grant from credit; then all waiting requests are admitted in order.
-- While a running request has KV debt, no router keeps credit on its engine (`core.shared_queue.kv_debt`).
+- While a running request has KV debt, no router keeps credit on its engine (`core.shared_queue.kv_debt`). On one that
+  drains there is neither credit nor a grant.
 - All routers receive opened and ended sessions (`core.shared_queue.session_admission`) in their ordered action streams.
 - At every heartbeat a router's reported accounts are compared with the ledger, except engines with an action in
   transit. A difference ends the router's session, an error in an event ends all; the router begins a new incarnation.
@@ -78,6 +79,7 @@ class ActorQueue:
         # Engines on which the routers' holdings are unknown. A change takes effect at the end of the next event: a
         # router's report is booked before the rest is granted.
         self.closed_engines: frozenset[str] = frozenset()
+        self.draining_engines: frozenset[str] = frozenset()  # these get no requests; takes effect in the same way
         self._gather_until: dict[str, float] = {}  # by recovered model: when its postponed requests are admitted
         self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
@@ -336,6 +338,8 @@ class ActorQueue:
         recovering = state.recovering
         if self.closed_engines != self.granting.requests.closed_engines:
             self.granting.set_closed_engines(self.closed_engines, now)
+        if self.draining_engines != self.granting.draining_engines:
+            self.granting.set_draining_engines(self.draining_engines, now)
         if self.closed_engines or recovering:
             before, recovering = recovering, self.granting.recovering_models()
             self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
@@ -352,7 +356,7 @@ class ActorQueue:
         self.granting.requests.touched_models.clear()
         for model in self.calm_at.keys() - contended:
             del self.calm_at[model]
-        without_credit = frozenset(contended | self.granting.kv_debt.debts.keys())
+        without_credit = frozenset(contended | self.granting.kv_debt.debts.keys() | self.draining_engines)
         self.actor_sessions.set_state(state._replace(contended=without_credit, recovering=recovering))
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended

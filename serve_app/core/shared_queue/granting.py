@@ -45,6 +45,7 @@ class Granting:
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
         self.models = self.requests.models
         self.state_of_engine: dict[str, ModelState] = {}  # by engine, as routers report
+        self.draining_engines: frozenset[str] = frozenset()
 
     def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str], now: float) -> None:
         """Answer a router's request for more credit; none is granted on contended engines and models."""
@@ -57,6 +58,7 @@ class Granting:
         if (
             contended.isdisjoint((engine, model_state.name))
             and engine not in self.requests.closed_engines
+            and engine not in self.draining_engines
             and engine not in self.kv_debt.debts
             and not model_state.admission.is_contended
             and model_state.is_open(engine)
@@ -244,6 +246,12 @@ class Granting:
         for engine in sorted(changed):
             self.sync(engine, now)
 
+    def set_draining_engines(self, engines: frozenset[str], now: float) -> None:
+        """Exactly these engines drain."""
+        changed, self.draining_engines = self.draining_engines ^ engines, engines
+        for engine in sorted(changed):
+            self.sync(engine, now)
+
     def recovering_models(self) -> frozenset[str]:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
         found, closed = set(), self.requests.closed_engines
@@ -276,7 +284,7 @@ class Granting:
 
     def _capacity_of(self, engine: str, model_state: ModelState) -> Capacity:
         closed = engine in self.requests.closed_engines or slots_of(engine) not in self._ledger
-        if closed or not model_state.is_open(engine):
+        if closed or engine in self.draining_engines or not model_state.is_open(engine):
             return 0, 0, (0, 0), 0
         one = model_state.engines[engine]
         slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)

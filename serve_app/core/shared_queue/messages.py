@@ -297,7 +297,7 @@ class ActorState(NamedTuple):
 
     Args:
         version: rises with every change, in an epoch.
-        contended: models with waiting requests, and engines with KV debt: no credit there.
+        contended: models with waiting requests, engines with KV debt, and those that drain: no credit there.
         recovering: models whose queue grants nothing yet: the routers' holdings on their engines are unknown.
         blocked: number of engines that wait for memory, by model, for models with any.
     """

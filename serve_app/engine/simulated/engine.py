@@ -151,6 +151,7 @@ class SimulatedEngine:
             steps=scheduler.steps,
             generated_tokens=scheduler.generated_tokens,
             prompt_tokens=scheduler.prompt_tokens,
+            prefilled_tokens=scheduler.prefilled_tokens,
             preemptions=scheduler.preemptions,
             sequence_steps=scheduler.sequence_steps,
         )

@@ -76,6 +76,7 @@ class SimulatedScheduler:
     steps: int = field(default=0, init=False)
     generated_tokens: int = field(default=0, init=False)
     prompt_tokens: int = field(default=0, init=False)
+    prefilled_tokens: int = field(default=0, init=False)  # at each admission, those produced elsewhere too
     preemptions: int = field(default=0, init=False)
     sequence_steps: int = field(default=0, init=False)  # the sequences of all steps, added up
     _arrivals: int = field(default=0, init=False)
@@ -148,6 +149,7 @@ class SimulatedScheduler:
             del self.waiting[0]
             if not sequence.produced:
                 self.prompt_tokens += sequence.prompt_tokens
+            self.prefilled_tokens += sequence.total
             sequence.state, sequence.kv = SequenceState.RUNNING, sequence.total
             self.kv_used += sequence.kv
             insort(self.running, sequence, key=_rank)

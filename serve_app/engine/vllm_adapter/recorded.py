@@ -99,6 +99,11 @@ class LiveStats(StatLoggerBase):
             found["running"] = scheduler_stats.num_running_reqs
             found["waiting"] = scheduler_stats.num_waiting_reqs
             found["kv_cache_usage"] = scheduler_stats.kv_cache_usage
+            # of a sequence that goes on, `iteration_stats` has no prefill: `produced_tokens` takes it away
+            cache = scheduler_stats.prefix_cache_stats
+            looked_up = cache.queries + cache.preempted_queries
+            prefilled = looked_up - cache.hits - cache.preempted_hits
+            found["prefilled_tokens"] = load.prefilled_tokens + prefilled
         if iteration_stats is not None:
             found["generated_tokens"] = load.generated_tokens + iteration_stats.num_generation_tokens
             found["prompt_tokens"] = load.prompt_tokens + iteration_stats.num_prompt_tokens

@@ -242,7 +242,7 @@ def test_an_engine_that_outgrew_its_grant_drains_once_that_lasts() -> None:
     host.say(over)
     host.now += OVERUSE_S
     assert host.say(over).drain
-    assert host.grants.draining() == ["a"]
+    assert host.grants.drains.active() == ["a"]
     assert host.say(told).drain  # it goes, whatever it uses now
 
 

@@ -111,6 +111,12 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
     ]
 
 
+def test_a_request_that_was_stopped_or_moved_says_so() -> None:
+    told = " ".join(explain(replace(WAITED, preempted=2, moved=1)))
+    assert "Stopped 2 times while it ran, for requests before it" in told
+    assert "Moved once off a replica that was taken away" in told
+
+
 def test_a_stream_that_lost_its_replica_is_told_where_it_went_on_and_why_it_ended() -> None:
     moved = replace(WAITED, losses=2, continued=(("llama#3", 0.31), ("llama#4", 2.0)))
     assert explain(moved)[3] == (

@@ -1,0 +1,179 @@
+"""Clients of class `low` that keep every slot busy, each a tenant of its own, and the answers they get.
+
+Invariant: no client asks the same twice in one tenant's cache, so no answer is found there; whether an answer is right
+is judged by the text, the finish reason and the count of tokens of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.common.scaling_stack import MODEL
+from benchmarks.common.sse import AnswerReader, SseSplitter
+
+LOW = "low"
+WHOLE_SHARE = 0.25  # of the answers: not streamed
+PROMPT_WORDS = 6
+READ_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request of class `low`."""
+
+    prompt: str
+    tokens: int
+    is_stream: bool
+
+    def body(self) -> dict[str, Any]:
+        body = {"model": MODEL, "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True, "temperature": 0}
+        if self.is_stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body | {"priority": LOW}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an answer says; streamed or not, it is the same."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LowAnswer:
+    """The answer to the question of this number; why there is none, or nothing."""
+
+    question: int
+    request_id: str
+    said: Said | None
+    failure: str = ""
+
+
+def questions_of(count: int, tokens: tuple[int, int], seed: int) -> list[Question]:
+    """Questions with texts of their own, from the least to the most output tokens, a part of them not streamed."""
+    draw, found = random.Random(f"{seed} low"), list[Question]()
+    for number in range(count):
+        words = (f"w{draw.randrange(10**6):06d}" for _ in range(PROMPT_WORDS - 1))
+        is_stream = draw.random() >= WHOLE_SHARE
+        found.append(Question(" ".join((f"q{number}", *words)), draw.randint(*tokens), is_stream))
+    return found
+
+
+def said_of(body: bytes, *, is_stream: bool) -> Said:
+    """Read a whole answer, or all events of a stream.
+
+    Raises:
+        ValueError: a stream without its end, an error event, or no completion.
+    """
+    splitter = SseSplitter()
+    events = [body]
+    if is_stream:
+        events = [event.removeprefix(b"data: ") for event in splitter.feed(body) if not event.startswith(b":")]
+        if not events or events.pop() != b"[DONE]" or splitter.pending:
+            raise ValueError(f"the stream has no end: {body[-200:]!r}")
+    text, finish_reason, usage = "", None, dict[str, int]()
+    try:
+        for event in events:
+            part = json.loads(event)
+            for choice in part["choices"]:
+                text += choice["text"]
+                finish_reason = choice["finish_reason"] or finish_reason
+            usage = part.get("usage") or usage
+        return Said(text, finish_reason, usage["prompt_tokens"], usage["completion_tokens"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no completion: {error!r}: {body[-200:]!r}") from None
+
+
+async def ask(url: str, key: str, number: int, question: Question, request_id: str) -> LowAnswer:
+    """One request over a connection of its own; what comes is parsed after its end, so that reading takes little of
+    the time in which others are measured."""
+    where, body = urlsplit(url), json.dumps(question.body()).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {key}\r\n"
+        f"X-Request-Id: {request_id}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    pieces = list[bytes]()
+    try:
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        try:
+            writer.write(head.encode() + body)
+            while piece := await reader.read(READ_BYTES):
+                pieces.append(piece)
+        finally:
+            writer.close()
+        answer = AnswerReader(time.monotonic, streamed=False)
+        answer.feed(b"".join(pieces))
+        if not answer.complete or answer.status != 200:
+            return LowAnswer(number, request_id, None, f"{answer.status} {answer.body[:200]!r}")
+        return LowAnswer(number, request_id, said_of(answer.body, is_stream=question.is_stream))
+    except (OSError, ValueError) as error:
+        return LowAnswer(number, request_id, None, repr(error))
+
+
+async def undisturbed(url: str, key: str, questions: Sequence[Question], at_once: int) -> dict[int, Said]:
+    """The answers to all questions while nothing else runs, by number.
+
+    Raises:
+        ValueError: one has failed.
+    """
+    found, turn = dict[int, Said](), iter(enumerate(questions))
+
+    async def client(name: int) -> None:
+        for number, question in turn:
+            answer = await ask(url, key, number, question, f"undisturbed-{name}-{number}")
+            if answer.said is None:
+                raise ValueError(f"an undisturbed answer failed: {answer.failure}")
+            found[number] = answer.said
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in range(at_once):
+            tasks.create_task(client(name))
+    return found
+
+
+class LowClients:
+    """Clients that ask again as soon as they have an answer, each from another place in the questions on."""
+
+    def __init__(self, url: str, keys: Sequence[str], questions: Sequence[Question], name: str) -> None:
+        self._url, self._keys, self._questions, self._name = url, keys, questions, name
+        self._places = [number * len(questions) // len(keys) for number in range(len(keys))]  # survive `stop`
+        self._asked = [0] * len(keys)
+        self._is_stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.answers: list[LowAnswer] = []
+
+    def start(self) -> None:
+        self._is_stopping, self.answers = False, []
+        self._tasks = [asyncio.create_task(self._client(number)) for number in range(len(self._keys))]
+
+    async def stop(self) -> list[LowAnswer]:
+        """Let each end its present request; the answers since `start`."""
+        self._is_stopping = True
+        await asyncio.gather(*self._tasks)
+        return self.answers
+
+    async def _client(self, client: int) -> None:
+        while not self._is_stopping:
+            if self._asked[client] == len(self._questions):
+                raise ValueError("a client has asked all questions: more are needed")
+            number = (self._places[client] + self._asked[client]) % len(self._questions)
+            self._asked[client] += 1
+            request_id = f"{self._name}-{client}-{self._asked[client]}"
+            question = self._questions[number]
+            self.answers.append(await ask(self._url, self._keys[client], number, question, request_id))
+
+
+def wrong(answers: Sequence[LowAnswer], right: Mapping[int, Said]) -> list[LowAnswer]:
+    """The answers that differ from the undisturbed ones, and those that failed."""
+    return [answer for answer in answers if answer.said != right[answer.question]]

@@ -1,0 +1,66 @@
+"""`serve-app drain`: take an engine replica or a node out of service, and follow it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from serve_app.cli.layout import Listing
+from serve_app.cluster.local import RemoteDriver
+from serve_app.errors import Unavailable
+
+SILENT_S = 3600.0  # nothing is heard while nothing changes; the driver itself bounds the drain
+COLUMNS = ("replica", "model", "state", "running", "finished", "moved", "seconds left")
+
+
+def drain(name: str, within_s: float | None, environment: Mapping[str, str], console: Console | None) -> dict[str, Any]:
+    """Drain it; returns its `target` (the whole id) and the `rows` of its engines at the end.
+
+    Args:
+        console: gets what changes meanwhile; None: nobody wants it.
+
+    Raises:
+        Unavailable: no cluster answers, nothing is called so, or it has not ended in time.
+    """
+    order = {"do": "drain", "environment": dict(environment), "name": name, "within_s": within_s}
+    shown: list[dict[str, Any]] = []
+    with contextlib.closing(RemoteDriver(order)) as driver:
+        while True:
+            event = driver.event(SILENT_S)
+            match event and event["event"]:
+                case "drains":
+                    if console is not None:
+                        show(event["rows"], shown, console)  # type: ignore[index]
+                    shown = event["rows"]  # type: ignore[index]
+                case "drained":
+                    return {key: value for key, value in event.items() if key != "event"}  # type: ignore[union-attr]
+                case "error":
+                    raise Unavailable(event["message"], code="drain_failed")  # type: ignore[index]
+                case _:
+                    raise Unavailable("the process that drains it has ended", code="drain_failed")
+
+
+def show(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the engines whose requests have changed; the seconds alone do not count."""
+    known = {_record(row)[:-1] for row in before}
+    changed = [record for record in map(_record, rows) if record[:-1] not in known]
+    Listing(console).table("drain", COLUMNS, changed)
+
+
+def show_end(found: Mapping[str, Any], console: Console) -> None:
+    """Print what has become of the requests."""
+    rows = found["rows"]
+    finished, moved, cut = (sum(row[what] for row in rows) for what in ("finished", "moved", "running"))
+    parts = [f"{finished} finished", f"{moved} moved to other replicas"]
+    parts += [f"{cut} cut: their routers did not answer"] if cut else []
+    record = ("drained", found["target"], str(finished), str(moved), str(cut))
+    Listing(console).say(f"{found['target']} is drained; of its requests {', '.join(parts)}", record)
+
+
+def _record(row: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (str(row[what]) for what in ("running", "finished", "moved"))
+    state = "ended" if row["ended"] else "drains"
+    return (row["replica"], row["model"], state, *counts, "" if row["ended"] else f"{row['left_s']:.0f}")

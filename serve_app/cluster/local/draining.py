@@ -1,0 +1,99 @@
+"""Drains an engine replica or a node of a running cluster, and follows it to its end.
+
+A replica is drained by the quota actor; it ends, and Serve starts another one. A node is drained by Ray: Serve starts
+other replicas where there is room and then stops those of the node, and the quota actor gives the node's end as a
+deadline to its engines. Requests that are left at a deadline are moved by their routers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from serve_app.cluster.local import driver, status
+from serve_app.core.memory import MOVE_S, DrainRequest
+from serve_app.errors import ServeAppError, Unavailable
+from serve_app.names import ENGINE_PREFIX
+
+# Until replicas of a draining node end without a replacement: a model loads within that time from a local cache.
+REPLACE_S = 120.0
+END_S = 30.0  # for an engine to end, beyond all deadlines
+POLL_S = 0.5
+
+Tell = Callable[[list[dict[str, Any]]], None]  # receives the rows of `_rows` whenever they have changed
+
+
+def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict[str, Any]]:
+    """Drain an engine replica; returns its row at the end.
+
+    Raises:
+        LeaseNotFound: the quota actor does not know it. Unavailable: no actor, or it has not ended in time.
+    """
+    driver.ask_quota("exchange", DrainRequest(replica, within_s))
+    shown: list[dict[str, Any]] = []
+    limit_s = END_S
+    silent_since = begun = time.monotonic()
+    while True:
+        with contextlib.suppress(Unavailable):  # the actor restarts, and learns of the drain from the engine
+            rows = [one for one in driver.ask_quota("figures")["drains"] if one["replica"] == replica]
+            silent_since = time.monotonic() if rows else silent_since
+            if rows and rows != shown:
+                limit_s = max(limit_s, time.monotonic() - begun + rows[0]["left_s"] + MOVE_S + END_S)
+                shown = rows
+                tell(rows)
+            if rows and rows[0]["ended"]:
+                return rows
+        if time.monotonic() > min(begun + limit_s, silent_since + END_S):
+            raise Unavailable(f"{replica} drains and has not ended in time", code="drain_failed")
+        time.sleep(POLL_S)  # bound: `limit_s`
+
+
+def drain_node(node_id: str, within_s: float | None, tell: Tell) -> list[dict[str, Any]]:
+    """Drain a node: all its replicas end, and the node's HAProxy. Returns the rows of its engines at the end.
+
+    Args:
+        within_s: None: each replica is replaced elsewhere first, where that is possible within REPLACE_S, and has then
+            its model's `drain_s`.
+
+    Raises:
+        Unavailable: Ray refuses, or replicas are left.
+    """
+    found = driver.details()
+    limit_s = REPLACE_S + status.longest_drain_s(found, node_id) if within_s is None else within_s + MOVE_S
+    driver.announce_end(node_id, limit_s)
+    deadline = time.monotonic() + limit_s
+    engines: set[str] = set()
+    drained: set[str] = set()
+    shown: list[dict[str, Any]] = []
+    while True:
+        there = _engines_on(found, node_id)
+        engines |= there.keys()
+        for replica in [name for name, state in there.items() if state == "STOPPING" and name not in drained]:
+            drained.add(replica)
+            with contextlib.suppress(ServeAppError):  # it may have ended; this only makes its progress known
+                driver.ask_quota("exchange", DrainRequest(replica))
+        with contextlib.suppress(Unavailable):
+            rows = [one for one in driver.ask_quota("figures")["drains"] if one["replica"] in engines]
+            if rows != shown:
+                shown = rows
+                tell(rows)
+        if node_id not in found["proxies"] and not status.replicas_on(found, node_id):
+            return shown
+        if time.monotonic() > deadline:
+            left = status.replicas_on(found, node_id)
+            raise Unavailable(f"{len(left)} replicas are left there: {', '.join(left)}", code="drain_failed")
+        time.sleep(POLL_S)  # bound: `deadline`
+        found = driver.details()
+
+
+def _engines_on(details: Mapping[str, Any], node_id: str) -> dict[str, str]:
+    """The engine replicas on a node, and Serve's state of each."""
+    return {
+        replica["replica_id"]: status.enum_value(replica["state"])
+        for name, one in status.deployments_of(details).items()
+        if name.startswith(ENGINE_PREFIX)
+        for replica in one["replicas"]
+        if replica.get("node_id") == node_id
+    }

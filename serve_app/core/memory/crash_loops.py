@@ -1,0 +1,57 @@
+"""Crash loops: engines of a model that end soon after their start, again and again, start more and more seldom. Pure.
+
+Rules
+- An engine that has crashed before it ran as long as it took to start counts, for `KEPT_S`. One that ran longer ends
+  the loop: its start was worth it.
+- After `FREE` such crashes each further one doubles the pause before the model's next start, up to `MAX_PAUSE_S`.
+
+Invariant: a model without such crashes never waits, and no model waits longer than `MAX_PAUSE_S`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FREE = 3  # chance, or a node that fails
+FIRST_PAUSE_S = 5.0  # of a start that takes tens of seconds
+MAX_PAUSE_S = 60.0  # the cause may be over: a full disk, a lost mount
+KEPT_S = 600.0  # ten times the longest pause
+
+
+@dataclass(frozen=True, slots=True)
+class CrashLoop:
+    """A model's engines crash. `pause_s`: until one may start again."""
+
+    model: str
+    crashes: int
+    pause_s: float
+
+
+class CrashLoops:
+    """The recent crashes of all models."""
+
+    def __init__(self) -> None:
+        self._crashes: dict[str, list[float]] = {}
+
+    def on_crash(self, model: str, start_s: float, ran_s: float, now: float) -> None:
+        """An engine has ended without a word, after it has run so long; 0: it never did."""
+        if ran_s > start_s:
+            self._crashes.pop(model, None)
+        else:
+            self._crashes[model] = [*self._recent(model, now), now]
+
+    def pause_s(self, model: str, now: float) -> float:
+        """How long the model's next engine has to wait before it loads."""
+        crashes = self._recent(model, now)
+        over = len(crashes) - FREE
+        if over <= 0:
+            return 0.0
+        return max(0.0, crashes[-1] + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (over - 1)) - now)
+
+    def all(self, now: float) -> list[CrashLoop]:
+        """The models whose engines have crashed more often than by chance."""
+        found = ((model, len(self._recent(model, now))) for model in sorted(self._crashes))
+        return [CrashLoop(model, count, self.pause_s(model, now)) for model, count in found if count > FREE]
+
+    def _recent(self, model: str, now: float) -> list[float]:
+        return [at for at in self._crashes.get(model, ()) if at > now - KEPT_S]

@@ -1,0 +1,68 @@
+"""Whether a replica takes requests and answers none: by the time to first frame, against its own history. Pure.
+
+Rules
+- A first frame takes the longer, the more prompt tokens were sent to the replica and not answered before it. So its
+  time counts for each of these tokens, and the slowest such pace fades with each later first frame.
+- The replica is silent when the oldest request without a frame has waited, and no other has had its first one, for
+  `FACTOR` times as long as the slowest pace explains, and for `FLOOR_S`.
+- Before `MIN_FRAMES` first frames there is no history, and nothing is called silent.
+
+Invariant: a replica that gives any first frame within `FLOOR_S` is not silent, however many requests wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FACTOR = 8.0  # times the slowest known pace: the engine may be eight times as busy with requests of other routers
+FLOOR_S = 5.0  # a machine that swaps or compiles stands still as long
+MIN_FRAMES = 16  # fewer have perhaps met no load yet
+FADING = 0.99  # of the slowest pace with each first frame: half of it after 70
+BASE_TOKENS = 256  # a first frame takes a step and a round trip, however short its prompt
+
+
+@dataclass(slots=True)
+class FirstFrames:
+    """The first frames of one replica, as one router sees them. O(1) per event."""
+
+    frames: int = 0  # so far
+    slowest_s: float = 0.0  # per token
+    last_at: float = 0.0  # of the last first frame
+    waiting_tokens: int = 0
+    # by number, requests without a frame, oldest first: when it was sent, its tokens, and the tokens before its frame
+    _waiting: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a frame."""
+        return len(self._waiting)
+
+    def on_sent(self, number: int, prompt_tokens: int, now: float) -> None:
+        """A request is on its way to the replica."""
+        self.waiting_tokens += prompt_tokens
+        self._waiting[number] = now, prompt_tokens, BASE_TOKENS + self.waiting_tokens
+
+    def on_frame(self, number: int, now: float) -> None:
+        """A frame of a request has arrived; only its first one counts."""
+        sent = self._take(number)
+        if sent is not None:
+            self.frames, self.last_at = self.frames + 1, now
+            self.slowest_s = max(self.slowest_s * FADING, (now - sent[0]) / sent[2])
+
+    def on_end(self, number: int) -> None:
+        """A request is over, with a frame or without."""
+        self._take(number)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the replica takes requests and answers none."""
+        if self.frames < MIN_FRAMES or not self._waiting:
+            return False
+        oldest = next(iter(self._waiting.values()))
+        silent_s = now - max(self.last_at, oldest[0])
+        return silent_s > max(FLOOR_S, FACTOR * self.slowest_s * (BASE_TOKENS + self.waiting_tokens))
+
+    def _take(self, number: int) -> tuple[float, int, int] | None:
+        sent = self._waiting.pop(number, None)
+        if sent is not None:
+            self.waiting_tokens -= sent[1]
+        return sent

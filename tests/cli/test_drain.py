@@ -1,0 +1,78 @@
+"""`serve-app drain`: what is printed while replicas drain, and of their end. The driver is a script."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from serve_app.cli import drain
+from serve_app.errors import Unavailable
+
+
+class Script:
+    """A driver that says these events."""
+
+    def __init__(self, *events: dict[str, Any] | None) -> None:
+        self.events = list(events)
+        self.order: dict[str, Any] = {}
+        self.closed = False
+
+    def __call__(self, order: dict[str, Any]) -> Script:
+        self.order = order
+        return self
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        return self.events.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def row(left_s: float = 30.0, **changes: Any) -> dict[str, Any]:
+    row = {"replica": "x7k2", "model": "m", "why": "serve-app drain", "ended": False, "left_s": left_s}
+    return row | {"running": 3, "finished": 0, "moved": 0} | changes
+
+
+def drained(monkeypatch: pytest.MonkeyPatch, script: Script) -> str:
+    monkeypatch.setattr(drain, "RemoteDriver", script)
+    console = Console(file=io.StringIO(), width=100)
+    found = drain.drain("x7k", 30.0, {"RAY_ADDRESS": "a"}, console)
+    drain.show_end(found, console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_each_change_is_a_record_and_the_end_says_what_became_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = row(0.0, ended=True, running=0, finished=2, moved=1)
+    script = Script(
+        {"event": "drains", "rows": [row()]},
+        {"event": "drains", "rows": [row(29.0)]},  # nothing but time has passed
+        {"event": "drains", "rows": [row(1.0, running=1, finished=2)]},
+        {"event": "drains", "rows": [end]},
+        {"event": "drained", "target": "x7k2", "rows": [end]},
+    )
+    assert drained(monkeypatch, script).splitlines() == [
+        "drain\tx7k2\tm\tdrains\t3\t0\t0\t30",
+        "drain\tx7k2\tm\tdrains\t1\t2\t0\t1",
+        "drain\tx7k2\tm\tended\t0\t2\t1\t-",
+        "drained\tx7k2\t2\t1\t0",
+    ]
+    assert (script.order["do"], script.order["name"], script.order["within_s"]) == ("drain", "x7k", 30.0)
+    assert script.closed
+
+
+def test_requests_that_no_router_took_are_said_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(0.0, ended=True, running=2)]
+    assert (
+        drained(monkeypatch, Script({"event": "drained", "target": "x7k2", "rows": rows})) == "drained\tx7k2\t0\t0\t2\n"
+    )
+
+
+@pytest.mark.parametrize("end", [None, {"event": "end"}, {"event": "error", "message": "no such replica"}])
+def test_a_drain_that_cannot_be_followed_fails(monkeypatch: pytest.MonkeyPatch, end: dict[str, Any] | None) -> None:
+    script = Script(end)
+    with pytest.raises(Unavailable):
+        drained(monkeypatch, script)
+    assert script.closed

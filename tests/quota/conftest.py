@@ -1,0 +1,18 @@
+"""The quota actor's world, for each test a new one."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.quota import actor as quotas
+from tests.quota.actor_world import World, WorldInventory
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    there = World()
+    monkeypatch.setattr(quotas, "GcsStore", lambda: there)
+    monkeypatch.setattr(quotas, "Inventory", lambda settings, before: WorldInventory(there, before))
+    for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
+        monkeypatch.setattr(quotas, name, span_s)
+    return there
