@@ -8,7 +8,8 @@ cached. Arms, with the same requests at the same moments:
 
     guard slots   up to half of the slots are kept free while `high` comes, and nothing is stopped
     preemption    no slot is kept free; whoever is below stops for `high` and `normal`
-    both          half of the slots at most, and preemption
+    both          a quarter of the slots at most, and preemption: the defaults
+    high alone    nobody else comes: what no order of service can better
 
 Per arm and seed, at half and at four times the capacity: p99 of the first token of `high`, its ratio, the goodput of
 requests within their levels over the best arm's, output tokens/s, the part of computed tokens that were computed again.
@@ -41,7 +42,9 @@ from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, Que
 from serve_app.types import RequestClass
 
 STEP_S, SEQUENCE_S, PROMPT_TOKEN_S, CHUNK_TOKENS = 2.6e-3, 0.55e-3, 45e-6, 2048
-ARMS = {"guard slots": (0.5, False), "preemption": (0.0, True), "both": (0.5, True)}  # guard slots' share, preemption
+ALONE = "high alone"
+# The share of guard slots, and whether requests stop.
+ARMS = {"guard slots": (0.5, False), "preemption": (0.0, True), "both": (0.25, True), ALONE: (0.0, False)}
 BAR = 1.3
 MAX_QUEUED = 1000
 UNBOUNDED_S = 1e9
@@ -254,6 +257,8 @@ def measure(drawn_from: Lengths, arm: str, seed: int, slots: int, span_s: float)
     found: dict[float, Figures] = {}
     for multiple in (BASE, PEAK):
         load = offers(drawn_from, multiple * levels.capacity_rps, span_s, 1000 * seed + round(100 * multiple))
+        if arm == ALONE:
+            load = [replace(one, number=at) for at, one in enumerate(one for one in load if one.group == HIGH)]
         engine = Engine(slots, QueuePolicy(MAX_QUEUED, 60.0, guard_slots_share=share), levels, stops=stops)
         simulate(engine, load, span_s)
         found[multiple] = figures(engine, span_s, levels)

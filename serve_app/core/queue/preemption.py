@@ -114,20 +114,20 @@ class Preemption:
         if versions == self._seen and now < self.next_due():
             return []
         self._seen = versions
+        due, self._due = self._due, [math.inf] * len(RequestClass)
+        levels = [one for one in RequestClass if self._class_queues[one].size and any(self._running[: one + 1])]
+        rests = {one for one in levels if now < min(due[one], self._rests_until[one])}
+        for level in rests:
+            self._due[level] = min(due[level], self._rests_until[level])
+        if len(rests) == len(levels):
+            return []
         stopped: list[Preempt] = []
         rooms, stop_ends = self._rooms(now)
-        for level in reversed(RequestClass):
-            class_queue = self._class_queues[level]
-            due, self._due[level] = self._due[level], math.inf
-            if not class_queue.size or not any(self._running[: level + 1]):
-                continue
-            self._due[level] = stop_ends
-            waiting = (entry[2] for one in class_queue.waiting_tenants() for entry in one.order)
-            if now < due and now < self._rests_until[level]:
-                self._due[level] = min(stop_ends, due, self._rests_until[level])
-                self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now, may_stop=False)
-            else:
-                stopped += self._make_room(level, islice(waiting, MAX_CONSIDERED), rooms, now)
+        for level in reversed(levels):
+            self._due[level] = min(stop_ends, self._due[level])
+            waiting = (entry[2] for one in self._class_queues[level].waiting_tenants() for entry in one.order)
+            first = islice(waiting, MAX_CONSIDERED)
+            stopped += self._make_room(level, first, rooms, now, may_stop=level not in rests)
         return stopped
 
     def _make_room(
@@ -137,7 +137,7 @@ class Preemption:
         rooms: dict[str, _Room],
         now: float,
         *,
-        may_stop: bool = True,
+        may_stop: bool,
     ) -> list[Preempt]:
         """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
         run one for which no room can be made are left to it."""
@@ -223,8 +223,8 @@ def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedReq
     """From when on a run may stop for a waiting request of this class; infinite: never."""
     preempted = run.arrival.preempted
     if run.arrival.request_class < level:
-        return run.granted_s + (RESUMED_S * 2 ** (preempted - 1) if preempted else 0.0)
+        return run.granted_s + (RESUMED_S * 2.0 ** (preempted - 1) if preempted else 0.0)
     if waiting.arrival.preempted > preempted:
         return math.inf
-    quantum_ends = run.granted_s + QUANTUM_S * 2**preempted
+    quantum_ends = run.granted_s + QUANTUM_S * 2.0**preempted
     return quantum_ends if waiting.cost < run.kv_tokens else max(quantum_ends, now + GROWN_S)
