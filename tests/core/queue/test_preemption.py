@@ -63,8 +63,8 @@ def test_no_request_of_its_class_or_above_is_stopped(waiting: RequestClass) -> N
 
 
 def test_a_long_request_of_a_higher_class_does_not_stop_for_a_short_one_after_its_quantum() -> None:
-    line = admission(a=1, max_wait_s=100.0)
-    granted(line, request("high", HIGH, prompt_tokens=900, cost_tokens=900))
+    line = admission(a=2, max_wait_s=100.0)
+    granted(line, request("high", HIGH, prompt_tokens=900, cost_tokens=900), request("low", cost_tokens=9))
     assert line.on_arrive(request("w", LOW, cost_tokens=9), 1.0) == []
     assert stopped(until_due(line, 99.0)[1]) == []
 
@@ -179,8 +179,8 @@ def test_room_is_made_at_once_for_so_many_and_then_for_the_others() -> None:
 
 
 def test_as_many_stop_as_several_need_that_begin_to_wait_for_it_at_once() -> None:
-    line = admission(a=4)
-    granted(line, *(request(f"low{number}") for number in range(4)))
+    line = admission(a=6)
+    granted(line, *(request(f"low{number}") for number in range(6)))
     line.on_kv_debt("a", HIGH, 0.5)
     assert [line.on_arrive(request(f"w{number}", HIGH), 1.0) for number in range(3)] == [[], [], []]
     assert len(stopped(line.on_kv_debt("a", None, 2.0))) == 3
