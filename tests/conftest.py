@@ -39,8 +39,8 @@ STACKS = {
     ),
     "changing": ("model_changes", "quota", "sessions"),
     "": (
-        "chaos", "continued_streams", "edge_deaths", "grammar_bounds", "plain_serve", "redis_streams", "scaling", "serve_ways",
-        "wire_loss",
+        "chaos", "continued_streams", "edge_deaths", "grammar_bounds", "plain_serve", "redis_streams", "scaling",
+        "serve_ways", "wire_loss",
     ),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
