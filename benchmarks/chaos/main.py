@@ -29,6 +29,7 @@ import itertools
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +41,7 @@ from benchmarks.abuse.main import CLASSES, key_of
 from benchmarks.chaos.clients import Counts, Crowd, Paused
 from benchmarks.chaos.figures import RouterCounts, fault_of, longest_pauses, missed, result, tables
 from benchmarks.chaos.near_tie import Teacher
-from benchmarks.chaos.plan import AT_EDGE, KILL_EVERY_S, Act, Fault, acts_of, faults_of
+from benchmarks.chaos.plan import AT_EDGE, KILL_EVERY_S, Act, Fault, acts_of, due
 from benchmarks.chaos.questions import Api, questions
 from benchmarks.chaos.victims import Victims, possible_faults
 from benchmarks.common.arms import BenchmarkError
@@ -111,6 +112,7 @@ class Chaos:
     moved: list[Paused] = field(default_factory=list)
     by_receipt: dict[Fault, list[float]] = field(default_factory=dict)
     at_edge: int = 0  # requests in flight at the deaths of edge processes
+    shown: int = 0  # of the clients' samples
     began: float = field(default_factory=time.monotonic)
 
     async def run(self, acts: list[Act], engine: str) -> int:
@@ -140,16 +142,15 @@ class Chaos:
         return left
 
     async def _hit(self, act: Act) -> None:
-        faults, due = faults_of(act, self.seed), list[Fault]()
+        draw, done = random.Random(f"{self.seed} {act.keyed} faults"), Counter[Fault]()
         while True:
             await asyncio.sleep(KILL_EVERY_S)  # bound: the act
-            due += [] if set(act.faults) <= set(due) else list(itertools.islice(faults, len(act.faults)))
             before = sum(attempt.sent for attempt in self.crowd.in_flight)
-            hit = await asyncio.to_thread(self.victims.hit, due)
+            hit = await asyncio.to_thread(self.victims.hit, due(act, done, draw))
             if hit is None:
                 self._say("nothing can be hit now")
                 continue
-            due.remove(hit.fault)
+            done[hit.fault] += 1
             if hit.fault in AT_EDGE:
                 self.crowd.edge_died_at = hit.at
                 self.at_edge += max(before, sum(attempt.sent for attempt in self.crowd.in_flight))
@@ -159,6 +160,9 @@ class Chaos:
         while True:
             await asyncio.to_thread(self.victims.look)
             self.crowd.watch(self.victims.unready_at)
+            for sample in self.crowd.counts.samples[self.shown :]:
+                self._say(sample)
+                self.shown += 1
             await asyncio.sleep(LOOK_S)  # bound: the run
 
     async def _scrape(self) -> None:

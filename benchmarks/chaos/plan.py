@@ -1,16 +1,18 @@
 """What is done to which process, in which order, and what it may cost. Pure.
 
-Invariant: in an act with as many faults as kinds, or more, each kind comes before any comes again.
+Invariant: no kind gets `AHEAD` hits ahead of another one of its act, so that what can always be hit does not starve an
+engine that starts.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 KILL_EVERY_S = 5.0
+AHEAD = 2
 HUNG_S = 60.0  # without a byte, with a replica ready
 BARS: Mapping[str, float] = {
     "failed": 0,
@@ -65,13 +67,12 @@ def acts_of(possible: Sequence[Fault]) -> list[Act]:
     return [Act(inside, False, 0.5), Act(tuple(possible), True, 0.5)]
 
 
-def faults_of(act: Act, seed: int) -> Iterator[Fault]:
-    """The faults of an act in their order, without end."""
-    draw = random.Random(f"{seed} {act.keyed} faults")
-    while True:
-        kinds = list(act.faults)
-        draw.shuffle(kinds)
-        yield from kinds
+def due(act: Act, done: Mapping[Fault, int], draw: random.Random) -> list[Fault]:
+    """The kinds that may come now, by how often each was done in the act: the rarest first, otherwise at random."""
+    least = min(done.get(fault, 0) for fault in act.faults)
+    kinds = [fault for fault in act.faults if done.get(fault, 0) < least + AHEAD]
+    draw.shuffle(kinds)
+    return sorted(kinds, key=lambda fault: done.get(fault, 0))
 
 
 def gap_bar_ms(fault: Fault) -> float:

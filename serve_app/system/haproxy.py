@@ -151,7 +151,8 @@ def frontend_lines(sources: Sources) -> list[str]:
     """The lines added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before the
     router sees the request are removed, since only operators may set them; opening a session and making a batch are
     not repeated. While no router answers, a preflight is granted for this one time, or the page could not read why its
-    request fails."""
+    request fails. Serve's own proxy, which answers while HAProxy knows no router, says a plain 500 when the router that
+    it has asked dies; routers never answer so."""
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
@@ -164,6 +165,8 @@ def frontend_lines(sources: Sources) -> list[str]:
         "http-request del-header x-request-disconnect-disabled",
         "http-request disable-l7-retry if { path_beg /v1/sessions }",
         "http-request disable-l7-retry if METH_POST { path_beg /v1/batches }",
+        "http-response return status 502 default-errorfiles if { status 500 }"
+        " { res.hdr(content-type) -m beg text/plain }",
         "http-request set-var(txn.preflight) bool(true) if METH_OPTIONS"
         " { req.hdr(access-control-request-method) -m found }",
         f"http-after-response set-header access-control-allow-methods 'GET, POST, DELETE' if {REFUSED_PREFLIGHT}",

@@ -63,6 +63,8 @@ def test_a_request_that_stopped_for_a_higher_class_answers_as_an_undisturbed_one
         tasks = await full(client, path, stream=stream)
         reply = await client.post(ask("first", 5, priority="high"))
         assert (reply.status, any(task.done() for task in tasks)) == (200, False)
+        runs = client.model.queue.core.in_flight.running
+        await until(lambda: any(one.arrival.produced_tokens for one in runs.values()), SOON_S, "what goes on says so")
         answers = [await task for task in tasks]
         assert [told(answer) for answer in answers] == undisturbed
         stopped = [answer for answer in answers if receipt(client, answer).preempted]

@@ -38,7 +38,7 @@ def within(what: str, so: Callable[[], Any]) -> None:
 
 class Router(ThreadingHTTPServer):
     """Answers each request with its own name and the length of the body; under /lost it is gone instead, once it has
-    all of the request."""
+    all of the request; under /500 it fails, with the content type that the query names."""
 
     daemon_threads = True
 
@@ -68,6 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.seen.append(self.path)
         if self.path.endswith("/lost") and not self.server.lost.is_set():
             self.close_connection = True
+        elif self.path.startswith("/500?"):
+            self._answer(b'{"error": {"code": "its own"}}', 500, self.path.partition("?")[2])
         elif self.path == "/quiet":
             self.send_response(200)
             self.send_header("transfer-encoding", "chunked")
@@ -81,8 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_OPTIONS = do_GET
 
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, status: int = 200, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -219,6 +219,18 @@ def test_where_it_cannot_be_repeated_it_is_told_that_the_router_is_lost(
     assert asked.count(path) == (2 if size == 10 and path == "/lost" else 1)
 
 
+@pytest.mark.parametrize(
+    ("content_type", "status", "code"),
+    [("text/plain;charset=utf-8", 502, "router_lost"), ("application/json", 500, "its own")],
+)
+def test_a_router_that_dies_under_serves_own_proxy_is_a_lost_router_and_a_routers_own_failure_is_its_own(
+    there: Edge, two: list[Router], content_type: str, status: int, code: str
+) -> None:
+    there.start(*two)
+    told, _, body = there.ask(f"/500?{content_type}")
+    assert (told, body["error"]["code"]) == (status, code)
+
+
 def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router]) -> None:
     request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
     with edge(tmp_path, haproxy.Sources(10, ("127.0.0.2/32",))) as there:

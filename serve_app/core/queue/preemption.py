@@ -57,7 +57,7 @@ class GrantedRequest:
     @property
     def kv_tokens(self) -> int:
         """Its tokens in the KV cache, as far as they are known."""
-        return self.charged_prompt + self.charged_output
+        return self.charged_prompt + self.arrival.produced_tokens + self.charged_output
 
 
 @dataclass(slots=True)
