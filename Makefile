@@ -11,7 +11,7 @@ BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
 # processes: one begins with the end-to-end tests that share a stack, the other one with the rest (tests/conftest.py)
-TEST_PROCESSES := -n 2 --dist loadgroup --max-worker-restart=0
+TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
 # a test that takes longer than any of ours prints where it stands, ends its process and with that the run
 STUCK_S := 600
 test-long test-cluster: STUCK_S := 3600

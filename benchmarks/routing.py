@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
-from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError
+from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError, located
 from serve_app.core.routing import FREE_SHARE, LOAD_BOUND, BoundedRing
 
 REPLICAS, SLOTS, CACHE_BLOCKS = 8, 16, 3000
@@ -76,9 +76,7 @@ def load_trace(folder: Path, most: int | None) -> list[Request]:
     Raises:
         TraceMissingError: it is not in the folder.
     """
-    if not (folder / MOONCAKE_FILE).exists():
-        raise TraceMissingError(f"{MOONCAKE_FILE} is not in {folder}")
-    with (folder / MOONCAKE_FILE).open() as lines:
+    with located(folder, MOONCAKE_FILE).open() as lines:
         rows = [json.loads(line) for line in itertools.islice(lines, most)]
     return [
         request(row["timestamp"] / 1000, tuple(row["hash_ids"]), row["input_length"], row["output_length"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 # How long an example takes says how busy the machine is: nothing is measured in a unit test.
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -30,19 +30,31 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-# fixtures of tests/e2e/conftest.py, which live until the package's last test
-SHARED_STACKS = ("changing", "three", "stack")
+# End-to-end modules by the stack that they share, a fixture of tests/e2e/conftest.py; the others of them have one of
+# their own. A module that is not named here has `stack`.
+STACKS = {
+    "three": (
+        "actor_killed", "affinity", "explain", "handle_router_lost", "idempotency", "keys", "limits", "three_routers",
+        "usage",
+    ),
+    "changing": ("model_changes", "quota", "sessions"),
+    "": (
+        "chaos", "continued_streams", "edge_deaths", "grammar_bounds", "plain_serve", "redis_streams", "scaling",
+        "serve_ways", "wire_loss",
+    ),
+}  # fmt: skip
+SHARED_STACKS = {"stack", "three", "changing"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for group, together in groups(items).items():
-        for item in together:
-            item.add_marker(pytest.mark.xdist_group(group))
+    for item in items:
+        used = SHARED_STACKS.intersection(item.fixturenames) if isinstance(item, pytest.Function) else set()
+        if used and used != {group_of(item.nodeid)}:
+            raise pytest.UsageError(f"{item.nodeid} has {sorted(used)}: name its module in STACKS of tests/conftest.py")
     if os.environ.get("CI") == "true":
         for item in items:
             if item.nodeid.startswith(WITH_PROCESSES):
@@ -57,30 +69,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(str(value))
 
 
-def groups(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """What `make test` runs in one process, in order: the files that use a stack which others use, too; and the tests
-    of a cluster, which start Ray with fixed ports. End-to-end tests with a stack of their own are free to run beside.
-    """
-    uses = {item.path: stack for stack in SHARED_STACKS for item in items if stack in fixtures_of(item)}
-    found: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        group = "cluster" if item.nodeid.startswith("tests/cluster/") else uses.get(item.path)
-        if group is not None:
-            found.setdefault(group, []).append(item)
-    return found
+def group_of(nodeid: str) -> str:
+    """What runs in one process, in order: end-to-end tests that share a stack, and the tests of a cluster, which start
+    Ray with fixed ports; of other tests a file."""
+    file = nodeid.partition("::")[0]
+    if file.startswith("tests/cluster/"):
+        return "cluster"
+    if not file.startswith("tests/e2e/"):
+        return file
+    module = file.removeprefix("tests/e2e/test_").removesuffix(".py")
+    return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
-def fixtures_of(item: pytest.Item) -> list[str]:
-    return item.fixturenames if isinstance(item, pytest.Function) else []
-
-
-class GroupScheduling(LoadGroupScheduling):
-    """How `make test` shares the tests out to its processes (pytest-xdist): by `groups`, and of other tests a file is a
-    group. The group with the most tests goes first: the shared stack's, which takes longest."""
+class GroupScheduling(LoadScopeScheduling):
+    """How `make test` shares the tests out to its processes (pytest-xdist). The group with the most tests goes first:
+    that of the end-to-end tests' `stack`, which takes longest."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group: str = super()._split_scope(nodeid)
-        return group.partition("::")[0] if group == nodeid else group
+        return group_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:

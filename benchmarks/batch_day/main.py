@@ -68,8 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     conditions = here(seed=options.seed, rows=rows, share_of_people=share)
     console.print(conditions)
     try:
-        if not (options.data / AZURE_FILE).exists():
-            raise TraceMissingError(f"{AZURE_FILE} is not in {options.data}")
         trace = azure(options.data, random.Random(options.seed))
     except TraceMissingError as missing:
         console.print(f"skipped: {missing}")

@@ -12,6 +12,10 @@ from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 AZURE_FILE, MOONCAKE_FILE = "azure_llm_2023_conversation.csv", "mooncake_conversation.jsonl"
+PUBLISHED = {  # the project ships none of them
+    AZURE_FILE: "AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset on GitHub",
+    MOONCAKE_FILE: "conversation_trace.jsonl of kvcache-ai/Mooncake on GitHub, in FAST25-release",
+}
 BYTES_PER_TOKEN, BYTES_SIGMA = 4.2, 0.15
 MODEL = "m"
 
@@ -31,6 +35,13 @@ class Request:
     output_tokens: int
 
 
+def located(folder: Path, name: str) -> Path:
+    """The file of a trace. TraceMissingError: it is not in the folder."""
+    if not (folder / name).exists():
+        raise TraceMissingError(f"{name} is not in {folder} (--data names another folder): it is {PUBLISHED[name]}")
+    return folder / name
+
+
 def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: int) -> Request:
     """A request of a trace with a text of drawn size."""
     per_token = BYTES_PER_TOKEN * math.exp(draw.gauss(0.0, BYTES_SIGMA))
@@ -38,8 +49,8 @@ def request(draw: random.Random, at_s: float, tenant: str, prompt: int, output: 
 
 
 def azure(folder: Path, draw: random.Random) -> list[Request]:
-    """The Azure trace as one tenant."""
-    with (folder / AZURE_FILE).open() as lines:
+    """The Azure trace as one tenant. TraceMissingError: it is not in the folder."""
+    with located(folder, AZURE_FILE).open() as lines:
         rows = list(csv.DictReader(lines))
     moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp() for row in rows]
     return [
@@ -49,8 +60,8 @@ def azure(folder: Path, draw: random.Random) -> list[Request]:
 
 
 def mooncake(folder: Path, draw: random.Random) -> list[Request]:
-    """The Mooncake trace as one tenant."""
-    with (folder / MOONCAKE_FILE).open() as lines:
+    """The Mooncake trace as one tenant. TraceMissingError: it is not in the folder."""
+    with located(folder, MOONCAKE_FILE).open() as lines:
         rows = [json.loads(line) for line in lines]
     return [
         request(draw, row["timestamp"] / 1000, "mooncake", row["input_length"], row["output_length"]) for row in rows

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.traces import AZURE_FILE, Request, TraceMissingError, azure, request
+from benchmarks.common.traces import Request, azure, request
 
 LIGHT, HEAVY = "light", "heavy"
 DEMANDS = {LIGHT: 1.0, HEAVY: 2.0}
@@ -33,8 +33,6 @@ class Lengths:
 
 def azure_lengths(folder: Path) -> list[Lengths]:
     """Those of the Azure conversation trace. TraceMissingError: it is not in the folder."""
-    if not (folder / AZURE_FILE).exists():
-        raise TraceMissingError(f"{AZURE_FILE} is not in {folder}")
     found = [Lengths(max(1, one.prompt_tokens), max(1, one.output_tokens)) for one in azure(folder, random.Random(0))]
     return [one for one in found if one.prompt + one.output <= MAX_TOKENS]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.common.traces import AZURE_FILE, TraceMissingError
+from benchmarks.common.traces import AZURE_FILE, located
 from benchmarks.common.workload import CHAT_PATH, chat, post
 from serve_app.engine import WORDS
 
@@ -58,9 +58,7 @@ def lengths(folder: Path, longest: int) -> Lengths:
     Raises:
         TraceMissingError: the trace is not in the folder.
     """
-    if not (folder / AZURE_FILE).exists():
-        raise TraceMissingError(f"{AZURE_FILE} is not in {folder}")
-    with (folder / AZURE_FILE).open() as lines:
+    with located(folder, AZURE_FILE).open() as lines:
         rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(lines)]
     return scaled(rows, longest)
 

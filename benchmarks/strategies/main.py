@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, on_terminate)
     try:
         lengths = azure_lengths(given.data)
-    except (TraceMissingError, FileNotFoundError) as missing:
+    except TraceMissingError as missing:
         console.print(f"skipped: {missing}")
         return 1
     conditions = here(engine=given.engine, slots=SLOTS, requests=given.requests, seeds=given.seeds,

@@ -108,6 +108,8 @@ def _show_replicas(
 def _step(replica: Mapping[str, Any]) -> str:
     """How far a replica's start or its drain is."""
     if (drain := replica.get("drain")) is not None:
+        if drain["ended"]:
+            return "has ended; another one is to start"
         return f"{drain['running']} requests run, moved in {drain['left_s']:.0f} s: {drain['why']}"
     start = replica.get("start")
     return "" if start is None else start_text(start)

@@ -83,11 +83,15 @@ def is_preemptible(operation: Operation, body: Mapping[str, Any]) -> bool:
     """Whether such a request can be stopped while it runs and go on without loss, if the engines continue answers.
 
     Of an answer that is no stream, an engine can tell the tokens of one choice, and no log probabilities."""
-    if not operation.generates or not is_continuable(operation, body):
+    if not operation.generates or not is_continuable(operation, body) or body.get("use_beam_search"):
         return False
-    if body.get("use_beam_search") or body.get("prompt_logprobs") is not None:
+    logprobs = body.get("logprobs")
+    has_logprobs = logprobs is not None and logprobs is not False  # 0: of the tokens of a completion alone
+    if body.get("prompt_logprobs") is not None:
         return False
-    return bool(body.get("stream")) or (body.get("n") in (None, 1) and not body.get("logprobs"))
+    if body.get("echo") and (has_logprobs or operation is Operation.CHAT):
+        return False  # vLLM then gives log probabilities of the prompt
+    return bool(body.get("stream")) or (body.get("n") in (None, 1) and not has_logprobs)
 
 
 def is_continuable(operation: Operation, body: Mapping[str, Any]) -> bool:

@@ -104,7 +104,7 @@ class TokenRecorder:
                 used[1] += len(ids)
                 if self.earlier is not None:
                     ids = ids[self.earlier.tokens_in_last(prompt, choice.index) :]
-                if is_new:
+                if is_new and ids:
                     self.groups.append([prompt * self.choices + choice.index, *ids])
             if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):
                 self.finish_reason = choice.finish_reason

@@ -345,9 +345,9 @@ class GpuMemoryQuota:
                 devices = await self._inventory.devices()
                 await self._store_devices(devices)
                 await self._run_event(partial(self.core.on_devices, devices))
-                self.core.grants.drains.on_leaving_nodes(await self._inventory.leaving())
                 self.devices_known.set()
                 self._process_checks.of_engines()
+                self.core.grants.drains.on_leaving_nodes(await self._inventory.leaving())
             except ServeAppError as error:
                 logger.error("the quota actor: %s", error.message)
             except Exception:

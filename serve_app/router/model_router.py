@@ -244,6 +244,7 @@ class ModelRouter:
             age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
+            produced_tokens=produced,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)

@@ -127,11 +127,13 @@ class RequestGrant:
             stream.stop()
 
     def stop(self, *, keeps_place: bool = True, moves: bool = False) -> None:
-        """Stop the request at its replica; it then goes on with what it has produced, here or elsewhere. Idempotent."""
-        if not self.is_stopping:
-            self.is_stopping, self.keeps_place, self.moves = True, keeps_place, moves
-            if self.stream is not None:
-                self.stream.stop()
+        """Stop the request at its replica; it then goes on with what it has produced, here or elsewhere. A stream that
+        is too long to be recorded stays. Idempotent."""
+        if self.is_stopping or (self.stream is not None and not self.stream.produced.is_whole):
+            return
+        self.is_stopping, self.keeps_place, self.moves = True, keeps_place, moves
+        if self.stream is not None:
+            self.stream.stop()
 
     def on_output(self, tokens: int) -> None:
         """Count output tokens that the engine has produced since the last call."""

@@ -187,8 +187,13 @@ class _RouterConnection:
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
         number, failure = submit.number, None
+
+        def put(frame: Frame) -> None:
+            if number in self.requests:  # vLLM's serving objects turn a cancellation into an answer: "disconnected"
+                self.batcher.put(frame)
+
         try:
-            await self._server.run(submit, self.batcher.put)
+            await self._server.run(submit, put)
         except EngineFailed as error:
             failure = Failure(error.message, error.code, error.retry_after_s)
         except asyncio.CancelledError:

@@ -316,6 +316,14 @@ def test_lengths_of_the_trace_are_over_the_divisors(tmp_path: Path) -> None:
     assert azure_lengths(tmp_path) == [(23, 11), (1, 1)]
 
 
+def test_without_the_trace_it_says_where_it_looked_and_where_the_trace_is_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--quick", "--data", str(tmp_path)]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"skipped: {AZURE_FILE} is not in {tmp_path} (--data names another folder): it is Azure" in told
+
+
 def test_the_plot_has_a_bar_for_each_request_and_says_how_much_is_used(tmp_path: Path) -> None:
     file = tmp_path / "slots.svg"
     plot({STATIC: (TWO_BATCHES, 0.55), CONTINUOUS: (TWO_BATCHES, 0.9)}, 2, file)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core import continuation
-from serve_app.core.continuation import GROUP_WORDS, Produced, is_continuable
+from serve_app.core.continuation import GROUP_WORDS, Produced, is_continuable, is_preemptible
 from serve_app.types import Operation
 
 groups = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)  # a choice, and its tokens
@@ -57,3 +59,29 @@ def test_a_response_whose_last_event_repeats_all_logprobs_is_not_continued() -> 
     assert is_continuable(Operation.RESPONSES, {"include": "message"})
     assert is_continuable(Operation.CHAT, {"logprobs": True, "top_logprobs": 2})
     assert is_continuable(Operation.COMPLETION, wanted)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "is_stream", "is_whole"),
+    [
+        (Operation.CHAT, {}, True, True),
+        (Operation.CHAT, {"n": 1, "logprobs": False, "seed": 1, "temperature": 1.0}, True, True),
+        (Operation.CHAT, {"n": 2}, True, False),
+        (Operation.CHAT, {"logprobs": True}, True, False),
+        (Operation.COMPLETION, {"logprobs": 0}, True, False),
+        (Operation.COMPLETION, {"echo": True}, True, True),
+        (Operation.RESPONSES, {}, True, True),
+        (Operation.COMPLETION, {"echo": True, "logprobs": 0}, False, False),
+        (Operation.COMPLETION, {"prompt_logprobs": 0}, False, False),
+        (Operation.CHAT, {"echo": True}, False, False),
+        (Operation.CHAT, {"use_beam_search": True}, False, False),
+        (Operation.RESPONSES, {"include": ["message.output_text.logprobs"]}, False, False),
+        (Operation.EMBEDDING, {}, False, False),
+    ],
+)
+def test_a_request_can_be_stopped_if_nothing_of_its_answer_is_then_lost(
+    operation: Operation, body: dict[str, Any], is_stream: bool, is_whole: bool
+) -> None:
+    assert is_preemptible(operation, body | {"stream": True}) is is_stream
+    assert is_preemptible(operation, body) is is_whole
+    assert is_preemptible(operation, body | {"stream": False}) is is_whole

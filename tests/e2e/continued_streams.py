@@ -133,12 +133,13 @@ def borders(count: int) -> list[int]:
 
 async def cut(backend: EngineBackend, asked: Submit) -> dict[str, Any]:
     undisturbed, failure = await messages(backend, asked)
-    cuts = []
-    for number in borders(len(undisturbed)):
+    cuts: list[dict[str, Any]] = []
+    numbers = borders(len(undisturbed))
+    for number in numbers:
         had = undisturbed[:number]
         rest, failed = await messages(backend, continued(asked, had))
         cuts.append(told(had + rest, failed, rest))
-        if rest and not failed and number > 1:  # once more, in what the second engine made
+        if rest and not failed and number == numbers[len(numbers) // 2]:  # once more, in what the second engine made
             middle = had + rest[: len(rest) // 2]
             rest, failed = await messages(backend, continued(asked, middle))
             cuts.append(told(middle + rest, failed, rest))

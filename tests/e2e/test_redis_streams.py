@@ -1,10 +1,12 @@
-"""Entries of a Redis stream through workers that are deployed: replies, dead letters, and a worker killed meanwhile."""
+"""Entries of a Redis stream through workers that are deployed: replies, dead letters, and a worker killed meanwhile.
+The last test ends the stack, and looks at what of a request's use the store has then."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,8 @@ import redis
 
 from benchmarks.common.processes import title_of
 from serve_app.names import BATCH_WORKER
+from serve_app.store.records import UsageQuery
+from serve_app.store.sql import SqlStore
 from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
 from tests.e2e.observe import within
@@ -35,6 +39,7 @@ class StreamStack:
 
     stack: Stack
     redis: redis.Redis
+    ends: ExitStack  # the stack's; closed, it is taken down
 
     def add(self, **fields: str) -> str:
         found: Any = self.redis.xadd(ROWS, fields)  # type: ignore[arg-type]  # of its stubs
@@ -79,11 +84,9 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamStack]:
                 },
             },
         }
-        with (
-            stacks.own(tmp_path_factory.mktemp("streamed"), config, name="streamed") as there,
-            server.client() as client,
-        ):
-            yield StreamStack(there, client)
+        with ExitStack() as ends, server.client() as client:
+            there = ends.enter_context(stacks.own(tmp_path_factory.mktemp("streamed"), config, name="streamed"))
+            yield StreamStack(there, client, ends)
 
 
 def request(prompt: str, tokens: int = TOKENS, model: str = MODEL) -> str:
@@ -122,3 +125,14 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
     assert tokens.keys() == {TOKENS}
     once = Counter(requests=ENTRIES + 1, output_tokens=ENTRIES * TOKENS + 5)
     within(READ_S, lambda: used(streamed.stack), once, "each counted once")
+
+
+def test_no_use_is_lost_at_a_normal_end(streamed: StreamStack) -> None:
+    assert streamed.stack.cluster is not None
+    file = streamed.stack.cluster.state.store_file
+    body = {"model": MODEL, "prompt": "a b c", "max_tokens": 5}
+    assert streamed.stack.post("/v1/completions", body).status_code == 200  # and the end begins before the next report
+    streamed.ends.close()
+    found = SqlStore(f"sqlite:///{file}").usage(UsageQuery(by=("tenant",)))
+    (row,) = [one for one in found if one.tenant == "people"]
+    assert (row.requests, row.prompt_tokens, row.output_tokens, row.unsettled) == (1, 3, 5, 0)

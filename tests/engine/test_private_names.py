@@ -47,6 +47,16 @@ def test_the_names_that_are_imported_are_listed(module: ModuleType) -> None:
     assert used <= listed
 
 
+def test_the_attributes_of_a_running_request_that_are_read_are_listed() -> None:
+    """`replay.produced` reads them where nothing is imported."""
+    listed = {part for name in NAMES for part in name.parts}
+    (function,) = ast.parse(inspect.getsource(replay.produced)).body
+    attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    read = {node.attr for node in attributes if ast.unparse(node).startswith(("state.", "one.", "llm."))}
+    assert {"external_req_id", "detokenizer", "output_token_ids", "num_prompt_logprobs"} <= read
+    assert read - {"values"} <= listed
+
+
 def engine(*, has_engine_half: bool = True, **config: Any) -> Any:
     async def call_utility_async(method: str) -> bool:
         if not has_engine_half:

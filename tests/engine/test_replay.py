@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from serve_app.engine.continuation import EarlierRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.errors import EngineFailed
-from serve_app.transport import NOT_CONTINUABLE, Frame, Submit, TokenUsage
+from serve_app.transport import NOT_CONTINUABLE, Frame, Submit, TokenUsage, Unsent
 from serve_app.types import Operation
 from tests.requires import requires
 
@@ -24,6 +25,7 @@ from vllm.utils.async_utils import merge_async_iterators  # noqa: E402 - after `
 
 from serve_app.engine.vllm_adapter import replay  # noqa: E402
 from serve_app.engine.vllm_adapter.engine import answer_frames  # noqa: E402
+from serve_app.engine.vllm_adapter.produced_tokens import PRODUCED  # noqa: E402
 
 BODY = {"model": "m", "stream": True}
 
@@ -151,3 +153,117 @@ def test_ids_and_times_are_those_of_the_request_in_each_run() -> None:
     assert replay.answer_uuid() != replay.answer_uuid()
     assert replay.AnswerTime().time() > 6
     assert replay.AnswerTime().monotonic() > 0
+
+
+def engine_with(*states: Any) -> Any:
+    requests = {f"internal-{number}": state for number, state in enumerate(states)}
+    return SimpleNamespace(output_processor=SimpleNamespace(request_states=requests))
+
+
+def state(tokens: int, request: str = "r", *, logprobs: int | None = None, prompt_logprobs: int | None = None) -> Any:
+    return SimpleNamespace(
+        external_req_id=request,
+        prompt_len=7,
+        num_cached_tokens=4,
+        detokenizer=SimpleNamespace(output_token_ids=list(range(100, 100 + tokens))),
+        logprobs_processor=SimpleNamespace(num_logprobs=logprobs, num_prompt_logprobs=prompt_logprobs),
+    )
+
+
+def recorder_of(*requests: str, choices: int = 1, earlier: list[list[int]] | None = None) -> TokenRecorder:
+    asked = Submit(1, "r", Operation.CHAT, {}, groups=earlier or [])
+    recorder = TokenRecorder(choices, (), earlier=None if earlier is None else EarlierRuns(asked, choices))
+    for request in requests:
+        recorder.record(source([]), request)
+    return recorder
+
+
+@pytest.mark.parametrize(("earlier", "first"), [(None, 0), ([[0, 100], [0, 101, 102]], 3)], ids=["first", "next"])
+def test_a_running_whole_answer_tells_what_this_run_has_produced(earlier: Any, first: int) -> None:
+    groups, prompt = replay.produced(engine_with(state(9, "other"), state(150)), recorder_of("r", earlier=earlier))
+    assert [token for _, *tokens in groups for token in tokens] == list(range(100 + first, 250))
+    assert {group[0] for group in groups} == {0}
+    assert max(len(group) for group in groups) == 1 + replay.GROUP_TOKENS
+    assert prompt == TokenUsage(7, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("states", "recorder"),
+    [
+        ([], recorder_of("r")),
+        ([state(9, "other")], recorder_of("r")),
+        ([state(9), state(9)], recorder_of("r", choices=2)),
+        ([state(9)], recorder_of("r", choices=2)),
+        ([state(9), state(9, "r-1")], recorder_of("r", "r-1")),
+        ([state(9)], recorder_of()),
+        ([state(9, logprobs=0)], recorder_of("r")),
+        ([state(9, prompt_logprobs=0)], recorder_of("r")),
+    ],
+    ids=["ended", "others", "choices", "choice", "prompts", "not_begun", "logprobs", "prompt_logprobs"],
+)
+def test_what_could_not_be_taken_on_is_not_told(states: list[Any], recorder: TokenRecorder) -> None:
+    assert replay.produced(engine_with(*states), recorder) == Unsent([])
+
+
+class ScriptedEngine:
+    """An `AsyncLLM` whose output processor gives `outputs`, one for each of EngineCore's, and a request's queue."""
+
+    def __init__(self, *outputs: Any) -> None:
+        self.made = list[Any]()
+        self.outputs = list(outputs)
+        self.sent = list[Any]()
+        self.ready: Any = None
+        self.request_id = "r"
+        self.request_states = {"r": SimpleNamespace(is_prefilling=False)}
+        self.output_processor = self.engine_core = self
+        self.model_config = SimpleNamespace(max_model_len=99)
+
+    def close(self) -> None:
+        pass
+
+    def process_outputs(self, outputs: list[Any]) -> None:
+        self.made += [one.new_token_ids for one in outputs]
+        self.ready = self.outputs.pop(0)
+        if self.ready is not None:
+            self.request_states.clear()
+
+    def get_nowait(self) -> Any:
+        return self.ready
+
+    async def get(self) -> Any:
+        return "new"
+
+    async def add_request_async(self, request: Any) -> None:
+        self.sent.append(request)
+
+
+def replayed(engine: ScriptedEngine, groups: list[list[int]], events: int) -> Any:
+    params = SimpleNamespace(num_logprobs=None, extra_args=None)
+    earlier = EarlierRuns(Submit(1, "r", Operation.CHAT, {}, groups=groups, events=events), 1)
+    queue = replay.ReplayedQueue(
+        engine, engine, [SimpleNamespace(request_id="r", sampling_params=params)], groups, earlier
+    )
+    goes_on = mock.patch("vllm.v1.core.sched.utils.check_stop", return_value=False)
+    with mock.patch("vllm.v1.request.Request.from_engine_core_request"), goes_on:
+        return asyncio.run(queue.get())
+
+
+def test_a_whole_answer_has_no_output_until_it_goes_on_with_all_that_was_produced() -> None:
+    engine = ScriptedEngine(None, None, None)
+    assert replayed(engine, [[0, 5], [0, 6, 7], [0, 8]], 0) == "new"
+    assert engine.made == [[5], [6, 7], [8]]
+    (request,) = engine.sent
+    assert request.sampling_params.extra_args == {PRODUCED: [5, 6, 7, 8]}
+    assert engine.request_states["r"].is_prefilling
+
+
+def test_a_whole_answer_that_had_ended_is_given_without_the_engine() -> None:
+    engine = ScriptedEngine(None, "whole")
+    assert replayed(engine, [[0, 5], [0, 6]], 0) == "whole"
+    assert engine.sent == []
+
+
+def test_a_stream_has_an_output_for_each_group() -> None:
+    with pytest.raises(EngineFailed) as failed:
+        replayed(ScriptedEngine(None, None), [[0, 5], [0, 6]], 2)
+    assert failed.value.code == NOT_CONTINUABLE

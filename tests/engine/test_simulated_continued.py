@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve_app.engine.simulated import SimulatedEngine
 from serve_app.errors import EngineFailed
-from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, Submit
+from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, Submit, Unsent
 from serve_app.types import Operation
 from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, run, submit
 
@@ -110,3 +111,60 @@ def test_what_cannot_be_continued_exactly_is_not(groups: Any, events: int) -> No
     with pytest.raises(EngineFailed) as failed:
         frames(msgspec.structs.replace(asked, groups=groups, events=events))
     assert failed.value.code == NOT_CONTINUABLE
+
+
+def stopped(asked: Submit, at: int) -> Unsent:
+    """What a whole answer has produced when it is stopped after so many tokens of an engine of its own."""
+
+    async def told(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
+        running = engine.run(asked)
+        answer = asyncio.ensure_future(anext(running))
+        while engine.load().generated_tokens < at:  # noqa: ASYNC110 - its made-up time passes with the loop's turns
+            await asyncio.sleep(0)  # bound: it produces a token in a few turns
+        unsent = engine.produced(asked)
+        answer.cancel()
+        await asyncio.wait({answer})
+        await running.aclose()
+        assert engine.produced(asked) == Unsent([])
+        return unsent
+
+    made: Unsent = run(told)
+    return made
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stops", [[1], [4], [2, 3, 1]])
+def test_a_whole_answer_that_was_stopped_goes_on_with_what_it_has_produced(n: int, stops: list[int]) -> None:
+    asked = submit(Operation.CHAT, HELLO | {"max_tokens": 12, "n": n})
+    asked = msgspec.structs.replace(asked, created=CREATED)
+    (undisturbed,) = whole(asked)
+    groups: list[list[int]] = []
+    for at in stops:
+        more, prompt = stopped(msgspec.structs.replace(asked, groups=groups), at * n)
+        assert sum(len(group) - 1 for group in more) >= at
+        assert prompt is not None
+        assert prompt.prompt_tokens == undisturbed.usage.prompt_tokens  # type: ignore[union-attr]
+        groups += more
+    (frame,) = whole(msgspec.structs.replace(asked, groups=groups))
+    assert (frame.body, frame.usage) == (undisturbed.body, undisturbed.usage)
+    made = [token for part in (groups, frame.groups) for choice, *tokens in part for token in tokens if not choice]
+    assert made == [token for choice, *tokens in undisturbed.groups for token in tokens if not choice]
+
+
+def whole(asked: Submit) -> list[Frame]:
+    async def collect(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Frame]:
+        return [frame async for frame in engine.run(asked)]
+
+    found: list[Frame] = run(collect)
+    assert (found[0].status, found[0].media) == (200, "json")
+    return found
+
+
+def test_a_stream_has_told_all_in_its_frames() -> None:
+    async def told(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
+        asked = submit(Operation.CHAT, HELLO | {"max_tokens": 9, "stream": True})
+        async for _ in engine.run(asked):
+            return engine.produced(asked)
+        raise AssertionError
+
+    assert run(told) == Unsent([])

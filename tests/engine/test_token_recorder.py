@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from serve_app.engine.continuation import EarlierRuns
 from serve_app.engine.token_recorder import TokenRecorder
-from serve_app.transport import TokenUsage
+from serve_app.transport import Submit, TokenUsage
+from serve_app.types import Operation
 
 
 class EngineDied(Exception):
@@ -123,3 +125,24 @@ def test_the_likeliest_tokens_come_first_whichever_was_sampled() -> None:
 
     (got,) = asyncio.run(scenario())
     assert list(got.outputs[0].logprobs[0]) == [4, 5, 9]
+
+
+@pytest.mark.parametrize(("new", "groups"), [([8, 9], [[0, 8, 9]]), ([], [])], ids=["more", "no_more"])
+def test_the_only_output_of_a_whole_answer_has_the_tokens_of_all_runs_and_the_new_ones_are_recorded(
+    new: list[int], groups: list[list[int]]
+) -> None:
+    asked = Submit(1, "r", Operation.COMPLETION, {}, groups=[[0, 5], [0, 6, 7]], cached_tokens=2)
+    earlier = EarlierRuns(asked, 1)
+    assert not earlier.is_stream
+
+    async def scenario() -> TokenRecorder:
+        recorder = TokenRecorder(1, (), earlier=earlier)
+        async for _ in recorder.record(source(output((0, [5, 6, 7, *new]), cached=2, ends="stop"))):
+            pass
+        return recorder
+
+    recorder = asyncio.run(scenario())
+    assert recorder.take_groups() == groups
+    assert recorder.usage() == TokenUsage(3, 3 + len(new), 2, "stop")
+    assert earlier.is_over
+    assert recorder.failed is None

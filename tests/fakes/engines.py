@@ -67,8 +67,8 @@ class FakeReplica:
         self.mute = False  # whether who asks for a channel is never answered
         self._thawed = asyncio.Event()
         self._thawed.set()
-        assert isinstance(engine.backend, SimulatedEngine)
-        engine.backend.sleep = self._sleep
+        if isinstance(engine.backend, SimulatedEngine):
+            engine.backend.sleep = self._sleep
 
     async def _sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)  # bound: one step of the engine
@@ -320,6 +320,7 @@ def run(
     *,
     waits: dict[Any, float] | None = None,
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    bound_s: float = BOUND_S,
 ) -> Any:
     """Run a scenario on a cluster without replicas; then everything must end by itself within `SETTLE_S`.
 
@@ -327,6 +328,7 @@ def run(
         settings: the model; `model()` by default.
         waits: constants to set, over `WAITS`.
         loop: makes the event loop; asyncio's own by default.
+        bound_s: of the scenario.
     """
     with contextlib.ExitStack() as patches:
         for (module, name), seconds in (fake_quota.WAITS | WAITS | (waits or {})).items():
@@ -335,17 +337,17 @@ def run(
         patches.enter_context(mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK))
         try:
             with asyncio.Runner(loop_factory=loop) as runner:
-                return runner.run(_checked(scenario, settings or model()))
+                return runner.run(_checked(scenario, settings or model(), bound_s))
         finally:
             gc.unfreeze()
 
 
-async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: ModelSettings) -> Any:
+async def _checked(scenario: Callable[[FakeCluster], Awaitable[Any]], settings: ModelSettings, bound_s: float) -> Any:
     loop = asyncio.get_running_loop()
     unhandled: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unhandled.append(context))
     cluster = FakeCluster(settings)
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(bound_s):
         result = await scenario(cluster)
         await until(cluster.idle, SETTLE_S, "no call open, nothing in the engines, no connection open")
         await cluster.close()

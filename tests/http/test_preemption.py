@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core import continuation
 from serve_app.http import queue_status
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply, ask, cancel, running, started
@@ -63,6 +64,8 @@ def test_a_request_that_stopped_for_a_higher_class_answers_as_an_undisturbed_one
         tasks = await full(client, path, stream=stream)
         reply = await client.post(ask("first", 5, priority="high"))
         assert (reply.status, any(task.done() for task in tasks)) == (200, False)
+        runs = client.model.queue.core.in_flight.running
+        await until(lambda: any(one.arrival.produced_tokens for one in runs.values()), SOON_S, "what goes on says so")
         answers = [await task for task in tasks]
         assert [told(answer) for answer in answers] == undisturbed
         stopped = [answer for answer in answers if receipt(client, answer).preempted]
@@ -117,6 +120,21 @@ def test_a_stopped_request_whose_client_leaves_leaves_nothing_behind() -> None:
             await cancel(task)
         await until(client.at_rest, SOON_S, "all given back")
         assert sum(client.outcomes.values()) == 2 * SLOTS
+
+    run(scenario, model(slots=SLOTS))
+
+
+def test_a_stream_that_is_too_long_to_be_recorded_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuation, "MAX_WORDS", 10)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await two_slots(cluster)
+        tasks = await full(client)
+        reply = await client.post(ask("first", 5, priority="high"))
+        answers = [await task for task in tasks]
+        assert reply.status == 200
+        assert [receipt(client, answer).preempted for answer in answers] == [0] * SLOTS
+        assert client.outcomes == {Outcome.OK: SLOTS + 1}
 
     run(scenario, model(slots=SLOTS))
 

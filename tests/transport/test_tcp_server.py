@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from serve_app.errors import EngineUnreachable
-from serve_app.transport.tcp import CANCEL
+from serve_app.transport import STOPPED, Frame, Submit, TokenUsage
+from serve_app.transport.tcp import CANCEL, STOP
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, REPLICA, SOON_S, said, text
 from tests.fakes.tcp import Loop, Peer, encoded, holding, known, loops, started
@@ -80,6 +82,43 @@ def test_cancelling_aborts_the_request_and_no_other(when: str, loop: Loop) -> No
         peer.leave()
 
     run(scenario, loop=loop)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_stopped_request_ends_with_what_it_has_produced_whatever_its_engine_says_to_the_cancellation(
+    stream: bool,
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        run_request = replica.engine.wire.run
+
+        async def answers_its_cancellation(submit: Submit, put: Callable[[Frame], None]) -> None:
+            try:
+                await run_request(submit, put)
+            except asyncio.CancelledError:  # as vLLM's serving objects do it
+                put(Frame(submit.number, b"disconnected", 400, "json", events=1, usage=TokenUsage()))
+
+        replica.engine.wire.run = answers_its_cancellation
+        peer = await Peer.enter(replica)
+        peer.hand_in(1, LONG, stream=stream)
+        await until(lambda: replica.load.generated_tokens > 3, SOON_S, "some tokens")
+        peer.send(STOP + msgspec.msgpack.encode(1), STOP + msgspec.msgpack.encode(2))
+        await peer.read_until(1)
+        assert await until(lambda: not replica.work, SOON_S, "aborted") < 1.0
+        peer.hand_in(3, 3)
+        await peer.read_until(3)
+        peer.send(STOP + msgspec.msgpack.encode(3))
+        *frames, last = peer.frames(1)
+        assert last.failure is not None
+        assert (last.failure.code, last.status, last.usage) == (STOPPED, 0, None)
+        assert b"disconnected" not in b"".join(frame.body for frame in [*frames, last])
+        made = sum(len(group) - 1 for frame in [*frames, last] for group in frame.groups)
+        assert 3 < made <= replica.load.generated_tokens - 3
+        assert bool(frames) is stream
+        assert (frames or [last])[0].prompt is not None
+        peer.leave()
+
+    run(scenario)
 
 
 def test_the_engines_failure_is_the_last_frame_of_its_requests() -> None:

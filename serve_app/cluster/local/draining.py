@@ -26,7 +26,7 @@ Tell = Callable[[list[dict[str, Any]]], None]  # receives the rows of `_rows` wh
 
 
 def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict[str, Any]]:
-    """Drain an engine replica; returns its row at the end.
+    """Drain an engine replica; returns its row once it has ended and Serve has seen that.
 
     Raises:
         LeaseNotFound: the quota actor does not know it. Unavailable: no actor, or it has not ended in time.
@@ -43,7 +43,7 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
                 limit_s = max(limit_s, time.monotonic() - begun + rows[0]["left_s"] + MOVE_S + END_S)
                 shown = rows
                 tell(rows)
-            if rows and rows[0]["ended"]:
+            if rows and rows[0]["ended"] and not status.has_replica(driver.details(), replica):
                 return rows
         if time.monotonic() > min(begun + limit_s, silent_since + END_S):
             raise Unavailable(f"{replica} drains and has not ended in time", code="drain_failed")

@@ -164,6 +164,12 @@ def replicas_on(details: Mapping[str, Any], node_id: str) -> list[str]:
     return [one["name"] for one in deployments for replica in one["replicas"] if replica.get("node_id") == node_id]
 
 
+def has_replica(details: Mapping[str, Any], replica_id: str) -> bool:
+    """Whether Serve counts this replica as one of the application."""
+    deployments = deployments_of(details).values()
+    return any(one["replica_id"] == replica_id for deployment in deployments for one in deployment["replicas"])
+
+
 def longest_drain_s(details: Mapping[str, Any], node_id: str) -> float:
     """The longest `drain_s` of a model with a replica on the node. A router's own bound is above any request's."""
     here = set(replicas_on(details, node_id)) - {ROUTER}
@@ -348,7 +354,7 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
     the state `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
     short = {one["model"]: one["why"] for one in figures["short"]}
     starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
-    drains = {one["replica"]: one for one in figures.get("drains", ()) if not one["ended"]}
+    drains = {one["replica"]: one for one in figures.get("drains", ())}
     crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
     models, waits, overuse = [], [], []
     for told in state["models"]:

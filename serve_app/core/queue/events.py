@@ -35,7 +35,7 @@ class Arrival:
         age_s: seconds since it first arrived, if it comes back after the loss of its replica: its tenant's requests are
             ordered by it, and it is no waiting.
         preemptible: whether it can be stopped while it runs and go on later without loss (`core.queue.preemption`).
-        preempted: how often it was.
+        preempted: how often it was. produced_tokens: output of its earlier runs, with which this one begins.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
@@ -60,6 +60,7 @@ class Arrival:
     age_s: float = 0.0
     preemptible: bool = False
     preempted: int = 0
+    produced_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -10,6 +10,7 @@ Rules
   stopped, and goes on behind those that wait. So one very long answer does not keep the others out. These are the
   doubling quanta of multi-level feedback queues (Corbato et al., 1962; for language models FastServe, Wu et al., 2023).
 - A request that was due by the minimum share is never stopped: that would undo the minimum share.
+- None is stopped for slots that would then be kept for the guarded classes (`core.queue.drain_rate`).
 - One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot go on elsewhere.
 
 Invariant: what stops is counted once, as room for the requests that it stops for, until it has stopped.
@@ -18,7 +19,7 @@ Invariant: what stops is counted once, as room for the requests that it stops fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -56,7 +57,7 @@ class GrantedRequest:
     @property
     def kv_tokens(self) -> int:
         """Its tokens in the KV cache, as far as they are known."""
-        return self.charged_prompt + self.charged_output
+        return self.charged_prompt + self.arrival.produced_tokens + self.charged_output
 
 
 @dataclass(slots=True)
@@ -77,8 +78,10 @@ class _Room:
 class Preemption:
     """The running requests that can be stopped."""
 
-    def __init__(self, class_queues: Sequence[ClassQueue], capacity: Capacity) -> None:
-        self._class_queues, self._capacity = class_queues, capacity
+    def __init__(
+        self, class_queues: Sequence[ClassQueue], capacity: Capacity, guard_slots: Callable[[RequestClass], int]
+    ) -> None:
+        self._class_queues, self._capacity, self._guard_slots = class_queues, capacity, guard_slots
         self._running: list[dict[str, GrantedRequest]] = [{} for _ in RequestClass]  # by class and id
         self._slots = [0] * len(RequestClass)  # that they hold
         self._seen: tuple[int, ...] = ()  # the versions of queues and capacity at the last look
@@ -142,7 +145,7 @@ class Preemption:
         """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
         run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
-        left = dict(rooms)
+        left, spare = dict(rooms), sum(max(0, room.slots) for room in rooms.values()) - self._guard_slots(level)
         for waiting in requests:
             allowed = {name: room for name, room in left.items() if self._capacity.may_take(name, level, *waiting.need)}
             chosen = next((name for name, room in allowed.items() if room.fits(waiting)), None)
@@ -150,19 +153,20 @@ class Preemption:
                 runs = list[GrantedRequest]()
                 if may_stop and allowed:
                     chosen, runs = self._cheapest(level, waiting, allowed, now)
-                    if chosen is None:
-                        self._rests_until[level] = now + REST_S
+                    if chosen is None or spare + sum(run.arrival.slots for run in runs) <= 0:
+                        chosen, self._rests_until[level] = None, now + REST_S
                 if chosen is None:
                     for name in allowed:
                         del left[name]
                     continue
                 for run in runs:
-                    run.stopping_s = now
+                    run.stopping_s, spare = now, spare + run.arrival.slots
                     rooms[chosen].add(run.arrival)
                     keeps_place = run.arrival.request_class < level
                     stopped.append(Preempt(run.arrival.request_id, chosen, keeps_place))
                 self._due[level] = min(self._due[level], now + STOP_S)
             rooms[chosen].add(waiting.arrival, -1)
+            spare -= waiting.slots
         return stopped
 
     def _cheapest(

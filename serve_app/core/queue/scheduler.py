@@ -51,7 +51,7 @@ class Scheduler:
         self._below_share: set[str] = set()  # tenants below their share
         self._versions_at_stall: tuple[int, ...] = ()  # the last versions at which no request could run
         self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), name in self._below_share))
-        self.preemption = Preemption(self.queue.class_queues, self.capacity)
+        self.preemption = Preemption(self.queue.class_queues, self.capacity, self.guard_slots)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Replace weights, guaranteed shares and minimum share. O(tenants)."""

@@ -73,7 +73,7 @@ class Load:
         elif what == 2:
             world.add_router()
         elif what == 3:
-            world.wall_step_s = draw.choice([-86_400.0, -3600.0, -1.0, 0.0])
+            world.wall_step_s = draw.choice([-86_400.0, -3600.0, -1.0, 0.0, 1.0, 3600.0, 86_400.0])
         else:
             core = world.routers[draw.choice(sorted(world.routers))].core
             core.begin_incarnation(core.router_session.epoch, world.now)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.queue import Action, Admission, Grant, QueuePolicy
+from serve_app.core.queue import Action, Admission, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.drain_rate import guard_slots
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
@@ -68,6 +68,22 @@ def test_critical_may_take_what_is_kept() -> None:
     arrive(made, *names("l", 20), cls=LOW, now=10.0)
     assert granted(arrive(made, "h", cls=HIGH, now=10.1)) == ["h"]
     assert granted(arrive(made, "c", cls=CRITICAL, now=10.1)) == ["c"]
+
+
+def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
+    made = line(share=0.25)
+    with_high(made, 6)
+    arrivals = [arrival(f"l{number}", LOW, preemptible=True) for number in range(12)]
+    low = granted([action for one in arrivals for action in made.on_arrive(one, 10.0)])
+    assert len(low) == SLOTS - 2
+    assert made.on_arrive(arrival("fits beside them", NORMAL), 10.0) == []
+    made.on_cancel("fits beside them", 10.0)
+    (stop,) = made.on_arrive(arrival("n", NORMAL, 3), 10.0)
+    assert isinstance(stop, Preempt)
+    assert [action.request_id for action in made.on_done(stop.request_id, 10.1)] == ["n"]
+    arrive(made, "h0", "h1", cls=HIGH, now=10.2)
+    assert made.capacity.free == 0
+    assert made.on_arrive(arrival("for it three would have to stop", NORMAL), 10.2) == []
 
 
 def test_off_by_default() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
-from serve_app.core.queue.preemption import GROWN_S, MAX_CONSIDERED, QUANTUM_S, RESUMED_S, STOP_S
+from serve_app.core.queue.preemption import GROWN_S, MAX_CONSIDERED, QUANTUM_S, REST_S, RESUMED_S, STOP_S
 from serve_app.core.queue.tenant_queue import PREEMPTED_WAIT_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission
@@ -56,9 +56,17 @@ def test_a_waiting_request_stops_one_of_a_lower_class_and_takes_its_slot() -> No
 
 @pytest.mark.parametrize("waiting", [LOW, NORMAL])
 def test_no_request_of_its_class_or_above_is_stopped(waiting: RequestClass) -> None:
-    line = admission(a=2)
-    granted(line, request("1", NORMAL), request("2", HIGH))
-    assert line.on_arrive(request("w", waiting), 1.0) == []
+    line = admission(a=2, max_wait_s=100.0)
+    granted(line, request("1", NORMAL, prompt_tokens=9), request("2", HIGH, prompt_tokens=9, cost_tokens=9))
+    assert line.on_arrive(request("w", waiting, cost_tokens=9), 1.0) == []
+    assert stopped(until_due(line, 99.0)[1]) == []  # after their quanta, too
+
+
+def test_a_long_request_of_a_higher_class_does_not_stop_for_a_short_one_after_its_quantum() -> None:
+    line = admission(a=2, max_wait_s=100.0)
+    granted(line, request("high", HIGH, prompt_tokens=900, cost_tokens=900), request("low", cost_tokens=9))
+    assert line.on_arrive(request("w", LOW, cost_tokens=9), 1.0) == []
+    assert stopped(until_due(line, 99.0)[1]) == []
 
 
 def test_one_that_cannot_go_on_is_not_stopped() -> None:
@@ -168,6 +176,23 @@ def test_room_is_made_at_once_for_so_many_and_then_for_the_others() -> None:
     for name in list(names):
         names += stopped(line.on_done(name, 1.1))
     assert len(names) == len(set(names)) == count
+
+
+def test_as_many_stop_as_several_need_that_begin_to_wait_for_it_at_once() -> None:
+    line = admission(a=6)
+    granted(line, *(request(f"low{number}") for number in range(6)))
+    line.on_kv_debt("a", HIGH, 0.5)
+    assert [line.on_arrive(request(f"w{number}", HIGH), 1.0) for number in range(3)] == [[], [], []]
+    assert len(stopped(line.on_kv_debt("a", None, 2.0))) == 3
+
+
+def test_a_look_that_found_no_one_is_followed_by_another_one_soon_after_a_change() -> None:
+    line = admission(a=1, b=1)
+    granted(line, request("stays", affinity="a", preemptible=False), request("goes", affinity="b"))
+    line.on_kv_debt("b", HIGH, 0.5)
+    assert line.on_arrive(request("w", HIGH), 1.0) == []
+    assert line.on_kv_debt("b", None, 1.0 + REST_S / 2) == []
+    assert until_due(line, 59.0) == (1.0 + REST_S, [Preempt("goes", "b")])
 
 
 # An arrival that does not stay in the queue.

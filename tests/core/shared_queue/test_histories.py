@@ -45,10 +45,11 @@ FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373, 10452, 12409)
 
 
 class History:
-    """One world and what happens to it."""
+    """One world and what happens to it. `stops`: some requests can be stopped; a part of these stop when told to."""
 
-    def __init__(self, seed: int, routers: int = 3) -> None:
+    def __init__(self, seed: int, routers: int = 3, *, stops: bool = True) -> None:
         self.draw = random.Random(seed)
+        self.stops = random.Random(seed) if stops else None  # the steps are the same with and without
         self.world = World({"e1": (4, 120), "e2": (3, 120)}, routers)
         self.world.settle(4)
         self.engines = 2
@@ -58,6 +59,7 @@ class History:
         for _ in range(STEPS):
             step = self.draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             getattr(self, step)(self.draw.choice(list(self.world.routers)))
+            self.obey()
             self.world.check_accounts()
         self.world.bring_to_rest()
         return self.world
@@ -65,7 +67,15 @@ class History:
     def arrive(self, name: str) -> None:
         draw = self.draw
         slots, tokens, left_s = draw.choice([1, 1, 2]), draw.randint(1, 50), draw.choice([None, None, 3.0])
+        self.world.preemptible = self.stops is not None and self.stops.random() < 0.7
         self.world.arrive_in_order(name, draw.choice(LEVELS), slots, tokens, left_s)
+
+    def obey(self) -> None:
+        for name, router in self.world.routers.items():
+            for request_id, req in list(router.running.items()):
+                is_told = req.arrival is not None and req.stops > req.arrival.preempted
+                if is_told and self.stops is not None and self.stops.random() < 0.3:
+                    self.world.obey(name, request_id)
 
     def cancel(self, name: str) -> None:
         requests = self.world.routers[name].requests
@@ -153,17 +163,19 @@ class History:
 
 
 def look_at(seeds: Sequence[int]) -> None:
-    here = there = 0
+    here = there = stopped = 0
     for seed in seeds:
         try:
-            world = History(seed, routers=(1, 3, 3, 20)[seed % 4]).run()
+            world = History(seed, routers=(1, 3, 3, 20)[seed % 4], stops=seed not in FOUND_BEFORE).run()
         except Exception as error:
             raise AssertionError(f"history {seed}") from error
         granted = [req for router in world.routers.values() for req in router.requests.values() if req.granted_s >= 0]
         here += sum(req.here for req in granted)
         there += sum(not req.here for req in granted)
+        stopped += sum(req.stops for req in granted)
     assert here > len(seeds) / 4, "routers hardly grant by themselves: this looks at nothing"
     assert there > len(seeds) / 4
+    assert stopped > len(seeds) / 4
 
 
 def test_histories_end_well() -> None:

@@ -15,34 +15,17 @@ from serve_app.core.memory import (
     Rank,
     SessionRequest,
 )
-from serve_app.core.queue import Action, Arrival, Grant
+from serve_app.core.queue import Action, Arrival, Grant, Preempt
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
-from tests.core.shared_queue.world_checks import WorldChecks
+from tests.core.shared_queue.world_checks import Req, WorldChecks
 
 MODEL = "m"
 TICK_S = 0.5
-
-
-@dataclass
-class Req:
-    """A request as its caller sees it."""
-
-    number: int
-    request_class: RequestClass
-    slots: int
-    tokens: int
-    arrived_s: float
-    state: str = "waits"  # runs, done, refused, cancelled
-    engine: str = ""
-    granted_s: float = -1.0
-    here: bool = False  # granted from credit
-    lease: str = ""  # of the session it has drawn on
-    drawn: tuple[int, int] = (0, 0)  # slots and tokens of that
 
 
 @dataclass
@@ -75,6 +58,7 @@ class World(WorldChecks):
     def __init__(self, engines: dict[str, tuple[int, int]], routers: int, policy: QueuePolicy | None = None) -> None:
         self.now = 100.0
         self.faulty = False  # errors are put into the code itself
+        self.preemptible = False  # whether the requests that arrive can be stopped
         self.policy = policy or QueuePolicy(max_queued=1000, max_wait_s=60.0)
         self.ids = itertools.count(1)
         self.stamps = itertools.count(1)
@@ -175,8 +159,9 @@ class World(WorldChecks):
         router, request_id = self.routers[name], f"q{number}"
         req = router.requests[request_id] = Req(number, request_class, slots, tokens, self.now)
         deadline = None if deadline_s is None else self.now + deadline_s
-        arrival = Arrival(
-            request_id, request_class, tenant or f"t{number % 3}", slots, tokens, deadline, session=session
+        tenant = tenant or f"t{number % 3}"
+        arrival = req.arrival = Arrival(
+            request_id, request_class, tenant, slots, tokens, deadline, session=session, preemptible=self.preemptible
         )
         self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
         return req
@@ -208,9 +193,24 @@ class World(WorldChecks):
         if not router.running:
             self.excused.discard(name)
 
+    def obey(self, name: str, request_id: str) -> None:
+        """A request that was told to stop has stopped, and arrives again."""
+        router = self.routers[name]
+        req = router.running.pop(request_id)
+        assert req.arrival is not None
+        assert req.stops > req.arrival.preempted
+        self.perform(router, router.line.on_done(request_id, self.now, 5, 5))
+        age_s = self.now - req.arrived_s
+        req.arrival = replace(req.arrival, preempted=req.stops, accepted=True, age_s=age_s, session=None, deadline=None)
+        req.state, req.here, req.lease, req.drawn = "waits", False, "", (0, 0)
+        self.perform(router, router.line.on_arrive(MODEL, req.arrival, self.now))
+
     def perform(self, router: Router, actions: list[Action]) -> None:
         for action in actions:
             req = router.requests[action.request_id]
+            if isinstance(action, Preempt):
+                self.check_stop(action, req)
+                continue
             assert req.state == "waits", f"{req} was ended already: {action}"
             if not isinstance(action, Grant):
                 req.state = "refused"

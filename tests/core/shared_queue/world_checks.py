@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serve_app.core.quota import Quota
 
 if TYPE_CHECKING:
     from serve_app.core.memory import EngineReport
+    from serve_app.core.queue import Arrival, Preempt
+    from serve_app.types import RequestClass
     from tests.core.shared_queue.world import Router
+
+
+@dataclass
+class Req:
+    """A request as its caller sees it."""
+
+    number: int
+    request_class: RequestClass
+    slots: int
+    tokens: int
+    arrived_s: float
+    state: str = "waits"  # runs, done, refused, cancelled
+    engine: str = ""
+    granted_s: float = -1.0
+    here: bool = False  # granted from credit
+    lease: str = ""  # of the session it has drawn on
+    drawn: tuple[int, int] = (0, 0)  # slots and tokens of that
+    arrival: Arrival | None = None
+    stops: int = 0  # how often it was told to stop
 
 
 class WorldChecks:
@@ -18,6 +40,16 @@ class WorldChecks:
     quota: Quota
     routers: dict[str, Router]
     reports: dict[str, EngineReport]
+
+    def check_stop(self, stop: Preempt, req: Req) -> None:
+        """A router hears that a request has to stop."""
+        assert req.state == "runs", "it does not run"
+        assert req.arrival is not None
+        assert req.arrival.preemptible
+        assert not req.here, "it runs on credit"
+        assert req.stops == req.arrival.preempted, "it was told to stop already"
+        assert stop.replica_id == req.engine or not req.engine
+        req.stops += 1
 
     def check_grants(self) -> None:
         """An account has at least what its owner's granted requests hold, be it the opener of sessions."""

@@ -1,0 +1,120 @@
+"""How a drain is followed: by the quota actor's figures and Serve's details, which are scripts here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.cluster.local import draining
+from serve_app.core.memory import DrainRequest
+from serve_app.errors import LeaseNotFound, Unavailable
+from serve_app.names import APPLICATION
+
+NODE = "n1"
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"replica": "r1", "ended": False, "running": 1, "finished": 0, "moved": 0, "left_s": 0.0} | changes
+
+
+def details(*replicas: tuple[str, str], proxy: bool = False) -> dict[str, Any]:
+    listed = [{"replica_id": one, "state": state, "node_id": NODE} for one, state in replicas]
+    engine = {"name": "engine-m", "replicas": listed, "deployment_config": {"graceful_shutdown_timeout_s": 65.0}}
+    return {
+        "applications": {APPLICATION: {"deployments": {"engine-m": engine}}},
+        "proxies": {NODE: {}} if proxy else {},
+    }
+
+
+class Driver:
+    """Says these figures and details, one after the other, and the last ones for ever."""
+
+    def __init__(self, rows: list[Any], seen: list[dict[str, Any]]) -> None:
+        self.rows, self.seen = rows, seen
+        self.asked: list[DrainRequest] = []
+        self.announced: list[tuple[str, float]] = []
+
+    def ask_quota(self, method: str, *args: Any) -> Any:
+        if method == "exchange":
+            self.asked.append(args[0])
+            return None
+        found = self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
+        if isinstance(found, Exception):
+            raise found
+        return {"drains": found}
+
+    def details(self) -> dict[str, Any]:
+        return self.seen.pop(0) if len(self.seen) > 1 else self.seen[0]
+
+    def announce_end(self, node_id: str, within_s: float) -> None:
+        self.announced.append((node_id, within_s))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "POLL_S", 0.001)
+    monkeypatch.setattr(draining, "END_S", 0.1)
+    monkeypatch.setattr(draining, "MOVE_S", 0.1)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> list[list[dict[str, Any]]]:
+    monkeypatch.setattr(draining, "driver", driver)
+    return []
+
+
+def test_a_replica_is_followed_until_serve_has_seen_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = row(ended=True, running=0, moved=1)
+    away = Unavailable("the actor restarts")
+    driver = Driver([[row()], away, [row()], [end]], [details(("r1", "RUNNING")), details(("r2", "STARTING"))])
+    told = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, told.append) == [end]
+    assert told == [[row()], [end]], "each once"
+    assert driver.asked == [DrainRequest("r1", 30.0)]
+    assert len(driver.seen) == 1
+
+
+def test_a_replica_that_does_not_end_is_said_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = use(monkeypatch, Driver([[row()]], [details(("r1", "RUNNING"))]))
+    with pytest.raises(Unavailable, match="has not ended in time"):
+        draining.drain_replica("r1", 0.0, told.append)
+
+
+def test_a_replica_that_the_actor_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([[]], [details()])
+    told = use(monkeypatch, driver)
+
+    def unknown(method: str, *args: Any) -> Any:
+        raise LeaseNotFound("there is no engine")
+
+    driver.ask_quota = unknown  # type: ignore[method-assign]
+    with pytest.raises(LeaseNotFound):
+        draining.drain_replica("r1", None, told.append)
+
+
+def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = [
+        details(("r1", "RUNNING"), proxy=True),
+        details(("r1", "RUNNING"), proxy=True),
+        details(("r1", "STOPPING"), proxy=True),
+        details(("r1", "STOPPING"), proxy=True),
+        details(proxy=True),
+        details(),
+    ]
+    end = row(ended=True, running=0, finished=1)
+    driver = Driver([[], [], [row()], [end]], seen)
+    told = use(monkeypatch, driver)
+    assert draining.drain_node(NODE, None, told.append) == [end]
+    assert driver.announced == [(NODE, draining.REPLACE_S + 65.0)]
+    assert driver.asked == [DrainRequest("r1")], "once, when Serve stops it"
+    assert told == [[row()], [end]]
+
+
+def test_a_node_has_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([[]], [details(("r1", "RUNNING"))])
+    told = use(monkeypatch, driver)
+    with pytest.raises(Unavailable, match="1 replicas are left there: engine-m"):
+        draining.drain_node(NODE, 0.2, told.append)
+    assert driver.announced == [(NODE, 0.2 + draining.MOVE_S)]

@@ -1,0 +1,181 @@
+"""Requests that are told to stop for others: through the actor, the network and the routers."""
+
+from __future__ import annotations
+
+from serve_app.core.memory import FENCE_S
+from serve_app.core.queue import Preempt
+from serve_app.core.queue.preemption import STOP_S
+from serve_app.core.shared_queue.router_requests import LONG_TOKENS
+from serve_app.types import RequestClass
+from tests.core.shared_queue.test_faults import answer
+from tests.core.shared_queue.world import Message, Req, World
+
+HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+
+
+def connected(slots: int = 2, routers: int = 2, tokens: int = 1000) -> World:
+    """A world whose requests can be stopped."""
+    world = World({"e": (slots, tokens)}, routers)
+    world.preemptible = True
+    world.settle(4)
+    return world
+
+
+def full(world: World, name: str = "r0", level: RequestClass = LOW) -> list[Req]:
+    """Requests run in all slots."""
+    reqs = [world.arrive(name, level) for _ in range(world.size["e"][0])]
+    world.settle(3)
+    assert all(req.state == "runs" for req in reqs)
+    return reqs
+
+
+def obey_all(world: World) -> int:
+    """All requests that were told to stop do so; returns how many."""
+    told = [
+        (name, request_id)
+        for name, router in world.routers.items()
+        for request_id, req in router.running.items()
+        if req.arrival is not None and req.stops > req.arrival.preempted
+    ]
+    for name, request_id in told:
+        world.obey(name, request_id)
+    return len(told)
+
+
+def stop_in(message: Message) -> bool:
+    assert message.reply is not None
+    return any(isinstance(action, Preempt) for action in message.reply.actions)
+
+
+def test_a_request_stops_at_another_router_and_goes_on_when_there_is_room() -> None:
+    world = connected(routers=3)
+    low = full(world)
+    high = world.arrive("r1", HIGH)
+    world.settle(2)
+    assert sum(req.stops for req in low) == 1
+    assert high.state == "waits"
+    assert obey_all(world) == 1
+    world.settle(2)
+    assert (high.state, sorted(req.state for req in low)) == ("runs", ["runs", "waits"])
+    world.finish("r1", f"q{high.number}")
+    world.settle(2)
+    assert [req.state for req in low] == ["runs", "runs"]
+    world.accounted()
+    world.bring_to_rest()
+
+
+def test_a_message_that_says_so_is_said_again_when_it_is_lost_and_counts_once_when_it_comes_twice() -> None:
+    world = connected()
+    low = full(world)
+    world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    lost = answer(world, "r0")
+    assert stop_in(lost)
+    world.give_up("r0")
+    again = answer(world, "r0")
+    assert stop_in(again)
+    for message in (again, lost, again):
+        world.deliver(message)  # `World.check_stop` refuses a second one
+    world.settle(2)
+    assert sum(req.stops for req in low) == 1
+    world.bring_to_rest()
+
+
+def test_a_request_that_ends_while_it_is_told_to_stop_is_not_stopped() -> None:
+    world = connected(slots=1)
+    (low,) = full(world)
+    high = world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    late = answer(world, "r0")
+    world.finish("r0", f"q{low.number}")
+    world.deliver(late)
+    world.settle(3)
+    assert (low.stops, high.state) == (0, "runs")
+    world.bring_to_rest()
+
+
+def test_a_run_that_began_before_its_router_began_anew_is_not_stopped_and_the_others_wait_for_its_end() -> None:
+    world = connected(slots=1)
+    (low,) = full(world)
+    high = world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    late = answer(world, "r0")
+    assert stop_in(late)
+    line = world.routers["r0"].line
+    line.begin_incarnation(line.router_session.epoch, world.now)
+    world.deliver(late)
+    world.settle(4)
+    world.wait(2 * STOP_S)
+    world.settle(4)
+    assert (low.stops, low.state, high.state) == (0, "runs", "waits")
+    world.accounted()
+    world.finish("r0", f"q{low.number}")
+    world.settle(4)
+    assert high.state == "runs"
+    world.bring_to_rest()
+
+
+def test_a_stop_that_comes_too_late_is_not_used_and_another_request_stops() -> None:
+    world = connected(routers=3)
+    first, second = world.arrive("r0", LOW), world.arrive("r2", LOW)
+    world.settle(3)
+    assert (first.state, second.state) == ("runs", "runs")
+    world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    silent = next(name for name in ("r0", "r2") if stop_in(answer(world, name)))  # and does not arrive
+    other = {"r0": "r2", "r2": "r0"}[silent]
+    for _ in range(8):
+        world.wait(STOP_S / 4)
+        world.settle_one(other)
+        world.settle_one("r1")
+    stopped = {"r0": first, "r2": second}
+    assert (stopped[silent].stops, stopped[other].stops) == (0, 1)
+    world.bring_to_rest()
+
+
+def test_a_request_that_runs_on_credit_is_never_stopped() -> None:
+    world = connected(slots=1, routers=1)
+    here = full(world, level=NORMAL)
+    assert [req.here for req in here] == [True]
+    high = world.arrive("r0", HIGH)
+    world.settle(3)
+    world.wait(2 * STOP_S)
+    world.settle(3)
+    assert (high.state, here[0].stops) == ("waits", 0)
+    world.bring_to_rest()
+
+
+def test_low_and_long_requests_that_can_stop_are_granted_by_the_actor_and_no_others() -> None:
+    for level, tokens, preemptible, here in (
+        (LOW, 10, True, False),
+        (LOW, 10, False, True),
+        (NORMAL, LONG_TOKENS - 1, True, True),
+        (NORMAL, LONG_TOKENS, True, False),
+        (HIGH, LONG_TOKENS, True, False),
+        (NORMAL, LONG_TOKENS, False, True),
+    ):
+        world = connected(routers=1, tokens=10 * LONG_TOKENS)
+        world.preemptible = preemptible
+        req = world.arrive("r0", level, tokens=tokens)
+        world.settle(3)
+        assert (req.state, req.here) == ("runs", here), (level, tokens, preemptible)
+
+
+def test_without_the_actor_low_requests_run_on_credit() -> None:
+    world = connected(routers=1)
+    world.give_up("r0")
+    low = world.arrive("r0", LOW)
+    assert (low.state, low.here) == ("runs", True)
+    assert world.now < world.routers["r0"].line.credit_valid_until <= world.now + FENCE_S
+    world.bring_to_rest()
+
+
+def test_what_the_next_actor_does_not_know_is_not_stopped() -> None:
+    world = connected()
+    low = full(world)
+    world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    world.crash()
+    world.settle(6)
+    assert [req.stops for req in low] == [0, 0]
+    world.bring_to_rest()

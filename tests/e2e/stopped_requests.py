@@ -1,0 +1,153 @@
+"""A router, the quota actor and a vLLM engine in one process: `python -m tests.e2e.stopped_requests` prints JSON.
+
+Each request is answered undisturbed first, and then once for each of some series of stops: it is stopped as for others
+each time when the engine has produced so many more tokens (`ModelRouter.move_all`). What is printed has of each run its
+`text` with `ID` for its id and `ID-1` and so on for the others in it, how often it was `preempted` and
+`moved` and its `tokens` by its receipt, and how often it `stayed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from serve_app.engine.vllm_adapter.replay import AnswerIdentity
+from serve_app.http import app
+from serve_app.settings.settings import BUILT_IN_MODEL
+from tests.e2e.continued_streams import CREATED, PENALTIES, SCHEMA, SEEDED, TOOL, USAGE
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply, started
+from tests.fakes.engines import MODEL, FakeCluster, run, until
+
+RESPONSES = "/v1/responses"
+REPLICA = "r1"
+SLOTS = 4
+TOKENS = 32
+IDS = 9  # that an answer has beside that of its request, at most
+STOPS = ([12], [1, 3, 9, 2])  # new tokens before each stop
+ENGINE_S = 300.0  # for the whole: an engine starts in minutes where others run beside it
+SAID = "Tell me of the river and the stone, and of the bridge between them."  # more than one block of the KV cache
+
+CHATS: dict[str, dict[str, Any]] = {
+    "chat": {},
+    "chat_schema": {"response_format": SCHEMA, "max_tokens": 60},
+    "chat_tool": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 60},
+    "chat_penalties_seeded": PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
+}
+STREAMED: dict[str, dict[str, Any]] = {
+    "chat_pair": {"n": 2} | SEEDED,
+    "chat_logprobs": {"logprobs": True, "top_logprobs": 2},
+}
+STAYING: dict[str, tuple[str, dict[str, Any]]] = {
+    "whole_pair": (CHAT, {"n": 2} | SEEDED),
+    "whole_logprobs": (CHAT, {"logprobs": True}),
+    "whole_sampled_logprobs": (COMPLETIONS, {"logprobs": 0}),
+    "streamed_prompt_logprobs": (COMPLETIONS, {"logprobs": 1, "echo": True, "stream": True}),
+}
+
+
+def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
+    if path == CHAT:
+        asked |= {"messages": [{"role": "user", "content": SAID}], "max_tokens": TOKENS}
+    elif path == COMPLETIONS:
+        asked |= {"prompt": SAID, "max_tokens": TOKENS}
+    else:
+        asked |= {"input": SAID, "max_output_tokens": TOKENS}
+    asked |= more
+    return asked | (USAGE if asked.get("stream") and path != RESPONSES else {})
+
+
+async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[int]) -> dict[str, Any]:
+    """One request that is stopped so often, unless it has ended before."""
+    made, stayed = client.engine_tokens(), 0
+    reply = Reply()
+    task = client.posting(asked, path=path, key=BATCH_KEY, reply=reply)
+    for tokens in stops:
+        made += tokens
+        await until(lambda: task.done() or client.engine_tokens() >= made, ENGINE_S, "tokens")  # noqa: B023
+        stayed += client.model.move_all(REPLICA)
+        made = client.engine_tokens()
+    await task
+    assert reply.status == 200, reply.body
+    request_id = reply.headers["x-serve-app-request-id"]
+    receipt = client.edge.receipts.find(request_id, None)
+    assert receipt is not None
+    text = "\n\n".join(one for one in reply.body.decode().split("\n\n") if not one.startswith(":"))
+    identity = AnswerIdentity(request_id, CREATED)
+    for number in range(IDS):
+        text = text.replace(identity.next_id(), f"ID-{number}")
+    return {
+        "text": text.replace(request_id, "ID"),
+        "preempted": receipt.preempted,
+        "moved": receipt.moved,
+        "losses": receipt.losses,
+        "tokens": [receipt.prompt_tokens, receipt.output_tokens],
+        "stayed": stayed,
+    }
+
+
+def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The path and the body of each request that can be stopped, by name. `stop`: of the completions."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for kind in ("whole", "streamed"):
+        stream = {"stream": kind == "streamed"}
+        found |= {f"{kind}_{name}": (CHAT, more | stream) for name, more in CHATS.items()}
+        found[f"{kind}_completion"] = COMPLETIONS, {"stop": stop} | stream
+        found[f"{kind}_responses"] = RESPONSES, stream
+        found[f"{kind}_responses_tool"] = (
+            RESPONSES,
+            {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": 60} | stream,
+        )
+    return found | {f"streamed_{name}": (CHAT, more | {"stream": True}) for name, more in STREAMED.items()}
+
+
+async def scenario(cluster: FakeCluster) -> None:
+    client = await started(cluster, REPLICA)
+    await until(lambda: client.model.replica_set.info is not None, ENGINE_S, "the engine's limits")
+    found: dict[str, Any] = {"staying": {}, "stopped": {}}
+    plain = json.loads((await client.post(body(COMPLETIONS, {}), COMPLETIONS)).body)["choices"][0]["text"]
+    for name, (path, more) in requests([plain[-30:-10]]).items():  # over several tokens, late in the text
+        asked = body(path, more)
+        first = {"max_output_tokens" if path == RESPONSES else "max_tokens": PENALTIES["min_tokens"]}
+        await stopped(client, path, asked | first, [])  # after it, the prompt is cached
+        found["stopped"][name] = [await stopped(client, path, asked, stops) for stops in ([], *STOPS)]
+    for name, (path, more) in STAYING.items():
+        asked = body(path, more)
+        found["staying"][name] = [await stopped(client, path, asked, stops) for stops in ([], [5, 5])]
+    found["queued"] = await queued(client)
+    await until(client.at_rest, ENGINE_S, "all given back")
+    print(json.dumps(found), flush=True)
+
+
+async def queued(client: Client) -> dict[str, Any]:
+    """As many requests as the engine has slots, streams and whole answers, and then two of a higher class."""
+    asked = [body(CHAT, {"stream": number % 2 == 0, "max_tokens": 70 + number}) for number in range(SLOTS)]
+    undisturbed = [await stopped(client, CHAT, one, []) for one in asked]
+    steps = client.engine_steps()
+    tasks = [asyncio.create_task(stopped(client, CHAT, one, [])) for one in asked]
+    await until(lambda: client.engine_steps() > steps + 20, ENGINE_S, "some tokens")
+    urgent = [client.posting(body(CHAT, {"priority": "high", "max_tokens": 8}), path=CHAT) for _ in range(2)]
+    replies = [await one for one in urgent]
+    overtaken = not any(task.done() for task in tasks)
+    answers = [await task for task in tasks]
+    return {
+        "statuses": [one.status for one in replies],
+        "overtaken": overtaken,
+        "undisturbed": undisturbed,
+        "answers": answers,
+    }
+
+
+def main() -> None:
+    settings = BUILT_IN_MODEL.model_copy(update={"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS})
+    clock = SimpleNamespace(time=lambda: CREATED, monotonic=time.monotonic)
+    with mock.patch.object(app, "time", clock):
+        run(scenario, settings, bound_s=ENGINE_S)
+
+
+if __name__ == "__main__":
+    main()
