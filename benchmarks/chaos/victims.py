@@ -29,6 +29,7 @@ from serve_app.system import start_ticks
 
 SPARE = 2  # engines ready, and routers running, while one of them is hit
 ACTORS = {Fault.QUOTA: "ray::GpuMemoryQuota", Fault.CONTROLLER: "ray::ServeController"}
+SPAWNED = "multiprocessing.spawn"  # EngineCore's command line, where it did not set its title (seen)
 DRAIN_WITHIN_S = 10.0
 CLI_S = 60.0  # of one command: it connects to Ray
 
@@ -207,7 +208,8 @@ class Victims:
         if pid not in self._cores:
             with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process(pid).children(recursive=True)
-                cores = [child.pid for child in children if role_of(title_of(child.pid)) == ENGINE_CORE]
+                titles = {child.pid: title_of(child.pid) for child in children}
+                cores = [one for one, title in titles.items() if role_of(title) == ENGINE_CORE or SPAWNED in title]
                 if cores:
                     self._cores[pid] = cores[0]
         return self._cores.get(pid, 0)

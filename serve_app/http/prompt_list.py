@@ -57,6 +57,7 @@ class MergedExchange:
         self._documents: list[dict[str, Any]] = [{}] * prompts
         self._usage_event: dict[str, Any] | None = None
         self._has_begun = False
+        self._created: int | None = None  # as the first event or document says
         self._sending = asyncio.Lock()  # the exchange takes one message at a time, and its head first
         self._is_streamed = False
 
@@ -105,6 +106,9 @@ class MergedExchange:
 
     def _renumbered(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
         answer["id"] = answer["id"].removesuffix(f"-{number}")
+        if self._created is None:
+            self._created = answer["created"]
+        answer["created"] = self._created
         for choice in answer["choices"]:
             choice["index"] += number * self._choices
         return answer

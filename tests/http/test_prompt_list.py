@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.http.prompt_list import bodies_of
+from serve_app.http.prompt_list import MergedExchange, bodies_of
 from serve_app.types import Operation, Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Reply, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
@@ -65,6 +66,30 @@ def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool)
         await until(client.at_rest, SOON_S, "all given back")
 
     run(scenario, model(slots=4))
+
+
+def test_an_answer_states_one_time_also_if_a_later_prompt_was_granted_in_another_second() -> None:
+    sent: list[bytes] = []
+
+    class Sent:
+        async def send_events(self, data: bytes, *, is_last: bool = False) -> None:
+            sent.append(data)
+
+    def event(number: int, created: int, *choices: dict[str, Any]) -> bytes:
+        chunk = {"id": f"r-{number}", "created": created, "choices": choices, "usage": {"completion_tokens": 1}}
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+    async def scenario() -> None:
+        merged = MergedExchange(Sent(), 2, 1)  # type: ignore[arg-type]
+        for number, created in ((1, 1_001), (0, 1_000)):
+            events = event(number, created, {"index": 0, "text": "a"}) + event(number, created)
+            await merged.send_events(number, events)
+        await merged.end()
+
+    asyncio.run(scenario())
+    lines = b"".join(sent).decode().split("\n\n")[:-2]
+    told = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [(one["id"], one["created"]) for one in told] == [("r", 1_001)] * 3
 
 
 def test_choices_of_each_prompt_are_numbered_as_in_one_engine() -> None:
