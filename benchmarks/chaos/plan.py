@@ -66,8 +66,8 @@ def acts_of(possible: Sequence[Fault]) -> list[Act]:
 
 
 def due(act: Act, done: Mapping[Fault, int], draw: random.Random) -> list[Fault]:
-    """The kinds that may come now, in random order, by how often each was done in the act. Those on engines come last in
-    a round: Serve's controller replaces an engine that loads while it dies, and none would ever come back."""
+    """The kinds that may come now, in random order, by how often each was done in the act. Those on engines come last
+    in a round: an engine that loads while Serve's controller dies is replaced, and none would ever come back."""
     least = min(done.get(fault, 0) for fault in act.faults)
     kinds = [fault for fault in act.faults if done.get(fault, 0) == least]
     draw.shuffle(kinds)
