@@ -90,7 +90,7 @@ def pooled(windows: Sequence[Window], *, first: bool, levels: Sequence[str] = LE
 
 def first_tokens(windows: Sequence[Window]) -> dict[str, Any]:
     """Of each class: requests, and seconds to the first token at the median, the 95th and the 99th of a hundred; of its
-    parts, too: in the queue, in the engine, and outside both (HTTP, and the client itself)."""
+    parts, too: until the client sent it, in the queue, in the engine, and outside these (HTTP)."""
     found = dict[str, Any]()
     for level in LEVELS:
         answers = [one for window in windows for one in window.answers if not one.failure and one.level == level]
@@ -98,7 +98,8 @@ def first_tokens(windows: Sequence[Window]) -> dict[str, Any]:
             found[level] = {"requests": len(answers), **_percentiles([one.first_s for one in answers])} | {
                 "queue": _percentiles([one.queue_s for one in answers]),
                 "engine": _percentiles([one.engine_s for one in answers]),
-                "outside": _percentiles([one.first_s - one.queue_s - one.engine_s for one in answers]),
+                "late": _percentiles([one.late_s for one in answers]),
+                "outside": _percentiles([one.first_s - one.queue_s - one.engine_s - one.late_s for one in answers]),
             }
     return found
 

@@ -36,6 +36,7 @@ class Answered:
 
     Args:
         queue_s, engine_s: parts of `first_s`, by its receipt: until its grant, and from there to its first token.
+        late_s: another part, until the client itself got to send it.
     """
 
     at_s: float
@@ -45,6 +46,7 @@ class Answered:
     failure: str = ""
     queue_s: float = 0.0
     engine_s: float = 0.0
+    late_s: float = 0.0
 
 
 def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned]:
@@ -71,7 +73,7 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
             due = began + request.at_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             body = {"model": MODEL, "prompt": request.prompt, "max_tokens": tokens, "ignore_eos": True}
-            first_s, failure = 0.0, ""
+            first_s, failure, late_s = 0.0, "", max(0.0, time.monotonic() - due)
             try:
                 async with client.stream(
                     "POST",
@@ -86,7 +88,7 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
                     failure = "" if answer.status_code == 200 else str(answer.status_code)
             except httpx.HTTPError as error:
                 failure = repr(error)
-            return Answered(request.at_s, request.level, first_s, time.monotonic() - due, failure)
+            return Answered(request.at_s, request.level, first_s, time.monotonic() - due, failure, late_s=late_s)
 
         async def with_parts(number: int, answered: Answered) -> Answered:
             if answered.failure:

@@ -74,6 +74,7 @@ def result(
         "most_stops": max(stops, default=0),
         "wrong_of_preempted": len(wrong(stopped, right)),
         "low_answers": len(answers),
+        "low_failed": sum(bool(answer.failure) for answer in answers),
         "low_failures": sorted({answer.failure for answer in answers if answer.failure})[:3],
         "tokens": {"prefilled": prefilled, "again": again, "computed": computed},
         "first_token": {"alone": first_tokens(alone), "beside": first_tokens(beside)},

@@ -94,9 +94,8 @@ def said_of(body: bytes, *, is_stream: bool) -> Said:
         raise ValueError(f"no completion: {error!r}: {body[-200:]!r}") from None
 
 
-async def ask(url: str, key: str, number: int, question: Question, request_id: str) -> LowAnswer:
-    """One request over a connection of its own; what comes is parsed after its end, so that reading takes little of
-    the time in which others are measured."""
+async def fetch(url: str, key: str, question: Question, request_id: str) -> bytes:
+    """The bytes of one response, from a connection of its own. Raises OSError."""
     where, body = urlsplit(url), json.dumps(question.body()).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {key}\r\n"
@@ -104,16 +103,21 @@ async def ask(url: str, key: str, number: int, question: Question, request_id: s
         "Connection: close\r\n\r\n"
     )
     pieces = list[bytes]()
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
-        try:
-            writer.write(head.encode() + body)
-            while piece := await reader.read(READ_BYTES):
-                pieces.append(piece)
-        finally:
-            writer.close()
+        writer.write(head.encode() + body)
+        while piece := await reader.read(READ_BYTES):
+            pieces.append(piece)
+    finally:
+        writer.close()
+    return b"".join(pieces)
+
+
+def answer_of(number: int, request_id: str, response: bytes, question: Question) -> LowAnswer:
+    """Read a response."""
+    try:
         answer = AnswerReader(time.monotonic, streamed=False)
-        answer.feed(b"".join(pieces))
+        answer.feed(response)
         if not answer.complete or answer.status != 200:
             return LowAnswer(number, request_id, None, f"{answer.status} {answer.body[:200]!r}")
         return LowAnswer(number, request_id, said_of(answer.body, is_stream=question.is_stream))
@@ -125,13 +129,14 @@ async def undisturbed(url: str, key: str, questions: Sequence[Question], at_once
     """The answers to all questions while nothing else runs, by number.
 
     Raises:
-        ValueError: one has failed.
+        OSError, ValueError: one has failed.
     """
     found, turn = dict[int, Said](), iter(enumerate(questions))
 
     async def client(name: int) -> None:
         for number, question in turn:
-            answer = await ask(url, key, number, question, f"undisturbed-{name}-{number}")
+            request_id = f"undisturbed-{name}-{number}"
+            answer = answer_of(number, request_id, await fetch(url, key, question, request_id), question)
             if answer.said is None:
                 raise ValueError(f"an undisturbed answer failed: {answer.failure}")
             found[number] = answer.said
@@ -151,17 +156,18 @@ class LowClients:
         self._asked = [0] * len(keys)
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.answers: list[LowAnswer] = []
+        self._responses: list[tuple[int, str, bytes]] = []
 
     def start(self) -> None:
-        self._is_stopping, self.answers = False, []
+        self._is_stopping, self._responses = False, []
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(len(self._keys))]
 
     async def stop(self) -> list[LowAnswer]:
-        """Let each end its present request; the answers since `start`."""
+        """Let each end its present request; the answers since `start`, read only now: that would delay the clients
+        that are measured."""
         self._is_stopping = True
         await asyncio.gather(*self._tasks)
-        return self.answers
+        return [answer_of(number, name, body, self._questions[number]) for number, name, body in self._responses]
 
     async def _client(self, client: int) -> None:
         while not self._is_stopping:
@@ -170,8 +176,11 @@ class LowClients:
             number = (self._places[client] + self._asked[client]) % len(self._questions)
             self._asked[client] += 1
             request_id = f"{self._name}-{client}-{self._asked[client]}"
-            question = self._questions[number]
-            self.answers.append(await ask(self._url, self._keys[client], number, question, request_id))
+            try:
+                response = await fetch(self._url, self._keys[client], self._questions[number], request_id)
+            except OSError as error:
+                response = repr(error).encode()
+            self._responses.append((number, request_id, response))
 
 
 def wrong(answers: Sequence[LowAnswer], right: Mapping[int, Said]) -> list[LowAnswer]:

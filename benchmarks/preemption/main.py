@@ -86,11 +86,14 @@ SHAPES = {
 }
 
 
-def configuration(engine: str, shape: Shape, guard_slots_share: float = 0.0) -> dict[str, Any]:
-    """Defaults, but for the engine and the guard slots."""
+def configuration(
+    engine: str, shape: Shape, guard_slots_share: float = 0.0, block_size: int | None = None
+) -> dict[str, Any]:
+    """Defaults, but for the engine and the guard slots; `block_size`: tokens, vLLM's."""
     model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": shape.slots}
     if engine == REAL:
         model |= {"path": "tiny", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
+        model |= {"extra_engine_args": {"block_size": block_size}} if block_size else {}
     else:
         model |= {"simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000}}
     return {"models": [model], "admission": {"guard_slots_share": guard_slots_share}}
@@ -204,7 +207,7 @@ def table_of(found: dict[str, Any]) -> Table:
         table.add_row(name, str(found[name]), bars[name], "met" if is_met else "missed")
     for name, first in found["first_token"].items():
         for level, parts in first.items():
-            for part in ("all", "queue", "engine", "outside"):
+            for part in ("all", "late", "queue", "engine", "outside"):
                 told = parts if part == "all" else parts[part]
                 quantiles = ", ".join(f"{1000 * told[f'p{q}_s']:.0f}" for q in (50, 95, 99))
                 table.add_row(f"first token of {level} {name}, {part}", f"{quantiles} ms", "", "p50, p95, p99")
@@ -217,6 +220,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=(SIMULATED, REAL), default=REAL)
     parser.add_argument("--window", type=float, help="seconds")
     parser.add_argument("--guard-slots-share", type=float, default=0.0, help="admission.guard_slots_share")
+    parser.add_argument("--block-size", type=int, help="tokens of vLLM's KV blocks; its own choice is 128 on a CPU")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -228,7 +232,7 @@ async def _measured(
     questions = questions_of(shape.questions, shape.low_tokens, seed)
     try:
         right = await undisturbed(stage.cluster.url, first, questions, UNDISTURBED_AT_ONCE)
-    except* ValueError as failed:
+    except* (OSError, ValueError) as failed:
         raise BenchmarkError(str(failed.exceptions[0])) from failed
     console.print(f"  {len(right)} undisturbed answers")
     return await Measurement(stage, shape, window_s, others, questions, right).measure(seed, console)
@@ -242,13 +246,18 @@ def main(arguments: list[str] | None = None) -> int:
     window_s = options.window or (QUICK_WINDOW_S if options.quick else WINDOW_S)
     guard = options.guard_slots_share
     conditions = here(
-        seed=options.seed, engine=options.engine, window_s=window_s, guard_slots_share=guard, shape=asdict(shape)
+        seed=options.seed,
+        engine=options.engine,
+        window_s=window_s,
+        guard_slots_share=guard,
+        shape=asdict(shape),
+        block_size=options.block_size,
     )
     console.print(conditions)
     keys = [f"sk-{random.SystemRandom().getrandbits(128):032x}" for _ in range(shape.clients + 1)]
     tenants = [{"key": key, "tenant": f"low{number}"} for number, key in enumerate(keys)]
     try:
-        with stack(configuration(options.engine, shape, guard), tenants) as stage:
+        with stack(configuration(options.engine, shape, guard, options.block_size), tenants) as stage:
             found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)

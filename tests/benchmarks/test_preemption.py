@@ -9,7 +9,7 @@ import pytest
 from benchmarks.batch_fill.figures import MIN_P99, Counters, Window
 from benchmarks.batch_fill.load import HIGH, Answered
 from benchmarks.preemption.figures import LowRound, TokenCounters, result, verdicts
-from benchmarks.preemption.low_load import LowAnswer, Said, questions_of, said_of
+from benchmarks.preemption.low_load import LowAnswer, Said, answer_of, questions_of, said_of, wrong
 from benchmarks.preemption.main import SHAPES, configuration, options_of, table_of
 from serve_app.settings import parse
 
@@ -74,7 +74,7 @@ def test_the_result_compares_windows_answers_and_counters() -> None:
         "recomputed_share": True,
     }
     json.dumps(found, allow_nan=False)
-    assert table_of(found).row_count == 4 + 2 * 4
+    assert table_of(found).row_count == 4 + 2 * 5
 
 
 def test_each_bar_can_be_missed() -> None:
@@ -95,9 +95,27 @@ def test_the_engines_counters_are_those_since_the_rounds_beginning() -> None:
 def test_what_is_measured_has_no_guard_slots(engine: str) -> None:
     settings = parse(configuration(engine, SHAPES[engine]))
     assert settings.admission.guard_slots_share == 0.0
+    assert parse(configuration("vllm", SHAPES["vllm"], block_size=32)).models[0].extra_engine_args == {"block_size": 32}
     assert (settings.models[0].engine, settings.models[0].max_num_seqs) == (engine, SHAPES[engine].slots)
 
 
 def test_quick_means_shorter_windows() -> None:
     assert options_of(["--quick"]).quick
     assert options_of([]).engine == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("response", "failure"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nfull", "503 b'full'"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ncut", "200 b'cut'"),
+        (b"ConnectionRefusedError()", "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "the stream has no end"),
+    ],
+)
+def test_a_response_that_is_no_answer_is_a_failure_and_wrong(response: bytes, failure: str) -> None:
+    (question,) = questions_of(1, (2, 2), 1)
+    found = answer_of(0, "low", response, question)
+    assert found.said is None
+    assert failure in found.failure
+    assert wrong([found], {0: RIGHT}) == [found]
