@@ -1,7 +1,6 @@
 """What is done to which process, in which order, and what it may cost. Pure.
 
-Invariant: no kind gets `AHEAD` hits ahead of another one of its act, so that what can always be hit does not starve an
-engine that starts.
+Invariant: an act goes in rounds, and no kind comes again before all others have come.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 KILL_EVERY_S = 5.0
-AHEAD = 2
 HUNG_S = 60.0  # without a byte, with a replica ready
 BARS: Mapping[str, float] = {
     "failed": 0,
@@ -68,11 +66,12 @@ def acts_of(possible: Sequence[Fault]) -> list[Act]:
 
 
 def due(act: Act, done: Mapping[Fault, int], draw: random.Random) -> list[Fault]:
-    """The kinds that may come now, by how often each was done in the act: the rarest first, otherwise at random."""
+    """The kinds that may come now, in random order, by how often each was done in the act. Those on engines come last
+    in a round: an engine that loads while Serve's controller dies is replaced, and none would ever come back."""
     least = min(done.get(fault, 0) for fault in act.faults)
-    kinds = [fault for fault in act.faults if done.get(fault, 0) < least + AHEAD]
+    kinds = [fault for fault in act.faults if done.get(fault, 0) == least]
     draw.shuffle(kinds)
-    return sorted(kinds, key=lambda fault: done.get(fault, 0))
+    return sorted(kinds, key=ON_ENGINES.__contains__)
 
 
 def gap_bar_ms(fault: Fault) -> float:

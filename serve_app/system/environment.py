@@ -28,10 +28,8 @@ HARD_STOP_S = 3600  # after this HAProxy cuts the streams of a replaced worker: 
 # How long an ending router replica still answers: HAProxy removes it from its list after about a second.
 MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
-# Serve's "slow __init__" warnings, which would replace a deployment's message; our own phases and waits say more. And a
-# controller that was restarted ends every replica that is still starting after 30 s: an engine loads for minutes.
+# Serve's "slow __init__" warnings, which would replace a deployment's message; our own phases and waits say more.
 NEVER_S = 10**9
-SLOW_STARTS = ("RAY_SERVE_SLOW_STARTUP_WARNING_S", "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S")
 # For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
 # again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
 READY_S = 60
@@ -84,7 +82,7 @@ def common_environment(
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; no scrape needs Serve's 100
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_S),
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": str(READY_S),
-        **dict.fromkeys(SLOW_STARTS, str(NEVER_S)),
+        "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine

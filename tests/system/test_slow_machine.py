@@ -60,13 +60,7 @@ before = starting._curr_status_info
 DeploymentState._check_and_update_transitioning_replicas(starting)
 messages = [str(call) for call in before.update_message.call_args_list]
 haproxy_s = constants.RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S
-loading = MagicMock(_start_time=time.time() - 3600)  # a restarted controller found it an hour ago
-loading.check_started.return_value = ReplicaStartupStatus.PENDING_INITIALIZATION, None
-recovered = MagicMock()
-recovered._replicas.pop.return_value = [loading]
-DeploymentState._check_startup_replicas(recovered, ReplicaState.RECOVERING, stop_on_slow=True)
-ended = recovered._stop_replica.called
-print(json.dumps({"proxy": state.status.value, "messages": messages, "haproxy_s": haproxy_s, "ended": ended}))
+print(json.dumps({"proxy": state.status.value, "messages": messages, "haproxy_s": haproxy_s}))
 """
 
 
@@ -109,10 +103,3 @@ def test_serves_own_message_of_a_slow_init_is_never_shown(ours: dict[str, Any], 
     (told,) = plain["messages"]
     assert "slow __init__" in told, "Serve by itself replaces a deployment's message"
     assert ours["messages"] == []
-
-
-def test_a_replica_that_loads_while_the_controller_is_restarted_is_waited_for(
-    ours: dict[str, Any], plain: dict[str, Any]
-) -> None:
-    assert plain["ended"], "Serve by itself ends it"
-    assert not ours["ended"]
