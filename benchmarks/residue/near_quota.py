@@ -44,8 +44,13 @@ class _Devices:
     async def devices(self) -> list[Device]:
         return [Device(NODE, 0, DEVICE_BYTES, 0)]
 
+    async def leaving(self) -> dict[str, float]:
+        return {}
+
     async def gone(self, told: EngineReport | None) -> bool:
         return True
+
+    end_orphans = gone
 
 
 class NearQuota:
