@@ -129,10 +129,9 @@ class Capacity:
     ) -> bool:
         """Whether a replica could take this of a class if only its sessions were on it."""
         only, avoid = where or ANYWHERE
-        size, _, kv_tokens = self.replicas[replica_id].size
         is_closed = self._kv_debts.get(replica_id, -1) >= request_class
         is_allowed = only in (None, replica_id) and replica_id not in avoid
-        return is_allowed and not is_closed and size >= slots and kv_tokens >= tokens
+        return is_allowed and not is_closed and self._is_large_enough(replica_id, slots, tokens)
 
     def is_too_large(self, arrival: Arrival) -> bool:
         """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
