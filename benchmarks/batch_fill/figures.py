@@ -33,6 +33,11 @@ class Counters:
         found = engine_figures(metrics, ("steps", "sequence_steps"))
         return cls(at, found["steps"], found["sequence_steps"])
 
+    def sequences_since(self, earlier: Counters) -> float:
+        """The mean sequences of a step since then; without steps 0."""
+        steps = self.steps - earlier.steps
+        return (self.sequence_steps - earlier.sequence_steps) / steps if steps else 0.0
+
 
 def engine_figures(metrics: str, names: Sequence[str]) -> dict[str, float]:
     """The engines' figures of these names, each the sum over the replicas."""

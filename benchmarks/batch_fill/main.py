@@ -159,9 +159,7 @@ class Beside:
         """Sequences in the engine."""
         first = self._counters()
         time.sleep(POLL_S)  # of some steps
-        then = self._counters()
-        steps = then.steps - first.steps
-        return (then.sequence_steps - first.sequence_steps) / steps if steps else 0.0
+        return self._counters().sequences_since(first)
 
     def _counters(self) -> Counters:
         answer = self.stage.get("/metrics")
@@ -177,7 +175,7 @@ async def measure(beside: Beside, seed: int, console: Console) -> dict[str, Any]
         for name, windows, make in (("alone", alone, beside.window), ("beside", filled, beside.beside)):
             windows.append(await make(seed + number))
             one = windows[-1]
-            used = one.sequence_steps / one.steps if one.steps else 0.0
+            used = one.after.sequences_since(one.before)
             console.print(
                 f"  round {number + 1}, {name}: {len(one.answers)} requests, {used:.1f} sequences a step, "
                 f"{one.step_s * 1000:.1f} ms a step"

@@ -172,9 +172,7 @@ class Measurement:
         """Sequences of a step in the engine, over some steps."""
         first = self._counters()
         time.sleep(POLL_S)  # of some steps
-        then = self._counters()
-        steps = then.steps - first.steps
-        return (then.sequence_steps - first.sequence_steps) / steps if steps else 0.0
+        return self._counters().sequences_since(first)
 
     def _counters(self) -> Counters:
         return Counters.of(self._metrics(), time.monotonic())
@@ -187,7 +185,7 @@ class Measurement:
 
 
 def _tell(console: Console, number: int, name: str, window: Window, more: str = "") -> None:
-    used = window.sequence_steps / window.steps if window.steps else 0.0
+    used = window.after.sequences_since(window.before)
     console.print(
         f"  round {number + 1}, {name}: {len(window.answers)} of high, {used:.1f} sequences a step, "
         f"{window.step_s * 1000:.1f} ms a step{more}"
