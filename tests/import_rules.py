@@ -49,6 +49,7 @@ VLLM_PACKAGE = "serve_app/engine/vllm_adapter/"
 PRIVATE_RAY_FILES = frozenset(
     {
         "serve_app/ray_adapter/handles.py",
+        "serve_app/ray_adapter/loading.py",
         "serve_app/ray_adapter/nodes.py",
         "serve_app/ray_adapter/request_bodies.py",
         "serve_app/cluster/local/driver.py",

@@ -1,6 +1,6 @@
 """What is done to which process, in which order, and what it may cost. Pure.
 
-Invariant: an act goes in rounds, and no kind comes again before all others have come.
+Invariant: of the kinds that can be done, the one that was done least often comes next.
 """
 
 from __future__ import annotations
@@ -66,12 +66,10 @@ def acts_of(possible: Sequence[Fault]) -> list[Act]:
 
 
 def due(act: Act, done: Mapping[Fault, int], draw: random.Random) -> list[Fault]:
-    """The kinds that may come now, in random order, by how often each was done in the act. Those on engines come last
-    in a round: an engine that loads while Serve's controller dies is replaced, and none would ever come back."""
-    least = min(done.get(fault, 0) for fault in act.faults)
-    kinds = [fault for fault in act.faults if done.get(fault, 0) == least]
+    """The act's kinds, first those that were done least often in it, among equals in random order."""
+    kinds = list(act.faults)
     draw.shuffle(kinds)
-    return sorted(kinds, key=ON_ENGINES.__contains__)
+    return sorted(kinds, key=lambda fault: done.get(fault, 0))
 
 
 def gap_bar_ms(fault: Fault) -> float:

@@ -33,6 +33,9 @@ NEVER_S = 10**9
 # For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
 # again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
 READY_S = 60
+# How long a new controller waits for a replica that it finds loading (its 30 s): downloads take longer.
+# As long, one that it finds standing still; HAProxy and the quota actor see that sooner.
+LOADING_S = 3600
 STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since the wrapper replaces them by unix sockets
 
 # A machine that does not answer is lost after 30 s (4 checks of 5 s, 3 s apart); then its requests go elsewhere. Ray's
@@ -82,6 +85,7 @@ def common_environment(
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; no scrape needs Serve's 100
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_S),
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": str(READY_S),
+        "RAY_SERVE_SLOW_STARTUP_WARNING_S": str(LOADING_S),
         "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later

@@ -15,7 +15,7 @@ from benchmarks.chaos.answers import Answer, Malformed, duplicated, read
 from benchmarks.chaos.clients import Counts, Cut, Different, Paused, Refused, refusal
 from benchmarks.chaos.figures import KEYS, RouterCounts, longest_pauses, missed, p99, result
 from benchmarks.chaos.main import configuration
-from benchmarks.chaos.plan import AT_EDGE, ON_ENGINES, Act, Fault, acts_of, due
+from benchmarks.chaos.plan import AT_EDGE, Act, Fault, acts_of, due
 from benchmarks.chaos.questions import Api, Question, questions
 from benchmarks.chaos.victims import Hit
 from serve_app.settings import parse
@@ -50,26 +50,19 @@ def response_stream(last: int = 2, text: str = "a b") -> str:
     )
 
 
-@given(st.randoms(use_true_random=False), st.sets(st.sampled_from(sorted(Fault)), max_size=7))
-def test_a_kind_that_cannot_be_hit_now_is_waited_for(draw: random.Random, possible: set[Fault]) -> None:
+@given(st.randoms(use_true_random=False), st.sets(st.sampled_from(sorted(Fault)), min_size=1, max_size=7))
+def test_kinds_that_cannot_be_hit_now_hold_up_no_others(draw: random.Random, possible: set[Fault]) -> None:
     act, done = Act(tuple(Fault), True, 1.0), Counter[Fault]()
-    for _ in range(60):
-        hit = next((fault for fault in due(act, done, draw) if fault in possible), None)
-        if hit is not None:
-            done[hit] += 1
-    assert dict(done) == dict.fromkeys(possible, 1)
+    for _ in range(10 * len(possible)):
+        done[next(fault for fault in due(act, done, draw) if fault in possible)] += 1
+    assert dict(done) == dict.fromkeys(possible, 10)
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
-def test_every_round_has_every_kind_and_ends_with_those_on_engines(draw: random.Random, rounds: int) -> None:
-    act, done = Act(tuple(Fault), True, 1.0), Counter[Fault]()
-    for _ in range(rounds):
-        order = []
-        for _ in Fault:
-            order.append(due(act, done, draw)[0])
-            done[order[-1]] += 1
-        assert set(order) == set(Fault)
-        assert set(order[-len(ON_ENGINES) :]) == ON_ENGINES
+def test_a_kind_that_was_long_impossible_comes_first(draw: random.Random, rounds: int) -> None:
+    act, done = Act(tuple(Fault), True, 1.0), Counter(dict.fromkeys(Fault, rounds)) - Counter([Fault.ENGINE])
+    assert due(act, done, draw)[0] is Fault.ENGINE
+    assert set(due(act, done, draw)) == set(Fault)
 
 
 def test_connections_are_cut_only_where_requests_have_a_key_to_be_repeated_by() -> None:

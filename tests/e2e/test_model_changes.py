@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.common.processes import title_of
 from serve_app.cluster.local import RemoteDriver
-from serve_app.names import deployment_of
+from serve_app.names import APPLICATION, deployment_of
 from serve_app.settings import application, parse
 from tests.e2e.changing import (
     CHANGED_S,
@@ -43,6 +43,7 @@ COMMAND_S = 120.0  # of one command: Python, Ray and the change, five seconds on
 QUICK = {"max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
 ENDLESS = 8000  # tokens: longer than any test
 NEVER = 10_000.0  # seconds, likewise
+LOADING_S = 8.0  # of an engine: longer than another controller needs to be there
 
 
 @pytest.fixture(scope="module")
@@ -241,14 +242,23 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
     changed = configured(model(OTHER, generation=7), model("added"), admission={"max_queued": 5})
     there.become(changed)
     before = there.replicas()
-    (process,) = [pid for pid in there.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
-    os.kill(process, signal.SIGKILL)
+    kill_controller(there)
     there.wait_running(changed)
     assert there.replicas() == before
     there.become(configured(model(OTHER, generation=7)))  # and it goes on changing what it is told
     assert there.endpoint.ask("added").status == 404
     after = there.replicas()
     assert after == {name: ids for name, ids in before.items() if name != "added"}
+
+
+def test_an_engine_that_loads_while_the_controller_dies_goes_on_loading(there: Place) -> None:
+    rates = {"decode_step_s": 0.01, "start_s": LOADING_S}
+    there.declare(configured(model(OTHER), model("loads", simulated=rates)))
+    within(lambda: loading(there, "loads"), "it loads")
+    before = loading(there, "loads")
+    kill_controller(there)
+    there.wait_serving("loads")
+    assert there.processes(deployment_of("loads")) == before
 
 
 @pytest.mark.long
@@ -380,6 +390,17 @@ def within(condition: Any, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {CHANGED_S} s: {what}"
         time.sleep(POLL_S)  # bound: CHANGED_S
+
+
+def loading(there: Place, name: str) -> list[int]:
+    """Processes of the model's engines that load."""
+    title = f"ray::ServeReplica:{APPLICATION}:{deployment_of(name)}.initialize_and_get_metadata"
+    return [pid for pid in there.cluster.pids() if title_of(pid) == title]
+
+
+def kill_controller(there: Place) -> None:
+    (process,) = [pid for pid in there.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
+    os.kill(process, signal.SIGKILL)
 
 
 def command(there: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
