@@ -262,6 +262,15 @@ class Place:
             time.sleep(POLL_S)  # bound: CHANGED_S; a replica that drains goes within its shutdown timeout
         return found[0]
 
+    def loading(self, name: str) -> list[int]:
+        """Processes of the model's engines that load."""
+        title = f"ray::ServeReplica:{APPLICATION}:{deployment_of(name)}.initialize_and_get_metadata"
+        return [pid for pid in self.cluster.pids() if title_of(pid) == title]
+
+    def kill_controller(self) -> None:
+        (process,) = [pid for pid in self.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
+        os.kill(process, signal.SIGKILL)
+
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
         """The engines of the model stand still for the block: what they have begun does not end."""
@@ -283,6 +292,11 @@ def running(state: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, li
         for name, replicas in groups.items()
         if not names or name in names
     }
+
+
+def sizes(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Replicas wanted, and replicas there are in any state, by model."""
+    return {one["name"]: (one["target"], len(one["replicas"])) for one in state["models"]}
 
 
 @contextmanager

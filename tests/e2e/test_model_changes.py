@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.common.processes import title_of
 from serve_app.cluster.local import RemoteDriver
-from serve_app.names import APPLICATION, deployment_of
+from serve_app.names import deployment_of
 from serve_app.settings import application, parse
 from tests.e2e.changing import (
     CHANGED_S,
@@ -32,6 +31,7 @@ from tests.e2e.changing import (
     configured,
     model,
     running,
+    sizes,
 )
 
 BASE = configured(model(OTHER))
@@ -242,7 +242,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
     changed = configured(model(OTHER, generation=7), model("added"), admission={"max_queued": 5})
     there.become(changed)
     before = there.replicas()
-    kill_controller(there)
+    there.kill_controller()
     there.wait_running(changed)
     assert there.replicas() == before
     there.become(configured(model(OTHER, generation=7)))  # and it goes on changing what it is told
@@ -254,9 +254,9 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
 def test_an_engine_that_loads_while_the_controller_dies_goes_on_loading(there: Place) -> None:
     rates = {"decode_step_s": 0.01, "start_s": LOADING_S}
     there.declare(configured(model(OTHER), model("loads", simulated=rates)))
-    within(lambda: loading(there, "loads"), "it loads")
-    before = loading(there, "loads")
-    kill_controller(there)
+    within(lambda: there.loading("loads"), "it loads")
+    before = there.loading("loads")
+    there.kill_controller()
     there.wait_serving("loads")
     assert there.processes(deployment_of("loads")) == before
 
@@ -365,11 +365,6 @@ def test_a_deploy_ends_under_a_load_that_wants_more_replicas_than_have_a_place(t
     assert not set(after) & set(before["wide"])
 
 
-def sizes(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Replicas wanted, and replicas there are in any state, by model."""
-    return {one["name"]: (one["target"], len(one["replicas"])) for one in state["models"]}
-
-
 def test_a_router_that_starts_later_has_the_present_configuration(started: Place, load: Load) -> None:
     """The last of this module: what is on its way through a router that is killed is lost."""
     load.stop()
@@ -390,17 +385,6 @@ def within(condition: Any, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {CHANGED_S} s: {what}"
         time.sleep(POLL_S)  # bound: CHANGED_S
-
-
-def loading(there: Place, name: str) -> list[int]:
-    """Processes of the model's engines that load."""
-    title = f"ray::ServeReplica:{APPLICATION}:{deployment_of(name)}.initialize_and_get_metadata"
-    return [pid for pid in there.cluster.pids() if title_of(pid) == title]
-
-
-def kill_controller(there: Place) -> None:
-    (process,) = [pid for pid in there.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
-    os.kill(process, signal.SIGKILL)
 
 
 def command(there: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
