@@ -53,6 +53,10 @@ def show(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]],
 def show_end(found: Mapping[str, Any], console: Console) -> None:
     """Print what has become of the requests."""
     rows = found["rows"]
+    if not rows:
+        text = f"{found['target']} is drained; no engine of it has reported what became of its requests"
+        Listing(console).say(text, ("drained", found["target"], "-", "-", "-"))
+        return
     finished, moved, cut = (sum(row[what] for row in rows) for what in ("finished", "moved", "running"))
     parts = [f"{finished} finished", f"{moved} moved to other replicas"]
     parts += [f"{cut} cut: their routers did not answer"] if cut else []

@@ -76,3 +76,8 @@ def test_a_drain_that_cannot_be_followed_fails(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(Unavailable):
         drained(monkeypatch, script)
     assert script.closed
+
+
+def test_nothing_is_said_of_requests_that_no_engine_has_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script({"event": "drained", "target": "x7k2", "rows": []})
+    assert drained(monkeypatch, script) == "drained\tx7k2\t-\t-\t-\n"

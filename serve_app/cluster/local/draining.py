@@ -26,7 +26,8 @@ Tell = Callable[[list[dict[str, Any]]], None]  # receives the rows of `_rows` wh
 
 
 def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict[str, Any]]:
-    """Drain an engine replica; returns its row once it has ended and Serve has seen that.
+    """Drain an engine replica; returns its row once it has ended and Serve has seen that: none if the quota actor
+    has started anew and its first row was never seen.
 
     Raises:
         LeaseNotFound: the quota actor does not know it. Unavailable: no actor, or it has not ended in time.
@@ -36,15 +37,19 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
     limit_s = END_S
     silent_since = begun = time.monotonic()
     while True:
-        with contextlib.suppress(Unavailable):  # the actor restarts, and learns of the drain from the engine
+        with contextlib.suppress(ServeAppError):  # the actor or Serve's controller starts anew
             rows = [one for one in driver.ask_quota("figures")["drains"] if one["replica"] == replica]
             silent_since = time.monotonic() if rows else silent_since
             if rows and rows != shown:
                 limit_s = max(limit_s, time.monotonic() - begun + rows[0]["left_s"] + MOVE_S + END_S)
                 shown = rows
                 tell(rows)
-            if rows and rows[0]["ended"] and not status.has_replica(driver.details(), replica):
-                return rows
+            is_there = status.has_replica(driver.details(), replica)
+            if not is_there and (not rows or rows[0]["ended"]):
+                return rows or [one | {"ended": True} for one in shown]
+            if is_there and not rows:  # the actor may have ended before the engine knew of it
+                left_s = None if within_s is None else max(0.0, begun + within_s - time.monotonic())
+                driver.ask_quota("exchange", DrainRequest(replica, left_s))
         if time.monotonic() > min(begun + limit_s, silent_since + END_S):
             raise Unavailable(f"{replica} drains and has not ended in time", code="drain_failed")
         time.sleep(POLL_S)  # bound: `limit_s`

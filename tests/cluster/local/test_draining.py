@@ -80,6 +80,25 @@ def test_a_replica_that_does_not_end_is_said_not_to(monkeypatch: pytest.MonkeyPa
         draining.drain_replica("r1", 0.0, told.append)
 
 
+def test_a_replica_that_ends_while_the_actor_starts_anew_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([[row()], Unavailable("the actor restarts"), []], [details(("r1", "RUNNING")), details()])
+    told = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, told.append) == [row(ended=True)]
+    assert driver.asked == [DrainRequest("r1", 30.0)]
+
+
+def test_an_actor_that_ended_before_the_engine_knew_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = row(ended=True, running=0, finished=1)
+    there = details(("r1", "RUNNING"))
+    driver = Driver([[], Unavailable("the actor restarts"), [row()], [end]], [there, there, details()])
+    told = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, told.append) == [end]
+    first, again = driver.asked
+    assert first == DrainRequest("r1", 30.0)
+    assert again.replica == "r1"
+    assert 0 < (again.within_s or 0) < 30.0
+
+
 def test_a_replica_that_the_actor_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[]], [details()])
     told = use(monkeypatch, driver)
