@@ -22,7 +22,7 @@ from serve_app.ray_adapter.handles import (
     pin_version,
     quiet_router_thread,
 )
-from serve_app.ray_adapter.nodes import draining_nodes
+from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
 from serve_app.ray_adapter.request_bodies import bound_bodies
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "bound_bodies",
     "draining_nodes",
     "in_fresh_context",
+    "live_nodes",
     "on_fast_path",
     "pin_version",
     "quiet_router_thread",
