@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from serve_app.errors import QUOTA_AWAY, Unavailable
 
 GCS_S = 5.0  # an answer takes milliseconds; whoever waits for the quota actor gives up as soon
-FIRST_LOOK_S = 15.0  # for the GCS, then for the nodes' first answers, for which a process must start on each
+FIRST_LOOK_S = 60.0  # above the patience of a starting engine, which has most: the first devices take GCS_S and 6 s
 
 
 @contextlib.asynccontextmanager

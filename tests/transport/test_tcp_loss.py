@@ -71,6 +71,14 @@ def test_a_machine_that_is_cut_off_is_given_up_from_both_ends(
     names = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
     sooner = {key: names.get(key[1], value) for key, value in tcp.KEEPALIVE.items()}
     monkeypatch.setattr(tcp, "KEEPALIVE", sooner)
+    ends: list[asyncio.BaseTransport] = []
+    made = tcp.Framing.connection_made
+
+    def noted(framing: tcp.Framing, transport: asyncio.BaseTransport) -> None:
+        ends.append(transport)
+        made(framing, transport)
+
+    monkeypatch.setattr(tcp.Framing, "connection_made", noted)
 
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
@@ -78,11 +86,9 @@ def test_a_machine_that_is_cut_off_is_given_up_from_both_ends(
         requests = await running(link, cluster, 3)
         if engine_frozen:
             freeze(cluster, REPLICA)
-        assert link.connection is not None
-        (visitor,) = cluster[REPLICA].engine.wire.connections
-        for framing in (link.connection._framing, visitor.framing):
-            assert framing.transport is not None
-            cut_off(framing.transport.get_extra_info("socket"))
+        assert len(ends) == 2
+        for end in ends:
+            cut_off(end.get_extra_info("socket"))
         async with asyncio.timeout(LOST_S):
             assert set(await asyncio.gather(*requests)) == {"EngineFailed"}
         thaw(cluster, REPLICA)
