@@ -37,6 +37,7 @@ from typing import Any
 # Codes of `Unavailable` for failures without an HTTP answer: over HTTP the connection is refused or reset.
 NO_ROUTER = "no_router"  # no router accepted the call
 DROPPED = "connection_lost"  # the router, or the client here, ended while the call ran
+QUOTA_AWAY = "quota_away"  # the quota actor does not answer, or cannot read or store what its answer depends on
 RAY_ERROR_BASE = "RayTaskError"  # the base class of Ray's wrapped errors, by name: this module does not import Ray
 
 

@@ -5,6 +5,7 @@ an answer that depends on it is sent, so a received answer is never lost. An ans
 storage.
 
 Invariant: every public method answers from the core alone; no call waits for slow work such as queries of other nodes.
+Invariant: while the GCS is away, a call whose answer needs it fails within `gcs_wait.GCS_S`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
+from serve_app.quota.gcs_wait import FIRST_LOOK_S, GCS_S, bounded_wait
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
@@ -114,19 +116,19 @@ class GpuMemoryQuota:
 
     async def engine(self, report: EngineReport) -> EngineReply:
         """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""
-        await self.devices_known.wait()
+        await self._know_devices()
         return await self._run_event(lambda now: self.core.on_engine(report, now), report.owner)
 
     async def starts(self, asks: tuple[StartsRequest, ...]) -> tuple[StartsReply, ...]:
         """Place the replicas that Serve starts; see `core.memory.start_reservations`. One reply per request."""
-        await self.devices_known.wait()
+        await self._know_devices()
         return await self._run_event(
             lambda now: tuple(self.core.on_starts(ask, now) for ask in asks), "", EntryKind.RESERVATION
         )
 
     async def devices(self) -> dict[str, tuple[int, int]]:
         """Total bytes and bytes available to leases, by device key."""
-        await self.devices_known.wait()
+        await self._know_devices()
         found = (use.device for use in self.core.ledger.devices())
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
@@ -146,13 +148,13 @@ class GpuMemoryQuota:
         if isinstance(message, DrainRequest):
             return await self._run_event(partial(self.core.drain, message))
         self._calls["exchange"] += 1
-        await self.devices_known.wait()
+        await self._know_devices()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
         self._calls["watch"] += 1
-        await self.devices_known.wait()
+        await self._know_devices()
         news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
         reply = await self._run_event(
@@ -212,7 +214,7 @@ class GpuMemoryQuota:
             BadRequest, InsufficientMemory, LeaseConflict, Overloaded, Unavailable: see
             `core.shared_queue.session_admission`.
         """
-        await self.devices_known.wait()
+        await self._know_devices()
         wait_s, name = ask.wait_until, ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
         # also set while this call waits for storage
@@ -248,23 +250,23 @@ class GpuMemoryQuota:
 
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self.devices_known.wait()
+        await self._know_devices()
         return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.renew(session_id, now)))
 
     async def look_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        await self.devices_known.wait()
+        await self._know_devices()
         return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.view(session_id)))
 
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
-        await self.devices_known.wait()
+        await self._know_devices()
         await self._run_event(lambda now: self.core.queue.close_session(session_id, now), "", EntryKind.SESSION)
         self._resolve_session(session_id, Unavailable("the session was closed while it waited", code="session_closed"))
 
     async def defrag(self, begin: bool) -> dict[str, Any] | None:
         """The plan to fit the first waiting engine; None: no plan helps. `begin`: carry it out."""
-        await self.devices_known.wait()
+        await self._know_devices()
         plan = self.core.relocation.plan(time.monotonic())
         if begin and plan is not None:
             self.core.relocation.begin()
@@ -274,15 +276,25 @@ class GpuMemoryQuota:
         """The report for `serve-app quota` and GET /admin/quota."""
         return figures(self.core, time.monotonic(), self._defrag_above) | {"router_calls": dict(self._calls)}
 
+    async def _know_devices(self) -> None:
+        """Return once the devices are known. Raises Unavailable."""
+        if not self.devices_known.is_set():
+            async with bounded_wait("the devices of the nodes", FIRST_LOOK_S):
+                await self.devices_known.wait()
+
     async def _run_event(self, act: Callable[[float], T], name: str = "", *kinds: EntryKind) -> T:
         """Run one event of the core. Returns after the checkpoint entries that the answer depends on are stored: those
-        of this name (the sender's), and all of these kinds."""
+        of this name (the sender's), and all of these kinds. Raises Unavailable: the GCS has not stored them in time;
+        the event has happened, and they are stored later."""
         try:
             return act(time.monotonic())
         finally:
             self._after_queue_event()
-            while (writing := self._store()) is not None and self.core.unstored(name, kinds):
-                await asyncio.shield(writing)
+            if self.core.unstored(name, kinds):
+                async with bounded_wait("its state to be stored", GCS_S):
+                    while (writing := self._store()) is not None and self.core.unstored(name, kinds):
+                        await asyncio.shield(writing)  # writes go on, in their order
+            self._store()
 
     def _store(self) -> asyncio.Task[None] | None:
         """Store changes, one batch at a time; returns the task that does it, None: there are no changes."""

@@ -17,8 +17,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import psutil
 import pynvml
@@ -26,7 +26,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.core.memory import Device, NodeProcesses, Process
-from serve_app.ray_adapter import draining_nodes
+from serve_app.quota.gcs_wait import GCS_S, bounded_wait
+from serve_app.ray_adapter import draining_nodes, live_nodes
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
@@ -34,6 +35,8 @@ logger = logging.getLogger("serve_app.quota")
 
 ASK_S = 5.0  # a node answers in milliseconds; for the first call a process must start there
 LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
+
+T = TypeVar("T")
 
 
 class NodeWatch:
@@ -87,9 +90,8 @@ class Inventory:
         self._nvml_failed: set[str] = set()  # nodes whose NVML has failed: asked again
 
     async def devices(self) -> list[Device]:
-        """All reported devices of the nodes that Ray counts as alive."""
-        nodes = await asyncio.to_thread(ray.nodes)
-        alive = {node["NodeID"]: node.get("Resources", {}) for node in nodes if node["Alive"]}
+        """All reported devices of the nodes that Ray counts as alive. Raises Unavailable: the GCS does not answer."""
+        alive = await _from_gcs(live_nodes)
         self._alive = frozenset(alive)
         for known_nodes in (self._watches, self._devices, self._earlier_devices):
             for gone in known_nodes.keys() - self._alive:
@@ -112,8 +114,9 @@ class Inventory:
     async def leaving(self) -> dict[str, float]:
         """The nodes that drain by Ray's state (a command, a spot notice, its autoscaler), and when each ends, on the
         monotonic clock. Those without a deadline are left out: Serve replaces what they run, however long that takes.
+        Raises Unavailable: the GCS does not answer.
         """
-        found = await asyncio.to_thread(draining_nodes, ASK_S)
+        found = await _from_gcs(draining_nodes)
         ahead_s = time.time() - time.monotonic()
         return {node: ends_ms / 1000.0 - ahead_s for node, ends_ms in found.items() if ends_ms}
 
@@ -169,3 +172,9 @@ class Inventory:
             self._watches[node] = watch
         async with asyncio.timeout(ASK_S):
             return await getattr(watch, question).remote(*args)
+
+
+async def _from_gcs(ask: Callable[[float], T]) -> T:
+    """Ray's own state of the nodes. Raises Unavailable: the GCS does not answer."""
+    async with bounded_wait("the list of the nodes", GCS_S):
+        return await asyncio.to_thread(ask, GCS_S)

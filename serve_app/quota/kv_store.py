@@ -58,7 +58,9 @@ class Unreadable:
 
 
 class GcsStore:
-    """The actor's values by name. Each call is a round trip to the GCS and raises Ray's errors if the GCS is down."""
+    """The actor's values by name. Each call is a round trip to the GCS and waits for it, however long it is away: a
+    write that was given up could still arrive, after a later one. Ray ends this process when there is no GCS for a
+    minute."""
 
     def put(self, name: str, value: Any) -> None:
         """Store a value; replaces an earlier one of this name."""

@@ -23,7 +23,7 @@ from serve_app.ray_adapter.handles import (
     quiet_router_thread,
 )
 from serve_app.ray_adapter.loading import keep_while_loading
-from serve_app.ray_adapter.nodes import draining_nodes
+from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
 from serve_app.ray_adapter.request_bodies import bound_bodies
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "draining_nodes",
     "in_fresh_context",
     "keep_while_loading",
+    "live_nodes",
     "on_fast_path",
     "pin_version",
     "quiet_router_thread",

@@ -1,4 +1,7 @@
-"""Ray's own state of its nodes, by interfaces that Serve's controller uses and Ray calls private."""
+"""Ray's own state of its nodes, by interfaces that Serve's controller uses and Ray calls private.
+
+Each call waits for the GCS, for `timeout_s` at most, and raises Ray's errors; the public ones have no bound.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,23 @@ import functools
 
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
 
 def draining_nodes(timeout_s: float) -> dict[str, int]:
     """The nodes that drain, by a command, a spot notice or Ray's autoscaler: node id -> when it ends, in milliseconds
-    since the epoch; 0: no deadline. Waits for the GCS and raises Ray's errors."""
-    return _client(ray.get_runtime_context().gcs_address).get_draining_nodes(timeout=timeout_s)  # type: ignore[no-any-return]
+    since the epoch; 0: no deadline."""
+    return _gcs().get_draining_nodes(timeout=timeout_s)  # type: ignore[no-any-return]
+
+
+def live_nodes(timeout_s: float) -> dict[str, dict[str, float]]:
+    """The resources of each node that is alive, by node id."""
+    found = _gcs().get_all_node_info(timeout=timeout_s, state_filter=GcsNodeInfo.ALIVE)
+    return {node.hex(): dict(info.resources_total) for node, info in found.items()}
+
+
+def _gcs() -> GcsClient:
+    return _client(ray.get_runtime_context().gcs_address)
 
 
 @functools.cache

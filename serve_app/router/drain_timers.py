@@ -2,8 +2,10 @@
 
 A replica drains since it says so, or since it has left Serve's set (a scale-down, a rolling change, a leaving node).
 What is left at the deadline is moved: the router takes it back and runs it elsewhere, before the replica ends with it.
+What the replica has not given back `OVERDUE_S` later is given up with its connection: it should have ended, by itself
+or by Serve, and stands still with its connections open (a process that the kernel cannot kill, a node that hangs).
 
-Invariant: while a replica drains, its deadline never moves back.
+Invariant: while a replica drains, its deadline never moves back; then no request waits for it longer than `OVERDUE_S`.
 """
 
 from __future__ import annotations
@@ -11,13 +13,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from serve_app.core.memory import MOVE_S
+
+OVERDUE_S = MOVE_S + 10.0  # a replica ends `MOVE_S` after its deadline; its end takes seconds where a machine is busy
+
 
 class DrainTimers:
-    """One timer for each replica that drains. Args: move_all: moves all requests off a replica; may be called twice."""
+    """One timer for each replica that drains.
 
-    def __init__(self, move_all: Callable[[str], object]) -> None:
-        self._move_all = move_all
-        self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # with its time: uvloop's handles have none
+    Args:
+        move_all: moves all requests off a replica; may be called twice.
+        give_up: ends the requests that are still there.
+    """
+
+    def __init__(self, move_all: Callable[[str], object], give_up: Callable[[str], object]) -> None:
+        self._move_all, self._give_up = move_all, give_up
+        self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # with the deadline: uvloop's handles have none
 
     def begin(self, replica_id: str, within_s: float) -> None:
         """A replica drains: its requests may finish within this time."""
@@ -28,10 +39,15 @@ class DrainTimers:
             if known[0] <= due:
                 return
             known[1].cancel()
-        self._timers[replica_id] = due, loop.call_at(due, self._move_all, replica_id)
+        self._timers[replica_id] = due, loop.call_at(due, self._on_due, replica_id, due)
 
     def end(self, replica_id: str) -> None:
         """The replica takes requests again, or is gone."""
         known = self._timers.pop(replica_id, None)
         if known is not None:
             known[1].cancel()
+
+    def _on_due(self, replica_id: str, due: float) -> None:
+        overdue = asyncio.get_running_loop().call_at(due + OVERDUE_S, self._give_up, replica_id)
+        self._timers[replica_id] = due, overdue  # first: where nothing is left to move, the replica is dropped
+        self._move_all(replica_id)

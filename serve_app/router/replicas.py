@@ -82,7 +82,7 @@ class ReplicaSet:
         self._probes: dict[str, str | None] = {}  # by replica on probation: the request id of its probe; None: not sent
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._routing = BoundedRing()
-        self._drains = DrainTimers(move_all)
+        self._drains = DrainTimers(move_all, self._give_up)
         self.configure(settings, routers)
         self._random = random.Random()
         self.channels: dict[str, Channel] = {}
@@ -218,6 +218,12 @@ class ReplicaSet:
                 lambda: self._may_break(replica_id),
             )
         return channel
+
+    def _give_up(self, replica_id: str) -> None:
+        """A replica that drains should have ended."""
+        channel = self.channels.get(replica_id)
+        if channel is not None:
+            channel.give_up("the replica has drained and should have ended, but stands still")
 
     def _may_break(self, replica_id: str) -> bool:
         """Whether to give up a silent replica: another one takes requests, and no request waits there for a batch."""

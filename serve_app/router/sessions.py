@@ -17,14 +17,13 @@ from typing import Any
 
 from serve_app.core.memory import Session, SessionEntry, SessionRequest, session_name
 from serve_app.core.quota import RECOVERING, RECOVERY_S
-from serve_app.errors import ServeAppError, Unavailable
+from serve_app.errors import QUOTA_AWAY, ServeAppError, Unavailable
 from serve_app.ray_adapter import AWAY
 
 ANSWER_TIMEOUT_S = 5.0  # the actor answers in milliseconds
 RETRY_AFTER_S = 1.0  # reported to a client whose call got no answer
 RETRY_S = 0.25  # between attempts to open a session while the actor is unavailable
 MIN_OPEN_WAIT_S = RECOVERY_S + 3.0  # for Ray to restart the actor, and for its recovery, even if the client waits less
-ACTOR_AWAY = "quota_away"
 
 CallActor = Callable[..., Awaitable[Any]]
 
@@ -61,7 +60,7 @@ class SessionClient:
                 return await self._call_actor(ANSWER_TIMEOUT_S + left_s, "open_session", asked)
             except Unavailable as error:
                 late = time.monotonic() >= began + max(wait_s, MIN_OPEN_WAIT_S)
-                if error.code not in (ACTOR_AWAY, RECOVERING) or late:
+                if error.code not in (QUOTA_AWAY, RECOVERING) or late:
                     raise
                 await asyncio.sleep(RETRY_S)
             except asyncio.CancelledError:
@@ -95,5 +94,5 @@ class SessionClient:
             raise getattr(error, "cause", error) from None  # Ray's own class around ours
         except AWAY as error:
             raise Unavailable(
-                f"the quota actor does not answer: {type(error).__name__}", code=ACTOR_AWAY, retry_after_s=RETRY_AFTER_S
+                f"the quota actor does not answer: {type(error).__name__}", code=QUOTA_AWAY, retry_after_s=RETRY_AFTER_S
             ) from None

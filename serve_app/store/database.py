@@ -1,6 +1,7 @@
 """Connections to SQLite and PostgreSQL, set up so that a commit is durable, and their errors as ours.
 
-Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's.
+Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's. No wait for a database
+is without end, also if its server stands still with its connections open.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ BUSY_TIMEOUT_MS = 5000  # of SQLite: the wait for another process that holds the
 CONNECT_TIMEOUT_S = 5  # of PostgreSQL: a lost server must not hold a thread for minutes
 STATEMENT_TIMEOUT_S = 30  # a year of use of 10,000 keys is summed in seconds
 SILENT_S = 10  # after this a PostgreSQL that answers no packet counts as lost
+ANSWER_S = STATEMENT_TIMEOUT_S + SILENT_S  # a server ends a statement before, unless it stands still itself
+SIGNALS_S = 0.1  # between looks for a signal while psycopg waits; its own default
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
@@ -44,7 +47,27 @@ def engine_of(url: str) -> Engine:
         "prepare_threshold": None,  # a pooler between (PgBouncer) knows no statement prepared on another connection
     }
     address = parsed.set(drivername="postgresql+psycopg")
-    return create_engine(address, module=psycopg, pool_pre_ping=True, hide_parameters=True, connect_args=options)
+    engine = create_engine(address, module=psycopg, pool_pre_ping=True, hide_parameters=True, connect_args=options)
+    event.listen(engine, "do_connect", _connect_postgresql)
+    return engine
+
+
+class _BoundedConnection(psycopg.Connection[Any]):
+    """Gives up after `ANSWER_S`. The kernel of a server that stands still acknowledges all that is sent to it, and a
+    server in that state ends no statement, so neither of the other bounds holds."""
+
+    def wait(self, gen: Any, interval: float = SIGNALS_S, timeout: float | None = None) -> Any:
+        try:
+            return super().wait(gen, interval, ANSWER_S if timeout is None else timeout)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is not None:  # the server has answered
+                raise
+            self.pgconn.finish()  # a late answer would be taken for that of another statement
+            raise psycopg.OperationalError(f"no answer of the database: {error}") from None
+
+
+def _connect_postgresql(_: Any, __: Any, arguments: list[Any], named: dict[str, Any]) -> psycopg.Connection[Any]:
+    return _BoundedConnection.connect(*arguments, **named)
 
 
 @contextmanager

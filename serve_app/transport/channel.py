@@ -180,6 +180,11 @@ class Channel:
             if stream.is_finished:
                 self._end(frame.number)
 
+    def give_up(self, why: str) -> None:
+        """The replica will answer no more: its requests are lost, and go on elsewhere."""
+        if self.requests:
+            self._lose(why)
+
     def _watch_silence(self) -> None:
         if self._silence_timer is None and self.first_frames.waiting:
             self._silence_timer = asyncio.get_running_loop().call_later(SILENCE_CHECK_S, self._check_silence)
@@ -188,7 +193,7 @@ class Channel:
         """Give up a replica that takes requests and answers none: its requests are lost, and go on elsewhere."""
         self._silence_timer = None
         if self.connection is not None and self.first_frames.is_silent(time.monotonic()) and self.may_break():
-            self._lose(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")
+            self.give_up(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")
         self._watch_silence()
 
     def _abort_unread(self, number: int) -> None:

@@ -116,9 +116,9 @@ def migrations(stack: Stack) -> float:
 class Client(threading.Thread):
     """One stream, read to its end."""
 
-    def __init__(self, stack: Stack, tokens: int) -> None:
+    def __init__(self, stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> None:
         super().__init__(daemon=True)
-        self._stack = stack
+        self._stack, self.silent_s = stack, silent_s
         self._body = {"model": MODEL, "prompt": "hi", "max_tokens": tokens, "stream": True}
         self.events = 0
         self.lines: list[bytes] = []
@@ -127,7 +127,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         parts = urlsplit(self._stack.base_url)
-        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=REQUEST_TIMEOUT_S)
+        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=self.silent_s)
         headers = self._stack.headers() | {"Content-Type": "application/json"}
         try:
             connection.request("POST", "/v1/completions", json.dumps(self._body), headers)
@@ -159,16 +159,16 @@ class Client(threading.Thread):
         return "".join(one["text"] for one in choices), {(event["id"], event["created"]) for event in told}, reasons
 
 
-def crowd(stack: Stack, tokens: int) -> list[Client]:
+def crowd(stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> list[Client]:
     """Streams that have all begun."""
-    clients = [Client(stack, tokens) for _ in range(STREAMS)]
+    clients = [Client(stack, tokens, silent_s) for _ in range(STREAMS)]
     within(FILL_S, lambda: sum(client.events > 1 for client in clients), STREAMS, "streams begun")
     return clients
 
 
 def ends(clients: list[Client]) -> dict[str, int]:
     for client in clients:
-        client.join(REQUEST_TIMEOUT_S)
+        client.join(client.silent_s)
     return dict(Counter(client.ended for client in clients))
 
 
@@ -188,6 +188,21 @@ def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: St
         os.kill(still, signal.SIGCONT)
 
     assert ends(clients) == {"done": STREAMS}
+
+
+@pytest.mark.long
+def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle: Stack) -> None:
+    """In their middle, where nothing but Serve's checks sees it: its kernel acknowledges all that is sent to it."""
+    before = migrations(idle)
+    clients = crowd(idle, LONG, GIVEN_UP_S)
+    still = engines(idle)[0]
+    os.kill(still, signal.SIGSTOP)
+    try:
+        assert ends(clients) == {"done": STREAMS}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(still, signal.SIGKILL)
+    assert migrations(idle) - before >= STREAMS // 4
 
 
 @pytest.mark.long

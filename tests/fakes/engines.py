@@ -81,6 +81,12 @@ class FakeReplica:
     def thaw(self) -> None:
         self._thawed.set()
 
+    def stand_still(self) -> None:
+        """Do nothing more with what comes over its connections, which stay open; the engine is frozen."""
+        self.freeze()
+        for visitor in self.engine.wire.connections:
+            visitor.framing.on_message = lambda message: None
+
     @property
     def connections(self) -> int:
         """Of routers."""

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from serve_app.system import preflight
@@ -22,6 +24,7 @@ from tests.requires import requires
 USER = "postgres"  # Debian's, and the name of the superuser: the server refuses to run as root
 COMMAND_S = 120.0  # for a start or an end: a second on an idle machine
 POLL_S = 0.05
+STILL_S = 20.0  # above what a call takes that gives up
 PR_SET_PDEATHSIG = 1  # Linux's prctl
 
 
@@ -58,6 +61,28 @@ class PostgresServer:
         """At once: connections break."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(COMMAND_S)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """With all its processes stopped, and their connections open; for `STILL_S` at most, so that a test fails
+        whose calls wait for it."""
+        stopped = [psutil.Process(self._process.pid)]
+
+        def resume() -> None:
+            for process in stopped:
+                process.resume()
+
+        late = threading.Timer(STILL_S, resume)
+        late.start()
+        try:
+            stopped[0].suspend()  # first: it forks no more
+            for process in stopped[0].children():
+                process.suspend()
+                stopped.append(process)
+            yield
+        finally:
+            late.cancel()
+            resume()
 
     def new_database(self) -> str:
         """The URL of an empty database."""

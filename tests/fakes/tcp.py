@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +24,8 @@ from tests.fakes.engines import LOOPBACK, FakeCluster, FakeHandle, FakeReplica, 
 from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, asked, heard, nothing, said
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
+SO_ATTACH_FILTER = 26  # Linux's
+BPF_DROP = 0x06  # the program `return 0`: of each packet no byte is kept
 # Ray's workers run uvloop where it is installed
 loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
@@ -204,3 +209,11 @@ def holding(replica: FakeReplica, peer: Peer) -> asyncio.Task[None]:
 
 def encoded(number: int, **body: Any) -> bytes:
     return SUBMIT + msgspec.msgpack.encode(Submit(number, "id", Operation.COMPLETION, body))
+
+
+def cut_off(end: Any) -> None:
+    """Let this end of a connection receive no packet any more, as if the way to it were gone: the kernel acknowledges
+    nothing, and the other end sees no reset. `end`: a socket."""
+    instruction = (ctypes.c_uint64 * 1)(BPF_DROP)  # struct sock_filter
+    program = struct.pack("HL", 1, ctypes.addressof(instruction))  # struct sock_fprog
+    end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

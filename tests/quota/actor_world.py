@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from ray.exceptions import RpcError
+
 from serve_app.core.memory import (
     Device,
     EngineReport,
@@ -45,7 +47,7 @@ class World:
         self.writes.wait(SOON_S)
         if self.failures:
             self.failures -= 1
-            raise ConnectionError("the GCS is away")
+            raise RpcError("the GCS is away")
         self.stored[name] = encode(name, value)
 
     def delete(self, name: str) -> None:
@@ -58,12 +60,12 @@ class World:
     def load_all(self) -> dict[str, Any]:
         if self.failures:
             self.failures -= 1
-            raise ConnectionError("the GCS is away")
+            raise RpcError("the GCS is away")
         return {name: decode(name, value) for name, value in self.stored.items()}
 
     async def found(self) -> list[Device]:
         if self.devices is None:
-            raise ConnectionError("Ray does not tell its nodes")
+            raise RpcError("Ray does not tell its nodes")
         return self.devices
 
     async def leaving(self) -> dict[str, float]:

@@ -25,7 +25,8 @@ from serve_app.core.memory import (
     StartsRequest,
 )
 from serve_app.core.shared_queue import RouterQueue
-from serve_app.errors import InsufficientMemory, Unavailable
+from serve_app.errors import QUOTA_AWAY, InsufficientMemory, Unavailable
+from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.quota.kv_store import decode
 from tests.quota.actor_world import ALWAYS, ENGINE, TOKENS, World, running, with_actor
@@ -185,10 +186,37 @@ def test_what_could_not_be_stored_is_not_answered_and_stored_later(world: World)
     async def scenario(actor: GpuMemoryQuota) -> None:
         await actor.devices_known.wait()
         world.failures = 1
-        with pytest.raises(ConnectionError):
+        with pytest.raises(Unavailable, match="to be stored, and Ray's GCS fails: the GCS is away") as refused:
             await actor.engine(ENGINE)
+        assert refused.value.code == QUOTA_AWAY
         while "engine:e" not in world.stored:  # noqa: ASYNC110 - bounded by `with_actor`
             await asyncio.sleep(0.01)
+
+    with_actor(scenario)
+
+
+def test_no_call_waits_for_ever_for_a_store_that_hangs_or_for_nodes_that_nobody_lists(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the event has changed is stored and answered once the store is back, in its order."""
+    monkeypatch.setattr(quotas, "GCS_S", 0.1)
+    monkeypatch.setattr(quotas, "FIRST_LOOK_S", 0.1)
+    world.devices = None
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        for asked in (actor.engine(ENGINE), actor.starts(()), actor.devices(), exchanged(actor, RouterQueue("r"))):
+            with pytest.raises(Unavailable, match="waits for the devices of the nodes"):
+                await asked
+        world.devices = [Device("n", 0, 100, 0)]
+        await actor.devices_known.wait()
+        world.writes.clear()
+        for asked in (actor.engine(ENGINE), exchanged(actor, RouterQueue("r"))):
+            with pytest.raises(Unavailable, match="waits for its state to be stored"):
+                await asked
+        assert "engine:e" not in world.stored
+        world.writes.set()
+        assert (await actor.engine(ENGINE)).may_load
+        assert "engine:e" in world.stored
 
     with_actor(scenario)
 

@@ -14,7 +14,9 @@ import pytest
 import ray
 
 from serve_app.core.memory import Device
+from serve_app.errors import Unavailable
 from serve_app.quota import inventory
+from serve_app.quota.gcs_wait import GCS_S
 from serve_app.quota.inventory import Inventory, NodeWatch
 from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
@@ -31,8 +33,8 @@ class Nodes:
         self.answers: dict[tuple[str, str], Any] = {}
         self.asked: list[tuple[str, str]] = []
 
-    def listed(self) -> list[dict[str, Any]]:
-        return [{"NodeID": node, "Alive": True, "Resources": {"GPU": gpus}} for node, gpus in self.gpus.items()]
+    def listed(self, timeout_s: float) -> dict[str, dict[str, float]]:
+        return {node: {"GPU": float(gpus)} for node, gpus in self.gpus.items()}
 
     async def ask(self, node: str, question: str, *args: Any) -> Any:
         self.asked.append((node, question))
@@ -49,7 +51,7 @@ def failed(text: str) -> ray.exceptions.RayTaskError:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     there = Nodes()
-    monkeypatch.setattr(inventory.ray, "nodes", there.listed)
+    monkeypatch.setattr(inventory, "live_nodes", there.listed)
     monkeypatch.setattr(Inventory, "_ask", lambda self, node, question, *args: there.ask(node, question, *args))
     return there
 
@@ -138,6 +140,22 @@ def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
     looked(watched)
     del nodes.gpus["b"]
     assert [one.node for one in looked(watched)] == ["a"]
+
+
+def test_a_gcs_that_does_not_list_the_nodes_is_said_so(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_s: list[float] = []
+
+    def silent(timeout_s: float) -> Any:
+        given_s.append(timeout_s)
+        raise ray.exceptions.RpcError("RPC error: Deadline Exceeded")
+
+    monkeypatch.setattr(inventory, "live_nodes", silent)
+    monkeypatch.setattr(inventory, "draining_nodes", silent)
+    watched = Inventory(QuotaSettings(), {})
+    for asked in (watched.devices, watched.leaving):
+        with pytest.raises(Unavailable, match="the list of the nodes, and Ray's GCS fails: RPC error"):
+            asyncio.run(asked())
+    assert given_s == [GCS_S, GCS_S], "the thread that asks ends, too"
 
 
 def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) -> None:

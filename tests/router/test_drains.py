@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from serve_app.router import drain_timers
 from tests.fakes.engines import FakeCluster, model, run, until
 from tests.fakes.router import SOON_S, Router
 
@@ -80,6 +81,28 @@ def test_streams_on_a_replica_that_leaves_serves_set_are_moved_after_its_drain_s
             await cluster.add("r1")
         await asyncio.gather(*asked)
         assert cluster.submits.count("r2") == (2 if returns else 4)
+
+    run(scenario, model(slots=8, drain_s=WITHIN_S))
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_a_stream_on_a_replica_that_stands_still_and_should_have_ended_goes_on_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, preemptible: bool
+) -> None:
+    """Serve has taken it out of its set, and its process cannot be killed: its connections stay open."""
+    monkeypatch.setattr(drain_timers, "OVERDUE_S", WITHIN_S)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        asked = router.asking(LONG, preemptible=preemptible)
+        await until(lambda: len(router.relayed) == 1, SOON_S, "it runs")
+        cluster["r1"].stand_still()
+        await cluster.add("r2")
+        cluster.remove("r1")
+        await asked
+        assert cluster.submits == ["r1", "r2"]
+        cluster["r1"].thaw()
 
     run(scenario, model(slots=8, drain_s=WITHIN_S))
 

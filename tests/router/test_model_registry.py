@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
 from serve_app.ray_adapter import Handle
-from serve_app.router import RequestTrace
+from serve_app.router import RequestTrace, drain_timers
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
@@ -187,6 +187,29 @@ def test_what_loses_its_replica_when_its_model_leaves_is_told_so() -> None:
         with pytest.raises(NotFound, match="taken out"):
             await asyncio.wait_for(lost, SOON_S)
         await asyncio.wait_for(fleet.wait_settled(), SOON_S)
+
+    run(scenario)
+
+
+def test_a_model_taken_out_is_closed_also_if_its_engine_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process cannot be ended: the connection stays open."""
+    monkeypatch.setattr(drain_timers, "OVERDUE_S", 0.1)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        fleet, handles = await two(cluster, "r1")
+        fleet.apply(configured(model(slots=1, drain_s=0.1), named(OTHER, slots=1)))
+        begun = asyncio.Event()
+        runs = serving(fleet.models[MODEL], LONG, started=begun)
+        await begun.wait()
+        cluster["r1"].stand_still()
+        fleet.apply(configured(named(OTHER, slots=1)))
+        cluster.remove("r1")
+        with pytest.raises(NotFound, match="taken out"):
+            await runs
+        async with asyncio.timeout(SOON_S):
+            await fleet.wait_settled()
+        assert handles.open() == [OTHER]
+        cluster["r1"].thaw()
 
     run(scenario)
 

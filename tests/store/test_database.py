@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
+from sqlalchemy.exc import OperationalError
 
 from serve_app.errors import KeyConflict, StoreAway
 from serve_app.store import database
@@ -88,6 +89,36 @@ def test_a_server_that_goes_is_away_and_then_back(postgres: PostgresServer) -> N
     finally:
         postgres.start()
     assert store.keys() == [made]
+
+
+def test_a_server_that_stands_still_is_away_and_then_back(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections stay open, and the kernel acknowledges what is sent to it."""
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT_S", 2)  # psycopg's least
+    url = postgres.new_database()
+    store = SqlStore(url)
+    made = store.create_key(key())
+    monkeypatch.setattr(database, "ANSWER_S", 0.5)
+    with database.engine_of(url).connect() as connection, postgres.standing_still():
+        with pytest.raises(OperationalError, match="no answer of the database"):
+            connection.exec_driver_sql("SELECT 1")
+        with pytest.raises(StoreAway):
+            store.keys()
+    assert store.keys() == [made]
+
+
+def test_a_statement_that_the_server_ends_leaves_the_connection(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "STATEMENT_TIMEOUT_S", 1)
+    engine = database.engine_of(postgres.new_database())
+    with engine.connect() as connection:
+        served_by = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        with pytest.raises(OperationalError, match="statement timeout"):
+            connection.exec_driver_sql("SELECT pg_sleep(60)")
+        connection.rollback()
+        assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar() == served_by
 
 
 def test_a_store_may_be_opened_while_its_server_is_away(postgres: PostgresServer) -> None:

@@ -14,7 +14,10 @@ from serve_app.transport import channel, tcp, tcp_server
 from serve_app.transport.messages import TcpAddress
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import REPLICA, SOON_S, Router, answer, freeze, opened, said, text, thaw
-from tests.fakes.tcp import Loop, Relay, failures, known, loops, running, through
+from tests.fakes.tcp import Loop, Relay, cut_off, failures, known, loops, running, through
+from tests.requires import requires
+
+LOST_S = 20.0  # for what the kernel notices after one or two seconds
 
 
 @loops
@@ -55,6 +58,43 @@ def test_a_lost_connection_fails_every_stream_on_it_and_the_next_one_serves(loop
         assert text(await answer(link, "again", 4)) == said("again", 4)
 
     run(scenario, model(slots=64), loop=loop)
+
+
+@loops
+@pytest.mark.parametrize("engine_frozen", [True, False])
+def test_a_machine_that_is_cut_off_is_given_up_from_both_ends(
+    engine_frozen: bool, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reset comes from it. Without frames on the way the probes of the idle connection notice, with frames their
+    missing acknowledgement."""
+    requires("linux")
+    names = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
+    sooner = {key: names.get(key[1], value) for key, value in tcp.KEEPALIVE.items()}
+    monkeypatch.setattr(tcp, "KEEPALIVE", sooner)
+    ends: list[asyncio.BaseTransport] = []
+    made = tcp.Framing.connection_made
+
+    def noted(framing: tcp.Framing, transport: asyncio.BaseTransport) -> None:
+        ends.append(transport)
+        made(framing, transport)
+
+    monkeypatch.setattr(tcp.Framing, "connection_made", noted)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add(REPLICA)
+        link, _ = opened(cluster)
+        requests = await running(link, cluster, 3)
+        if engine_frozen:
+            freeze(cluster, REPLICA)
+        assert len(ends) == 2
+        for end in ends:
+            cut_off(end.get_extra_info("socket"))
+        async with asyncio.timeout(LOST_S):
+            assert set(await asyncio.gather(*requests)) == {"EngineFailed"}
+        thaw(cluster, REPLICA)
+        await until(lambda: not cluster[REPLICA].work, LOST_S, "the replica has aborted them")
+
+    run(scenario, model(step_s=0.01), loop=loop)  # they would take 50 s
 
 
 @loops

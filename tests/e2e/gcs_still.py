@@ -1,0 +1,53 @@
+"""A quota actor whose GCS stands still, on a Ray of its own. `python -m tests.e2e.gcs_still PORT FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import ray
+
+from serve_app.core.memory import EngineReport, Rank
+from serve_app.errors import Unavailable
+from serve_app.quota import quota_actor
+from serve_app.settings import QuotaSettings
+
+ANSWER_S = 60.0  # of a call that fails or succeeds by itself within five
+BACK_S = 60.0  # for the first answer after the GCS goes on
+
+
+def told(actor: Any, report: EngineReport) -> str:
+    """What comes of an engine's report: `granted`, or the code of the refusal."""
+    try:
+        return "granted" if ray.get(actor.engine.remote(report), timeout=ANSWER_S).may_load else "waits"
+    except Unavailable as error:
+        return error.code
+
+
+def main() -> None:
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[2])
+    try:
+        (gcs,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server")
+        actor = quota_actor(QuotaSettings())
+        first = EngineReport("e1", "m", (Rank(ray.get_runtime_context().get_node_id(), 0),), 100, 100, measures=False)
+        before = told(actor, first)
+        gcs.suspend()
+        try:
+            known = told(actor, replace(first, holds=ray.get(actor.engine.remote(first), timeout=ANSWER_S).holds))
+            new = told(actor, replace(first, owner="e2"))
+        finally:
+            gcs.resume()
+        deadline = time.monotonic() + BACK_S
+        while (after := told(actor, replace(first, owner="e2"))) != "granted" and time.monotonic() < deadline:
+            time.sleep(0.2)  # bound: BACK_S
+        print(json.dumps({"before": before, "known": known, "new": new, "after": after}))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

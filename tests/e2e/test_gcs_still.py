@@ -1,0 +1,12 @@
+"""A GCS that stands still: nothing at the quota actor waits for it for ever."""
+
+from __future__ import annotations
+
+from tests.e2e.alone import run_alone
+from tests.requires import requires
+
+
+def test_what_the_gcs_has_to_store_is_refused_while_it_stands_still_and_the_rest_is_answered() -> None:
+    requires("linux")
+    told = run_alone("tests.e2e.gcs_still")
+    assert told == {"before": "granted", "known": "granted", "new": "quota_away", "after": "granted"}
