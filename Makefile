@@ -10,7 +10,7 @@ GPU_CHECK_ARGS ?=
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
-# processes: one begins with the end-to-end tests that share a stack, the other one with the rest (tests/conftest.py)
+# processes: they take groups of tests, those that start a stack first (tests/conftest.py)
 TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
 # a test that takes longer than any of ours prints where it stands, ends its process and with that the run
 STUCK_S := 600
