@@ -26,11 +26,10 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from benchmarks.common.processes import title_of
 from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REFUSED_PER_SOURCE, REQUEST_S
 from tests.e2e.crashing import kill, within
 from tests.e2e.stack import Stack
-from tests.e2e.three import ROUTERS, WIDE
+from tests.e2e.three import ROUTER, ROUTERS, WIDE, processes
 
 OPEN_S = 5.0
 REPLACED_S = 150.0
@@ -49,13 +48,8 @@ TOKENS = 400  # 4 s of the engine: nothing of a whole answer is sent before
 
 @pytest.fixture
 def there(three: Stack) -> Stack:
-    within(lambda: len(processes(three, "ray::ServeReplica:serve_app:Router")) == ROUTERS, UP_S, "routers")
+    within(lambda: len(processes(three, ROUTER)) == ROUTERS, UP_S, "routers")
     return three
-
-
-def processes(there: Stack, name: str) -> list[int]:
-    assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(name)]
 
 
 def manager(there: Stack) -> int:
@@ -172,7 +166,7 @@ def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disco
             answer = session.post(f"{there.base_url}/v1/completions", data=body, timeout=UP_S)
         return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
 
-    victims = processes(there, "ray::ServeReplica:serve_app:Router")
+    victims = processes(there, ROUTER)
     assert len(victims) == ROUTERS
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         asked = [pool.submit(ask, number) for number in range(IN_FLIGHT)]
@@ -181,7 +175,7 @@ def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disco
         ends = [one.result() for one in asked]
     assert set(ends[1::2]) == {(200, "")}
     assert set(ends[::2]) <= {(200, ""), (502, "router_lost")}
-    within(lambda: len(processes(there, "ray::ServeReplica:serve_app:Router")) == ROUTERS, UP_S, "routers")
+    within(lambda: len(processes(there, ROUTER)) == ROUTERS, UP_S, "routers")
 
 
 @contextmanager

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.common.processes import title_of
 from benchmarks.scaling.watch import Look, Watch, first
 from tests.e2e.stack import Stack
-from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, SLOW, SLOW_START_S
+from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, ROUTER, SLOW, SLOW_START_S, processes
 
 DRAIN_S = 3.0  # what is promised for a replica without requests, from Serve's decision to its end
 DRAINS = 3  # that are looked at: what others do on the machine can only make one longer
@@ -139,19 +138,13 @@ def test_tokenizing_waits_for_the_first_replica_too(three: Stack, watch: Watch) 
     assert (answer.status_code, answer.json()["count"]) == (200, 2)
 
 
-def router_pids(stack: Stack) -> list[int]:
-    """The router replicas' processes, by the name Ray gives them."""
-    assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if title_of(pid).startswith("ray::ServeReplica:serve_app:Router")]
-
-
 def test_a_killed_routers_requests_stop_counting(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Streams that it had begun are cut off; whole answers come from another router. What it had in its line and on
     engines is nobody's any more, and the others' goes on."""
     streams = [pool.submit(stream, three, 700) for _ in range(24)]
     whole = burst(pool, three, 21, tokens=700)
     watch.until(QUICK, lambda look: total(look) == 45, SETTLE_S)
-    victim = router_pids(three)[0]
+    victim = processes(three, ROUTER)[0]
     os.kill(victim, signal.SIGKILL)
     assert {answer.result().status_code for answer in whole} == {200}
     lost = sum(1 for one in streams if not one.result())

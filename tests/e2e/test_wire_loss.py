@@ -34,7 +34,7 @@ from serve_app.transport.tcp import HEADER_BYTES
 from serve_app.transport.tcp_server import TICKET_BYTES
 from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.three import ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS
+from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, processes
 
 STREAMS = WIDE_SLOTS * 5 // 4  # for one engine too many, if the other is lost
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
@@ -62,17 +62,17 @@ def settle(stack: Stack) -> None:
     within(BACK_S, lambda: running(stack), 0.0, "sequences running")
 
 
-def processes(stack: Stack, deployment: str) -> list[int]:
-    assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if title_of(pid) == f"ray::ServeReplica:serve_app:{deployment}"]
+def started(stack: Stack, title: str) -> list[int]:
+    """Ray adds the method that runs to the title of a process, as long as a replica starts."""
+    return [pid for pid in processes(stack, title) if title_of(pid) == title]
 
 
 def engines(stack: Stack) -> list[int]:
-    return processes(stack, deployment_of(WIDE))
+    return started(stack, f"ray::ServeReplica:serve_app:{deployment_of(WIDE)}")
 
 
 def routers(stack: Stack) -> list[int]:
-    return processes(stack, "Router")
+    return started(stack, ROUTER)
 
 
 def running(stack: Stack) -> float | None:

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.processes import title_of
+from serve_app.system import listening_ports
 from tests.e2e import stack as stacks
-from tests.e2e.observe import HTTP_PROCESSES, http_status, within
+from tests.e2e.observe import http_status, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
@@ -69,6 +71,7 @@ CONFIG: dict[str, Any] = {
         ]
     },
 }
+ROUTER = "ray::ServeReplica:serve_app:Router"  # how the titles of the routers' processes begin
 RESTART_S = 60.0  # of a router, which takes some seconds
 # Serve's time between two looks at its manager of HAProxy: with its ten seconds, that one's death takes half a minute
 CHECK_S = 2.0
@@ -83,11 +86,23 @@ def three(state_dir: Path) -> Iterator[Stack]:
         yield started
 
 
+def processes(there: Stack, title: str) -> list[int]:
+    """Of the stack, those whose titles begin so."""
+    assert there.cluster is not None
+    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
+
+
 def routers(there: Stack) -> list[Stack]:
     """Each router by its own port, beside the endpoint."""
-    assert there.cluster is not None
-    ports = {one.port for one in there.cluster.listeners() if one.process.startswith(HTTP_PROCESSES[-1])}
+    ports = {one.port for one in listening_ports(processes(there, ROUTER))}
     return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
+
+
+def process(there: Stack, router: Stack) -> int:
+    """The process of the router with this address."""
+    port = int(router.base_url.rpartition(":")[2])
+    (pid,) = {one.pid for one in listening_ports(processes(there, ROUTER)) if one.port == port}
+    return pid
 
 
 def all_routers(there: Stack) -> list[Stack]:
