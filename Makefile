@@ -49,7 +49,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
 	exec $(BIN)/serve-app up "$$@"
 
-test: lint ## the checks and the default tests, in two processes (25 minutes on 2 cores)
+test: lint ## the checks and the default tests, in two processes (28 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too
