@@ -10,7 +10,7 @@ GPU_CHECK_ARGS ?=
 BIN := .venv/bin
 # one broken fixture of the shared cluster fails hundreds of tests the same way
 MAX_FAILURES := 5
-# processes: one begins with the end-to-end tests that share a stack, the other one with the rest (tests/conftest.py)
+# processes: they take groups of tests, those that start a stack first (tests/conftest.py)
 TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
 # a test that takes longer than any of ours prints where it stands, ends its process and with that the run
 STUCK_S := 600
@@ -49,7 +49,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
 	exec $(BIN)/serve-app up "$$@"
 
-test: lint ## the checks and the default tests, in two processes (25 minutes on 2 cores)
+test: lint ## the checks and the default tests, in two processes (28 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # How long an example takes says how busy the machine is: nothing is measured in a unit test.
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -30,24 +33,33 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-# End-to-end modules by the stack that they share, a fixture of tests/e2e/conftest.py; the others of them have one of
-# their own. A module that is not named here has `stack`.
+# End-to-end modules by what they share: a stack, a fixture of tests/e2e/conftest.py, or the engine of `continuations`;
+# the others of them have one of their own. A module that is not named here has `stack`.
 STACKS = {
     "three": (
-        "actor_killed", "affinity", "explain", "handle_router_lost", "idempotency", "keys", "limits", "three_routers",
-        "usage",
+        "actor_killed", "affinity", "edge_deaths", "explain", "handle_router_lost", "idempotency", "keys", "limits",
+        "scaling", "three_routers", "usage", "wire_loss",
     ),
     "changing": ("model_changes", "quota", "sessions"),
-    "": (
-        "chaos", "continued_streams", "edge_deaths", "grammar_bounds", "plain_serve", "redis_streams", "scaling",
-        "serve_ways", "wire_loss",
-    ),
+    "continuations": ("continued_streams", "preemption"),
+    "": ("chaos", "grammar_bounds", "plain_serve", "redis_streams", "serve_ways"),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
+END_TO_END, CLUSTER = "tests/e2e/", "tests/cluster/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without a quarter of its time, which is that of Python's garbage collector: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,20 +85,44 @@ def group_of(nodeid: str) -> str:
     """What runs in one process, in order: end-to-end tests that share a stack, and the tests of a cluster, which start
     Ray with fixed ports; of other tests a file."""
     file = nodeid.partition("::")[0]
-    if file.startswith("tests/cluster/"):
+    if file.startswith(CLUSTER):
         return "cluster"
-    if not file.startswith("tests/e2e/"):
+    if not file.startswith(END_TO_END):
         return file
-    module = file.removeprefix("tests/e2e/test_").removesuffix(".py")
+    module = file.removeprefix(END_TO_END + "test_").removesuffix(".py")
     return next((stack or file for stack, modules in STACKS.items() if module in modules), "stack")
 
 
+def next_group(waiting: Iterable[str], last: str | None) -> str:
+    """The group that a process takes after its last one. Those that start processes take longest and go first, so that
+    no process waits at the end for the last of them. Two with a stack never follow each other: pytest takes one down
+    with the first test outside of tests/e2e."""
+    groups = list(waiting)
+    after_stack = last is not None and _has_stack(last)
+    wanted = [group for group in groups if _is_file(group) == after_stack]
+    return (wanted or groups)[0]
+
+
+def _has_stack(group: str) -> bool:
+    return group != "cluster" and not _is_file(group)
+
+
+def _is_file(group: str) -> bool:
+    """Whether the group is a file of tests that are not end to end."""
+    return group.endswith(".py") and not group.startswith(END_TO_END)
+
+
 class GroupScheduling(LoadScopeScheduling):
-    """How `make test` shares the tests out to its processes (pytest-xdist). The group with the most tests goes first:
-    that of the end-to-end tests' `stack`, which takes longest."""
+    """How `make test` shares the tests out to its processes (pytest-xdist). Of groups that `next_group` treats alike,
+    that with the most tests goes first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        last = next(reversed(self.assigned_work[node]), None)
+        self.workqueue.move_to_end(next_group(self.workqueue, last), last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:

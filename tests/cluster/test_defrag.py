@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.cluster.placement_lab import Lab, lab
+from tests.cluster.placement_lab import Lab
 from tests.requires import requires
 
 requires("linux")
 
 SMALL_GB, BIG_GB = 32, 60  # of devices with 78: two small ones on a device, a big one on none that has a small one
 PAUSE_S = 0.05  # between a client's requests
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Lab]:
-    with lab() as started:
-        started.add("a", 2)
-        yield started
 
 
 def share(name: str, memory_gb: float) -> dict[str, Any]:
@@ -62,6 +52,7 @@ class Clients:
 
 
 def test_one_engine_drains_and_restarts_beside_another_and_the_big_one_starts(nodes: Lab) -> None:
+    nodes.add("a", 2)
     small = {name: share(name, SMALL_GB) for name in ("s1", "s2", "s3")}
     nodes.deploy(list(small.values()))
     for name in small:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from serve_app.engine.simulated.text import text_key, text_of
-from tests.cluster.placement_lab import Lab, lab
+from tests.cluster.placement_lab import Lab
 from tests.requires import requires
 
 requires("linux")
@@ -19,12 +18,6 @@ TOKENS = 400  # 8 s at the engine's pace: longer than the drains
 WITHIN_S = 2.0
 CLIENTS = 6
 PROMPT = "where am I?"  # of `Lab.complete`
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Lab]:
-    with lab() as started:
-        yield started
 
 
 MODEL: dict[str, Any] = {
@@ -86,7 +79,6 @@ def test_a_replica_that_is_drained_under_load_ends_and_no_answer_is_lost_or_chan
     assert row["running"] == 0
     nodes.placed("sim", 2)
     assert leaves not in {replica["id"] for replica in nodes.status("sim")["replicas"]}
-    nodes.empty()
 
 
 @pytest.mark.long
@@ -102,7 +94,6 @@ def test_a_node_that_is_drained_within_seconds_loses_no_answer(nodes: Lab) -> No
         rows = nodes.ask("drain", name="b", within_s=WITHIN_S)
         check(answers)
     assert sum(row["moved"] for row in rows) > 0
-    nodes.empty()
 
 
 @pytest.mark.long
@@ -118,4 +109,3 @@ def test_a_replica_that_leaves_at_a_change_moves_what_outlasts_its_drain(nodes: 
         check(answers)
     nodes.placed("sim", 2)
     assert before.isdisjoint({replica["id"] for replica in nodes.status("sim")["replicas"]})
-    nodes.empty()

@@ -10,14 +10,13 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from serve_app.names import deployment_of
-from tests.cluster.placement_lab import Lab, lab
+from tests.cluster.placement_lab import Lab
 from tests.requires import requires
 
 requires("linux")
@@ -27,19 +26,6 @@ STREAM_TOKENS = 600  # 3 s at the simulated engine's pace
 STREAM_S = 60.0  # for those 3 s on a loaded machine
 STARTED_S = 20.0  # for all streams to show their first token
 NOTICED_S = 30.0  # a silent node is found dead in about 5 s here, and its replicas with it
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Lab]:
-    with lab() as started:
-        yield started
-
-
-@pytest.fixture
-def nodes(cluster: Lab) -> Iterator[Lab]:
-    """The head alone, and no model but the anchor; the same again after the test."""
-    yield cluster
-    cluster.empty()
 
 
 def model(name: str, tensor: int, pipeline: int = 1, replicas: int = 1) -> dict[str, Any]:

@@ -10,14 +10,13 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from autoscaling.placement_hook import NODE_LABEL
 from serve_app.names import deployment_of
-from tests.cluster.placement_lab import Lab, lab
+from tests.cluster.placement_lab import Lab
 from tests.requires import requires
 
 requires("linux")
@@ -32,18 +31,6 @@ SCALED = {
     "look_back_s": 2.0,
 }
 CLIENTS = 6  # of a model that is to have one request a replica
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Lab]:
-    with lab() as started:
-        yield started
-
-
-@pytest.fixture
-def nodes(cluster: Lab) -> Iterator[Lab]:
-    yield cluster
-    cluster.empty()
 
 
 def share(name: str, memory_gb: float, **more: Any) -> dict[str, Any]:

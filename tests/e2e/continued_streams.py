@@ -1,4 +1,4 @@
-"""An engine alone whose streams are cut and continued: `python -m tests.e2e.continued_streams` prints them as JSON.
+"""Streams of an engine that are cut and continued, without a router.
 
 Each scenario runs undisturbed first, then for some borders between its messages once more from there, on an engine that
 knows of it what a router knows: the groups and the number of the events in the messages so far. The answer has for each
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from serve_app.engine.deployment import make_backend
 from serve_app.errors import EngineFailed
-from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Frame, Submit
 from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import batch_decoder
 from serve_app.types import Operation
+from tests.fakes.engines import MODEL
 
 CREATED = 1_700_000_000
 TOKENS = 28
@@ -75,7 +73,7 @@ INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
 
 
 def request(name: str, operation: Operation, more: dict[str, Any]) -> Submit:
-    body: dict[str, Any] = {"model": BUILT_IN_MODEL.name, "temperature": 0, "stream": True}
+    body: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": True}
     match operation:
         case Operation.CHAT:
             body |= SAID | {"max_tokens": TOKENS}
@@ -154,29 +152,24 @@ def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
             yield name, operation, more
 
 
-async def main() -> dict[str, Any]:
-    backend = make_backend(BUILT_IN_MODEL.model_copy(update={"enforce_eager": True}))
-    info = await backend.start()
-    found: dict[str, Any] = {"continues": info.continues}
-    try:
-        plain = told(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
-        chunks = [json.loads(event.removeprefix("data: ")) for event in plain.split("\n\n")[:-2]]
-        text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-        stop = {"stop": [text[-30:-10]]}  # over several tokens, late in the text
-        for name, operation, more in [*scenarios(), ("completion_stop", Operation.COMPLETION, stop)]:
-            found[name] = await cut(backend, request(name, operation, more))
-        for name, (operation, more) in INEXACT.items():
-            found[name] = await cut(backend, request(name, operation, more))
-        asked = request("wrong", *CASE_OF_WRONG)
-        had, _ = await messages(backend, asked)
-        for name, changed in wrong(continued(asked, had[: len(had) // 2])).items():
-            rest, failed = await messages(backend, changed)
-            found[name] = told(had[:1] + rest, failed, rest)
-        found["after"] = told(*(await messages(backend, asked)), [])
-        found["first"] = told(had, "", [])
-        return found
-    finally:
-        await backend.shutdown()
+async def cut_streams(backend: EngineBackend) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    plain = told(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in plain.split("\n\n")[:-2]]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    stop = {"stop": [text[-30:-10]]}  # over several tokens, late in the text
+    for name, operation, more in [*scenarios(), ("completion_stop", Operation.COMPLETION, stop)]:
+        found[name] = await cut(backend, request(name, operation, more))
+    for name, (operation, more) in INEXACT.items():
+        found[name] = await cut(backend, request(name, operation, more))
+    asked = request("wrong", *CASE_OF_WRONG)
+    had, _ = await messages(backend, asked)
+    for name, changed in wrong(continued(asked, had[: len(had) // 2])).items():
+        rest, failed = await messages(backend, changed)
+        found[name] = told(had[:1] + rest, failed, rest)
+    found["after"] = told(*(await messages(backend, asked)), [])
+    found["first"] = told(had, "", [])
+    return found
 
 
 CASE_OF_WRONG: tuple[Operation, dict[str, Any]] = (Operation.CHAT, CHAT["chat_schema"])
@@ -199,8 +192,3 @@ def wrong(asked: Submit) -> dict[str, Submit]:
         "beyond_the_end": but(groups=asked.groups * 9, events=asked.events),
         "no_stream": but(body=asked.body | {"stream": False}),
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main())), flush=True)
-    sys.exit()

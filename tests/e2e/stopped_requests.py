@@ -1,7 +1,7 @@
-"""A router, the quota actor and a vLLM engine in one process: `python -m tests.e2e.stopped_requests` prints JSON.
+"""Requests that a router stops for others while its engine runs them.
 
 Each request is answered undisturbed first, and then once for each of some series of stops: it is stopped as for others
-each time when the engine has produced so many more tokens (`ModelRouter.move_all`). What is printed has of each run its
+each time when the engine has produced so many more tokens (`ModelRouter.move_all`). What is found has of each run its
 `text` with `ID` for its id and `ID-1` and so on for the others in it, how often it was `preempted` and
 `moved` and its `tokens` by its receipt, and how often it `stayed`.
 """
@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from serve_app.engine.vllm_adapter.replay import AnswerIdentity
-from serve_app.http import app
-from serve_app.settings.settings import BUILT_IN_MODEL
 from tests.e2e.continued_streams import CREATED, PENALTIES, SCHEMA, SEEDED, TOOL, USAGE
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply, started
-from tests.fakes.engines import MODEL, FakeCluster, run, until
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
+from tests.fakes.engines import MODEL, until
 
 RESPONSES = "/v1/responses"
 REPLICA = "r1"
-SLOTS = 4
+SLOTS = 6  # of the engine: as many as one request has sequences, at most
 TOKENS = 32
 IDS = 9  # that an answer has beside that of its request, at most
 STOPS = ([12], [1, 3, 9, 2])  # new tokens before each stop
-ENGINE_S = 300.0  # for the whole: an engine starts in minutes where others run beside it
+ENGINE_S = 500.0  # for the whole: an engine starts in minutes where others run beside it
 SAID = "Tell me of the river and the stone, and of the bridge between them."  # more than one block of the KV cache
 
 CHATS: dict[str, dict[str, Any]] = {
@@ -105,9 +100,7 @@ def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     return found | {f"streamed_{name}": (CHAT, more | {"stream": True}) for name, more in STREAMED.items()}
 
 
-async def scenario(cluster: FakeCluster) -> None:
-    client = await started(cluster, REPLICA)
-    await until(lambda: client.model.replica_set.info is not None, ENGINE_S, "the engine's limits")
+async def stop_requests(client: Client) -> dict[str, Any]:
     found: dict[str, Any] = {"staying": {}, "stopped": {}}
     plain = json.loads((await client.post(body(COMPLETIONS, {}), COMPLETIONS)).body)["choices"][0]["text"]
     for name, (path, more) in requests([plain[-30:-10]]).items():  # over several tokens, late in the text
@@ -120,7 +113,7 @@ async def scenario(cluster: FakeCluster) -> None:
         found["staying"][name] = [await stopped(client, path, asked, stops) for stops in ([], [5, 5])]
     found["queued"] = await queued(client)
     await until(client.at_rest, ENGINE_S, "all given back")
-    print(json.dumps(found), flush=True)
+    return found
 
 
 async def queued(client: Client) -> dict[str, Any]:
@@ -140,14 +133,3 @@ async def queued(client: Client) -> dict[str, Any]:
         "undisturbed": undisturbed,
         "answers": answers,
     }
-
-
-def main() -> None:
-    settings = BUILT_IN_MODEL.model_copy(update={"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS})
-    clock = SimpleNamespace(time=lambda: CREATED, monotonic=time.monotonic)
-    with mock.patch.object(app, "time", clock):
-        run(scenario, settings, bound_s=ENGINE_S)
-
-
-if __name__ == "__main__":
-    main()

@@ -35,12 +35,14 @@ def read(three: Stack) -> dict[str, float]:
 
 def test_requests_that_begin_alike_run_on_one_replica_through_all_routers(three: Stack) -> None:
     where: dict[int, Counter[str]] = {}
+    before = read(three)
     for number in range(REQUESTS):
         for prefix in range(PREFIXES):
-            before = read(three)
             ask(three, "calm", prefix, number)
-            (ran,) = [name for name, tokens in read(three).items() if tokens > before[name]]
+            after = read(three)
+            (ran,) = [name for name, tokens in after.items() if tokens > before[name]]
             where.setdefault(prefix, Counter())[ran] += 1
+            before = after
     found = sum(max(counts.values()) for counts in where.values()) / (PREFIXES * REQUESTS)
     homes = {counts.most_common(1)[0][0] for counts in where.values()}
     print(f"{found:.1%} of {PREFIXES * REQUESTS} requests ran where their prefix is; {PREFIXES} prefixes, {homes}")

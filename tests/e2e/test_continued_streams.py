@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
 import pytest
 
 from serve_app.transport import NOT_CONTINUABLE
-from tests.e2e import continued_streams, one_engine
+from tests.e2e import continued_streams
+from tests.e2e.continuations import found
 from tests.requires import requires
 
 requires("vllm")
@@ -20,11 +20,6 @@ WRONG = [
     "against_the_grammar", "beyond_the_end", "no_stream",
 ]  # fmt: skip
 GROW = ("content", "text", "arguments")
-
-
-@functools.cache
-def found() -> dict[str, Any]:
-    return one_engine.run_module("tests.e2e.continued_streams")
 
 
 def add(whole: dict[str, Any], part: dict[str, Any]) -> None:
@@ -75,7 +70,7 @@ def answer_of(name: str, text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_continued_stream_is_the_undisturbed_one(name: str) -> None:
-    undisturbed, cuts = found()[name]["undisturbed"], found()[name]["cuts"]
+    undisturbed, cuts = found()["cut"][name]["undisturbed"], found()["cut"][name]["cuts"]
     assert undisturbed["failure"] == ""
     assert len(cuts) > 3
     for cut in cuts:
@@ -89,7 +84,7 @@ def test_a_continued_stream_is_the_undisturbed_one(name: str) -> None:
 
 def test_the_scenarios_are_what_they_are_called() -> None:
     """Else they would be equal for no reason."""
-    answers = {name: answer_of(name, found()[name]["undisturbed"]["text"]) for name in EXACT}
+    answers = {name: answer_of(name, found()["cut"][name]["undisturbed"]["text"]) for name in EXACT}
     signs = answers["chat_characters"]["choices"][0]
     assert len(signs["logprobs"]["content"]) > len(signs["delta"]["content"]) == 9
     (call,) = answers["chat_tool"]["choices"][0]["delta"]["tool_calls"].values()
@@ -105,22 +100,23 @@ def test_the_scenarios_are_what_they_are_called() -> None:
     plain, penalized = (answers[name]["choices"][0]["delta"]["content"] for name in ("chat", "chat_penalties"))
     assert plain != penalized
     assert answers["chat_tool_cached"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert found()["responses_tool"]["undisturbed"]["usage"][2] > 0
+    assert found()["cut"]["responses_tool"]["undisturbed"]["usage"][2] > 0
 
 
 @pytest.mark.parametrize("name", continued_streams.INEXACT)
 def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
-    assert found()[name]["undisturbed"]["failure"] == ""
-    assert [cut["failure"] for cut in found()[name]["cuts"]] == [NOT_CONTINUABLE] * len(found()[name]["cuts"])
-    assert all(cut["status"] == [] for cut in found()[name]["cuts"])
+    undisturbed, cuts = found()["cut"][name]["undisturbed"], found()["cut"][name]["cuts"]
+    assert undisturbed["failure"] == ""
+    assert [cut["failure"] for cut in cuts] == [NOT_CONTINUABLE] * len(cuts)
+    assert all(cut["status"] == [] for cut in cuts)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_gives_no_byte(name: str) -> None:
-    assert found()[name]["failure"] == NOT_CONTINUABLE
-    assert found()[name]["status"] == []
+    assert found()["cut"][name]["failure"] == NOT_CONTINUABLE
+    assert found()["cut"][name]["status"] == []
 
 
 def test_an_engine_goes_on_after_requests_that_do_not_fit() -> None:
     assert found()["continues"] is True
-    assert assembled(found()["after"]["text"]) == assembled(found()["first"]["text"])
+    assert assembled(found()["cut"]["after"]["text"]) == assembled(found()["cut"]["first"]["text"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.e2e.observe import ABORT_S, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
-from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers
+from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers, routers
 from tests.e2e.wire import read_until, send
 
 LONG_TOKENS = 8000  # 40 s: whoever takes a slot with it keeps it until its client leaves
@@ -20,7 +20,7 @@ CLI_S = 60.0  # of a command that takes a second
 
 def told(three: Stack, name: str) -> list[dict[str, Any]]:
     """What each router says of a request."""
-    answers = [router.get(f"/admin/requests/{name}") for router in all_routers(three)]
+    answers = [router.get(f"/admin/requests/{name}") for router in routers(three)]
     assert [answer.status_code for answer in answers] == [200] * ROUTERS, [answer.text for answer in answers]
     return [answer.json() for answer in answers]
 

@@ -10,22 +10,15 @@ import httpx2
 import openai
 import pytest
 
-from benchmarks.common.processes import title_of
 from serve_app.client import Client
 from serve_app.errors import Unavailable
 from tests.e2e.crashing import kill
 from tests.e2e.joined import joined
 from tests.e2e.stack import Stack
-from tests.e2e.three import EMBED, MODEL, all_routers
+from tests.e2e.three import EMBED, MODEL, ROUTER, all_routers, processes
 
 UP_S = 60.0  # a router starts within some seconds
-TITLE = "ray::ServeReplica:serve_app:Router"
 LONG = 3000  # tokens: 15 s
-
-
-def routers(three: Stack) -> list[int]:
-    assert three.cluster is not None
-    return [pid for pid in three.cluster.pids() if title_of(pid).startswith(TITLE)]
 
 
 def test_embeddings_and_scores_are_those_over_http(three: Stack) -> None:
@@ -54,7 +47,7 @@ async def lost(llm: Client, three: Stack) -> tuple[Any, Any, str]:
     ):
         await anext(sdk)
         await anext(ours)
-        for pid in routers(three):
+        for pid in processes(three, ROUTER):
             kill(pid)
         ends: list[BaseException] = []
         for stream in (sdk, ours):

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.observe import HTTP_PROCESSES, Observer, within
+from tests.e2e.observe import Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.three import MODEL, ROUTERS, all_routers, routers
+from tests.e2e.three import MODEL, ROUTERS, all_routers, process, routers
 
 SHORT, LONG = 20, 600  # tokens: 0.1 s and 3 s of the engine
 GONE_S = 30.0  # for Ray and HAProxy to notice a dead router
@@ -29,16 +29,6 @@ def keyed() -> dict[str, str]:
 
 def body(tokens: int, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "The river", "max_tokens": tokens, "ignore_eos": True} | more
-
-
-def pid_of(there: Stack, router: Stack) -> int:
-    """The process that serves this router's port."""
-    assert there.cluster is not None
-    port = int(router.base_url.rpartition(":")[2])
-    (found,) = {
-        one.pid for one in there.cluster.listeners() if one.port == port and one.process.startswith(HTTP_PROCESSES[-1])
-    }
-    return found
 
 
 def restarts(there: Stack) -> float:
@@ -55,7 +45,7 @@ def test_an_answer_outlives_the_router_that_ran_it(three: Stack, stream: bool) -
     headers, asked = keyed(), body(SHORT, stream=stream)
     answer = first.post("/v1/completions", asked, headers=headers)
     assert answer.status_code == 200
-    os.kill(pid_of(three, first), signal.SIGKILL)
+    os.kill(process(three, first), signal.SIGKILL)
     for other in others:  # at once, before anyone has noticed
         again = other.post("/v1/completions", asked, headers=headers)
         assert (again.status_code, again.headers.get(REPLAY)) == (200, "true")
@@ -87,7 +77,7 @@ def test_a_run_whose_router_was_killed_starts_anew_once(three: Stack) -> None:
         cut = pool.submit(first.post, "/v1/completions", asked, headers=headers)
         observer = Observer(three)
         within(GONE_S, lambda: observer.figures(MODEL)[0], 1, "it runs")
-        os.kill(pid_of(three, first), signal.SIGKILL)
+        os.kill(process(three, first), signal.SIGKILL)
         repeats = [pool.submit(other.post, "/v1/completions", asked, headers=headers) for other in others]
         answers = [one.result() for one in repeats]
         assert isinstance(cut.exception(), requests.ConnectionError)

@@ -15,25 +15,19 @@ import pytest
 import requests
 from typer.testing import CliRunner
 
-from benchmarks.common.processes import title_of
 from serve_app.cli.commands import app
 from serve_app.names import STORE_FILE
 from tests.e2e.crashing import kill
 from tests.e2e.observe import within
 from tests.e2e.stack import Stack
-from tests.e2e.three import MODEL, RESTART_S, ROUTERS, all_routers, routers
+from tests.e2e.three import MODEL, RESTART_S, ROUTER, ROUTERS, all_routers, processes, routers
 
 KEYS = "/admin/keys"
-STORE, ROUTER = "ray::StoreOwner", "ray::ServeReplica:serve_app:Router"
+STORE = "ray::StoreOwner"
 FOLLOW_S = 1.0  # the promise: every router follows a change within that
 BUSY_S = 4.0  # of this test, on a machine that others use
 ACTOR_BACK_S = 30.0  # its process starts in two seconds; it reads nothing
 WRITES = 30  # keys made while the actor is killed under them
-
-
-def processes(there: Stack, title: str) -> list[int]:
-    assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
 
 
 def actor(there: Stack) -> int | None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
 import pytest
 
-from tests.e2e import one_engine, stopped_requests
+from tests.e2e import stopped_requests
+from tests.e2e.continuations import found
 from tests.e2e.test_continued_streams import assembled, assembled_response
 from tests.requires import requires
 
 requires("vllm")
 
 NAMES = list(stopped_requests.requests([]))
-
-
-@functools.cache
-def found() -> dict[str, Any]:
-    return one_engine.run_module("tests.e2e.stopped_requests")
 
 
 def answer_of(name: str, text: str) -> dict[str, Any]:

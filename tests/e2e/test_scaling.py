@@ -1,4 +1,4 @@
-"""Replicas follow the requests of all routers: a cluster of its own, three routers, simulated engines, short delays.
+"""Replicas follow the requests of all three routers: simulated engines, short delays.
 
 What Serve's controller says is looked at ten times a second; nothing here sleeps for an effect.
 """
@@ -15,72 +15,34 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.common.processes import title_of
 from benchmarks.scaling.watch import Look, Watch, first
-from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
-from tests.requires import requires
+from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, ROUTER, SLOW, SLOW_START_S, processes
 
-QUICK, SLOW = "org/quick", "slow"
-ROUTERS = 3
-TARGET = 4  # requests a replica
-HOLD_S = 20.0  # how long a request is held while no replica runs: above what starting processes takes on a busy machine
-SLOW_START_S = 26.0  # of an engine: longer than its requests are held
-SLOW_IDLE_S = 4.0  # how long it is kept without requests; less than its start lacks when they are refused
-LOOK_BACK_S, INTERVAL_S = 1.5, 0.5
 DRAIN_S = 3.0  # what is promised for a replica without requests, from Serve's decision to its end
 DRAINS = 3  # that are looked at: what others do on the machine can only make one longer
 ENOUGH = 1000  # tokens: 10 s, in which the replicas that seven requests need have started, even on a busy machine
 SETTLE_S = 60.0  # for what takes a few seconds, on a machine that others use as well
-SCALE = {
-    "min_replicas": 0,
-    "max_replicas": 3,
-    "target_ongoing_requests": TARGET,
-    "upscale_delay_s": 0.5,
-    "downscale_delay_s": 1.0,
-    "look_back_s": LOOK_BACK_S,
-    "metrics_interval_s": INTERVAL_S,
-}
-
-
-def simulated(name: str, start_s: float, **replicas: Any) -> dict[str, Any]:
-    rates = {"decode_step_s": 0.01, "start_s": start_s}
-    engine = {"engine": "simulated", "max_num_seqs": 8, "simulated": rates, "cpus_per_rank": 0.5}
-    return {"name": name, "replicas": SCALE | replicas, **engine}
-
-
-CONFIG: dict[str, Any] = {
-    "models": [simulated(QUICK, 0.5), simulated(SLOW, SLOW_START_S, downscale_to_zero_delay_s=SLOW_IDLE_S)],
-    "router": {"replicas": ROUTERS},
-    "admission": {"no_replica_wait_s": HOLD_S},
-}
 
 
 @pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("scaling-state"), CONFIG, "scaling") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def watch(scaled: Stack) -> Iterator[Watch]:
-    assert scaled.cluster is not None
-    with Watch(scaled.cluster.environment(), [QUICK, SLOW]) as opened:
+def watch(three: Stack) -> Iterator[Watch]:
+    assert three.cluster is not None
+    with Watch(three.cluster.environment(), [QUICK, SLOW]) as opened:
         opened.until(QUICK, lambda look: True, SETTLE_S)
         yield opened
 
 
 @pytest.fixture(scope="module")
-def slow_answers(scaled: Stack, watch: Watch) -> Iterator[Future[list[requests.Response]]]:
+def slow_answers(three: Stack, watch: Watch) -> Iterator[Future[list[requests.Response]]]:
     """A request to the model that starts slowly, and another when its replica is there; in the background and before
     all else, so that the other tests run meanwhile."""
 
     def twice() -> list[requests.Response]:
         began = time.monotonic()
-        refused = ask(scaled, SLOW, 5)
+        refused = ask(three, SLOW, 5)
         watch.until(SLOW, at(1), SETTLE_S, began)
-        return [refused, ask(scaled, SLOW, 5)]
+        return [refused, ask(three, SLOW, 5)]
 
     with ThreadPoolExecutor(1) as alone:
         yield alone.submit(twice)
@@ -112,16 +74,16 @@ def total(look: Look) -> int:
 
 
 def test_zero_to_three_to_zero_to_one_without_a_failed_request(
-    scaled: Stack, watch: Watch, pool: ThreadPoolExecutor
+    three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
     watch.until(QUICK, at(0), SETTLE_S)
     began = time.monotonic()
-    answers = burst(pool, scaled, 12, tokens=600)
+    answers = burst(pool, three, 12, tokens=600)
     watch.until(QUICK, at(3), SETTLE_S, began)
     assert {answer.result().status_code for answer in answers} == {200}
     ended = time.monotonic()
     watch.until(QUICK, at(0), SETTLE_S, ended)
-    assert ask(scaled, QUICK, 5).status_code == 200
+    assert ask(three, QUICK, 5).status_code == 200
     targets = [look.target for look in watch.looks(QUICK) if look.at >= began]
     seen = [target for index, target in enumerate(targets) if index == 0 or targets[index - 1] != target]
     assert max(seen) == 3
@@ -129,10 +91,10 @@ def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     assert 0 in seen[1:-1]
 
 
-def test_the_count_is_that_of_the_requests_there_are(scaled: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
+def test_the_count_is_that_of_the_requests_there_are(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Three routers have a channel to each replica and ring for the first one: none of that is a request."""
     watch.until(QUICK, lambda look: (look.ongoing, look.waiting) == (0, 0), SETTLE_S)
-    answers = burst(pool, scaled, 7, tokens=ENOUGH)
+    answers = burst(pool, three, 7, tokens=ENOUGH)
     all_there = watch.until(QUICK, lambda look: total(look) == 7 == look.ongoing, SETTLE_S)
     settled = all_there.at + 2 * INTERVAL_S
     watch.until(QUICK, lambda look: look.at > settled, SETTLE_S)
@@ -144,15 +106,15 @@ def test_the_count_is_that_of_the_requests_there_are(scaled: Stack, watch: Watch
 
 
 def test_an_idle_replica_drains_within_three_seconds_with_three_routers(
-    scaled: Stack, watch: Watch, pool: ThreadPoolExecutor
+    three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
     """Each router has just had requests on each replica, so each had a channel to it."""
     drains: list[float] = []
     while len(drains) < DRAINS and not any(drain < DRAIN_S for drain in drains):
         began = time.monotonic()
-        answers = burst(pool, scaled, 24, tokens=300)
+        answers = burst(pool, three, 24, tokens=300)
         full = watch.until(QUICK, at(3), SETTLE_S, began)
-        answers += burst(pool, scaled, 12, tokens=100)
+        answers += burst(pool, three, 12, tokens=100)
         assert {answer.result().status_code for answer in answers} == {200}
         decided = watch.until(QUICK, lambda look: look.target < 3, SETTLE_S, full.at)
         ended = watch.until(QUICK, lambda look: len(look.replicas) <= 1, SETTLE_S, decided.at)
@@ -170,25 +132,19 @@ def test_a_start_that_outlasts_its_requests_goes_on_without_them(
     assert answered.status_code == 200
 
 
-def test_tokenizing_waits_for_the_first_replica_too(scaled: Stack, watch: Watch) -> None:
+def test_tokenizing_waits_for_the_first_replica_too(three: Stack, watch: Watch) -> None:
     watch.until(QUICK, at(0), SETTLE_S)
-    answer = scaled.post("/tokenize", {"model": QUICK, "prompt": "two words"})
+    answer = three.post("/tokenize", {"model": QUICK, "prompt": "two words"})
     assert (answer.status_code, answer.json()["count"]) == (200, 2)
 
 
-def router_pids(stack: Stack) -> list[int]:
-    """The router replicas' processes, by the name Ray gives them."""
-    assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if title_of(pid).startswith("ray::ServeReplica:serve_app:Router")]
-
-
-def test_a_killed_routers_requests_stop_counting(scaled: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
+def test_a_killed_routers_requests_stop_counting(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Streams that it had begun are cut off; whole answers come from another router. What it had in its line and on
     engines is nobody's any more, and the others' goes on."""
-    streams = [pool.submit(stream, scaled, 700) for _ in range(24)]
-    whole = burst(pool, scaled, 21, tokens=700)
+    streams = [pool.submit(stream, three, 700) for _ in range(24)]
+    whole = burst(pool, three, 21, tokens=700)
     watch.until(QUICK, lambda look: total(look) == 45, SETTLE_S)
-    victim = router_pids(scaled)[0]
+    victim = processes(three, ROUTER)[0]
     os.kill(victim, signal.SIGKILL)
     assert {answer.result().status_code for answer in whole} == {200}
     lost = sum(1 for one in streams if not one.result())

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.observe import FILL_S, HTTP_PROCESSES, IDLE_S, Observer, within
+from tests.e2e.observe import FILL_S, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers
+from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers, process
 
 TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second
 LONGER = 60  # 0.3 s: 13 a second
@@ -132,16 +132,6 @@ def test_groups_of_equal_class_are_served_alike(three: Stack) -> None:
     gap = rank_gap(found, "word", "tier")
     print(f"mean ranks differ by {gap:+.2f} standard deviations")
     assert abs(gap) < SIGMAS
-
-
-def process(three: Stack, router: Stack) -> int:
-    """Of the router with this address."""
-    assert three.cluster is not None
-    port = int(router.base_url.rsplit(":", 1)[1])
-    (pid,) = {
-        one.pid for one in three.cluster.listeners() if one.port == port and one.process.startswith(HTTP_PROCESSES[-1])
-    }
-    return pid
 
 
 class Ends:

@@ -19,8 +19,7 @@ import httpx
 
 from tests.e2e.observe import within
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
-from tests.e2e.test_three_routers import process
-from tests.e2e.three import WIDE, all_routers
+from tests.e2e.three import WIDE, all_routers, process
 
 LOAD_S, KILLED_AFTER_S = 8.0, 4.0
 CLIENTS = 6  # of each router

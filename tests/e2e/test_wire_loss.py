@@ -1,4 +1,4 @@
-"""Routers and engines lose each other while fifty streams run: a cluster of its own, two routers, simulated engines.
+"""Routers and engines lose each other while eighty streams run: three routers, two simulated engines.
 
 A lost router costs the streams on it and no others, a lost engine none; what is lost holds nothing afterwards.
 """
@@ -32,34 +32,16 @@ from serve_app.names import deployment_of
 from serve_app.system import Listener
 from serve_app.transport.tcp import HEADER_BYTES
 from serve_app.transport.tcp_server import TICKET_BYTES
-from tests.e2e import stack as stacks
 from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.requires import requires
+from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, processes
 
-MODEL = "sim"
-ROUTERS, ENGINES = 2, 2
-STREAMS = 50
-STEP_S = 0.005  # a token
+STREAMS = WIDE_SLOTS * 5 // 4  # for one engine too many, if the other is lost
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
-LONG = 1000  # tokens: 5 s, well beyond STILL_S
-ENDLESS = 8000  # tokens: 40 s, longer than any test looks
+LONG = 500  # tokens: 5 s, well beyond STILL_S
+ENDLESS = 4000  # tokens: 40 s, longer than any test looks
 GIVEN_UP_S = 180.0  # a frozen replica by Serve, and another in its place
 BACK_S = 60.0  # for a killed replica to be replaced: 5 s and less on an idle machine
-CONFIG: dict[str, Any] = {
-    "models": [
-        {
-            "name": MODEL,
-            "engine": "simulated",
-            "max_num_seqs": 32,
-            "max_model_len": 8192,
-            "replicas": {"min_replicas": ENGINES, "max_replicas": ENGINES},
-            "cpus_per_rank": 0.5,
-            "simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000},
-        }
-    ],
-    "router": {"replicas": ROUTERS},
-}
 STORM, AT_ONCE = 2000, 32  # requests of a storm; twelve seconds of two cores
 LEAVING = 0.4  # share of its clients that go away
 FILLED = ROUTERS * MAX_RECEIPTS * 5 // 4  # requests after which no router keeps one more receipt
@@ -67,50 +49,43 @@ SPARE_DESCRIPTORS = 20  # more than before: connections that happen to be open
 SPARE_MIB = 3.0  # of memory; gRPC's leak with calls that are cancelled was three times that in the long test
 
 
-@pytest.fixture(scope="module")
-def wired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("wire-state"), CONFIG, "wire") as started:
-        yield started
-
-
 @pytest.fixture
-def idle(wired: Stack) -> Iterator[Stack]:
+def idle(three: Stack) -> Iterator[Stack]:
     """With all replicas there and nothing to do, before the test and after it."""
-    settle(wired)
-    yield wired
-    settle(wired)
+    settle(three)
+    yield three
+    settle(three)
 
 
 def settle(stack: Stack) -> None:
-    within(BACK_S, lambda: (len(engines(stack)), len(routers(stack))), (ENGINES, ROUTERS), "replicas")
+    within(BACK_S, lambda: (len(engines(stack)), len(routers(stack))), (WIDE_REPLICAS, ROUTERS), "replicas")
     within(BACK_S, lambda: running(stack), 0.0, "sequences running")
 
 
-def processes(stack: Stack, deployment: str) -> list[int]:
-    assert stack.cluster is not None
-    return [pid for pid in stack.cluster.pids() if title_of(pid) == f"ray::ServeReplica:serve_app:{deployment}"]
+def started(stack: Stack, title: str) -> list[int]:
+    """Ray adds the method that runs to the title of a process, as long as a replica starts."""
+    return [pid for pid in processes(stack, title) if title_of(pid) == title]
 
 
 def engines(stack: Stack) -> list[int]:
-    return processes(stack, deployment_of(MODEL))
+    return started(stack, f"ray::ServeReplica:serve_app:{deployment_of(WIDE)}")
 
 
 def routers(stack: Stack) -> list[int]:
-    return processes(stack, "Router")
+    return started(stack, ROUTER)
 
 
 def running(stack: Stack) -> float | None:
     """Sequences in the engines, told by whichever router answers; None while none does."""
     try:
-        return Observer(stack).running(MODEL)  # over a new connection: the router of an old one may be gone
+        return Observer(stack).running(WIDE)  # over a new connection: the router of an old one may be gone
     except requests.RequestException:
         return None
 
 
 def migrations(stack: Stack) -> float:
     """Streams that went on on another replica."""
-    return Observer(stack).value("serve_app_migrations_total", model=MODEL)
+    return Observer(stack).value("serve_app_migrations_total", model=WIDE)
 
 
 class Client(threading.Thread):
@@ -119,7 +94,7 @@ class Client(threading.Thread):
     def __init__(self, stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> None:
         super().__init__(daemon=True)
         self._stack, self.silent_s = stack, silent_s
-        self._body = {"model": MODEL, "prompt": "hi", "max_tokens": tokens, "stream": True}
+        self._body = {"model": WIDE, "prompt": "hi", "max_tokens": tokens, "stream": True}
         self.events = 0
         self.lines: list[bytes] = []
         self.ended = ""
@@ -208,7 +183,7 @@ def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle
 @pytest.mark.long
 def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_other(idle: Stack) -> None:
     """Nothing of them was seen. Serve gives the replica up after some 75 s."""
-    body = {"model": MODEL, "prompt": "hi", "max_tokens": LONG}
+    body = {"model": WIDE, "prompt": "hi", "max_tokens": LONG}
     still = engines(idle)[0]
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(idle.post, "/v1/completions", body, timeout=GIVEN_UP_S) for _ in range(STREAMS)]
@@ -235,7 +210,7 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
     for client in clients:
         told = client.assembled()
         assert (told[0], told[2], len(told[1])) == (text, reasons, 1)
-    # the queue spreads them evenly over the engines, as far as two routers can
+    # the queue spreads them evenly over the engines, as far as three routers can
     assert migrations(idle) - before >= STREAMS // 4
 
 
@@ -279,9 +254,9 @@ async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
 
     async def one() -> None:
         body = {
-            "model": MODEL,
+            "model": WIDE,
             "prompt": "hi",
-            "max_tokens": draw.choice([1, 2, 3, 200]),
+            "max_tokens": draw.choice([1, 2, 3, 100]),
             "stream": draw.random() < 0.7,
         }
         data = json.dumps(body).encode()

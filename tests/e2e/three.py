@@ -1,4 +1,5 @@
-"""One stack of three routers for the modules that look at one line, or at a lost process, from several of them."""
+"""One stack of three routers for the modules that look at one line, at replicas that follow the requests, or at a lost
+process, from several of them."""
 
 from __future__ import annotations
 
@@ -8,13 +9,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.processes import title_of
+from serve_app.system import listening_ports
 from tests.e2e import stack as stacks
-from tests.e2e.observe import HTTP_PROCESSES, http_status, within
+from tests.e2e.observe import http_status, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
-WIDE, WIDE_STEP_S = "wide", 0.01
+WIDE, WIDE_SLOTS, WIDE_REPLICAS, WIDE_STEP_S = "wide", 64, 2, 0.01
+WIDE_KV_TOKENS = 262_144  # for endless requests in every slot: 40 s of the engine
 EMBED = "embed-sim"
+QUICK, SLOW = "org/quick", "slow"  # whose replicas follow the requests, from none
+HOLD_S = 20.0  # how long a request is held while no replica runs: above what starting processes takes on a busy machine
+SLOW_START_S = 26.0  # of an engine: longer than its requests are held
+SLOW_IDLE_S = 4.0  # how long it is kept without requests; less than its start lacks when they are refused
+LOOK_BACK_S, INTERVAL_S = 1.5, 0.5
+SCALE = {
+    "min_replicas": 0,
+    "max_replicas": 3,
+    "target_ongoing_requests": 4,
+    "upscale_delay_s": 0.5,
+    "downscale_delay_s": 1.0,
+    "look_back_s": LOOK_BACK_S,
+    "metrics_interval_s": INTERVAL_S,
+}
+
+
+def scaled(name: str, start_s: float, **replicas: Any) -> dict[str, Any]:
+    rates = {"decode_step_s": 0.01, "start_s": start_s}
+    engine = {"engine": "simulated", "max_num_seqs": 8, "simulated": rates, "cpus_per_rank": 0.5}
+    return {"name": name, "replicas": SCALE | replicas, **engine}
+
+
 SLO = {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}  # kept by whatever is answered at all
 CONFIG: dict[str, Any] = {
     "models": [
@@ -22,16 +48,19 @@ CONFIG: dict[str, Any] = {
         {
             "name": WIDE,
             "engine": "simulated",
-            "max_num_seqs": 64,
-            "replicas": {"min_replicas": 2, "max_replicas": 2},
-            "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": 65_536},
+            "max_num_seqs": WIDE_SLOTS,
+            "replicas": {"min_replicas": WIDE_REPLICAS, "max_replicas": WIDE_REPLICAS},
+            "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": WIDE_KV_TOKENS},
             "cpus_per_rank": 0.5,
         },
         {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
+        scaled(QUICK, 0.5),
+        scaled(SLOW, SLOW_START_S, downscale_to_zero_delay_s=SLOW_IDLE_S),
     ],
     "router": {"replicas": ROUTERS},
     "admission": {
         "max_queued": 1000,
+        "no_replica_wait_s": HOLD_S,
         "min_share": 0.0,  # the minimum share lets lower classes pass on purpose
         "classes": {"normal": SLO, "critical": SLO | {"max_queued": 0}},  # who cannot run at once is refused
     },
@@ -42,22 +71,38 @@ CONFIG: dict[str, Any] = {
         ]
     },
 }
+ROUTER = "ray::ServeReplica:serve_app:Router"  # how the titles of the routers' processes begin
 RESTART_S = 60.0  # of a router, which takes some seconds
+# Serve's time between two looks at its manager of HAProxy: with its ten seconds, that one's death takes half a minute
+CHECK_S = 2.0
 
 
 @contextmanager
 def three(state_dir: Path) -> Iterator[Stack]:
     """The stack, once all routers are there."""
-    with stacks.own(state_dir, CONFIG, "three") as started:
+    checks = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(CHECK_S)}
+    with stacks.own(state_dir, CONFIG, "three", checks) as started:
         all_routers(started)
         yield started
 
 
+def processes(there: Stack, title: str) -> list[int]:
+    """Of the stack, those whose titles begin so."""
+    assert there.cluster is not None
+    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
+
+
 def routers(there: Stack) -> list[Stack]:
     """Each router by its own port, beside the endpoint."""
-    assert there.cluster is not None
-    ports = {one.port for one in there.cluster.listeners() if one.process.startswith(HTTP_PROCESSES[-1])}
+    ports = {one.port for one in listening_ports(processes(there, ROUTER))}
     return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
+
+
+def process(there: Stack, router: Stack) -> int:
+    """The process of the router with this address."""
+    port = int(router.base_url.rpartition(":")[2])
+    (pid,) = {one.pid for one in listening_ports(processes(there, ROUTER)) if one.port == port}
+    return pid
 
 
 def all_routers(there: Stack) -> list[Stack]:
