@@ -20,7 +20,6 @@ WIDE, WIDE_SLOTS, WIDE_REPLICAS, WIDE_STEP_S = "wide", 64, 2, 0.01
 WIDE_KV_TOKENS = 262_144  # for endless requests in every slot: 40 s of the engine
 EMBED = "embed-sim"
 QUICK, SLOW = "org/quick", "slow"  # whose replicas follow the requests, from none
-SCALED_SLOTS = 8
 HOLD_S = 20.0  # how long a request is held while no replica runs: above what starting processes takes on a busy machine
 SLOW_START_S = 26.0  # of an engine: longer than its requests are held
 SLOW_IDLE_S = 4.0  # how long it is kept without requests; less than its start lacks when they are refused
@@ -38,7 +37,7 @@ SCALE = {
 
 def scaled(name: str, start_s: float, **replicas: Any) -> dict[str, Any]:
     rates = {"decode_step_s": 0.01, "start_s": start_s}
-    engine = {"engine": "simulated", "max_num_seqs": SCALED_SLOTS, "simulated": rates, "cpus_per_rank": 0.5}
+    engine = {"engine": "simulated", "max_num_seqs": 8, "simulated": rates, "cpus_per_rank": 0.5}
     return {"name": name, "replicas": SCALE | replicas, **engine}
 
 
