@@ -71,9 +71,9 @@ class ChaosPlan:
     tokens: tuple[int, int]
 
 
-# Answers are long enough for some ten streams to be hit by each fault, short enough for hundreds of requests a minute.
+# A vLLM engine is back after a minute on two cores, and each fault on one moves two streams: 20 minutes for 20 of them.
 FULL = {
-    "vllm": ChaosPlan(480.0, float("inf"), 60, (60, 500)),
+    "vllm": ChaosPlan(1200.0, float("inf"), 60, (300, 1200)),
     "simulated": ChaosPlan(540.0, 10_000, 100, (10, 200)),
 }
 QUICK = {

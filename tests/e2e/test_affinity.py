@@ -14,7 +14,6 @@ REQUESTS = 6  # of each prefix
 CLIENTS = 8
 SHARE = 0.95  # one by one nothing is in the way; a channel that has just opened may move a bound once
 BUSY_SHARE = 0.85  # eight at once are below the quarter of a replica's slots that is free of the bound, mostly
-PROMPT_TOKENS = re.compile(rf'serve_app_engine{{figure="prompt_tokens",model="{WIDE}",replica="([^"]+)"}} (\S+)')
 PLACED = re.compile(rf'serve_app_placed{{router="[^"]+",key="prefix",model="{WIDE}",place="([^"]+)"}} (\S+)')
 
 
@@ -22,27 +21,20 @@ def prompt(kind: str, prefix: int, number: int) -> str:
     return f"{kind} {prefix}: " + "the beginning of them all " * 100 + f"{number}"
 
 
-def ask(three: Stack, kind: str, prefix: int, number: int) -> None:
+def ask(three: Stack, kind: str, prefix: int, number: int) -> str:
+    """The request's id."""
     body = {"model": WIDE, "prompt": prompt(kind, prefix, number), "max_tokens": 3}
     answer = three.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
-
-
-def read(three: Stack) -> dict[str, float]:
-    """Prompt tokens that each replica has taken in, whichever router tells."""
-    return {name: float(value) for name, value in PROMPT_TOKENS.findall(three.get("/metrics").text)}
+    return str(answer.headers["x-serve-app-request-id"])
 
 
 def test_requests_that_begin_alike_run_on_one_replica_through_all_routers(three: Stack) -> None:
     where: dict[int, Counter[str]] = {}
-    before = read(three)
     for number in range(REQUESTS):
         for prefix in range(PREFIXES):
-            ask(three, "calm", prefix, number)
-            after = read(three)
-            (ran,) = [name for name, tokens in after.items() if tokens > before[name]]
-            where.setdefault(prefix, Counter())[ran] += 1
-            before = after
+            receipt = three.get(f"/admin/requests/{ask(three, 'calm', prefix, number)}").json()
+            where.setdefault(prefix, Counter())[receipt["replica_id"]] += 1
     found = sum(max(counts.values()) for counts in where.values()) / (PREFIXES * REQUESTS)
     homes = {counts.most_common(1)[0][0] for counts in where.values()}
     print(f"{found:.1%} of {PREFIXES * REQUESTS} requests ran where their prefix is; {PREFIXES} prefixes, {homes}")

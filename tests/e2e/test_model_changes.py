@@ -42,8 +42,7 @@ COMMAND_S = 120.0  # of one command: Python, Ray and the change, five seconds on
 # one replica a request, and no delays
 QUICK = {"max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
 ENDLESS = 8000  # tokens: longer than any test
-NEVER = 10_000.0  # seconds, likewise
-LOADING_S = 8.0  # of an engine: longer than another controller needs to be there
+NEVER, LOADING_S = 10_000.0, 8.0  # likewise; of an engine, longer than another controller needs to be there
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +251,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(there: Pl
 
 
 def test_an_engine_that_loads_while_the_controller_dies_goes_on_loading(there: Place) -> None:
-    rates = {"decode_step_s": 0.01, "start_s": LOADING_S}
-    there.declare(configured(model(OTHER), model("loads", simulated=rates)))
+    there.declare(configured(model(OTHER), model("loads", simulated={"start_s": LOADING_S})))
     within(lambda: there.loading("loads"), "it loads")
     before = there.loading("loads")
     there.kill_controller()
