@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.chaos.plan import OF_VLLM, ON_ENGINES, Fault
 from benchmarks.common.arms import BenchmarkError
-from benchmarks.common.processes import ENGINE_CORE, role_of, title_of
+from benchmarks.common.processes import ENGINE_CORE, role_of, title_of, titled
 from benchmarks.common.scaling_stack import Stage
 from serve_app.cluster.local import RemoteDriver
 from serve_app.names import ENGINE_PREFIX, ROUTER
@@ -184,7 +184,7 @@ class Victims:
         if fault is Fault.HAPROXY:
             found = [one.pid for one in cluster.listeners() if one.port == cluster.instance.http_port]
             return [max(found)] if found else []  # one that is being replaced may listen still
-        found = [pid for pid in cluster.pids() if title_of(pid).startswith(ACTORS[fault])]
+        found = titled(cluster.pids(), ACTORS[fault])
         return found if len(found) == 1 else []
 
     def _is_whole(self, fault: Fault) -> bool:

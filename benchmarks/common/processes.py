@@ -67,6 +67,11 @@ def title_of(pid: int) -> str:
     return " ".join(arguments_of(pid)).strip()
 
 
+def titled(pids: Iterable[int], title: str) -> list[int]:
+    """Those of the processes whose titles begin so."""
+    return [pid for pid in pids if title_of(pid).startswith(title)]
+
+
 def is_marked(process: psutil.Process, instance: str) -> bool:
     """Whether the environment of a process names the instance; `up` adds "-" and a token to the name."""
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.common.processes import title_of
+from benchmarks.common.processes import title_of, titled
 from serve_app.cluster.local import LocalCluster, driver
 from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION, deployment_of
@@ -264,11 +264,10 @@ class Place:
 
     def loading(self, name: str) -> list[int]:
         """Processes of the model's engines that load."""
-        title = f"ray::ServeReplica:{APPLICATION}:{deployment_of(name)}.initialize_and_get_metadata"
-        return [pid for pid in self.cluster.pids() if title_of(pid) == title]
+        return self.processes(f"{deployment_of(name)}.initialize_and_get_metadata")
 
     def kill_controller(self) -> None:
-        (process,) = [pid for pid in self.cluster.pids() if title_of(pid).startswith("ray::ServeController")]
+        (process,) = titled(self.cluster.pids(), "ray::ServeController")
         os.kill(process, signal.SIGKILL)
 
     @contextmanager

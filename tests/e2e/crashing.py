@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.common.processes import title_of
+from benchmarks.common.processes import titled
 from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place
 from tests.e2e.stack import Stack
 
@@ -51,7 +51,7 @@ def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
 def actor(there: Place | Stack) -> int | None:
     """The quota actor's process; Ray adds the method that runs there to its title."""
     assert there.cluster is not None
-    found = [pid for pid in there.cluster.pids() if title_of(pid).startswith(ACTOR)]
+    found = titled(there.cluster.pids(), ACTOR)
     return found[0] if len(found) == 1 else None
 
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from benchmarks.common.processes import title_of
+from benchmarks.common.processes import titled
 from serve_app.names import BATCH_WORKER
 from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
@@ -78,7 +78,7 @@ def lines(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 def workers(there: Stack) -> list[int]:
     assert there.cluster is not None
     title = f"ray::ServeReplica:serve_app:{BATCH_WORKER}"
-    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
+    return titled(there.cluster.pids(), title)
 
 
 def test_a_batch_has_an_answer_or_an_error_for_each_of_its_rows(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.processes import title_of
+from benchmarks.common.processes import titled
 from serve_app.system import listening_ports
 from tests.e2e import stack as stacks
 from tests.e2e.observe import http_status, within
@@ -89,7 +89,7 @@ def three(state_dir: Path) -> Iterator[Stack]:
 def processes(there: Stack, title: str) -> list[int]:
     """Of the stack, those whose titles begin so."""
     assert there.cluster is not None
-    return [pid for pid in there.cluster.pids() if title_of(pid).startswith(title)]
+    return titled(there.cluster.pids(), title)
 
 
 def routers(there: Stack) -> list[Stack]:
