@@ -163,7 +163,7 @@ class Crowd:
     async def _ask(self, question: Question, *, keyed: bool) -> None:
         """One request to its end, with its repeats."""
         headers = self._headers(uuid.uuid4().hex if keyed else None)
-        refused_until = time.monotonic() + REFUSED_S
+        refused_at: float | None = None  # the first refusal of those in a row
         while True:
             try:
                 data, request_id = await self._attempt(question, headers)
@@ -179,7 +179,8 @@ class Crowd:
                 cut = "no endpoint"
             except Refused as error:
                 self.counts.refused[error.code] += 1
-                if time.monotonic() > refused_until:
+                refused_at = refused_at or time.monotonic()
+                if time.monotonic() > refused_at + REFUSED_S:
                     self._fail(f"refused: {error.code}", question)
                     return
                 await asyncio.sleep(min(error.retry_s, MAX_RETRY_S))  # bound: REFUSED_S in all
@@ -197,6 +198,7 @@ class Crowd:
                     return
                 cut = error.code
                 self.counts.edge_retries += 1
+            refused_at = None
             if time.monotonic() - self.edge_died_at > EDGE_S:
                 self._fail(f"cut with no death at the edge: {cut}", question)
                 return

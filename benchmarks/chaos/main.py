@@ -49,7 +49,7 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
-from serve_app.engine import ensure_tiny_model
+from serve_app.engine import ensure_tiny_model, environment
 
 CLIENTS, ROUTERS = 20, 2
 SLOTS = 32  # of an engine: the one that is left has room for all clients, but for what is kept free for `high`
@@ -94,6 +94,8 @@ def configuration(engine: str, engines: int) -> dict[str, Any]:
     }
     if engine == "vllm":
         model |= {"path": "tiny", "dtype": "float32", "kv_cache_gb": 0.2}
+        if environment.platform() == "gpu":
+            model["gpus_per_rank"] = 1 / engines  # all of them on one GPU
     else:
         model |= {"cpus_per_rank": 0.5, "simulated": {"decode_step_s": STEP_S}}
     return {"models": [model], "router": {"replicas": ROUTERS}}

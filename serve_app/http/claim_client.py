@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from serve_app.core.claims import (
+    MAX_RESTARTS,
     Claim,
     ClaimReply,
     ClaimReport,
@@ -89,7 +90,7 @@ class ClaimClient:
                 raise not_kept()
             case ClaimVerdict.LOST:
                 raise RunLost(
-                    "the routers that ran this request died, twice; to run it again, send another key",
+                    f"{MAX_RESTARTS + 1} routers that ran this request have died; to run it again, send another key",
                     param="Idempotency-Key",
                 )
             case ClaimVerdict.FULL:

@@ -5,7 +5,7 @@ In: claims of requests, reports of routers, the ends of routers. Out: verdicts.
 Never: holds an answer, reads a clock, or sees the text of a key.
 """
 
-from serve_app.core.claims.book import ClaimBook
+from serve_app.core.claims.book import MAX_RESTARTS, ClaimBook
 from serve_app.core.claims.messages import (
     KEPT_S,
     Claim,
@@ -19,6 +19,7 @@ from serve_app.core.claims.messages import (
 
 __all__ = [
     "KEPT_S",
+    "MAX_RESTARTS",
     "Claim",
     "ClaimBook",
     "ClaimReply",

@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.core.claims import (
     KEPT_S,
+    MAX_RESTARTS,
     Claim,
     ClaimBook,
     ClaimReply,
@@ -99,15 +100,16 @@ def test_a_key_of_another_tenant_is_another_key() -> None:
     assert there.claim("a", "2", tenant="other", body=b"other") == ClaimReply(V.RUN, "2", ("a",))
 
 
-def test_a_run_whose_router_died_starts_anew_once_and_the_next_time_is_refused() -> None:
-    there = Cluster()
-    there.claim("a", "1")
-    there.die("a")
-    assert there.claim("b", "2") == ClaimReply(V.RUN, "2", ("b",), restarts=1)
-    assert there.claim("c", "3") == ClaimReply(V.JOIN, "2", ("b",), restarts=1)
-    there.die("b")
-    assert there.claim("c", "3").verdict is V.LOST
-    assert there.claim("c", "4").verdict is V.LOST
+def test_a_run_whose_router_died_starts_anew_four_times_and_is_refused_once_the_fifth_has_died() -> None:
+    routers = [f"r{number}" for number in range(MAX_RESTARTS + 1)]
+    there = Cluster(alive={*routers, "other"})
+    for restarts, router in enumerate(routers):
+        run = str(restarts)
+        assert there.claim(router, run) == ClaimReply(V.RUN, run, (router,), restarts)
+        assert there.claim("other", "repeat") == ClaimReply(V.JOIN, run, (router,), restarts)
+        there.die(router)
+    assert there.claim("other", "5").verdict is V.LOST
+    assert there.claim("other", "6").verdict is V.LOST
 
 
 def test_an_answer_whose_routers_have_all_died_starts_anew_once() -> None:
