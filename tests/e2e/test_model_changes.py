@@ -172,7 +172,10 @@ def test_bounds_of_the_line_and_of_requests_are_taken_over_without_a_restart(the
     assert there.endpoint.ask(OTHER, n=SLOTS).status == 200
     there.become(configured(model(OTHER), admission={"max_queued": 1}, http={"max_sequences": 1}))
     assert there.endpoint.ask(OTHER, n=SLOTS).status == 400
-    asked = [there.endpoint.asking(OTHER, LONG) for _ in range(SLOTS + 4)]
+    asked = [there.endpoint.asking(OTHER, 3 * LONG) for _ in range(SLOTS)]
+    # first, since one that is on its way to a free slot counts as waiting
+    within(lambda: there.endpoint.figure("serve_app_engine", model=OTHER, figure="running") == SLOTS, "all slots run")
+    asked += [there.endpoint.asking(OTHER, LONG) for _ in range(4)]
     answers = [one.answer() for one in asked]
     assert sorted(one.status for one in answers) == [200] * (SLOTS + 1) + [429] * 3
     assert there.replicas() == before
