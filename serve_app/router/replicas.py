@@ -6,8 +6,9 @@ has a clock, a timer and the probes.
 
 Invariant: the queue always knows whether a replica takes requests: none after it has left, drains or was ejected, one
 at a time on probation. A replica that has left is dropped as soon as it runs none of this router's requests.
-Invariant: each request sent to a replica has exactly one result. A replica on probation has one request, its probe,
-unless it is the only replica: limiting the only replica would gain nothing.
+Invariant: each request sent to a replica has exactly one result. A replica on probation has one request, its probe, and
+only once it can be reached: no request waits for a replica that is gone. Of the only replica neither holds: limiting it
+would gain nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ logger = logging.getLogger("ray.serve")
 ANSWER_TIMEOUT_S = 1.0  # a scrape or a listing must not hang on a replica that does not answer
 # the replica may leave before or during the call
 CALL_FAILURES: tuple[type[BaseException], ...] = (Unavailable, *NO_ANSWER)
+CONNECTING = ""  # in place of the probe's request id
 
 
 class ReplicaSet:
@@ -79,7 +81,9 @@ class ReplicaSet:
         self.slots: dict[str, int] = {}  # of the whole replica; 0: it drains
         self.outliers = OutlierDetector()
         self.ejections = dict.fromkeys(FailureKind, 0)  # so far, by reason
-        self._probes: dict[str, str | None] = {}  # by replica on probation: the request id of its probe; None: not sent
+        # by replica on probation: the request id of its probe, or CONNECTING; None: not sent
+        self._probes: dict[str, str | None] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._routing = BoundedRing()
         self._drains = DrainTimers(move_all, self._give_up)
@@ -288,7 +292,10 @@ class ReplicaSet:
             self._probes.pop(replica_id, None)
             match action:
                 case Probe():
-                    self._probes[replica_id] = None
+                    self._probes[replica_id] = CONNECTING
+                    task = in_fresh_context(self._connect(replica_id), f"probe-{replica_id}")
+                    self._connecting.add(task)
+                    task.add_done_callback(self._connecting.discard)
                 case Eject(duration_s=for_s, reason=reason):
                     self.ejections[reason] += 1
                     logger.warning("replica %s gets no requests for %.0f s (%s)", replica_id, for_s, reason.value)
@@ -297,6 +304,19 @@ class ReplicaSet:
             self._update_availability(replica_id)
         if actions:
             self._set_timer()
+
+    async def _connect(self, replica_id: str) -> None:
+        """The probe of a replica is sent once it can be reached; one that cannot is ejected again."""
+        began = time.monotonic()
+        try:
+            await self.channel(replica_id).reach()
+        except EngineFailed:
+            if self._probes.get(replica_id) == CONNECTING:
+                self.record_result(replica_id, OutlierVerdict.LOST, began)
+            return
+        if self._probes.get(replica_id) == CONNECTING:
+            self._probes[replica_id] = None
+            self._update_availability(replica_id)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -28,14 +28,20 @@ HARD_STOP_S = 3600  # after this HAProxy cuts the streams of a replaced worker: 
 # How long an ending router replica still answers: HAProxy removes it from its list after about a second.
 MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
-# Serve's "slow __init__" warnings, which would replace a deployment's message; our own phases and waits say more.
-NEVER_S = 10**9
-# For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
-# again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
-READY_S = 60
-# How long a new controller waits for a replica that it finds loading (its 30 s): downloads take longer.
-# As long, one that it finds standing still; HAProxy and the quota actor see that sooner.
-LOADING_S = 3600
+SERVES_WAITS = {
+    # For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
+    # again and again on a slow machine), and the proxy gives up on a HAProxy that does not answer (its 30 s).
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "60",
+    # Three checks that fail, and Serve replaces its HAProxy. At its 10 s that took half a minute, and as long as its
+    # controller died more often than that, for ever: no router that started meanwhile got requests (seen, 90 s).
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # How long a new controller waits for a replica that it finds loading (its 30 s): downloads take longer.
+    # As long, one that it finds standing still; HAProxy and the quota actor see that sooner.
+    "RAY_SERVE_SLOW_STARTUP_WARNING_S": "3600",
+    # Its "slow __init__" warnings would replace a deployment's message; our own phases and waits say more: never.
+    "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(10**9),
+}
 STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since the wrapper replaces them by unix sockets
 
 # A machine that does not answer is lost after 30 s (4 checks of 5 s, 3 s apart); then its requests go elsewhere. Ray's
@@ -83,10 +89,7 @@ def common_environment(
         "VLLM_RPC_BASE_PATH": str(run_dir),  # sockets, which a killed engine would leave in /tmp
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at Serve's 0.1 s the idle controller takes 2% of a core
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; no scrape needs Serve's 100
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_S),
-        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": str(READY_S),
-        "RAY_SERVE_SLOW_STARTUP_WARNING_S": str(LOADING_S),
-        "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(NEVER_S),
+        **SERVES_WAITS,
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine

@@ -52,7 +52,7 @@ PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
 REFUSED_PER_SOURCE = 64
 PER_SOURCE_VARIABLE, TRUSTED_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE", "SERVE_APP_TRUSTED_PROXIES"
 LAST, FRONT = "last.cfg", "front.pid"
-# Serve replaces a dead HAProxy after 27 to 34 s (measured); without a new one by then, Serve was shut down.
+# Serve replaces a dead HAProxy within ten seconds; without a new one by then, Serve was shut down.
 FALLBACK_S = 120.0
 
 
@@ -177,7 +177,7 @@ def frontend_lines(sources: Sources) -> list[str]:
 
 
 class FallbackHaproxy:
-    """A HAProxy on the endpoint's port while Serve's own is dead: Serve needs half a minute to notice, and its new
+    """A HAProxy on the endpoint's port while Serve's own is dead: Serve needs seconds to notice, and its new
     HAProxy takes the port over as soon as it has routers. The fallback runs the last configuration without the admin
     socket, by which Serve would take it for its own HAProxy and start no new one. If Serve was shut down, so that no
     new one comes, the fallback ends after FALLBACK_S. `folder`: the wrapper's.

@@ -104,6 +104,17 @@ class Channel:
                     connection.cancel(number)
                 self._close_when_idle()
 
+    async def reach(self) -> None:
+        """Return once the replica has accepted a connection; it closes again if no request comes.
+
+        Raises:
+            EngineFailed: the replica cannot be reached.
+        """
+        try:
+            await self._attach()
+        finally:
+            self._close_when_idle()
+
     async def _attach(self) -> ReplicaConnection:
         """The connection, opened if need be, once the replica has accepted it."""
         if self._idle_timer is not None:

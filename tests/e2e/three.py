@@ -73,15 +73,12 @@ CONFIG: dict[str, Any] = {
 }
 ROUTER = "ray::ServeReplica:serve_app:Router"  # how the titles of the routers' processes begin
 RESTART_S = 60.0  # of a router, which takes some seconds
-# Serve's time between two looks at its manager of HAProxy: with its ten seconds, that one's death takes half a minute
-CHECK_S = 2.0
 
 
 @contextmanager
 def three(state_dir: Path) -> Iterator[Stack]:
     """The stack, once all routers are there."""
-    checks = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(CHECK_S)}
-    with stacks.own(state_dir, CONFIG, "three", checks) as started:
+    with stacks.own(state_dir, CONFIG, "three") as started:
         all_routers(started)
         yield started
 

@@ -14,6 +14,7 @@ from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.router.replicas import ResultReporter
+from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, run, turns, until
 from tests.fakes.failing_engines import SHORT, Broken, ejected, probe_is_due, takes
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, freeze, held, thaw
@@ -71,6 +72,27 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         assert takes(router) == {"r1": "all", "r2": "all"}
 
     run(scenario, waits=SHORT)
+
+
+def test_no_request_waits_for_a_replica_that_cannot_be_reached() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        first = [router.asking(50) for _ in range(4)]
+        await until(lambda: cluster["r1"].work == 2, SOON_S, "some run there")
+        cluster.kill("r1", told=False)
+        await asyncio.gather(*first)
+        replicas, moved = router.model.replica_set, len(first)
+        assert sum(trace.losses for trace in router.traces.values()) == 2
+        while replicas.ejections[FailureKind.PROBE] < 2:
+            await router.ask()
+        assert len(router.traces) > moved
+        later = list(router.traces)[moved:]
+        assert {router.places[name] for name in later} == {"r2"}
+        assert not sum(router.traces[name].losses for name in later)
+        await router.settled()
+
+    run(scenario, waits=SHORT | {(channel, "ATTACH_TIMEOUT_S"): 0.05})
 
 
 def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
