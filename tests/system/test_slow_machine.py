@@ -60,7 +60,8 @@ before = starting._curr_status_info
 DeploymentState._check_and_update_transitioning_replicas(starting)
 messages = [str(call) for call in before.update_message.call_args_list]
 haproxy_s = constants.RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S
-print(json.dumps({"proxy": state.status.value, "messages": messages, "haproxy_s": haproxy_s}))
+found = {"proxy": state.status.value, "messages": messages, "haproxy_s": haproxy_s}
+print(json.dumps(found | {"check_s": constants.PROXY_HEALTH_CHECK_PERIOD_S}))
 """
 
 
@@ -104,3 +105,9 @@ def test_serves_own_message_of_a_slow_init_is_never_shown(ours: dict[str, Any], 
     (told,) = plain["messages"]
     assert "slow __init__" in told, "Serve by itself replaces a deployment's message"
     assert ours["messages"] == []
+
+
+def test_serve_replaces_a_dead_haproxy_sooner_than_a_controller_dies_again(
+    ours: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert ours["check_s"] == 1.0 < plain["check_s"]
