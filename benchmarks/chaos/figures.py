@@ -55,14 +55,14 @@ class RouterCounts:
 
 
 def fault_of(gap: tuple[float, float], hits: Sequence[Hit]) -> Hit | None:
-    """The fault on an engine that made a migrated stream pause: the last one before the end of its pause."""
+    """The fault on an engine that made a stream pause: the last one before the end of its pause."""
     begin, pause_s = gap
     found = [hit for hit in hits if hit.fault in ON_ENGINES and hit.at <= begin + pause_s]
     return found[-1] if found and begin <= found[-1].at + LATEST_S else None
 
 
 def longest_pauses(streams: Sequence[Paused], hits: Sequence[Hit]) -> dict[Fault, list[float]]:
-    """The longest pause of each migrated stream as its client saw it, in ms, by the fault."""
+    """The longest pause of each stream as its client saw it, in ms, by the fault."""
     found: dict[Fault, list[float]] = {}
     for stream in streams:
         gap = max(stream.gaps, key=lambda one: one[1])
@@ -136,9 +136,14 @@ def missed(found: Mapping[str, Any], at_edge: int) -> list[str]:
     return names + [f"gap of {name}" for name, gap_ms in gaps if gap_ms > gap_bar_ms(Fault(name))]
 
 
-def tables(found: Mapping[str, Any], at_edge: int, victims: Victims, pauses: Mapping[Fault, Sequence[float]],
-           receipts: Mapping[Fault, Sequence[float]]) -> list[Table]:  # fmt: skip
-    """The figures with their bars, and the faults with what they took."""
+def tables(
+    found: Mapping[str, Any], at_edge: int, victims: Victims, pauses: Mapping[Fault, Sequence[float]],
+    stayed: Mapping[Fault, Sequence[float]], receipts: Mapping[Fault, Sequence[float]],
+) -> list[Table]:  # fmt: skip
+    """The figures with their bars, and the faults with what they took.
+
+    `stayed`: what the streams that did not move paused after the same faults: what the machine does to all of them.
+    """
     bars = {name: f"{bar:g}" for name, bar in BARS.items()} | {
         "migrations": f">= {MIGRATIONS_BAR}",
         "near_tie": f"<= {NEAR_TIE_BAR:.1%} of the requests",
@@ -151,19 +156,23 @@ def tables(found: Mapping[str, Any], at_edge: int, victims: Victims, pauses: Map
         figures.add_row(name, str(found[name]), verdict)
     faults = Table(
         "fault", "done", "ended after, s", "all back after, s", "streams moved", "their pause p50, p99, ms", "bar",
-        "by the receipts, p99, ms", title="by kind of fault",
+        "by the receipts, p99, ms", "streams that stayed", "their pause p50, p99, ms", title="by kind of fault",
     )  # fmt: skip
     for fault in Fault:
         done = sum(hit.fault is fault for hit in victims.hits)
         if not done:
             continue
-        own = sorted(pauses.get(fault, ()))
-        shown = f"{own[len(own) // 2]:.0f}, {p99(own):.0f}" if own else ""
+        own, others = sorted(pauses.get(fault, ())), sorted(stayed.get(fault, ()))
         verdict = f"{gap_bar_ms(fault):g}: {'MISSED' if p99(own) > gap_bar_ms(fault) else 'met'}" if own else ""
         told = f"{p99(receipts[fault]):.0f}" if receipts.get(fault) else ""
         spans = (_span(victims.gone_s[fault]), _span(victims.back_s[fault]))
-        faults.add_row(fault.value, str(done), *spans, str(len(own)), shown, verdict, told)
+        beside = (str(len(others)), _middle(others))
+        faults.add_row(fault.value, str(done), *spans, str(len(own)), _middle(own), verdict, told, *beside)
     return [figures, faults]
+
+
+def _middle(ordered: Sequence[float]) -> str:
+    return f"{ordered[len(ordered) // 2]:.0f}, {p99(ordered):.0f}" if ordered else ""
 
 
 def _span(values: Sequence[float]) -> str:

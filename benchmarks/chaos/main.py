@@ -113,6 +113,7 @@ class Chaos:
     console: Console
     routers: RouterCounts = field(default_factory=RouterCounts)
     moved: list[Paused] = field(default_factory=list)
+    stayed: list[Paused] = field(default_factory=list)
     by_receipt: dict[Fault, list[float]] = field(default_factory=dict)
     at_edge: int = 0  # requests in flight at the deaths of edge processes
     shown: int = 0  # of the clients' samples
@@ -176,12 +177,14 @@ class Chaos:
             await asyncio.sleep(SCRAPE_S)  # bound: the run
 
     async def _ask_receipts(self) -> None:
-        """Which of the streams that paused after a fault on an engine have moved."""
+        """Which of the streams that paused after a fault on an engine have moved, and which have not."""
         while True:
             stream = await self.crowd.paused.get()
             hits = [hit for gap in stream.gaps if (hit := fault_of(gap, self.victims.hits)) is not None]
             answer = await asyncio.to_thread(self._get, f"/admin/requests/{stream.request_id}") if hits else None
-            if answer is not None and (moves := answer.json()["continued"]):
+            if answer is not None and not (moves := answer.json()["continued"]):
+                self.stayed.append(stream)
+            elif answer is not None:
                 self.moved.append(stream)
                 longest = max(stream.gaps, key=lambda one: one[1])
                 hit = fault_of(longest, self.victims.hits) or hits[-1]
@@ -251,7 +254,8 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     pauses = longest_pauses(chaos.moved, victims.hits)
     teacher = Teacher(ensure_tiny_model()) if has_core else None
     found = result(crowd.counts, victims.hits, chaos.routers, pauses, leaked, teacher)
-    for table in tables(found, chaos.at_edge, victims, pauses, chaos.by_receipt):
+    stayed = longest_pauses(chaos.stayed, victims.hits)
+    for table in tables(found, chaos.at_edge, victims, pauses, stayed, chaos.by_receipt):
         console.print(table)
     for line in [*victims.notes, *_more(crowd.counts)]:
         console.print(line, highlight=False, markup=False)
