@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -97,16 +97,18 @@ class Loader:
         self._port, self._keys, self._model = port, keys, model
         self._draw = random.Random(seed)
 
-    async def closed(self, lengths: list[Lengths], length_s: float) -> float:
+    async def closed(
+        self, lengths: list[Lengths], length_s: float, clock: Callable[[], float] = time.perf_counter
+    ) -> float:
         """Requests a second that `CLOSED` clients without pause get through; the first third is not counted."""
-        began, ended = time.perf_counter(), 0
+        began, ended = clock(), 0
 
         async def client() -> None:
             nonlocal ended
-            while (at_s := time.perf_counter() - began) < length_s:
+            while (at_s := clock() - began) < length_s:
                 each = self._draw.choice(lengths)
                 await self._ask(Call(Request(at_s, LIGHT, 0, each.prompt, each.output), began))
-                ended += length_s / 3 <= time.perf_counter() - began < length_s
+                ended += length_s / 3 <= clock() - began < length_s
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CLOSED):

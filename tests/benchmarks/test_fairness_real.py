@@ -12,7 +12,7 @@ import pytest
 from benchmarks.common.arms import HOST, BenchmarkError, ModelChoice, our_settings
 from benchmarks.common.traces import Request
 from benchmarks.fairness.metric import Answer
-from benchmarks.fairness.real import ADMISSION, Loader, drawn_lengths
+from benchmarks.fairness.real import ADMISSION, CLOSED, Loader, drawn_lengths
 from benchmarks.fairness.trace import HEAVY, LIGHT, Lengths
 from serve_app.settings import parse
 
@@ -86,11 +86,13 @@ def test_an_open_loop_waits_for_nobody_and_counts_what_came_by_its_end() -> None
 def test_a_closed_loop_counts_whole_answers() -> None:
     async def run() -> float:
         async with serving(server) as port:
-            return await Loader(port, KEYS, "m", 1).closed([Lengths(3, 2)], SECONDS)
+            return await Loader(port, KEYS, "m", 1).closed([Lengths(3, 2)], 300.0, lambda: float(len(server.asked)))
 
-    server = Server()
+    server = Server()  # its requests are the clock
     per_s = asyncio.run(run())
-    assert 0 < per_s * SECONDS * 2 / 3 <= len(server.asked)
+    assert len(server.asked) < 300 + CLOSED
+    # counted: what is answered from the 100th request on to the 300th
+    assert 200 - CLOSED <= per_s * 200.0 < 200 + CLOSED
 
 
 def test_a_refusal_fails_the_run() -> None:
