@@ -130,6 +130,8 @@ class Victims:
             if fault in self._open or (fault in ON_ENGINES and ON_ENGINES & self._open.keys()):
                 continue
             targets = self._targets(fault)
+            if fault in ON_ENGINES:  # the one that has run longest: what has just started has few streams to lose
+                targets = sorted(targets, key=lambda pid: start_ticks(pid) or 0)[:1]
             if targets and (hit := self._do(fault, self._draw.choice(targets))) is not None:
                 self.hits.append(hit)
                 self._ending.add(hit.pid)

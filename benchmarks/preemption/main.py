@@ -53,6 +53,7 @@ RAMP_S = 3.0  # of the load before its window: some answers
 FULL_SHARE = 0.9  # of the slots: the engine is full
 FULL_S, IDLE_S = 30.0, 60.0  # until it is, and until nothing runs, at most
 POLL_S = 0.25
+BLOCK_TOKENS = 32  # of vLLM's KV blocks, near a GPU's 16; its own choice on a CPU, 128, is what no GPU has
 UNDISTURBED_AT_ONCE = 8  # so that they take seconds; fewer than slots, so that none is stopped or waits
 
 
@@ -87,13 +88,13 @@ SHAPES = {
 
 
 def configuration(
-    engine: str, shape: Shape, guard_slots_share: float = 0.0, block_size: int | None = None
+    engine: str, shape: Shape, guard_slots_share: float = 0.0, block_size: int = BLOCK_TOKENS
 ) -> dict[str, Any]:
     """Defaults, but for the engine and the guard slots; `block_size`: tokens, vLLM's."""
     model: dict[str, Any] = {"name": MODEL, "engine": engine, "max_num_seqs": shape.slots}
     if engine == REAL:
         model |= {"path": "tiny", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
-        model |= {"extra_engine_args": {"block_size": block_size}} if block_size else {}
+        model |= {"extra_engine_args": {"block_size": block_size}}
     else:
         model |= {"simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 1_000_000}}
     return {"models": [model], "admission": {"guard_slots_share": guard_slots_share}}
@@ -218,7 +219,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=(SIMULATED, REAL), default=REAL)
     parser.add_argument("--window", type=float, help="seconds")
     parser.add_argument("--guard-slots-share", type=float, default=0.0, help="admission.guard_slots_share")
-    parser.add_argument("--block-size", type=int, help="tokens of vLLM's KV blocks; its own choice is 128 on a CPU")
+    parser.add_argument("--block-size", type=int, default=BLOCK_TOKENS, help="tokens of vLLM's KV blocks [%(default)s]")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
