@@ -39,7 +39,7 @@ from rich.console import Console
 
 from benchmarks.abuse.main import CLASSES, key_of
 from benchmarks.chaos.clients import Counts, Crowd, Paused
-from benchmarks.chaos.figures import RouterCounts, fault_of, longest_pauses, missed, result, tables
+from benchmarks.chaos.figures import RouterCounts, fault_of, longest_pauses, missed, p99, result, tables
 from benchmarks.chaos.near_tie import Teacher
 from benchmarks.chaos.plan import AT_EDGE, KILL_EVERY_S, Act, Fault, acts_of, due
 from benchmarks.chaos.questions import Api, questions
@@ -47,6 +47,7 @@ from benchmarks.chaos.victims import Victims, possible_faults
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.priority import clients_first
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from serve_app.engine import ensure_tiny_model, environment
@@ -115,6 +116,7 @@ class Chaos:
     moved: list[Paused] = field(default_factory=list)
     stayed: list[Paused] = field(default_factory=list)
     by_receipt: dict[Fault, list[float]] = field(default_factory=dict)
+    late_ms: list[float] = field(default_factory=list)  # of the clients' own event loop
     at_edge: int = 0  # requests in flight at the deaths of edge processes
     shown: int = 0  # of the clients' samples
     began: float = field(default_factory=time.monotonic)
@@ -167,7 +169,9 @@ class Chaos:
             for sample in self.crowd.counts.samples[self.shown :]:
                 self._say(sample)
                 self.shown += 1
+            asked = time.monotonic()
             await asyncio.sleep(LOOK_S)  # bound: the run
+            self.late_ms.append((time.monotonic() - asked - LOOK_S) * 1000.0)
 
     async def _scrape(self) -> None:
         while True:
@@ -247,7 +251,9 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     with (
         stack(configuration(options.engine, options.engines), told) as stage,
         Victims(stage, draw, options.engines, has_core=has_core) as victims,
+        clients_first() as is_first,
     ):
+        console.print(f"clients run before the servers: {is_first}", highlight=False)
         crowd = Crowd(stage.cluster.url, keys, options.seed)
         chaos = Chaos(stage, victims, crowd, plan, options.seed, console)
         leaked = asyncio.run(_run(chaos, acts_of(faults), options.engine))
@@ -257,6 +263,9 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     stayed = longest_pauses(chaos.stayed, victims.hits)
     for table in tables(found, chaos.at_edge, victims, pauses, stayed, chaos.by_receipt):
         console.print(table)
+    console.print(
+        f"the clients themselves were late by p99, most: {p99(chaos.late_ms):.0f}, {max(chaos.late_ms):.0f} ms"
+    )
     for line in [*victims.notes, *_more(crowd.counts)]:
         console.print(line, highlight=False, markup=False)
     late = missed(found, chaos.at_edge)

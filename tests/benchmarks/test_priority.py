@@ -1,0 +1,40 @@
+"""Clients come first for as long as they measure, and only where they may."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import priority
+from benchmarks.common.priority import FIRST, clients_first
+
+
+def test_the_session_is_first_for_the_block_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    autogroup = tmp_path / "autogroup"
+    autogroup.write_text("/autogroup-12 nice 5\n")
+    monkeypatch.setattr(priority, "AUTOGROUP", autogroup)
+    with clients_first() as is_first:
+        assert (is_first, autogroup.read_text()) == (True, str(FIRST))
+    assert autogroup.read_text() == "5"
+
+
+def test_where_there_are_no_autogroups_it_is_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[int]()
+    monkeypatch.setattr(priority, "AUTOGROUP", tmp_path / "absent")
+    monkeypatch.setattr(os, "setpriority", lambda which, who, nice: told.append(nice))
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with clients_first() as is_first:
+        assert (is_first, told) == (True, [FIRST])
+    assert told == [FIRST, before]
+
+
+def test_who_may_not_measures_nevertheless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(priority, "AUTOGROUP", tmp_path / "absent")
+    monkeypatch.setattr(os, "setpriority", refuse)
+    with clients_first() as is_first:
+        assert not is_first
