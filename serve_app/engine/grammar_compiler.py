@@ -47,28 +47,13 @@ class Compiler:
         self.process = self._start_process()
 
     def compile(self, grammar: Grammar) -> GrammarVerdict:
-        """Compile a grammar or refuse it. Raises Unavailable: the process does not answer, or has ended twice."""
-        answer = self._ask(grammar) or self._ask(grammar)
-        if not answer:
-            raise Unavailable("the process that compiles grammars has ended and is restarted", retry_after_s=5.0)
-        verdict = GrammarVerdict(**json.loads(answer))
-        if verdict.size_bytes > MAX_COMPILED_BYTES:
-            return GrammarVerdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
-        return verdict
-
-    def _ask(self, grammar: Grammar) -> str:
-        """The process's answer; empty: it has ended, for no reason of the grammar's. Raises Unavailable: none came."""
+        """Compile a grammar or refuse it. Raises Unavailable: the process has ended or does not answer."""
         if self.process.poll() is not None:
             self.end()
             self.process = self._start_process()
-        process, is_late = self.process, threading.Event()
+        process = self.process
         assert process.stdout is not None
-
-        def give_up() -> None:
-            is_late.set()
-            process.kill()
-
-        late = threading.Timer(ANSWER_S, give_up)
+        late = threading.Timer(ANSWER_S, process.kill)
         late.start()
         try:
             self._send_line(process, json.dumps(grammar))
@@ -79,9 +64,11 @@ class Compiler:
             late.cancel()
         if not answer:
             self.end()
-        if is_late.is_set():
-            raise Unavailable("the process that compiles grammars does not answer", retry_after_s=5.0)
-        return answer
+            raise Unavailable("the process that compiles grammars has ended and is restarted", retry_after_s=5.0)
+        verdict = GrammarVerdict(**json.loads(answer))
+        if verdict.size_bytes > MAX_COMPILED_BYTES:
+            return GrammarVerdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
+        return verdict
 
     def end(self) -> None:
         """End the process. Idempotent."""
@@ -139,17 +126,11 @@ def main(limit_s: float) -> None:
 
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-    def run(kind: str, text: str) -> int:
+    for line in sys.stdin:
         pid = os.fork()
         if not pid:
-            _fork(compiler, info.vocab_size, limit_s, kind, text)
-        return os.waitpid(pid, 0)[1]
-
-    for line in sys.stdin:
-        status = run(*json.loads(line))
-        if status and os.WTERMSIG(status) == signal.SIGKILL:  # by somebody else: its own limits end it otherwise
-            status = run(*json.loads(line))
+            _fork(compiler, info.vocab_size, limit_s, *json.loads(line))
+        status = os.waitpid(pid, 0)[1]
         if status:
             why = f"compiling it takes more than {limit_s} s of CPU, or {MAX_MORE_BYTES} bytes of memory"
             os.write(1, json.dumps({"refusal": why, "complex": True}).encode() + b"\n")

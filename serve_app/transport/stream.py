@@ -137,10 +137,8 @@ class ResponseStream:
         self.unread.streams.discard(self)
 
     def abort_unread(self) -> None:
-        """End the stream because of too many unread bytes, and drop these; also one that has failed and could go on
-        elsewhere, since its client lacks what is dropped."""
+        """End the stream because of too many unread bytes, and drop these."""
         self.clear()
-        self.error, self.connection_lost = None, False
         self.fail(EngineFailed("the client reads too slowly, and the router's buffer is full", code="slow_client"))
         self.on_unread_abort()
 
