@@ -2,7 +2,8 @@
 
 A stack of its own: two routers, two engines (`--engines`), vLLM's in float32 on the built-in model, or simulated ones.
 20 clients of all classes ask a pool of greedy requests of chat, completions and responses, streamed and not, each
-question first once undisturbed. Every 5 s one process is hit, an engine only while two are ready:
+question first once undisturbed. Every 5 s one process is hit, an engine only while two are ready, and of these the one
+that has run longest:
 
     engine, engine_core, freeze    SIGKILL of an engine's replica, of its EngineCore alone; SIGSTOP of EngineCore
     drain                          `serve-app drain REPLICA`, where this release has the command
@@ -186,13 +187,14 @@ class Chaos:
             stream = await self.crowd.paused.get()
             hits = [hit for gap in stream.gaps if (hit := fault_of(gap, self.victims.hits)) is not None]
             answer = await asyncio.to_thread(self._get, f"/admin/requests/{stream.request_id}") if hits else None
-            if answer is not None and not (moves := answer.json()["continued"]):
-                self.stayed.append(stream)
-            elif answer is not None:
+            moves = None if answer is None else answer.json()["continued"]
+            if moves:
                 self.moved.append(stream)
                 longest = max(stream.gaps, key=lambda one: one[1])
                 hit = fault_of(longest, self.victims.hits) or hits[-1]
                 self.by_receipt.setdefault(hit.fault, []).extend(gap_s * 1000.0 for _, gap_s in moves)
+            elif moves is not None:
+                self.stayed.append(stream)
             self.crowd.paused.task_done()
 
     async def _leaked(self) -> int:

@@ -130,8 +130,6 @@ class Victims:
             if fault in self._open or (fault in ON_ENGINES and ON_ENGINES & self._open.keys()):
                 continue
             targets = self._targets(fault)
-            if fault in ON_ENGINES:  # the one that has run longest: what has just started has few streams to lose
-                targets = sorted(targets, key=lambda pid: start_ticks(pid) or 0)[:1]
             if targets and (hit := self._do(fault, self._draw.choice(targets))) is not None:
                 self.hits.append(hit)
                 self._ending.add(hit.pid)
@@ -174,7 +172,9 @@ class Victims:
             ready = self.ready_engines()
             if len(ready) < SPARE:
                 return []
-            return sorted(ready.values() if fault in OF_VLLM else ready)
+            found = ready.values() if fault in OF_VLLM else ready
+            # the one that has run longest: what has just started has few streams to lose
+            return sorted(found, key=lambda pid: start_ticks(pid) or 0)[:1]
         if fault is Fault.ROUTER:
             routers = self._replicas(ROUTER)
             return sorted(routers) if len(routers) >= SPARE else []

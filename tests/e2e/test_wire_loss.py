@@ -210,7 +210,8 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
     for client in clients:
         told = client.assembled()
         assert (told[0], told[2], len(told[1])) == (text, reasons, 1)
-    assert migrations(idle) > before
+    # the queue spreads them evenly over the engines, as far as three routers can
+    assert migrations(idle) - before >= STREAMS // 4
 
 
 def test_a_killed_router_s_requests_are_aborted_within_a_second_and_no_others(idle: Stack) -> None:
