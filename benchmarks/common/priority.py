@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-AUTOGROUP = Path("/proc/self/autogroup")  # says `/autogroup-12 nice 0`
+AUTOGROUP = Path("/proc/self/autogroup")  # says `/autogroup-12 nice 0`, and nothing to a process that is in none
 FIRST = -10  # of -20 to 19: nine times the share of a session at 0
 
 
@@ -19,20 +19,21 @@ def clients_first() -> Iterator[bool]:
     machine out (autogroups), and were kept from running for up to 2.7 s: no pause of the servers. Enter it when the
     servers have started, since without autogroups what is started here is first, too.
     """
-    own = int(AUTOGROUP.read_text().split()[-1]) if AUTOGROUP.exists() else os.getpriority(os.PRIO_PROCESS, 0)
+    said = AUTOGROUP.read_text().split() if AUTOGROUP.exists() else []
+    own = int(said[-1]) if said else os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        _set_nice(FIRST)
+        _set_nice(FIRST, of_session=bool(said))
     except OSError:
         yield False
         return
     try:
         yield True
     finally:
-        _set_nice(own)
+        _set_nice(own, of_session=bool(said))
 
 
-def _set_nice(nice: int) -> None:
-    if AUTOGROUP.exists():
+def _set_nice(nice: int, *, of_session: bool) -> None:
+    if of_session:
         AUTOGROUP.write_text(str(nice))
     else:
         os.setpriority(os.PRIO_PROCESS, 0, nice)

@@ -20,9 +20,15 @@ def test_the_session_is_first_for_the_block_alone(tmp_path: Path, monkeypatch: p
     assert autogroup.read_text() == "5"
 
 
-def test_where_there_are_no_autogroups_it_is_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_there", [False, True], ids=["no_autogroups", "in_none"])
+def test_a_process_in_no_autogroup_is_first_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
     told = list[int]()
-    monkeypatch.setattr(priority, "AUTOGROUP", tmp_path / "absent")
+    autogroup = tmp_path / "autogroup"
+    if is_there:
+        autogroup.write_text("")
+    monkeypatch.setattr(priority, "AUTOGROUP", autogroup)
     monkeypatch.setattr(os, "setpriority", lambda which, who, nice: told.append(nice))
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with clients_first() as is_first:
