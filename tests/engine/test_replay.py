@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -217,6 +217,7 @@ class ScriptedEngine:
         self.request_states = {"r": SimpleNamespace(is_prefilling=False)}
         self.output_processor = self.engine_core = self
         self.model_config = SimpleNamespace(max_model_len=99)
+        self.turns = replay.ReplayTurns()
 
     def close(self) -> None:
         pass
@@ -237,15 +238,22 @@ class ScriptedEngine:
         self.sent.append(request)
 
 
-def replayed(engine: ScriptedEngine, groups: list[list[int]], events: int) -> Any:
+def queue_of(engine: ScriptedEngine, groups: list[list[int]], events: int) -> replay.ReplayedQueue:
     params = SimpleNamespace(num_logprobs=None, extra_args=None)
     earlier = EarlierRuns(Submit(1, "r", Operation.CHAT, {}, groups=groups, events=events), 1)
-    queue = replay.ReplayedQueue(
-        engine, engine, [SimpleNamespace(request_id="r", sampling_params=params)], groups, earlier
-    )
+    request = SimpleNamespace(request_id="r", sampling_params=params)
+    return replay.ReplayedQueue(engine, engine, [request], groups, earlier)
+
+
+def going_on(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, while no choice has ended."""
     goes_on = mock.patch("vllm.v1.core.sched.utils.check_stop", return_value=False)
     with mock.patch("vllm.v1.request.Request.from_engine_core_request"), goes_on:
-        return asyncio.run(queue.get())
+        return asyncio.run(coroutine)
+
+
+def replayed(engine: ScriptedEngine, groups: list[list[int]], events: int) -> Any:
+    return going_on(queue_of(engine, groups, events).get())
 
 
 def test_a_whole_answer_has_no_output_until_it_goes_on_with_all_that_was_produced() -> None:
@@ -267,3 +275,48 @@ def test_a_stream_has_an_output_for_each_group() -> None:
     with pytest.raises(EngineFailed) as failed:
         replayed(ScriptedEngine(None, None), [[0, 5], [0, 6]], 2)
     assert failed.value.code == NOT_CONTINUABLE
+
+
+class LongEngine(ScriptedEngine):
+    """Makes an output of each group; `others` are what it shares the replica with."""
+
+    def __init__(self, turns: replay.ReplayTurns, others: list[LongEngine]) -> None:
+        super().__init__()
+        self.turns, self.others, self.made_by_others = turns, others, list[int]()
+
+    def process_outputs(self, outputs: list[Any]) -> None:
+        self.made += [one.new_token_ids for one in outputs]
+        self.ready = "made"
+
+    async def add_request_async(self, request: Any) -> None:
+        self.made_by_others = [len(other.made) for other in self.others if other is not self]
+        self.sent.append(request)
+
+
+@pytest.mark.parametrize("lengths", [[500, 500, 500], [900, 300, 70], [70, 900, 300]])
+def test_streams_of_a_dead_engine_reach_this_one_one_after_the_other_the_shortest_first(lengths: list[int]) -> None:
+    async def read(queue: replay.ReplayedQueue) -> None:
+        while (queue.get_nowait() or await queue.get()) != "new":
+            pass
+
+    async def all_of_them() -> None:
+        groups = ([[0, token] for token in range(length)] for length in lengths)
+        queues = [queue_of(engine, one, len(one)) for engine, one in zip(engines, groups, strict=True)]
+        cut = asyncio.create_task(read(queue_of(LongEngine(engines[0].turns, []), [[0, 1]] * 500, 500)))
+        async with asyncio.TaskGroup() as group:
+            for queue in queues:
+                group.create_task(read(queue))
+            await asyncio.sleep(0)  # one client leaves while its stream waits for its turn
+            cut.cancel()
+
+    engines = list[LongEngine]()
+    turns = replay.ReplayTurns()
+    engines += [LongEngine(turns, engines) for _ in lengths]
+    going_on(all_of_them())
+
+    assert [len(engine.made) for engine in engines] == lengths
+    first, second, last = sorted(engines, key=lambda engine: sum(engine.made_by_others))
+    assert [len(one.made) for one in (first, second, last)] == sorted(lengths)
+    # each of the others had had one turn at most before anybody's count was known
+    assert all(made <= replay.TURN_GROUPS for made in first.made_by_others)
+    assert last.made_by_others == [len(engine.made) for engine in engines if engine is not last]

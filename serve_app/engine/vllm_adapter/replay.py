@@ -14,7 +14,9 @@ import contextvars
 import copy
 import functools
 import hashlib
+import heapq
 import importlib
+import itertools
 import logging
 import secrets
 import time
@@ -63,6 +65,7 @@ async def prepare(llm: Any) -> bool:
             kept.append(request)
 
     llm.engine_core.add_request_async = send_or_keep
+    llm.turns = ReplayTurns()
     return True
 
 
@@ -183,6 +186,36 @@ def produced(llm: Any, recorder: TokenRecorder) -> Unsent:
     return Unsent(groups, TokenUsage(state.prompt_len, 0, state.num_cached_tokens))
 
 
+class ReplayTurns:
+    """Who makes outputs again next: who has the fewest left, one turn in each round of the event loop.
+
+    A dead engine's streams come all at once. With turns for all of them they would reach EngineCore together, when the
+    last is made; so it computes the first meanwhile, and what else runs here waits for one turn and not for twenty.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    async def wait(self, left: int) -> None:
+        """Until it is the turn of one that has so many outputs left."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._give)
+        turn = loop.create_future()
+        heapq.heappush(self._waiting, (left, next(self._numbers), turn))
+        await turn
+
+    def _give(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[-1]
+            if not turn.done():  # else its request was cancelled
+                turn.set_result(None)
+                break
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._give)
+
+
 class ReplayedQueue:
     """The queue of a continued request, as `AsyncLLM.generate` reads it: first the outputs of its earlier runs, made
     again as they are read, one for each group; then it goes to EngineCore, and vLLM's own queue takes over."""
@@ -206,15 +239,18 @@ class ReplayedQueue:
         return self._make_next()
 
     async def get(self) -> Any:
-        await asyncio.sleep(0)
+        await self._turn()
         output = self._make_next()
         while output is None and self._made < self._groups:
-            await asyncio.sleep(0)  # an answer that is no stream has no output yet
+            await self._turn()  # an answer that is no stream has no output yet
             output = self._make_next()
         if output is not None:
             return output
         await self._begin()
         return await self._queue.get()
+
+    async def _turn(self) -> None:
+        await self._llm.turns.wait(self._groups - self._made)
 
     def _make_next(self) -> Any:
         """The output of the next group; None: there is no other, or it makes none yet."""
