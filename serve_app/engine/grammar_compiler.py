@@ -47,13 +47,28 @@ class Compiler:
         self.process = self._start_process()
 
     def compile(self, grammar: Grammar) -> GrammarVerdict:
-        """Compile a grammar or refuse it. Raises Unavailable: the process has ended or does not answer."""
+        """Compile a grammar or refuse it. Raises Unavailable: the process does not answer, or has ended twice."""
+        answer = self._ask(grammar) or self._ask(grammar)
+        if not answer:
+            raise Unavailable("the process that compiles grammars has ended and is restarted", retry_after_s=5.0)
+        verdict = GrammarVerdict(**json.loads(answer))
+        if verdict.size_bytes > MAX_COMPILED_BYTES:
+            return GrammarVerdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
+        return verdict
+
+    def _ask(self, grammar: Grammar) -> str:
+        """The process's answer; empty: it has ended, for no reason of the grammar's. Raises Unavailable: none came."""
         if self.process.poll() is not None:
             self.end()
             self.process = self._start_process()
-        process = self.process
+        process, is_late = self.process, threading.Event()
         assert process.stdout is not None
-        late = threading.Timer(ANSWER_S, process.kill)
+
+        def give_up() -> None:
+            is_late.set()
+            process.kill()
+
+        late = threading.Timer(ANSWER_S, give_up)
         late.start()
         try:
             self._send_line(process, json.dumps(grammar))
@@ -64,11 +79,9 @@ class Compiler:
             late.cancel()
         if not answer:
             self.end()
-            raise Unavailable("the process that compiles grammars has ended and is restarted", retry_after_s=5.0)
-        verdict = GrammarVerdict(**json.loads(answer))
-        if verdict.size_bytes > MAX_COMPILED_BYTES:
-            return GrammarVerdict(refusal=f"compiled, it has more than {MAX_COMPILED_BYTES} bytes", complex=True)
-        return verdict
+        if is_late.is_set():
+            raise Unavailable("the process that compiles grammars does not answer", retry_after_s=5.0)
+        return answer
 
     def end(self) -> None:
         """End the process. Idempotent."""
@@ -126,11 +139,17 @@ def main(limit_s: float) -> None:
 
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    for line in sys.stdin:
+
+    def run(kind: str, text: str) -> int:
         pid = os.fork()
         if not pid:
-            _fork(compiler, info.vocab_size, limit_s, *json.loads(line))
-        status = os.waitpid(pid, 0)[1]
+            _fork(compiler, info.vocab_size, limit_s, kind, text)
+        return os.waitpid(pid, 0)[1]
+
+    for line in sys.stdin:
+        status = run(*json.loads(line))
+        if status and os.WTERMSIG(status) == signal.SIGKILL:  # by somebody else: its own limits end it otherwise
+            status = run(*json.loads(line))
         if status:
             why = f"compiling it takes more than {limit_s} s of CPU, or {MAX_MORE_BYTES} bytes of memory"
             os.write(1, json.dumps({"refusal": why, "complex": True}).encode() + b"\n")

@@ -160,7 +160,7 @@ class ModelRouter:
                         raise
                     trace.not_continued = NotContinued.QUEUE
                     raise lost from refused
-                if trace.stopped:
+                if lost is not None and is_stop(lost):
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
                 try:
@@ -189,14 +189,14 @@ class ModelRouter:
 
     def _on_preempt(self, stop: Preempt) -> None:
         grant = self._running.get(stop.request_id)
-        if grant is not None:
+        if grant is not None and self._drained is None:  # else no replica would take it
             grant.stop(keeps_place=stop.keeps_place)
 
     def move_all(self, replica_id: str) -> int:
         """Stop the requests on a replica that can go on elsewhere without loss; returns how many stay there."""
         on_it = [grant for grant in self._running.values() if grant.replica_id == replica_id]
         for grant in on_it:
-            if grant.arrival.preemptible and self._drained is None:  # else no replica would take it
+            if grant.arrival.preemptible and self._drained is None:
                 grant.stop(moves=True)
         stay = sum(not grant.is_stopping for grant in on_it)
         logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
@@ -225,6 +225,8 @@ class ModelRouter:
         Raises:
             Overloaded, Unavailable: refused.
         """
+        if self.replica_set.info is None and self.ready:
+            self.replica_set.refresh_info()
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
         produced = 0 if trace.lost is None else trace.lost.tokens
@@ -239,8 +241,7 @@ class ModelRouter:
             accepted=request.accepted or has_run,
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
-            # it bounds the start of the answer
-            deadline=None if trace.stopped or trace.lost is not None else request.deadline,
+            deadline=None if has_run else request.deadline,  # it was granted in time
             age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,

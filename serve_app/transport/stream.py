@@ -137,8 +137,10 @@ class ResponseStream:
         self.unread.streams.discard(self)
 
     def abort_unread(self) -> None:
-        """End the stream because of too many unread bytes, and drop these."""
+        """End the stream because of too many unread bytes, and drop these; also one that has failed and could go on
+        elsewhere, since its client lacks what is dropped."""
         self.clear()
+        self.error, self.connection_lost = None, False
         self.fail(EngineFailed("the client reads too slowly, and the router's buffer is full", code="slow_client"))
         self.on_unread_abort()
 

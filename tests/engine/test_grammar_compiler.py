@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 
 import psutil
@@ -66,3 +69,13 @@ def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
     compiler.process.wait()
 
     assert not compiler.compile(Grammar("regex", "a+")).refusal
+
+
+def test_a_process_that_is_killed_while_it_compiles_costs_no_request(compiler: Compiler) -> None:
+    process = compiler.process
+    os.kill(process.pid, signal.SIGSTOP)  # so that it is at it when it dies
+    timer = threading.Timer(0.3, process.kill)
+    timer.start()
+    assert not compiler.compile(Grammar("regex", "a+")).refusal
+    timer.join()
+    assert compiler.process.pid != process.pid

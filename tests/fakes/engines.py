@@ -242,6 +242,9 @@ class FakeHandle:
         self.rings = self.ringing = 0  # calls of `ring` made, and those that wait
         self.turns: Callable[[str], int] = lambda method: TURNS  # how long the next thing for this call is on its way
 
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
     async def watch(self, listener: Callable[[frozenset[str]], None]) -> None:
         await turns()
         self._cluster.listen(listener)

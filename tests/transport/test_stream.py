@@ -74,3 +74,18 @@ def test_a_document_in_parts_is_given_to_its_reader_as_it_comes() -> None:
         return [frame.body for frame in [*first, *await stream.next()]]
 
     assert asyncio.run(scenario()) == [b"{", b"}"]
+
+
+def test_a_stream_whose_unread_part_is_dropped_does_not_go_on_elsewhere_as_if_it_had_been_read() -> None:
+    async def scenario() -> None:
+        unread = UnreadBytes(max_bytes=100)
+        lost, other = made(unread), made(unread)
+        lost.push(Frame(1, b"x" * 60, 200, "sse", [[0, 7]], 1))
+        lost.fail(EngineFailed("lost"), connection_lost=True)
+        other.push(Frame(2, b"y" * 50, 200, "sse", [[0, 8]], 1))
+        with pytest.raises(EngineFailed) as failed:
+            await lost.next()
+        assert failed.value.code == "slow_client"
+        assert not lost.connection_lost
+
+    asyncio.run(scenario())

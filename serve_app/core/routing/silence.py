@@ -3,8 +3,8 @@
 Rules
 - A first frame takes the longer, the more prompt tokens were sent to the replica and not answered before it. So its
   time counts for each of these tokens, and the slowest such pace fades with each later first frame.
-- The replica is silent when the oldest request without a frame has waited, and no other has had its first one, for
-  `FACTOR` times as long as the slowest pace explains, and for `FLOOR_S`.
+- The replica is silent when requests without a frame have waited, and none has had its first one, for `FACTOR` times as
+  long as the slowest pace explains, and for `FLOOR_S`. Not the same ones: clients that give up make it no less silent.
 - Before `MIN_FRAMES` first frames there is no history, and nothing is called silent.
 
 Invariant: a replica that gives any first frame within `FLOOR_S` is not silent, however many requests wait.
@@ -29,6 +29,7 @@ class FirstFrames:
     slowest_s: float = 0.0  # per token
     last_at: float = 0.0  # of the last first frame
     waiting_tokens: int = 0
+    waiting_since: float = 0.0  # of the requests without a frame; there has been one all the time
     # by number, requests without a frame, oldest first: when it was sent, its tokens, and the tokens before its frame
     _waiting: dict[int, tuple[float, int, int]] = field(default_factory=dict)
 
@@ -39,6 +40,8 @@ class FirstFrames:
 
     def on_sent(self, number: int, prompt_tokens: int, now: float) -> None:
         """A request is on its way to the replica."""
+        if not self._waiting:
+            self.waiting_since = now
         self.waiting_tokens += prompt_tokens
         self._waiting[number] = now, prompt_tokens, BASE_TOKENS + self.waiting_tokens
 
@@ -57,8 +60,7 @@ class FirstFrames:
         """Whether the replica takes requests and answers none."""
         if self.frames < MIN_FRAMES or not self._waiting:
             return False
-        oldest = next(iter(self._waiting.values()))
-        silent_s = now - max(self.last_at, oldest[0])
+        silent_s = now - max(self.last_at, self.waiting_since)
         return silent_s > max(FLOOR_S, FACTOR * self.slowest_s * (BASE_TOKENS + self.waiting_tokens))
 
     def _take(self, number: int) -> tuple[float, int, int] | None:

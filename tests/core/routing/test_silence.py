@@ -66,6 +66,16 @@ def test_a_request_that_waits_while_others_are_answered_makes_no_replica_silent(
     assert replica.is_silent(now + max(FLOOR_S, FACTOR * 100.0))
 
 
+def test_a_replica_is_silent_whoever_has_given_up_waiting_for_it() -> None:
+    replica, now = known(0.1)
+    begun = now
+    while not replica.is_silent(now):
+        replica.on_sent(int(now - begun) + 1_000, 10, now)
+        replica.on_end(int(now - begun) + 999)  # the client of the one before leaves
+        now += 1.0
+        assert now - begun < 2 * (FLOOR_S + FACTOR * 0.1)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("sfe"), st.integers(0, 1000)), max_size=60))
 def test_what_waits_is_what_was_sent_without_a_frame_or_an_end(events: list[tuple[int, str, int]]) -> None:
     replica, waiting = FirstFrames(), dict[int, int]()
