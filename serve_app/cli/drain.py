@@ -55,12 +55,14 @@ def show_end(found: Mapping[str, Any], console: Console) -> None:
     rows = found["rows"]
     if not rows:
         text = f"{found['target']} is drained; no engine of it has reported what became of its requests"
-        Listing(console).say(text, ("drained", found["target"], "-", "-", "-"))
+        Listing(console).say(text, ("drained", found["target"], *"----"))
         return
-    finished, moved, cut = (sum(row[what] for row in rows) for what in ("finished", "moved", "running"))
+    finished, moved = (sum(row[what] for row in rows) for what in ("finished", "moved"))
+    cut, unknown = (sum(row["running"] for row in rows if row["final"] is is_final) for is_final in (True, False))
     parts = [f"{finished} finished", f"{moved} moved to other replicas"]
     parts += [f"{cut} cut: their routers did not answer"] if cut else []
-    record = ("drained", found["target"], str(finished), str(moved), str(cut))
+    parts += [f"{unknown} ran when it was last heard of: it ended without a word"] if unknown else []
+    record = ("drained", found["target"], str(finished), str(moved), str(cut), str(unknown))
     Listing(console).say(f"{found['target']} is drained; of its requests {', '.join(parts)}", record)
 
 

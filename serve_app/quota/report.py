@@ -102,6 +102,7 @@ def _drain(one: Drain, now: float) -> dict[str, Any]:
         "model": one.model,
         "why": one.why,
         "ended": one.ended_at is not None,
+        "final": one.is_final,
         "running": one.progress.running,
         "finished": one.progress.finished,
         "moved": one.progress.moved,

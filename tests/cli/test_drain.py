@@ -32,7 +32,7 @@ class Script:
 
 
 def row(left_s: float = 30.0, **changes: Any) -> dict[str, Any]:
-    row = {"replica": "x7k2", "model": "m", "why": "serve-app drain", "ended": False, "left_s": left_s}
+    row = {"replica": "x7k2", "model": "m", "why": "serve-app drain", "ended": False, "final": True, "left_s": left_s}
     return row | {"running": 3, "finished": 0, "moved": 0} | changes
 
 
@@ -57,7 +57,7 @@ def test_each_change_is_a_record_and_the_end_says_what_became_of_the_requests(mo
         "drain\tx7k2\tm\tdrains\t3\t0\t0\t30",
         "drain\tx7k2\tm\tdrains\t1\t2\t0\t1",
         "drain\tx7k2\tm\tended\t0\t2\t1\t-",
-        "drained\tx7k2\t2\t1\t0",
+        "drained\tx7k2\t2\t1\t0\t0",
     ]
     assert (script.order["do"], script.order["name"], script.order["within_s"]) == ("drain", "x7k", 30.0)
     assert script.closed
@@ -65,9 +65,14 @@ def test_each_change_is_a_record_and_the_end_says_what_became_of_the_requests(mo
 
 def test_requests_that_no_router_took_are_said_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(0.0, ended=True, running=2)]
-    assert (
-        drained(monkeypatch, Script({"event": "drained", "target": "x7k2", "rows": rows})) == "drained\tx7k2\t0\t0\t2\n"
-    )
+    end = {"event": "drained", "target": "x7k2", "rows": rows}
+    assert drained(monkeypatch, Script(end)) == "drained\tx7k2\t0\t0\t2\t0\n"
+
+
+def test_what_an_engine_ran_that_ended_without_a_word_is_not_called_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(0.0, ended=True, final=False, running=2, finished=1)]
+    end = {"event": "drained", "target": "x7k2", "rows": rows}
+    assert drained(monkeypatch, Script(end)) == "drained\tx7k2\t1\t0\t0\t2\n"
 
 
 @pytest.mark.parametrize("end", [None, {"event": "end"}, {"event": "error", "message": "no such replica"}])
@@ -80,4 +85,4 @@ def test_a_drain_that_cannot_be_followed_fails(monkeypatch: pytest.MonkeyPatch, 
 
 def test_nothing_is_said_of_requests_that_no_engine_has_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({"event": "drained", "target": "x7k2", "rows": []})
-    assert drained(monkeypatch, script) == "drained\tx7k2\t-\t-\t-\n"
+    assert drained(monkeypatch, script) == "drained\tx7k2\t-\t-\t-\t-\n"

@@ -12,7 +12,7 @@ import pytest
 from serve_app.core.queue import Preempt
 from serve_app.router import replicas
 from serve_app.transport import channel
-from tests.fakes.engines import FakeCluster, run, until
+from tests.fakes.engines import FakeCluster, run, turns, until
 from tests.fakes.router import SOON_S, Router, freeze, thaw
 
 
@@ -67,8 +67,8 @@ def test_a_model_that_is_taken_out_lets_its_streams_finish_whatever_is_to_stop_f
         asked = router.asking(600, preemptible=True)
         await until(lambda: len(router.relayed) == 1, SOON_S, "it runs")
         closing = asyncio.create_task(router.model.close())
-        await asyncio.sleep(0)  # so that it has begun
-        router.model._on_preempt(Preempt("1", "r1"))
+        await turns(1)  # so that it has begun
+        router.client.apply_actions([Preempt("1", "r1")])
         await asked
         await closing
 
@@ -85,7 +85,7 @@ def test_a_stopped_request_is_not_tried_for_ever_at_a_replica_that_nobody_reache
         router = await Router(cluster, max_wait_s=0.5).start()
         asked = router.asking(600, preemptible=True)
         await until(lambda: len(router.relayed) == 1, SOON_S, "it runs")
-        router.model._on_preempt(Preempt("1", "r1"))
+        router.client.apply_actions([Preempt("1", "r1")])
         cluster["r1"].mute = True
         await until(lambda: router.traces["1"].preempted == 1, SOON_S, "stopped")
         cluster.break_channels("r1")

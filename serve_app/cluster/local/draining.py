@@ -14,7 +14,7 @@ from typing import Any
 
 from serve_app.cluster.local import driver, status
 from serve_app.core.memory import MOVE_S, DrainRequest
-from serve_app.errors import ServeAppError, Unavailable
+from serve_app.errors import LeaseNotFound, ServeAppError, Unavailable
 from serve_app.names import ENGINE_PREFIX
 
 # Until replicas of a draining node end without a replacement: a model loads within that time from a local cache.
@@ -32,40 +32,49 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
     Raises:
         LeaseNotFound: the quota actor does not know it. Unavailable: no actor, or it has not ended in time.
     """
-    driver.ask_quota("exchange", DrainRequest(replica, within_s))
     shown: list[dict[str, Any]] = []
-    limit_s = END_S
+    limit_s, is_told = END_S, False
     silent_since = begun = time.monotonic()
     while True:
-        with contextlib.suppress(ServeAppError):  # the actor or Serve's controller starts anew
-            rows = [one for one in driver.ask_quota("figures")["drains"] if one["replica"] == replica]
-            silent_since = time.monotonic() if rows else silent_since
-            if rows and rows != shown:
+        with contextlib.suppress(Unavailable):  # the actor or Serve's controller starts anew, or stands still
+            figures = driver.ask_quota("figures")
+            told = [one for one in figures["drains"] if one["replica"] == replica]
+            if not (is_told and told):  # the actor may also have ended before the engine knew of it
+                left_s = None if within_s is None else max(0.0, begun + within_s - time.monotonic())
+                try:
+                    driver.ask_quota("exchange", DrainRequest(replica, left_s))
+                    is_told = True
+                except LeaseNotFound:
+                    if not (is_told or figures["recovering"]):
+                        raise
+            silent_since = time.monotonic() if told else silent_since
+            rows = _merged(told, shown)
+            if rows != shown:
                 limit_s = max(limit_s, time.monotonic() - begun + rows[0]["left_s"] + MOVE_S + END_S)
                 shown = rows
                 tell(rows)
-            is_there = status.has_replica(driver.details(), replica)
-            if not is_there and (not rows or rows[0]["ended"]):
-                return rows or [one | {"ended": True} for one in shown]
-            if is_there and not rows:  # the actor may have ended before the engine knew of it
-                left_s = None if within_s is None else max(0.0, begun + within_s - time.monotonic())
-                driver.ask_quota("exchange", DrainRequest(replica, left_s))
+            is_there = status.has_replica(driver.details(driver.ANSWER_S), replica)
+            if is_told and not is_there and not (told and not told[0]["ended"]):
+                return shown if told else [one | {"ended": True, "final": False} for one in shown]
         if time.monotonic() > min(begun + limit_s, silent_since + END_S):
-            raise Unavailable(f"{replica} drains and has not ended in time", code="drain_failed")
+            has_ended = bool(shown) and shown[0]["ended"]
+            why = "has ended, and Serve has not seen it" if has_ended else "drains and has not ended"
+            raise Unavailable(f"{replica} {why} in time", code="drain_failed")
         time.sleep(POLL_S)  # bound: `limit_s`
 
 
 def drain_node(node_id: str, within_s: float | None, tell: Tell) -> list[dict[str, Any]]:
-    """Drain a node: all its replicas end, and the node's HAProxy. Returns the rows of its engines at the end.
+    """Drain a node: all its replicas end, and within the time also its HAProxy, which Serve lets run for 30 s at least.
+    Returns the rows of its engines at the end.
 
     Args:
         within_s: None: each replica is replaced elsewhere first, where that is possible within REPLACE_S, and has then
             its model's `drain_s`.
 
     Raises:
-        Unavailable: Ray refuses, or replicas are left.
+        Unavailable: Ray refuses, replicas are left, or Serve's controller does not answer.
     """
-    found = driver.details()
+    found = driver.details(driver.ANSWER_S)
     limit_s = REPLACE_S + status.longest_drain_s(found, node_id) if within_s is None else within_s + MOVE_S
     driver.announce_end(node_id, limit_s)
     deadline = time.monotonic() + limit_s
@@ -76,21 +85,31 @@ def drain_node(node_id: str, within_s: float | None, tell: Tell) -> list[dict[st
         there = _engines_on(found, node_id)
         engines |= there.keys()
         for replica in [name for name, state in there.items() if state == "STOPPING" and name not in drained]:
-            drained.add(replica)
             with contextlib.suppress(ServeAppError):  # it may have ended; this only makes its progress known
                 driver.ask_quota("exchange", DrainRequest(replica))
+                drained.add(replica)
         with contextlib.suppress(Unavailable):
-            rows = [one for one in driver.ask_quota("figures")["drains"] if one["replica"] in engines]
+            rows = _merged([one for one in driver.ask_quota("figures")["drains"] if one["replica"] in engines], shown)
             if rows != shown:
                 shown = rows
                 tell(rows)
-        if node_id not in found["proxies"] and not status.replicas_on(found, node_id):
+        left, is_late = status.replicas_on(found, node_id), time.monotonic() > deadline
+        if not left and (is_late or node_id not in found["proxies"]):
             return shown
-        if time.monotonic() > deadline:
-            left = status.replicas_on(found, node_id)
+        if time.monotonic() > deadline + END_S:
             raise Unavailable(f"{len(left)} replicas are left there: {', '.join(left)}", code="drain_failed")
         time.sleep(POLL_S)  # bound: `deadline`
-        found = driver.details()
+        with contextlib.suppress(Unavailable):  # Serve's controller starts anew
+            found = driver.details(driver.ANSWER_S)
+
+
+def _merged(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with what was known before: an actor that has started anew begins with zeros, or knows no row."""
+    known = {one["replica"]: one for one in before}
+    for row in rows:
+        was = known.get(row["replica"], row)
+        known[row["replica"]] = row | {what: max(row[what], was[what]) for what in ("finished", "moved")}
+    return list(known.values())
 
 
 def _engines_on(details: Mapping[str, Any], node_id: str) -> dict[str, str]:

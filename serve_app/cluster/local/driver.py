@@ -141,9 +141,13 @@ def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_option
     return details  # type: ignore[no-any-return]
 
 
-def details() -> dict[str, Any]:
-    """The details of all applications from Serve's controller."""
-    return _client().get_serve_details()  # type: ignore[no-any-return]
+def details(within_s: float | None = None) -> dict[str, Any]:
+    """The details of all applications from Serve's controller. Raises Unavailable: it does not answer in this time."""
+    asked = _client()._controller.get_serve_instance_details.remote()
+    try:
+        return ray.get(asked, timeout=within_s)  # type: ignore[no-any-return]
+    except RayError as error:
+        raise Unavailable(f"Serve's controller does not answer: {error}", code="cluster_failed") from error
 
 
 def _client() -> Any:
@@ -272,7 +276,7 @@ def announce_end(node_id: str, within_s: float) -> None:
 def drain_target(name: str) -> DrainTarget:
     """What a name of `serve-app drain` stands for. Raises as `drain_target.find`."""
     try:
-        found = details()
+        found = details(ANSWER_S)
     except RayServeException:
         found = NO_DETAILS
     return find_drain_target(name, found, ray.nodes())

@@ -34,8 +34,14 @@ class DrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One engine that drains, or has. `until`: its deadline; `progress`: as it reported last; `ended_at`: None: it has
-    not ended."""
+    """One engine that drains, or has.
+
+    Args:
+        until: its deadline.
+        progress: as it reported last.
+        ended_at: None: it has not ended.
+        is_final: it reported `progress` at its end; else it ended without a word, and what it ran then is not known.
+    """
 
     replica: str
     model: str
@@ -43,6 +49,7 @@ class Drain:
     until: float
     progress: DrainReport
     ended_at: float | None = None
+    is_final: bool = False
 
 
 class Drains:
@@ -79,8 +86,9 @@ class Drains:
     def on_ended(self, owner: str, now: float, progress: DrainReport | None = None) -> None:
         """An engine has ended, with these last figures if it has said them."""
         known = self._drains.get(owner)
-        if known is not None and known.ended_at is None:
-            self._drains[owner] = replace(known, ended_at=now, progress=progress or known.progress)
+        if known is not None and (known.ended_at is None or progress is not None):
+            final = progress or known.progress
+            self._drains[owner] = replace(known, ended_at=now, progress=final, is_final=progress is not None)
         for name in [name for name, one in self._drains.items() if (one.ended_at or now) < now - KEPT_S]:
             del self._drains[name]
 

@@ -15,7 +15,8 @@ NODE = "n1"
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    return {"replica": "r1", "ended": False, "running": 1, "finished": 0, "moved": 0, "left_s": 0.0} | changes
+    known = {"replica": "r1", "ended": False, "final": False, "left_s": 0.0}
+    return known | {"running": 1, "finished": 0, "moved": 0} | changes
 
 
 def details(*replicas: tuple[str, str], proxy: bool = False) -> dict[str, Any]:
@@ -28,24 +29,33 @@ def details(*replicas: tuple[str, str], proxy: bool = False) -> dict[str, Any]:
 
 
 class Driver:
-    """Says these figures and details, one after the other, and the last ones for ever."""
+    """Says these figures and details, one after the other, and the last ones for ever; an exception is raised."""
 
-    def __init__(self, rows: list[Any], seen: list[dict[str, Any]]) -> None:
-        self.rows, self.seen = rows, seen
+    ANSWER_S = 5.0
+
+    def __init__(self, rows: list[Any], seen: list[Any], orders: list[Exception] | None = None) -> None:
+        self.rows, self.seen, self.orders = rows, seen, orders or []
+        self.recovering = False
         self.asked: list[DrainRequest] = []
         self.announced: list[tuple[str, float]] = []
 
     def ask_quota(self, method: str, *args: Any) -> Any:
         if method == "exchange":
             self.asked.append(args[0])
+            if self.orders:
+                raise self.orders.pop(0)
             return None
-        found = self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
+        return {"drains": self._next(self.rows), "recovering": self.recovering}
+
+    def details(self, within_s: float) -> Any:
+        return self._next(self.seen)
+
+    @staticmethod
+    def _next(script: list[Any]) -> Any:
+        found = script.pop(0) if len(script) > 1 else script[0]
         if isinstance(found, Exception):
             raise found
-        return {"drains": found}
-
-    def details(self) -> dict[str, Any]:
-        return self.seen.pop(0) if len(self.seen) > 1 else self.seen[0]
+        return found
 
     def announce_end(self, node_id: str, within_s: float) -> None:
         self.announced.append((node_id, within_s))
@@ -70,7 +80,8 @@ def test_a_replica_is_followed_until_serve_has_seen_its_end(monkeypatch: pytest.
     told = use(monkeypatch, driver)
     assert draining.drain_replica("r1", 30.0, told.append) == [end]
     assert told == [[row()], [end]], "each once"
-    assert driver.asked == [DrainRequest("r1", 30.0)]
+    assert [one.replica for one in driver.asked] == ["r1"]
+    assert 29.0 < (driver.asked[0].within_s or 0.0) <= 30.0
     assert len(driver.seen) == 1
 
 
@@ -84,31 +95,58 @@ def test_a_replica_that_ends_while_the_actor_starts_anew_is_drained(monkeypatch:
     driver = Driver([[row()], Unavailable("the actor restarts"), []], [details(("r1", "RUNNING")), details()])
     told = use(monkeypatch, driver)
     assert draining.drain_replica("r1", 30.0, told.append) == [row(ended=True)]
-    assert driver.asked == [DrainRequest("r1", 30.0)]
 
 
 def test_an_actor_that_ended_before_the_engine_knew_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     end = row(ended=True, running=0, finished=1)
     there = details(("r1", "RUNNING"))
-    driver = Driver([[], Unavailable("the actor restarts"), [row()], [end]], [there, there, details()])
+    driver = Driver([[], Unavailable("the actor restarts"), [], [row()], [end]], [there, there, there, details()])
     told = use(monkeypatch, driver)
     assert draining.drain_replica("r1", 30.0, told.append) == [end]
-    first, again = driver.asked
-    assert first == DrainRequest("r1", 30.0)
-    assert again.replica == "r1"
-    assert 0 < (again.within_s or 0) < 30.0
+    first, again = (one.within_s or 0.0 for one in driver.asked)
+    assert 0 < again < first <= 30.0
 
 
 def test_a_replica_that_the_actor_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver([[]], [details()])
-    told = use(monkeypatch, driver)
-
-    def unknown(method: str, *args: Any) -> Any:
-        raise LeaseNotFound("there is no engine")
-
-    driver.ask_quota = unknown  # type: ignore[method-assign]
+    told = use(monkeypatch, Driver([[]], [details()], [LeaseNotFound("there is no engine")]))
     with pytest.raises(LeaseNotFound):
         draining.drain_replica("r1", None, told.append)
+
+
+def test_an_order_that_an_actor_did_not_take_is_given_to_the_next_one_once_it_knows_its_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = row(ended=True, final=True, running=0)
+    orders: list[Exception] = [Unavailable("the actor ends"), LeaseNotFound("there is no engine yet")]
+    there = details(("r1", "RUNNING"))
+    driver = Driver([[], [], [], [end]], [there, there, details()], orders)
+    driver.recovering = True
+    told = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, told.append) == [end]
+    assert len(driver.asked) == 3
+
+
+def test_an_earlier_deadline_reaches_a_replica_that_drains_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([[row(left_s=600.0)], [row(ended=True)]], [details()])
+    told = use(monkeypatch, driver)
+    draining.drain_replica("r1", 5.0, told.append)
+    assert len(driver.asked) == 1
+
+
+def test_a_controller_that_stands_still_is_no_reason_to_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver([[row(ended=True)]], [Unavailable("the controller does not answer")])
+    told = use(monkeypatch, driver)
+    with pytest.raises(Unavailable, match="has ended, and Serve has not seen it"):
+        draining.drain_replica("r1", 0.0, told.append)
+    assert len(driver.asked) == 1
+
+
+def test_what_was_known_outlives_the_actor_that_knew_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew = row(ended=True, running=0)
+    seen = [details(("r1", "RUNNING")), details()]
+    driver = Driver([[row(finished=4, moved=1)], [anew]], seen)
+    told = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, told.append) == [row(ended=True, running=0, finished=4, moved=1)]
 
 
 def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_its_progress(
@@ -131,9 +169,18 @@ def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_i
     assert told == [[row()], [end]]
 
 
-def test_a_node_has_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver([[]], [details(("r1", "RUNNING"))])
-    told = use(monkeypatch, driver)
+def test_a_node_has_until_its_deadline_and_its_engines_some_seconds_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = use(monkeypatch, Driver([[]], [details(("r1", "RUNNING"))]))
     with pytest.raises(Unavailable, match="1 replicas are left there: engine-m"):
         draining.drain_node(NODE, 0.2, told.append)
-    assert driver.announced == [(NODE, 0.2 + draining.MOVE_S)]
+
+
+def test_a_node_is_drained_at_its_deadline_though_its_haproxy_runs_for_its_minimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = [details(("r1", "STOPPING"), proxy=True), Unavailable("the controller"), details(proxy=True)]
+    end = row(ended=True, final=True, running=0)
+    driver = Driver([[end]], seen)
+    told = use(monkeypatch, driver)
+    assert draining.drain_node(NODE, 0.0, told.append) == [end]
+    assert driver.announced == [(NODE, draining.MOVE_S)]

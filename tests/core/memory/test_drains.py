@@ -62,7 +62,7 @@ def test_the_last_figures_of_a_drain_can_be_asked_for_after_its_end() -> None:
     drains.keep(set(), 32.0)
     assert drains.active() == []
     (one,) = drains.all()
-    assert (one.ended_at, one.progress.finished, one.progress.moved) == (31.0, 4, 1)
+    assert (one.ended_at, one.progress.finished, one.progress.moved, one.is_final) == (31.0, 4, 1, True)
     drains.on_ended("another", 31.0 + KEPT_S + 1.0)
     assert drains.all() == []
 
@@ -76,3 +76,6 @@ def test_an_engine_that_is_gone_without_a_word_drains_no_longer() -> None:
     drains.keep(set(), 12.0)
     assert drains.active() == []
     assert drains.all()[0].progress.finished == 3
+    assert not drains.all()[0].is_final, "what it ran at its end is not known"
+    drains.on_ended("e", 13.0, DrainReport(0.0, finished=4))
+    assert (drains.all()[0].progress.finished, drains.all()[0].is_final) == (4, True), "its last word came late"
