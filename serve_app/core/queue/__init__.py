@@ -29,7 +29,6 @@ from serve_app.core.queue.policy import (
     TenantPolicy,
 )
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
-from serve_app.core.queue.tenant_queue import PREEMPTED_WAIT_S
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "MAX_GUARD_SLOTS_SHARE",
     "MAX_RETRY_AFTER_S",
     "OUTPUT_WEIGHT",
-    "PREEMPTED_WAIT_S",
     "Action",
     "Admission",
     "Arrival",

@@ -204,9 +204,10 @@ class Admission:
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while no request waits."""
         oldest = self.queue.oldest()
-        if oldest is None:
+        if not oldest:
             return None
-        deadline, due = self.queue.next_deadline(), min(self._wait_ends(oldest), self.scheduler.preemption.next_due())
+        due = min(*map(self._wait_ends, oldest), self.scheduler.preemption.next_due())
+        deadline = self.queue.next_deadline()
         return due if deadline is None else min(deadline[0], due)
 
     def slots_by_tenant(self, request_class: RequestClass, most: int) -> dict[str, int] | None:
@@ -246,8 +247,8 @@ class Admission:
         actions: list[Action] = []
         while (deadline := self.queue.next_deadline()) is not None and deadline[0] <= now:
             actions.append(self._remove_and_refuse(deadline[1], RefusalReason.DEADLINE))
-        while (oldest := self.queue.oldest()) is not None and self._wait_ends(oldest) <= now:
-            actions.append(self._remove_and_refuse(oldest, self._expiry_reason(oldest)))
+        while over := [one for one in self.queue.oldest() if self._wait_ends(one) <= now]:
+            actions += [self._remove_and_refuse(one, self._expiry_reason(one)) for one in over]
         return actions
 
     def _grant_all(self) -> list[Action]:
@@ -313,11 +314,10 @@ class Admission:
         return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        start = waiting.bounded_from_s
-        end = start + self.scheduler.policy.max_wait_s
-        if self._no_slots_since is None:
-            return end
-        return min(end, max(start, self._no_slots_since) + self.scheduler.policy.no_replica_wait_s)
+        policy, start = self.scheduler.policy, waiting.arrived_s
+        end = start + policy.longest_wait_s(has_begun=waiting.arrival.has_begun)
+        no_slots_since = self._no_slots_since
+        return end if no_slots_since is None else min(end, max(start, no_slots_since) + policy.no_replica_wait_s)
 
     def _expiry_reason(self, waiting: QueuedRequest) -> RefusalReason:
         if self._no_slots_since is not None:

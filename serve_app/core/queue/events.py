@@ -71,6 +71,11 @@ class Arrival:
             raise ValueError("deadline is not a number")
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has a part of its answer."""
+        return self.preempted > 0 or self.produced_tokens > 0
+
+    @property
     def cost(self) -> int:
         """The KV tokens that it takes from a replica; at least one, since no request is free."""
         return self.cost_tokens or 1

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from serve_app.types import RequestClass
 
+# Longer than others, a request may wait that has begun and was stopped for others or lost its replica: it has a part of
+# its answer. So long the minimum share of its class brings it on, however many requests of higher classes come.
+BEGUN_WAIT_S = 600.0
 DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 DEFAULT_MIN_SHARE = 0.05  # of granted tokens: a batch job goes on under overload, and higher classes hardly notice
 MAX_GUARD_SLOTS_SHARE = 0.5  # above it the lower classes would be left the smaller part of the slots
@@ -84,6 +87,10 @@ class QueuePolicy:
     def has_zero_bound(self) -> bool:
         """Whether some requests may not wait at all, not even for credit that another router has to return."""
         return any(0 in (bound.max_queued, bound.max_queued_tokens) for bound in self._bounds())
+
+    def longest_wait_s(self, *, has_begun: bool) -> float:
+        """The longest permitted wait of a request."""
+        return self.max_wait_s + (BEGUN_WAIT_S if has_begun else 0.0)
 
     def weight(self, tenant: str) -> float:
         known = self.tenants.get(tenant)

@@ -35,7 +35,7 @@ class RequestQueue:
     def __init__(self, new_tenant_queue: Callable[[str], TenantQueue]) -> None:
         self.class_queues = [ClassQueue(new_tenant_queue) for _ in RequestClass]
         self.by_id: dict[str, QueuedRequest] = {}
-        self._by_age = KeyedHeap()
+        self._by_age = {has_begun: KeyedHeap() for has_begun in (False, True)}
         self._by_deadline = KeyedHeap()
         self._arrival_count = 0
         self.tokens = 0
@@ -45,7 +45,7 @@ class RequestQueue:
         self._arrival_count += 1
         waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
         self.by_id[arrival.request_id] = waiting
-        self._by_age.set(arrival.request_id, (waiting.bounded_from_s, waiting.arrival_number))
+        self._by_age[arrival.has_begun].set(arrival.request_id, (arrived_s, waiting.arrival_number))
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
             self._by_deadline.set(arrival.request_id, (arrival.deadline, waiting.arrival_number))
@@ -56,7 +56,7 @@ class RequestQueue:
         """Remove a request; None if it does not wait."""
         waiting = self.by_id.pop(request_id, None)
         if waiting is not None:
-            self._by_age.discard(request_id)
+            self._by_age[waiting.arrival.has_begun].discard(request_id)
             self.class_queues[waiting.arrival.request_class].remove(waiting)
             self._by_deadline.discard(request_id)
             self.tokens -= waiting.cost
@@ -94,10 +94,9 @@ class RequestQueue:
         self.remove(waiting.arrival.request_id)
         return waiting
 
-    def oldest(self) -> QueuedRequest | None:
-        """The request whose longest permitted wait ends first."""
-        top = self._by_age.peek()
-        return None if top is None else self.by_id[top[1]]
+    def oldest(self) -> list[QueuedRequest]:
+        """Who has waited longest, of those that have not begun, and of those that have and may wait longer."""
+        return [self.by_id[top[1]] for ages in self._by_age.values() if (top := ages.peek()) is not None]
 
     def next_deadline(self) -> tuple[float, QueuedRequest] | None:
         """The earliest deadline and its request; None if no request has one."""

@@ -12,10 +12,6 @@ from dataclasses import dataclass, field
 from serve_app.core.keyed_heap import Key
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 
-# Longer than others, a request may wait that has begun and was stopped for others: it has a part of its answer. So long
-# the minimum share of its class brings it on, however many requests of higher classes come.
-PREEMPTED_WAIT_S = 600.0
-
 # Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
 Need = tuple[int, int, PlacementConstraint | None]
 # Slots, the exponent of the power of two above the tokens, and the placement constraint.
@@ -29,7 +25,7 @@ QueueEntry = tuple[float, int, "QueuedRequest"]
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A waiting request. `order_key`, by which a tenant's requests are sorted, is when it first arrived, and
-    `arrival_number`; its wait counts from `arrived_s`, and the longest permitted one from `bounded_from_s`."""
+    `arrival_number`; its wait counts from `arrived_s`."""
 
     arrival: Arrival
     arrived_s: float
@@ -40,7 +36,6 @@ class QueuedRequest:
     need: Need = field(init=False)
     size: SizeClass = field(init=False)
     order_key: tuple[float, int] = field(init=False)
-    bounded_from_s: float = field(init=False)
     waits_for: WaitReason | None = None  # None: not known yet
 
     def __post_init__(self) -> None:
@@ -49,7 +44,6 @@ class QueuedRequest:
         self.need = self.slots, self.cost, placement
         self.size = self.slots, self.cost.bit_length(), placement
         self.order_key = self.arrived_s - self.arrival.age_s, self.arrival_number
-        self.bounded_from_s = self.arrived_s + (PREEMPTED_WAIT_S if self.arrival.preempted else 0.0)
 
 
 @dataclass(slots=True, eq=False)

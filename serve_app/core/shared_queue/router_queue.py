@@ -357,7 +357,8 @@ class RouterQueue:
         return actions
 
     def _add_pending(self, waiting: PendingRequest, now: float) -> None:
-        self.pending.add(waiting, self._policies.get(waiting.model, DEFAULT_POLICY).max_wait_s)
+        policy = self._policies.get(waiting.model, DEFAULT_POLICY)
+        self.pending.add(waiting, policy.longest_wait_s(has_begun=waiting.arrival.has_begun))
         if not self.decides_alone(waiting.model) and self.router_session.arrivals_left:
             self._hand_in(waiting, now)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.memory import SessionEntry
-from serve_app.core.queue import PREEMPTED_WAIT_S, Action, Arrival, ClassBound, Preempt, QueuePolicy, QueueStatus
+from serve_app.core.queue import Action, Arrival, ClassBound, Preempt, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import ActorAction, Amount, KvTokenGrant, KvTokenRequest, SessionDraw
@@ -82,9 +82,9 @@ class PendingRequests:
         queues = self.queues.get(model, {})
         return {level: len(queues.get(level, ())) for level in RequestClass}
 
-    def add(self, waiting: PendingRequest, max_wait_s: float) -> None:
-        """Add a request; `max_wait_s`: the longest permitted wait of one that has not run yet."""
-        due = waiting.arrived_s + max_wait_s + (PREEMPTED_WAIT_S if waiting.arrival.preempted else 0.0)
+    def add(self, waiting: PendingRequest, longest_wait_s: float) -> None:
+        """Add a request that may wait so long."""
+        due = waiting.arrived_s + longest_wait_s
         if waiting.arrival.deadline is not None:
             due = min(due, waiting.arrival.deadline)
         request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class

@@ -142,7 +142,7 @@ class Reference:
         return not any(self.slots.values())
 
     def wait_ends(self, request: Request) -> float:
-        end = request.arrived + self.policy.max_wait_s
+        end = request.arrived + self.policy.longest_wait_s(has_begun=request.arrival.has_begun)
         if self.empty():
             end = min(end, max(request.arrived, self.empty_since) + self.policy.no_replica_wait_s)
         return end

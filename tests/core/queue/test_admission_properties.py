@@ -127,22 +127,22 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(
         request_class=classes,
         of=st.lists(tenants, min_size=2, max_size=6),
-        accepted=st.booleans(),
+        runs=st.sampled_from([{}, {"accepted": True}, {"accepted": True, "produced_tokens": 2}]),
         waited_s=waited,
         span=spans,
     )
     def arrive_together(
-        self, request_class: RequestClass, of: list[str], accepted: bool, waited_s: float, span: float
+        self, request_class: RequestClass, of: list[str], runs: dict[str, Any], waited_s: float, span: float
     ) -> None:
         """As above in a burst, and time passes in the arrival itself instead of in a tick."""
         self.now += span
         for tenant in of:
-            arrival = Arrival(f"q{next(self.ids)}", request_class, tenant, 1, 9, accepted=accepted, prompt_tokens=3)
+            arrival = Arrival(f"q{next(self.ids)}", request_class, tenant, 1, 9, prompt_tokens=3, **runs)
             self.arrived += 1
             self.reference.pass_time(self.now)
             self.reference.arrive(arrival, waited_s)
             self.compare(self.admission.on_arrive(arrival, self.now, waited_s))
-            if accepted and self.reference.requests[arrival.request_id].status == "waiting":
+            if runs and self.reference.requests[arrival.request_id].status == "waiting":
                 self.most = max(self.most, len(self.reference.waiting()))
 
     @rule(

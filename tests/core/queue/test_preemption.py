@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue.policy import BEGUN_WAIT_S
 from serve_app.core.queue.preemption import GROWN_S, MAX_CONSIDERED, QUANTUM_S, REST_S, RESUMED_S, STOP_S
-from serve_app.core.queue.tenant_queue import PREEMPTED_WAIT_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission
 
@@ -299,14 +299,31 @@ def test_a_stopped_request_goes_on_before_later_ones_of_its_tenant_and_one_after
         assert [action.request_id for action in line.on_done("high", 6.0)] == [first]
 
 
-def test_a_stopped_request_may_wait_longer_than_others() -> None:
+BEGUN = {"stopped": {"preempted": 1}, "moved": {"produced_tokens": 7}}
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+def test_a_request_that_has_begun_may_wait_longer_than_others(begun: dict[str, Any]) -> None:
     line = admission(a=1, max_wait_s=60.0)
     granted(line, request("stays", HIGH))
-    line.on_arrive(request("stopped", preempted=1, accepted=True), 0.0)
+    line.on_arrive(request("begun", accepted=True, **begun), 0.0)
     line.on_arrive(request("new"), 1.0)
     assert [action.request_id for action in line.on_tick(61.0)] == ["new"]
-    assert line.on_tick(60.0 + PREEMPTED_WAIT_S - 0.1) == []
-    assert [action.request_id for action in line.on_tick(60.0 + PREEMPTED_WAIT_S)] == ["stopped"]
+    assert line.on_tick(60.0 + BEGUN_WAIT_S - 0.1) == []
+    assert line.next_due() == 60.0 + BEGUN_WAIT_S
+    assert [action.request_id for action in line.on_tick(60.0 + BEGUN_WAIT_S)] == ["begun"]
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+def test_without_a_replica_a_request_that_has_begun_waits_no_longer_than_others(begun: dict[str, Any]) -> None:
+    line = admission(a=1, max_wait_s=60.0)
+    granted(line, request("stays", HIGH))
+    line.on_arrive(request("begun", accepted=True, **begun), 0.0)
+    line.on_arrive(request("new"), 1.0)
+    line.on_replica_gone("a", 10.0)
+    ends_s = 10.0 + line.scheduler.policy.no_replica_wait_s
+    assert line.on_tick(ends_s - 0.1) == []
+    assert sorted(action.request_id for action in line.on_tick(ends_s)) == ["begun", "new"]
 
 
 # Stops that do not come about.
