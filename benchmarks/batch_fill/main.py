@@ -45,7 +45,7 @@ SIMULATED, REAL = "simulated", "vllm"
 BARS = {"interactive_p99_ratio": 1.1, "idle_fill_share": 0.9, "first_token_added_steps": 2.0}
 ROUNDS = 2
 WINDOW_S, QUICK_WINDOW_S = 60.0, 30.0
-FULL_SHARE = 0.9  # of the slots: the batch runs at its pace
+FULL_SHARE = 0.9  # of the slots that a batch may have: it runs at its pace
 FULL_S = 60.0  # until then, at most
 IDLE_S = 60.0  # until nothing runs after a window, at most
 POLL_S = 0.25
@@ -102,11 +102,12 @@ def configuration(engine: str, shape: Shape, guard_slots_share: float) -> dict[s
 
 @dataclass(slots=True)
 class Beside:
-    """A running stack, the client of its batches, and the windows."""
+    """A running stack, the client of its batches, and the windows. `guard_slots`: that may be kept from the batch."""
 
     stage: Stage
     client: BatchClient
     shape: Shape
+    guard_slots: float
     window_s: float
     is_streamed: bool
 
@@ -139,7 +140,8 @@ class Beside:
     def _begin(self, seed: int) -> str:
         """A batch whose rows fill the slots."""
         batch_id = self.client.submit(input_file(rows_of(self.shape.rows, self.shape.row_tokens, seed), MODEL))
-        self._until(lambda: self._running() >= FULL_SHARE * self.shape.slots, FULL_S, "the batch fills the slots")
+        full = FULL_SHARE * (self.shape.slots - self.guard_slots)
+        self._until(lambda: self._running() >= full, FULL_S, "the batch fills the slots")
         return batch_id
 
     def _end(self, batch_id: str) -> None:
@@ -210,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
             stack(configuration(options.engine, shape, guard), [{"key": key, "tenant": TENANT}]) as stage,
             openai.OpenAI(base_url=f"{stage.cluster.url}/v1", api_key=key, max_retries=0) as sdk,
         ):
-            beside = Beside(stage, BatchClient(sdk), shape, window_s, options.engine == REAL)
+            beside = Beside(stage, BatchClient(sdk), shape, guard * shape.slots, window_s, options.engine == REAL)
             found = asyncio.run(measure(beside, options.seed, console))
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)
