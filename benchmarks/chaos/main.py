@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -251,7 +252,7 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
     draw = random.Random(f"{options.seed} victims")
     has_core = options.engine == "vllm"
     with (
-        stack(configuration(options.engine, options.engines), told) as stage,
+        stack(configuration(options.engine, options.engines), told, logs=options.logs) as stage,
         Victims(stage, draw, options.engines, has_core=has_core) as victims,
         clients_first() as is_first,
     ):
@@ -301,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", type=Fault, choices=list(Fault), help="these kinds alone")
+    parser.add_argument("--logs", type=Path, help="the folder in which the logs of the stack are kept")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, width=CONSOLE_WIDTH)
     plan = (QUICK if options.quick else FULL)[options.engine]

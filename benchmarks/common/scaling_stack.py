@@ -6,6 +6,7 @@ Invariant: after the block nothing of the stack is left; every request a client 
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 import threading
 import time
@@ -64,13 +65,17 @@ class Stage:
 
 @contextmanager
 def stack(
-    config: dict[str, Any], keys: Sequence[Mapping[str, Any]] = (), environment: Mapping[str, str] | None = None
+    config: dict[str, Any],
+    keys: Sequence[Mapping[str, Any]] = (),
+    environment: Mapping[str, str] | None = None,
+    logs: Path | None = None,
 ) -> Iterator[Stage]:
     """A stack of the block's own, ready for requests.
 
     Args:
         keys: further ones beside the stage's own, which is an operator's.
         environment: goes before what the node has by itself.
+        logs: the folder in which its logs are kept; None: they are not.
 
     Raises:
         BenchmarkError: it does not come up.
@@ -95,6 +100,8 @@ def stack(
                 driver.wait(DRIVER_END_S)
                 driver.close()
             cluster.stop()
+            if logs is not None:
+                shutil.copytree(next(Path(folder).rglob("logs")), logs, dirs_exist_ok=True)
 
 
 def _wait_ready(stage: Stage, driver: RemoteDriver, log: Path) -> None:
