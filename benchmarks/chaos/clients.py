@@ -24,8 +24,8 @@ from benchmarks.chaos.plan import HUNG_S
 from benchmarks.chaos.questions import Question
 from benchmarks.common.arms import BenchmarkError
 
-# After the death of an edge process its clients may be cut, and repeat, for so long: with HAProxy's manager, which Serve
-# replaces after three failed checks of one controller, HAProxys end that an earlier reload displaced.
+# After the death of an edge process its clients may be cut, and repeat, for so long: with HAProxy's manager, which
+# Serve replaces after three checks of one controller have failed, HAProxys end that an earlier reload displaced.
 EDGE_S = 40.0
 REFUSED_S = 60.0  # of refusals in a row, after which a request counts as failed
 MAX_RETRY_S = 2.0  # waits no longer than that, to keep up the load

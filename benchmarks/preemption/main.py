@@ -33,6 +33,7 @@ from benchmarks.batch_fill.load import poisson, run
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.priority import clients_first
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.preemption.figures import (
@@ -256,7 +257,11 @@ def main(arguments: list[str] | None = None) -> int:
     keys = [f"sk-{random.SystemRandom().getrandbits(128):032x}" for _ in range(shape.clients + 1)]
     tenants = [{"key": key, "tenant": f"low{number}"} for number, key in enumerate(keys)]
     try:
-        with stack(configuration(options.engine, shape, guard, options.block_size), tenants) as stage:
+        with (
+            stack(configuration(options.engine, shape, guard, options.block_size), tenants) as stage,
+            clients_first() as is_first,
+        ):
+            console.print(f"clients run before the servers: {is_first}", highlight=False)
             found = asyncio.run(_measured(stage, keys, shape, window_s, options.seed, console))
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)
