@@ -129,7 +129,7 @@ def test_a_stream_arrives_while_it_is_made(stack: Stack) -> None:
         sizes = [len(piece) for piece in response.iter_content(chunk_size=None)]
 
     assert len(sizes) > 20
-    assert max(sizes) < sum(sizes) / 2  # a client that had no core for a while reads what came meanwhile at once
+    assert max(sizes) < sum(sizes) / 4
 
 
 def test_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:

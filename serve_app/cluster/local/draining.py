@@ -54,10 +54,10 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
                 shown = rows
                 tell(rows)
             is_there = status.has_replica(driver.details(driver.ANSWER_S), replica)
-            if is_told and not is_there and not (told and not told[0]["ended"]):
+            if is_told and not is_there and all(one["ended"] for one in told):
                 return shown if told else [one | {"ended": True, "final": False} for one in shown]
         if time.monotonic() > min(begun + limit_s, silent_since + END_S):
-            has_ended = bool(shown) and shown[0]["ended"]
+            has_ended = any(one["ended"] for one in shown)
             why = "has ended, and Serve has not seen it" if has_ended else "drains and has not ended"
             raise Unavailable(f"{replica} {why} in time", code="drain_failed")
         time.sleep(POLL_S)  # bound: `limit_s`
