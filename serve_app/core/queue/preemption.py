@@ -5,12 +5,15 @@ Rules
   classes: of one replica, and those that lose the fewest KV token-seconds (tokens in the KV cache times the time since
   the grant).
 - A request that has gone on is not stopped again before it has run for `RESUMED_S`, which doubles each time. So a
-  request is stopped a number of times that grows with the logarithm of its length.
+  request is stopped a number of times that grows with the logarithm of its length. For a class below the guarded ones
+  (`core.queue.drain_rate`) this holds from its first grant: such a class overloads itself, and in the moments when none
+  of it waits lower requests begin, which would be stopped at once, their prefill wasted.
 - A request of the same class stops for a shorter one once it has run for `QUANTUM_S`, which doubles each time it was
   stopped, and goes on behind those that wait. So one very long answer does not keep the others out. These are the
   doubling quanta of multi-level feedback queues (Corbato et al., 1962; for language models FastServe, Wu et al., 2023).
 - A request that was due by the minimum share is never stopped: that would undo the minimum share.
-- None is stopped for slots that would then be kept for the guarded classes (`core.queue.drain_rate`).
+- Free guard slots are no room for a class below the guarded ones: a lower class stops for it. None stops while guard
+  slots are lacking: what it leaves would be kept.
 - One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot go on elsewhere.
 
 Invariant: what stops is counted once, as room for the requests that it stops for, until it has stopped.
@@ -25,6 +28,7 @@ from itertools import islice
 
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.events import Arrival, Preempt
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
@@ -148,13 +152,14 @@ class Preemption:
         left, spare = dict(rooms), sum(max(0, room.slots) for room in rooms.values()) - self._guard_slots(level)
         for waiting in requests:
             allowed = {name: room for name, room in left.items() if self._capacity.may_take(name, level, *waiting.need)}
-            chosen = next((name for name, room in allowed.items() if room.fits(waiting)), None)
+            fitting = (name for name, room in allowed.items() if room.fits(waiting))
+            chosen = next(fitting, None) if spare > 0 else None
             if chosen is None:
                 runs = list[GrantedRequest]()
-                if may_stop and allowed:
-                    chosen, runs = self._cheapest(level, waiting, allowed, now)
-                    if chosen is None or spare + sum(run.arrival.slots for run in runs) <= 0:
-                        chosen, self._rests_until[level] = None, now + REST_S
+                if may_stop and allowed and spare >= 0:
+                    chosen, runs = self._cheapest(level, waiting, allowed, 1 - spare, now)
+                    if chosen is None:
+                        self._rests_until[level] = now + REST_S
                 if chosen is None:
                     for name in allowed:
                         del left[name]
@@ -170,9 +175,10 @@ class Preemption:
         return stopped
 
     def _cheapest(
-        self, level: RequestClass, waiting: QueuedRequest, allowed: dict[str, _Room], now: float
+        self, level: RequestClass, waiting: QueuedRequest, allowed: dict[str, _Room], slots: int, now: float
     ) -> tuple[str | None, list[GrantedRequest]]:
-        """The replica on which room costs least, and what has to stop there; None: nowhere now, perhaps when `_due`."""
+        """The replica on which room costs least, and what has to stop there, of so many slots at least; None: nowhere
+        now, perhaps when `_due`."""
         able: dict[str, list[tuple[float, GrantedRequest]]] = {}
         due = math.inf
         for runs in self._running[: level + 1]:
@@ -188,7 +194,7 @@ class Preemption:
         best: tuple[tuple[int, float], str, list[GrantedRequest]] | None = None
         for replica_id, priced in able.items():
             priced.sort(key=lambda one: (one[1].arrival.request_class, one[0]))
-            room = _Room(allowed[replica_id].slots, allowed[replica_id].tokens)
+            room = _Room(min(allowed[replica_id].slots, waiting.slots - slots), allowed[replica_id].tokens)
             chosen: list[tuple[float, GrantedRequest]] = []
             for lost, run in priced:
                 if room.fits(waiting):
@@ -227,7 +233,8 @@ def _stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedReq
     """From when on a run may stop for a waiting request of this class; infinite: never."""
     preempted = run.arrival.preempted
     if run.arrival.request_class < level:
-        return run.granted_s + (RESUMED_S * 2.0 ** (preempted - 1) if preempted else 0.0)
+        has_to_run = preempted or level < GUARDED_FROM
+        return run.granted_s + (RESUMED_S * 2.0 ** max(0, preempted - 1) if has_to_run else 0.0)
     if waiting.arrival.preempted > preempted:
         return math.inf
     quantum_ends = run.granted_s + QUANTUM_S * 2.0**preempted

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, Refuse
+from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.preemption import QUANTUM_S, RESUMED_S
 from serve_app.types import RequestClass
 
@@ -24,10 +25,11 @@ class Run:
     tokens: int  # prompt and produced
     stopping_s: float | None = None
 
-    def may_stop(self, now: float) -> bool:
-        """Whether it may stop for a higher class."""
+    def may_stop(self, now: float, level: RequestClass) -> bool:
+        """Whether it may stop for this class, which is higher."""
         preempted = self.arrival.preempted
-        protected_s = RESUMED_S * 2 ** (preempted - 1) if preempted else 0.0
+        is_protected = preempted or level < GUARDED_FROM
+        protected_s = RESUMED_S * 2 ** max(0, preempted - 1) if is_protected else 0.0
         return self.arrival.preemptible and not self.was_due and now >= self.granted_s + protected_s
 
 
@@ -76,8 +78,9 @@ class Fleet:
         level, preempted = run.arrival.request_class, run.arrival.preempted
         waiting = [one for one in self.waiting.values() if one.request_id not in refused and self.could_run(one, run)]
         if action.keeps_place:
-            assert any(one.request_class > level for one in waiting), "there is no one of a higher class for its room"
-            assert run.may_stop(self.now), "it is protected"
+            higher = [one.request_class for one in waiting if one.request_class > level]
+            assert higher, "there is no one of a higher class for its room"
+            assert run.may_stop(self.now, max(higher)), "it is protected"
         else:
             assert self.now >= run.granted_s + QUANTUM_S * 2**preempted, "its quantum has not ended"
             same = [one for one in waiting if one.request_class == level and one.preempted <= preempted]

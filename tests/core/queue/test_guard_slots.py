@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue import Action, Admission, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.drain_rate import guard_slots
+from serve_app.core.queue.preemption import RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
 
@@ -70,20 +71,41 @@ def test_critical_may_take_what_is_kept() -> None:
     assert granted(arrive(made, "c", cls=CRITICAL, now=10.1)) == ["c"]
 
 
-def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
+def test_free_guard_slots_are_no_room_so_a_lower_class_stops() -> None:
     made = line(share=0.25)
     with_high(made, 6)
     arrivals = [arrival(f"l{number}", LOW, preemptible=True) for number in range(12)]
     low = granted([action for one in arrivals for action in made.on_arrive(one, 10.0)])
     assert len(low) == SLOTS - 2
-    assert made.on_arrive(arrival("fits beside them", NORMAL), 10.0) == []
-    made.on_cancel("fits beside them", 10.0)
-    (stop,) = made.on_arrive(arrival("n", NORMAL, 3), 10.0)
+    ran_s = 10.0 + RESUMED_S
+    (stop,) = made.on_arrive(arrival("n", NORMAL), ran_s)
     assert isinstance(stop, Preempt)
-    assert [action.request_id for action in made.on_done(stop.request_id, 10.1)] == ["n"]
-    arrive(made, "h0", "h1", cls=HIGH, now=10.2)
-    assert made.capacity.free == 0
-    assert made.on_arrive(arrival("for it three would have to stop", NORMAL), 10.2) == []
+    assert stop.request_id in low
+    assert made.on_tick(ran_s) == []
+    assert granted(made.on_done(stop.request_id, ran_s + 0.1)) == ["n"]
+    assert made.capacity.free == 2
+
+
+def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
+    made = line(share=0.25)
+    with_high(made, 6)
+    for number in range(12):
+        made.on_arrive(arrival(f"l{number}", LOW, preemptible=True), 10.0)
+    assert len(granted(arrive(made, "h", cls=HIGH, now=10.0))) == 1
+    assert made.on_arrive(arrival("for it two would have to stop", NORMAL), 10.0 + RESUMED_S) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_for_a_class_below_the_guarded_ones_only_what_has_run_a_while_stops(share: float) -> None:
+    made = line(share=share)
+    with_high(made, 6)
+    for number in range(12):
+        made.on_arrive(arrival(f"l{number}", LOW, preemptible=True), 10.0)
+    assert made.on_arrive(arrival("n", NORMAL), 10.0 + RESUMED_S / 2) == []
+    assert made.on_tick(10.0 + RESUMED_S - 0.01) == []
+    assert made.next_due() == 10.0 + RESUMED_S
+    (stop,) = made.on_tick(10.0 + RESUMED_S)
+    assert isinstance(stop, Preempt)
 
 
 def test_off_by_default() -> None:

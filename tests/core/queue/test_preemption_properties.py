@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from serve_app.core.queue import Admission, Arrival, QueuePolicy
-from serve_app.core.queue.preemption import REST_S
+from serve_app.core.queue.preemption import REST_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import HIGH, LOW
 from tests.core.queue.stopping_fleet import MAX_WAIT_S, REPLICAS, Fleet
@@ -183,7 +183,7 @@ def check_none_waits_for_a_lower_one(fleet: Fleet) -> None:
             name
             for name, run in fleet.running.items()
             if run.arrival.request_class < arrival.request_class
-            and run.may_stop(fleet.now - 2 * REST_S)
+            and run.may_stop(fleet.now - 2 * REST_S, arrival.request_class)
             and fleet.could_run(arrival, run)
         ]
         # A replica above its size: the last ones that stop there bring it down to its size, not below.
@@ -210,6 +210,7 @@ def test_no_more_stop_than_those_that_wait_need(
     fleet.take(fleet.line.on_replica("a", max(1, len(running)), 0.0))
     for number, (level, preemptible) in enumerate(running):
         fleet.arrive(Arrival(f"r{number}", level, "t", preemptible=preemptible))
+    fleet.now += RESUMED_S
     for number, (level, tenant) in enumerate(levels):
         fleet.now += 0.01
         fleet.arrive(Arrival(f"w{number}", level, tenant))
