@@ -187,11 +187,12 @@ class Batcher:
         return self.policy.max_queued is not None and self.waiting >= self.policy.max_queued
 
     def on_arrive(self, item: BatchItem, now: float) -> list[RequestBatch]:
-        """A request has come. Raises ValueError: one with this id waits or runs, the queue is full, or it is closed."""
+        """A request has come. Raises ValueError: one with this id waits or runs, or the batcher is closed. It is the
+        caller who refuses while `is_queue_full`: some were accepted before."""
         if item.item_id in self._queue.entries or item.item_id in self._running:
             raise ValueError(f"{item.item_id!r} waits or runs already")
-        if self.is_queue_full or self._is_closed:
-            raise ValueError("the queue is closed" if self._is_closed else f"{self.waiting} requests wait already")
+        if self._is_closed:
+            raise ValueError("the queue is closed")
         self._arrivals.append(now)
         self._queue.add(item, now, self._weight(item), self._tokens(item))
         return self._start(now)

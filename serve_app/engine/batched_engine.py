@@ -76,7 +76,7 @@ class BatchedEngine:
     async def _run_batched(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         if self._refusal:
             raise EngineUnreachable(self._refusal)
-        if self._is_queue_full:
+        if self._is_queue_full and not submit.accepted:
             refused = Overloaded("too many requests wait for a batch of this engine replica")
             body = msgspec.json.encode(refused.body())
             yield Frame(submit.number, body, refused.status, "json", events=1, usage=TokenUsage())

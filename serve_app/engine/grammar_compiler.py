@@ -29,6 +29,7 @@ from serve_app.errors import Unavailable
 
 MAX_WALL_S = 30.0  # reached only with less than a thirtieth of a core; such a machine cannot serve
 MAX_MORE_BYTES = 512 * 2**20  # above the parent's mapped memory
+OTHERS_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a fork's own limits end it otherwise
 MAX_VALIDATE_S = 0.25  # vLLM's front end validates the grammar again, which blocks its event loop for that long
 _LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # xgrammar's time and line of source, before what is wrong
 ANSWER_S = 120.0  # the first answer comes after its imports, which take 4 s on an idle machine
@@ -148,8 +149,10 @@ def main(limit_s: float) -> None:
 
     for line in sys.stdin:
         status = run(*json.loads(line))
-        if status and os.WTERMSIG(status) == signal.SIGKILL:  # by somebody else: its own limits end it otherwise
+        if os.WTERMSIG(status) in OTHERS_SIGNALS:
             status = run(*json.loads(line))
+        if os.WTERMSIG(status) in OTHERS_SIGNALS:
+            break  # that says nothing about the grammar
         if status:
             why = f"compiling it takes more than {limit_s} s of CPU, or {MAX_MORE_BYTES} bytes of memory"
             os.write(1, json.dumps({"refusal": why, "complex": True}).encode() + b"\n")

@@ -16,6 +16,9 @@ from serve_app.engine.continuation import EarlierRuns
 from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport import FINISH_STOP, TokenUsage
 
+# vLLM's finish reason of what EngineCore ended itself, on SIGTERM. Who ends a request here no longer reads its outputs.
+ABORTED = "abort"
+
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
 
 
@@ -86,7 +89,11 @@ class TokenRecorder:
             await outputs.aclose()
 
     def record_output(self, prompt: int, output: Output, *, pooling: bool = False) -> None:
-        """Record the next output of a prompt, before its consumer receives it."""
+        """Record the next output of a prompt, before its consumer receives it.
+
+        Raises:
+            EngineFailed: the engine has ended the request, whose answer is not whole.
+        """
         used = self.usage_by_call[prompt]
         if not used[0] and output.prompt_token_ids is not None:
             used[0] = len(output.prompt_token_ids)
@@ -95,6 +102,9 @@ class TokenRecorder:
             return
         is_new = self.earlier is None or not self.earlier.take_output(prompt)
         for choice in output.outputs:
+            if choice.finish_reason == ABORTED:
+                self.failure = EngineFailed("EngineCore ends, and has ended the request")
+                raise self.failure
             if is_new and self.earlier is not None and choice.finish_reason == "error":
                 raise self.earlier.fail("the engine does not accept its tokens")
             if choice.logprobs:

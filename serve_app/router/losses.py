@@ -24,7 +24,7 @@ class LossLimit:
     """Counts the engines that one request has lost.
 
     Args:
-        max_wait_s: the longest permitted wait. started: when the request arrived.
+        max_wait_s: the longest permitted wait. started: when the request was granted a replica.
     """
 
     max_wait_s: float
@@ -41,7 +41,7 @@ class LossLimit:
 
     def count_loss(self, error: EngineFailed, now: float) -> bool:
         """Count a loss; returns whether it is the last one. An engine that never received the request is not counted,
-        but ends it when it has reached none for `max_wait_s` since its arrival or its last loss."""
+        but ends it when it has reached none for `max_wait_s` since its first grant, or its first one after a loss."""
         if isinstance(error, EngineUnreachable):
             return now >= self.give_up_at
         self.engines_lost += 1
@@ -71,8 +71,11 @@ def why_not_continued(
     return NotContinued.LOSSES if limit.count_loss(error, now) else None
 
 
-def going_on(submit: Submit, lost: ResponseStream) -> Submit:
-    """The request of a run that goes on with what the runs before it have produced."""
+def going_on(submit: Submit, lost: ResponseStream | None) -> Submit:
+    """The request of a run that goes on with what the runs before it have produced; `lost` None: with nothing."""
+    submit = msgspec.structs.replace(submit, accepted=True)
+    if lost is None:
+        return submit
     produced, prompt = lost.produced, lost.prompt or TokenUsage()
     return msgspec.structs.replace(
         submit, groups=produced.groups, events=produced.events, cached_tokens=prompt.cached_tokens

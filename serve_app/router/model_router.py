@@ -26,7 +26,7 @@ from dataclasses import replace
 from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, Preempt
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
-from serve_app.errors import EngineFailed, NotFound, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.router.kv_budget import KvBudget
@@ -160,7 +160,7 @@ class ModelRouter:
                         raise
                     trace.not_continued = NotContinued.QUEUE
                     raise lost from refused
-                if lost is not None and is_stop(lost):
+                if not isinstance(lost, EngineUnreachable):
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
                 try:
@@ -296,7 +296,7 @@ class ModelRouter:
         def make_run(number: int) -> Submit:
             nonlocal submit
             submit = make(number)
-            return submit if trace.lost is None else going_on(submit, trace.lost)
+            return going_on(submit, trace.lost) if trace.losses or trace.stopped else submit
 
         on_tokens = None if grant is None else grant.on_output
         try:

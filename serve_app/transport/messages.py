@@ -31,7 +31,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     a stream that goes on here, the frames' groups of its earlier runs in order, and the events that the client has;
     the frames of this run hold and count what follows, `usage` is that of the whole answer. An answer that is no stream
     goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
-    replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`.
+    replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
+    that no full queue refuses it.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     groups: list[list[int]] = []
     events: int = 0
     cached_tokens: int = 0
+    accepted: bool = False
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly

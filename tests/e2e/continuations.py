@@ -14,6 +14,7 @@ from serve_app.http import app
 from serve_app.settings.settings import BUILT_IN_MODEL
 from tests.e2e import one_engine
 from tests.e2e.continued_streams import CREATED, cut_streams
+from tests.e2e.ended_core import end_core
 from tests.e2e.stopped_requests import ENGINE_S, REPLICA, SLOTS, stop_requests
 from tests.fakes.asgi_client import started
 from tests.fakes.engines import MODEL, FakeCluster, run, until
@@ -31,7 +32,9 @@ async def scenario(cluster: FakeCluster) -> None:
     info = client.model.replica_set.info
     assert info is not None
     cut = await cut_streams(cluster[REPLICA].engine.backend)
-    print(json.dumps({"continues": info.continues, "cut": cut} | await stop_requests(client)), flush=True)
+    stopped = await stop_requests(client)
+    ended = await end_core(cluster[REPLICA].engine.backend)  # the last: no engine is left
+    print(json.dumps({"continues": info.continues, "cut": cut, "ended": ended} | stopped), flush=True)
 
 
 def main() -> None:

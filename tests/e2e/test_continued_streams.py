@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE
 from tests.e2e import continued_streams
 from tests.e2e.continuations import found
+from tests.e2e.ended_core import ASKED
 from tests.requires import requires
 
 requires("vllm")
@@ -115,6 +117,17 @@ def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
 def test_what_does_not_fit_gives_no_byte(name: str) -> None:
     assert found()["cut"][name]["failure"] == NOT_CONTINUABLE
     assert found()["cut"][name]["status"] == []
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_that_ends_with_sigterm_to_its_engine_core_is_a_loss(name: str) -> None:
+    """vLLM ends it as if it were whole, with finish reason `abort`."""
+    ended = found()["ended"][name]
+    assert ended["failure"] == EngineFailed.code
+    assert "abort" not in ended["text"]
+    assert "[DONE]" not in ended["text"]
+    assert "response.completed" not in ended["text"]
+    assert not ended["text"].startswith("{")
 
 
 def test_an_engine_goes_on_after_requests_that_do_not_fit() -> None:

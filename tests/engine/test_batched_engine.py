@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 
 from serve_app.core.batching import BatchPolicy, padding_ratio
@@ -194,6 +195,31 @@ def test_a_request_above_the_bound_is_refused_as_overload() -> None:
         await asyncio.gather(*waiting)
 
     run(BatchPolicy(3, max_queued=2), scenario)
+
+
+def test_a_request_that_had_a_replica_before_is_refused_by_no_bound() -> None:
+    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+        waiting = ask(engine, submit(1), submit(2))
+        await turns()
+        again = msgspec.structs.replace(submit(3), accepted=True)
+        assert next(frame.status for frame in await answer(engine, again)) == 200
+        await asyncio.gather(*waiting)
+
+    run(BatchPolicy(3, max_queued=2), scenario)
+
+
+def test_a_smaller_bound_refuses_none_of_those_that_wait_already() -> None:
+    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+        running = ask(engine, submit(1))
+        await turns()
+        engine.set_policy(BatchPolicy(3))
+        waiting = ask(engine, *map(submit, (2, 3, 4, 5)))
+        await turns()
+        engine.set_policy(BatchPolicy(5, max_wait_s=50.0, max_queued=2))
+        answers = await asyncio.gather(*running, *waiting)
+        assert [frames[0].status for frames in answers] == [200] * 5
+
+    run(BatchPolicy(1), scenario)
 
 
 def test_closing_starts_what_waits_and_refuses_what_comes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -69,6 +70,31 @@ def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
     compiler.process.wait()
 
     assert not compiler.compile(Grammar("regex", "a+")).refusal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_compile_that_others_end_is_no_verdict_on_its_grammar(compiler: Compiler, number: signal.Signals) -> None:
+    slow = Grammar("ebnf", "root ::= " + " | ".join(f'"{number}{"x" * 9}"' for number in range(1500)))
+    assert not compiler.compile(slow).refusal
+    ended: set[int] = set()
+
+    def end_forks() -> None:
+        while len(ended) < 3 and not done.wait(0.001):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for fork in psutil.Process(compiler.process.pid).children():
+                    if fork.pid not in ended:
+                        ended.add(fork.pid)
+                        fork.send_signal(number)
+
+    done, ends = threading.Event(), threading.Thread(target=end_forks)
+    ends.start()
+    try:
+        verdict = compiler.compile(slow)
+    finally:
+        done.set()
+        ends.join()
+    assert ended
+    assert not verdict.refusal
 
 
 def test_a_process_that_is_killed_while_it_compiles_costs_no_request(compiler: Compiler) -> None:

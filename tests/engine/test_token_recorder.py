@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.engine.continuation import EarlierRuns
 from serve_app.engine.token_recorder import TokenRecorder
+from serve_app.errors import EngineFailed
 from serve_app.transport import Submit, TokenUsage
 from serve_app.types import Operation
 
@@ -55,6 +56,19 @@ def test_choices_of_the_second_prompt_follow_those_of_the_first_whoever_runs_fir
         return recorder.take_groups()
 
     assert asyncio.run(scenario()) == [[2, 3], [3, 4], [0, 1], [1, 2]]
+
+
+def test_an_output_of_which_the_engine_says_that_it_ended_it_is_a_failure_and_no_answer() -> None:
+    async def scenario() -> TokenRecorder:
+        recorder = TokenRecorder(1, (EngineDied,))
+        with pytest.raises(EngineFailed):
+            async for _ in recorder.record(source(output((0, [7])), output((0, []), ends="abort"))):
+                pass
+        return recorder
+
+    recorder = asyncio.run(scenario())
+    assert recorder.failed is not None
+    assert recorder.take_groups() == [[0, 7]]
 
 
 def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:

@@ -137,6 +137,26 @@ def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs
     run(scenario)
 
 
+def test_the_time_to_reach_an_engine_counts_from_the_grant_however_long_the_queue_was() -> None:
+    """The slots are taken for most of what a request may wait, then its first engine is out of reach for as long."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster, max_wait_s=1.0).start()
+        async with held(router, Arrival("holder", NORMAL, "tenant", slots=4)):
+            request = router.asking()
+            await until(lambda: router.waiting == 1, SOON_S, "it waits")
+            await asyncio.sleep(0.8)
+            await cluster.stop_engines()
+        await asyncio.sleep(0.6)
+        assert not request.done()
+        await cluster.add("r2")
+        await asyncio.wait_for(request, SOON_S)
+        await router.settled()
+
+    run(scenario)
+
+
 def test_engines_that_never_had_the_request_only_cost_time() -> None:
     limit = LossLimit(max_wait_s=100.0, started=0.0)
     assert not any(limit.count_loss(EngineUnreachable("away"), float(now)) for now in range(100))

@@ -137,6 +137,8 @@ class VllmEngine:
         except Exception as error:
             if recorder.failed is not None:
                 raise recorder.failed from error
+            if not self.alive:
+                raise EngineFailed(f"the engine died: {error}") from error
             return serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
         if isinstance(answer, ErrorResponse):
             return serving.refused(recorder, submit) or serving.refusal(answer, submit)
@@ -194,6 +196,8 @@ class VllmEngine:
         if self._llm is None:
             return
         llm, self._llm = self._llm, None
+        if self._probe is not None:
+            self._probe.cancel()  # EngineCore that has ended does not answer it
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # else it logs the intended end of EngineCore as a crash
         children = psutil.Process().children(recursive=True)
