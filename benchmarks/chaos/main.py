@@ -5,10 +5,12 @@ A stack of its own: two routers, two engines (`--engines`), vLLM's in float32 on
 question first once undisturbed. Every 5 s one process is hit, an engine only while two are ready, and of these the one
 that has run longest:
 
-    engine, engine_core, freeze    SIGKILL of an engine's replica, of its EngineCore alone; SIGSTOP of EngineCore
+    engine, engine_core, freeze    an engine's replica is ended, its EngineCore alone; SIGSTOP of EngineCore
     drain                          `serve-app drain REPLICA`, where this release has the command
-    router, haproxy                SIGKILL; requests have an Idempotency-Key then, and their clients repeat what was cut
-    quota_actor, controller        SIGKILL
+    router, haproxy                ended; requests have an Idempotency-Key then, and their clients repeat what was cut
+    quota_actor, controller        ended
+
+What is ended gets SIGKILL the first time, SIGTERM the second, and so on: supervisors and systems that shut down send that.
 
 The first half of the run is without faults of router and HAProxy and without keys. Counted:
 
@@ -162,7 +164,8 @@ class Chaos:
             if hit.fault in AT_EDGE:
                 self.crowd.edge_died_at = hit.at
                 self.at_edge += max(before, sum(attempt.sent for attempt in self.crowd.in_flight))
-            self._say(f"{hit.fault} (process {hit.pid}), {len(self.crowd.in_flight)} in flight")
+            by = "command" if hit.number is None else hit.number.name
+            self._say(f"{hit.fault} (process {hit.pid}, {by}), {len(self.crowd.in_flight)} in flight")
 
     async def _look(self) -> None:
         while True:

@@ -6,6 +6,7 @@ Invariant: of the kinds that can be done, the one that was done least often come
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,8 +29,8 @@ GAP_BAR_MS, FREEZE_BAR_MS = 1_000.0, 12_000.0
 class Fault(StrEnum):
     """What is done, to which process."""
 
-    ENGINE = "engine"  # SIGKILL of the replica; its EngineCore goes with it
-    ENGINE_CORE = "engine_core"  # SIGKILL of EngineCore alone
+    ENGINE = "engine"  # the replica; its EngineCore goes with it
+    ENGINE_CORE = "engine_core"  # EngineCore alone
     FREEZE = "freeze"  # SIGSTOP of EngineCore
     DRAIN = "drain"  # `serve-app drain REPLICA`
     ROUTER = "router"
@@ -70,6 +71,18 @@ def due(act: Act, done: Mapping[Fault, int], draw: random.Random) -> list[Fault]
     kinds = list(act.faults)
     draw.shuffle(kinds)
     return sorted(kinds, key=lambda fault: done.get(fault, 0))
+
+
+def signal_of(fault: Fault, done: int) -> signal.Signals | None:
+    """The signal for the process, after so many faults of the kind: in turn one that it cannot see, and one that asks
+    it to end. None: a command does it."""
+    match fault:
+        case Fault.DRAIN:
+            return None
+        case Fault.FREEZE:
+            return signal.SIGSTOP
+        case _:
+            return signal.SIGTERM if done % 2 else signal.SIGKILL
 
 
 def gap_bar_ms(fault: Fault) -> float:

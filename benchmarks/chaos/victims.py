@@ -19,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from benchmarks.chaos.plan import OF_VLLM, ON_ENGINES, Fault
+from benchmarks.chaos.plan import OF_VLLM, ON_ENGINES, Fault, signal_of
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.processes import ENGINE_CORE, role_of, title_of, titled
 from benchmarks.common.scaling_stack import Stage
@@ -44,11 +44,12 @@ def possible_faults(engine: str) -> list[Fault]:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault that was done. `pid`: the process that it ends."""
+    """A fault that was done. `pid`: the process that it ends, by a signal with this number or (None) by a command."""
 
     fault: Fault
     pid: int
     at: float
+    number: signal.Signals | None = None
 
 
 class Victims:
@@ -138,12 +139,12 @@ class Victims:
         return None
 
     def _do(self, fault: Fault, pid: int) -> Hit | None:
-        hit = Hit(fault, pid, time.monotonic())
-        if fault is Fault.DRAIN:
+        hit = Hit(fault, pid, time.monotonic(), signal_of(fault, sum(one.fault is fault for one in self.hits)))
+        if hit.number is None:
             self._drains.append((hit, self._drain(pid)))
             return hit
         try:
-            os.kill(pid, signal.SIGSTOP if fault is Fault.FREEZE else signal.SIGKILL)
+            os.kill(pid, hit.number)
         except ProcessLookupError:
             return None  # it has ended in this instant
         return hit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections import Counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.chaos.answers import Answer, Malformed, duplicated, read
 from benchmarks.chaos.clients import Counts, Cut, Different, Paused, Refused, refusal
 from benchmarks.chaos.figures import KEYS, RouterCounts, longest_pauses, missed, p99, result
 from benchmarks.chaos.main import configuration
-from benchmarks.chaos.plan import AT_EDGE, Act, Fault, acts_of, due
+from benchmarks.chaos.plan import AT_EDGE, Act, Fault, acts_of, due, signal_of
 from benchmarks.chaos.questions import Api, Question, questions
 from benchmarks.chaos.victims import Hit
 from serve_app.settings import parse
@@ -72,6 +73,12 @@ def test_connections_are_cut_only_where_requests_have_a_key_to_be_repeated_by() 
     ]
     assert [act.keyed for act in acts_of([Fault.ROUTER])] == [True]
     assert [act.keyed for act in acts_of([Fault.ENGINE])] == [False]
+
+
+def test_what_is_ended_is_killed_and_asked_to_end_in_turn() -> None:
+    assert [signal_of(Fault.ENGINE_CORE, done) for done in range(3)] == [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL]
+    assert {signal_of(Fault.FREEZE, done) for done in range(3)} == {signal.SIGSTOP}
+    assert {signal_of(Fault.DRAIN, done) for done in range(3)} == {None}
 
 
 def test_the_pool_has_requests_of_all_kinds() -> None:
