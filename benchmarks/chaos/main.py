@@ -10,7 +10,7 @@ that has run longest:
     router, haproxy                ended; requests have an Idempotency-Key then, and their clients repeat what was cut
     quota_actor, controller        ended
 
-What is ended gets SIGKILL the first time, SIGTERM the second, and so on: supervisors and systems that shut down send that.
+What is ended gets SIGKILL and, as by a supervisor or a system that shuts down, SIGTERM in turn.
 
 The first half of the run is without faults of router and HAProxy and without keys. Counted:
 
