@@ -24,6 +24,7 @@ from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals, withi
 from autoscaling.readings import RouterCounts
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
+from serve_app.ray_adapter import end_on_sigterm
 
 logger = logging.getLogger("ray.serve")
 
@@ -75,6 +76,7 @@ class ScalingPolicy:
         placing: StartPlacer | None = None,
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
+        end_on_sigterm()  # of the controller
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()

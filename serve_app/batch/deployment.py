@@ -22,7 +22,7 @@ from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
 from serve_app.batch.worker import CLOSE_S, CLOSE_STORE_S, BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
 from serve_app.quota import QuotaActor
-from serve_app.ray_adapter import IngressHandle, in_fresh_context
+from serve_app.ray_adapter import IngressHandle, end_on_sigterm, in_fresh_context
 from serve_app.settings import Settings, parse
 from serve_app.store import Store
 from serve_app.system import mark_log
@@ -46,6 +46,7 @@ class BatchWorkerReplica:
     async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
         self.__del__ = self.shutdown
+        end_on_sigterm()
         settings = parse(config)
         replica = serve.get_replica_context()
         mark_log(replica.replica_id.unique_id)

@@ -33,7 +33,7 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
-from serve_app.ray_adapter import keep_while_loading
+from serve_app.ray_adapter import end_on_sigterm, keep_while_loading
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
 from serve_app.system import mark_log
 from serve_app.transport import (
@@ -87,6 +87,7 @@ class EngineReplica:
         # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
         self.__del__ = self.shutdown
         keep_while_loading()
+        end_on_sigterm()
         self._settings = ModelSettings.model_validate(settings)
         mark_log(replica_name())
         self._ending = False

@@ -32,6 +32,7 @@ from serve_app.ray_adapter import (
     EveryReplica,
     Handle,
     bound_bodies,
+    end_on_sigterm,
     in_fresh_context,
     on_fast_path,
 )
@@ -72,6 +73,7 @@ class RouterReplica:
         settings = parse(config)
         replica = serve.get_replica_context()
         bound_bodies()
+        end_on_sigterm()
         install_strict_protocol()  # before Serve starts the server of this process
         if not on_fast_path():
             logger.warning(

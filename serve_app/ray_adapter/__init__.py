@@ -25,6 +25,7 @@ from serve_app.ray_adapter.handles import (
 from serve_app.ray_adapter.loading import keep_while_loading
 from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
 from serve_app.ray_adapter.request_bodies import bound_bodies
+from serve_app.ray_adapter.sigterm import end_on_sigterm
 
 __all__ = [
     "ACCEPT_S",
@@ -39,6 +40,7 @@ __all__ = [
     "IngressHandle",
     "bound_bodies",
     "draining_nodes",
+    "end_on_sigterm",
     "in_fresh_context",
     "keep_while_loading",
     "live_nodes",
