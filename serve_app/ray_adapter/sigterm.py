@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import signal
 
-from ray import WORKER_MODE
-from ray._private import worker
+import ray
 
 SIG_DFL = 0  # ends the process
 
@@ -19,5 +18,5 @@ SIG_DFL = 0  # ends the process
 def end_on_sigterm() -> None:
     """Let SIGTERM end this process at once, as SIGKILL does, which costs no request. For an actor's constructor, in any
     thread (`signal.signal` is for the main thread alone); no effect in a process that is no actor's."""
-    if worker.global_worker.mode == WORKER_MODE:
+    if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
         ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(SIG_DFL))

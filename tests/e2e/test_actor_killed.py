@@ -1,5 +1,5 @@
 """The quota actor killed under load with slots to spare: how late what was granted completes, and how soon what is new
-begins. Clients in a closed loop; simulated engines, on which a request of `TOKENS` takes `SERVICE_S`.
+begins. Clients in a closed loop; simulated engines, on which a request of `TOKENS` takes `SERVICE_S`. And SIGTERM.
 
 Moments are this machine's monotonic clock: those of a request's grant are in its receipt.
 """
@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
+import pytest
 
-from tests.e2e.crashing import actor, kill
+from serve_app.names import ENGINE_PREFIX
+from tests.e2e.crashing import ACTOR, actor, kill, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.three import WIDE, WIDE_STEP_S
+from tests.e2e.three import ROUTER, WIDE, WIDE_STEP_S, processes
 
 CLIENTS, TOKENS = 30, 50
 SERVICE_S = WIDE_STEP_S * TOKENS
@@ -27,6 +31,9 @@ AFTER_S = 30.0  # for two requests of each client after the new actor came (one 
 LATE_S = 1.0  # the promise: what was granted completes no later than that
 GRANTS_S = 1.0  # the promise: new grants within that of the new actor's first word
 BUSY_S = 2.0  # of this test, on a machine that others use
+ENDED_S = 15.0  # it is at once, on a machine that others use
+UP_S = 60.0  # an actor's Python starts within some seconds
+ENGINE = f"ray::ServeReplica:serve_app:{ENGINE_PREFIX}{WIDE}"
 ID_HEADER = "x-serve-app-request-id"
 
 
@@ -98,3 +105,14 @@ def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors
     assert running, "nothing ran at the kill"
     assert late_s < LATE_S + BUSY_S
     assert first - up < GRANTS_S + BUSY_S
+
+
+@pytest.mark.parametrize("title", ["ray::ServeController", "ray::StoreOwner", ACTOR, ROUTER, ENGINE])
+def test_sigterm_ends_an_actors_process_at_once_and_another_takes_its_place(three: Stack, title: str) -> None:
+    """By Ray's own handler a controller and a router stay for minutes, and do nothing."""
+    before = processes(three, title)
+    os.kill(before[0], signal.SIGTERM)
+    within(lambda: before[0] not in processes(three, title), ENDED_S, f"{title} has ended")
+    within(lambda: len(processes(three, title)) == len(before), UP_S, f"a new {title}")
+    body = {"model": WIDE, "prompt": "The river", "max_tokens": 4}
+    within(lambda: three.post("/v1/completions", body).status_code == 200, UP_S, "an answer")
