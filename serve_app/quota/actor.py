@@ -47,6 +47,7 @@ from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadabl
 from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
+from serve_app.ray_adapter import end_on_sigterm
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
@@ -66,6 +67,7 @@ class GpuMemoryQuota:
     """
 
     async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+        end_on_sigterm()
         self._shelf = GcsStore()
         stored = await _retry_until_done(self._shelf.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -80,7 +82,6 @@ class GpuMemoryQuota:
         self.core = Quota(epoch, roster, time.monotonic())
         self._set_clock()
         self.limit_use: LimitUse | None = None  # once a router has said where the store is
-        # devices, as stored
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)

@@ -146,9 +146,9 @@ def test_the_time_to_reach_an_engine_counts_from_the_grant_however_long_the_queu
         async with held(router, Arrival("holder", NORMAL, "tenant", slots=4)):
             request = router.asking()
             await until(lambda: router.waiting == 1, SOON_S, "it waits")
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(0.8)  # most of what it may wait
             await cluster.stop_engines()
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.6)  # with it, more than that
         assert not request.done()
         await cluster.add("r2")
         await asyncio.wait_for(request, SOON_S)
