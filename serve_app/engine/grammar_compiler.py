@@ -151,8 +151,8 @@ def main(limit_s: float) -> None:
         status = run(*json.loads(line))
         if os.WTERMSIG(status) in OTHERS_SIGNALS:
             status = run(*json.loads(line))
-        if os.WTERMSIG(status) in OTHERS_SIGNALS:
-            break  # that says nothing about the grammar
+        if os.WTERMSIG(status) in OTHERS_SIGNALS and os.WTERMSIG(status) != signal.SIGKILL:
+            break  # that says nothing about the grammar; SIGKILL twice is its memory, on a machine that has too little
         if status:
             why = f"compiling it takes more than {limit_s} s of CPU, or {MAX_MORE_BYTES} bytes of memory"
             os.write(1, json.dumps({"refusal": why, "complex": True}).encode() + b"\n")

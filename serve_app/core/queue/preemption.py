@@ -37,7 +37,7 @@ RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
 QUANTUM_S = 30.0  # most answers end sooner
 STOP_S = 2.0  # a stop takes a step of the engine and two messages
 REST_S = 0.05  # after a look that has found nothing to stop; it costs microseconds a running request
-GROWN_S = 1.0  # between looks whether a request of the class has become longer than one that waits
+GROWN_S = 1.0  # between looks for what time alone changes: the length of running requests, the number of guard slots
 MAX_CONSIDERED = 32  # waiting requests of a class for which room is made at once
 
 
@@ -156,8 +156,11 @@ class Preemption:
             chosen = next(fitting, None) if spare > 0 else None
             if chosen is None:
                 runs = list[GrantedRequest]()
-                if may_stop and allowed and spare >= 0:
-                    chosen, runs = self._cheapest(level, waiting, allowed, 1 - spare, now)
+                if may_stop and allowed:
+                    if spare >= 0:
+                        chosen, runs = self._cheapest(level, waiting, allowed, 1 - spare, now)
+                    else:  # time alone lets the guard slots become fewer
+                        self._due[level] = min(self._due[level], now + GROWN_S)
                     if chosen is None:
                         self._rests_until[level] = now + REST_S
                 if chosen is None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue import Action, Admission, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.drain_rate import guard_slots
-from serve_app.core.queue.preemption import RESUMED_S
+from serve_app.core.queue.preemption import GROWN_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
 
@@ -92,7 +92,11 @@ def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
     for number in range(12):
         made.on_arrive(arrival(f"l{number}", LOW, preemptible=True), 10.0)
     assert len(granted(arrive(made, "h", cls=HIGH, now=10.0))) == 1
-    assert made.on_arrive(arrival("for it two would have to stop", NORMAL), 10.0 + RESUMED_S) == []
+    asked_s = 10.0 + RESUMED_S
+    assert made.on_arrive(arrival("for it two would have to stop", NORMAL), asked_s) == []
+    due = made.next_due()
+    assert due is not None, "without `high` the guard slots become fewer with time alone"
+    assert asked_s < due <= asked_s + GROWN_S
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
