@@ -16,7 +16,7 @@ SIG_DFL = 0  # ends the process
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process at once, with the losses of SIGKILL and no others. For an actor's constructor, in any
+    """Let SIGTERM end this process at once, with the losses of SIGKILL, no others. For an actor's constructor, in any
     thread (`signal.signal` is for the main thread alone); no effect in a process that is no actor's."""
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
         ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(SIG_DFL))
