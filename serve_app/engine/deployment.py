@@ -33,7 +33,7 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
-from serve_app.ray_adapter import end_on_sigterm, keep_while_loading
+from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
 from serve_app.system import mark_log
 from serve_app.transport import (
@@ -108,6 +108,7 @@ class EngineReplica:
         except Exception as error:
             raise start_failure(self._settings.name, error) from error
         start_s = self._phases.finish()
+        freeze_heap()
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
         self.engine_info = msgspec.structs.replace(info, start_s=start_s)

@@ -33,6 +33,7 @@ from serve_app.ray_adapter import (
     Handle,
     bound_bodies,
     end_on_sigterm,
+    freeze_heap,
     in_fresh_context,
     on_fast_path,
 )
@@ -117,6 +118,7 @@ class RouterReplica:
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
+        freeze_heap()
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply a changed configuration; Serve calls this at the start, too, and for each change after that."""

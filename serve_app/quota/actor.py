@@ -1,8 +1,7 @@
 """The quota actor: one named, detached actor that grants the cluster's GPU memory (`core.quota` decides).
 
 It runs on the head node, requests no CPU, and Ray restarts it whenever it dies. Its state is stored in the GCS before
-an answer that depends on it is sent, so a received answer is never lost. An answer without new state does not wait for
-storage.
+an answer that depends on it is sent, so a received answer is never lost. Other answers do not wait for storage.
 
 Invariant: every public method answers from the core alone; no call waits for slow work such as queries of other nodes.
 Invariant: while the GCS is away, a call whose answer needs it fails within `gcs_wait.GCS_S`.
@@ -47,7 +46,7 @@ from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadabl
 from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
-from serve_app.ray_adapter import end_on_sigterm
+from serve_app.ray_adapter import end_on_sigterm, freeze_heap
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
@@ -101,6 +100,7 @@ class GpuMemoryQuota:
             self.core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
             self.devices_known.set()
         await _retry_until_done(lambda: self._shelf.put(INVENTORY, settings))
+        freeze_heap()
         self.tasks = [
             asyncio.create_task(self._follow_time()),
             asyncio.create_task(self._follow_devices()),

@@ -22,6 +22,7 @@ from serve_app.ray_adapter.handles import (
     pin_version,
     quiet_router_thread,
 )
+from serve_app.ray_adapter.heap import freeze_heap
 from serve_app.ray_adapter.loading import keep_while_loading
 from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
 from serve_app.ray_adapter.request_bodies import bound_bodies
@@ -41,6 +42,7 @@ __all__ = [
     "bound_bodies",
     "draining_nodes",
     "end_on_sigterm",
+    "freeze_heap",
     "in_fresh_context",
     "keep_while_loading",
     "live_nodes",

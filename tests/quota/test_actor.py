@@ -69,6 +69,16 @@ def test_a_grant_is_stored_before_it_is_answered_and_each_actor_has_a_higher_epo
     with_actor(first, second)
 
 
+def test_the_actor_freezes_its_heap_before_it_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs: list[list[str]] = []
+    monkeypatch.setattr(quotas, "freeze_heap", lambda: epochs.append(list(world.stored)))
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        assert epochs == [["epoch", "inventory"]], "once, after what it reads and stores at its start"
+
+    with_actor(scenario)
+
+
 def test_an_actor_that_cannot_read_its_roster_at_first_comes_up_all_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,81 @@
+"""What an engine replica, a router and the quota actor have once they are up is no work of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from serve_app.engine import deployment
+from serve_app.ray_adapter import freeze_heap
+from tests.fakes.engines import FakeCluster, run
+
+
+@pytest.fixture
+def as_actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process counts as an actor's, and afterwards nothing is frozen."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_actor_id=lambda: "actor"))
+    yield
+    gc.unfreeze()
+
+
+def tracked() -> int:
+    """Objects that a full collection walks."""
+    return len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("as_actor")
+def test_a_full_collection_walks_nothing_that_was_there_before() -> None:
+    before = tracked()
+    freeze_heap()
+    assert gc.get_freeze_count() > 0.9 * before
+    assert tracked() < 0.01 * before
+
+
+@pytest.mark.usefixtures("as_actor")
+def test_a_dead_cycle_is_freed_and_not_frozen() -> None:
+    class Node: ...
+
+    def nodes() -> int:
+        return sum(type(found) is Node for found in gc.get_objects())
+
+    gc.disable()
+    try:
+        node = Node()
+        node.itself = node  # type: ignore[attr-defined]
+        del node
+        freeze_heap()
+    finally:
+        gc.enable()
+    gc.unfreeze()  # or it would not be listed
+    assert nodes() == 0
+
+
+def test_a_process_that_is_no_actor_keeps_its_heap_as_it_is() -> None:
+    before = gc.get_freeze_count()
+    freeze_heap()
+    assert gc.get_freeze_count() == before
+
+
+def test_an_engine_replica_freezes_its_heap_once_its_engine_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+
+    async def scenario(cluster: FakeCluster) -> None:
+        started: list[str] = []
+        start = deployment.BatchedEngine.start
+
+        async def noted(engine: deployment.BatchedEngine) -> object:
+            info = await start(engine)
+            started.append(info.model)
+            return info
+
+        monkeypatch.setattr(deployment.BatchedEngine, "start", noted)
+        monkeypatch.setattr(deployment, "freeze_heap", lambda: calls.append(bool(started)))
+        await cluster.add("r1")
+
+    run(scenario)
+    assert calls == [True]
