@@ -226,7 +226,7 @@ class KeyedRuns:
     async def _parts(self, reply: ClaimReply, relay: _Relay) -> AsyncGenerator[AnswerPart, None]:
         """The answer of a run from `relay.sent` on, wherever it is. Raises _Gone."""
         offset = relay.sent
-        log = self.store.logs.get(reply.run)
+        log = await self._log(reply.run)
         if log is not None:
             with self._reading(log, offset) as reader:
                 while True:
@@ -253,6 +253,13 @@ class KeyedRuns:
                 raise _Gone(router, is_sure=True)
             yield part
             offset += len(part.body)
+
+    async def _log(self, run: str) -> AnswerLog | None:
+        """The log of a run; None: it is not here. While the run's claim is not answered yet, this waits for it: that ends
+        within `CLAIM_WAIT_S` and a call."""
+        if (asked := self.claims.asked.get(run)) is not None:
+            await asked.wait()
+        return self.store.logs.get(run)
 
     async def _ask_part(self, router: str, run: str, offset: int) -> AnswerPart | None:
         part: AnswerPart | None = await self._routers.call(router, "answer_part", run, offset)
@@ -282,9 +289,7 @@ class KeyedRuns:
         is not here."""
         try:
             async with asyncio.timeout(PART_WAIT_S):
-                if (asked := self.claims.asked.get(run)) is not None:  # it is not known yet whether it runs here
-                    await asked.wait()
-                log = self.store.logs.get(run)
+                log = await self._log(run)
                 if log is None:
                     return None
                 with self._reading(log, offset):

@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnavailableError
 from serve_app.core.claims import ClaimBook, ClaimReport, ClaimRequest
 from serve_app.http.keyed_runs import KeyedRuns
 from tests.fakes.bad_network import Away
+from tests.fakes.until import turns
 
 NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
@@ -36,6 +37,7 @@ class FakeClaims:
         self.up = True
         self.calls: list[str] = []
         self.losing: Callable[[str], bool] = lambda method: False  # whether the reply to a call gets lost
+        self.delay: Callable[[str], int] = lambda method: 1  # turns of the event loop that the actor's reply takes
 
     def join(self, name: str) -> KeyedRuns:
         """Another router."""
@@ -58,7 +60,7 @@ class FakeClaims:
                 assert isinstance(told, ClaimReport)
                 method, reply = "report", self.book.on_report(told, self._clock(), self.knows)
             self.calls.append(method)
-            await asyncio.sleep(0)
+            await turns(self.delay(method))
             if self.losing(method) or not self.up:
                 raise Away("the reply is lost")
             return pickle.loads(pickle.dumps(reply))

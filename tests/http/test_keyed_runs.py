@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -35,6 +36,46 @@ def test_repeats_at_all_routers_join_one_run_and_later_ones_get_its_answer(strea
         assert len({reply.headers["x-serve-app-request-id"] for reply in replies}) == 7
         assert there.runs == 1
         assert there.results() == {"run": 1, "joined": 3, "replayed": 3}
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("routers", ["a", "ab", "abc"])
+def test_eight_requests_at_once_under_one_key_are_one_run_however_late_the_replies_to_their_claims(
+    routers: str,
+) -> None:
+    """Of each group the first claim's reply is on its way for longer than those of the others."""
+    draw = random.Random(37)
+
+    async def group(there: Three, number: int) -> None:
+        delays = iter([draw.randrange(20, 200)])
+        there.claims.delay = lambda method: next(delays, draw.randrange(1, 20)) if method == "claim" else 1
+        headers, before = {"Idempotency-Key": f"group-{number}"}, there.runs
+        replies = await asyncio.gather(*(there.post(draw.choice(routers), headers=headers) for _ in range(8)))
+        assert [reply.status for reply in replies] == 8 * [200]
+        assert len({reply.body for reply in replies}) == 1
+        assert [reply.headers.get(REPLAY) for reply in replies].count(None) == 1
+        assert there.runs == before + 1
+
+    async def scenario(there: Three) -> None:
+        for number in range(30):
+            await group(there, number)
+
+    check(scenario)
+
+
+def test_who_joins_a_claim_whose_client_leaves_before_its_reply_runs_the_request() -> None:
+    async def scenario(there: Three) -> None:
+        delays = iter([10**6])  # turns; the client leaves long before
+        there.claims.delay = lambda method: next(delays, 1) if method == "claim" else 1
+        first = there.posting("a")
+        await until(lambda: "claim" in there.claims.calls, SOON_S, "the actor has granted it")
+        others = [there.posting(router) for router in "aab"]
+        await turns(50)
+        assert there.runs == 0
+        await cancel(first)
+        assert {reply.text for reply in await asyncio.gather(*others)} == {said("p", TOKENS)}
+        assert there.runs == 1
 
     check(scenario)
 
