@@ -255,7 +255,7 @@ class KeyedRuns:
             offset += len(part.body)
 
     async def _log(self, run: str) -> AnswerLog | None:
-        """The log of a run; None: it is not here. While the run's claim is not answered yet, this waits for it: that ends
+        """The log of a run; None: it is not here. A run whose claim is not answered yet is waited for: that ends
         within `CLAIM_WAIT_S` and a call."""
         if (asked := self.claims.asked.get(run)) is not None:
             await asked.wait()
