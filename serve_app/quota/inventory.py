@@ -18,6 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
@@ -33,7 +34,10 @@ from serve_app.system import start_ticks
 
 logger = logging.getLogger("serve_app.quota")
 
-ASK_S = 5.0  # a node answers in milliseconds; for the first call a process must start there
+ASK_S = 5.0  # a node answers in milliseconds; the first answers come once a process has started there
+# A node's watch is replaced after so long without an answer. Above the start of a process at a load of 80: watches that
+# were replaced after ASK_S started 29 times in four minutes and never answered, and no engine there got memory.
+WATCH_SILENCE_S = 120.0
 LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
 
 T = TypeVar("T")
@@ -71,17 +75,31 @@ class NodeWatch:
         return alive
 
 
+@dataclass(slots=True)
+class StartedWatch:
+    """The `NodeWatch` of a node. `unanswered_since`: the first question after its last answer; None: none."""
+
+    actor: Any
+    unanswered_since: float | None = None
+
+
 class Inventory:
     """The nodes of the cluster, through a `NodeWatch` on each.
 
     Args:
         settings: what counts as a device.
         known_devices: devices by node, as stored by an earlier actor.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, settings: QuotaSettings, known_devices: Mapping[str, list[Device]]) -> None:
-        self._settings = settings
-        self._watches: dict[str, Any] = {}
+    def __init__(
+        self,
+        settings: QuotaSettings,
+        known_devices: Mapping[str, list[Device]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._watches: dict[str, StartedWatch] = {}
         self._earlier_devices = dict(known_devices)
         self._devices: dict[str, list[Device]] = {}  # of nodes that have reported
         self._device_queries: dict[str, asyncio.Task[list[Device] | None]] = {}
@@ -151,7 +169,6 @@ class Inventory:
             return []
         except (TimeoutError, ray.exceptions.RayError) as error:
             logger.warning("node %s does not report its devices: %s", node, error)
-            self._watches.pop(node, None)  # Ray may be unable to restart this one
             return None
 
     async def _ask_alive(self, question: str, node: str, processes: tuple[Process, ...]) -> bool:
@@ -165,13 +182,33 @@ class Inventory:
             return True
 
     async def _ask(self, node: str, question: str, *args: Any) -> Any:
-        watch = self._watches.get(node)
-        if watch is None:
+        watch = self._watch(node)
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await getattr(watch.actor, question).remote(*args)
+        except ray.exceptions.RayTaskError:
+            watch.unanswered_since = None  # an error is an answer
+            raise
+        except ray.exceptions.ActorDiedError:
+            if self._watches.get(node) is watch:
+                del self._watches[node]  # Ray starts this one no more
+            raise
+        watch.unanswered_since = None
+        return answer
+
+    def _watch(self, node: str) -> StartedWatch:
+        """The watch of a node, which gets a question now; a new one where there is none or it has been silent."""
+        now, watch = self._clock(), self._watches.get(node)
+        since = now if watch is None or watch.unanswered_since is None else watch.unanswered_since
+        if watch is None or now - since >= WATCH_SILENCE_S:
+            if watch is not None:
+                logger.warning("node %s: its watch is replaced after %.0f s without an answer", node, now - since)
             where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-            watch = ray.remote(NodeWatch).options(num_cpus=0, scheduling_strategy=where, max_restarts=-1).remote()
-            self._watches[node] = watch
-        async with asyncio.timeout(ASK_S):
-            return await getattr(watch, question).remote(*args)
+            actor = ray.remote(NodeWatch).options(num_cpus=0, scheduling_strategy=where, max_restarts=-1).remote()
+            watch = self._watches[node] = StartedWatch(actor)
+        if watch.unanswered_since is None:
+            watch.unanswered_since = now
+        return watch
 
 
 async def _from_gcs(ask: Callable[[float], T]) -> T:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from serve_app.core.memory import Device
 from serve_app.errors import Unavailable
 from serve_app.quota import inventory
 from serve_app.quota.gcs_wait import GCS_S
-from serve_app.quota.inventory import Inventory, NodeWatch
+from serve_app.quota.inventory import WATCH_SILENCE_S, Inventory, NodeWatch
 from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
 
 GB = 10**9
 SOON_S = 10.0  # for what takes milliseconds on an idle machine
+SLOW = "5a" * 28  # the id of a node, in Ray's form
 
 
 class Nodes:
@@ -188,6 +190,91 @@ def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes
     watched = Inventory(QuotaSettings(), {})
     assert looked(watched) == []
     assert not asyncio.run(watched.gone([("a", ((7, 1),))]))
+
+
+class StartingWatches:
+    """In place of `ray.remote`: actors that answer once `ready` is set; each one that is started is counted."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.now = 0.0
+        self.error: Exception | None = None
+        self.ready = False
+
+    def remote(self, actor: type) -> Any:
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=self.start))
+
+    def start(self) -> Any:
+        self.started += 1
+        method = SimpleNamespace(remote=self.answer)
+        return SimpleNamespace(host_bytes=method, alive=method)
+
+    async def answer(self, *args: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        if not self.ready:
+            await asyncio.Event().wait()
+        return 10 * GB
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> StartingWatches:
+    watches = StartingWatches()
+    monkeypatch.setattr(ray, "remote", watches.remote)
+    monkeypatch.setattr(inventory, "live_nodes", lambda timeout_s: {SLOW: {"CPU": 2.0}})
+    monkeypatch.setattr(inventory, "ASK_S", 0.005)
+    return watches
+
+
+def looked_at(watches: StartingWatches, *times: float) -> list[int]:
+    """The number of devices found by each look at these times, with one inventory."""
+
+    async def looks() -> list[int]:
+        watched = Inventory(QuotaSettings(), {}, lambda: watches.now)
+        watched.check_timeout_s = SOON_S
+        found = []
+        for at in times:
+            watches.now = at
+            found.append(len(await watched.devices()))
+            watched.check_timeout_s = SOON_S
+        return found
+
+    return asyncio.run(looks())
+
+
+def test_a_watch_that_takes_long_to_start_is_not_started_anew(starting: StartingWatches) -> None:
+    assert looked_at(starting, *range(0, int(WATCH_SILENCE_S), 6)) == [0] * 20
+    assert starting.started == 1
+
+
+def test_a_watch_is_replaced_after_two_minutes_without_an_answer(starting: StartingWatches) -> None:
+    assert looked_at(starting, 0.0, 60.0, WATCH_SILENCE_S, WATCH_SILENCE_S + 6.0) == [0] * 4
+    assert starting.started == 2
+
+
+def test_a_watch_that_nobody_asked_for_long_is_not_replaced(starting: StartingWatches) -> None:
+    async def looks() -> None:
+        watched = Inventory(QuotaSettings(), {}, lambda: starting.now)
+        starting.ready = True
+        assert len(await watched.devices()) == 1
+        starting.now, starting.ready = 10 * WATCH_SILENCE_S, False
+        starting.error = failed("driver")
+        assert not await watched.gone([(SLOW, ((7, 1),))])
+
+    asyncio.run(looks())
+    assert starting.started == 1
+
+
+def test_a_watch_that_ray_does_not_start_again_is_replaced_at_once(starting: StartingWatches) -> None:
+    starting.error = ray.exceptions.ActorDiedError()
+    assert looked_at(starting, 0.0, 1.0) == [0, 0]
+    assert starting.started == 2
+
+
+def test_a_watch_that_ray_starts_again_is_kept(starting: StartingWatches) -> None:
+    starting.error = ray.exceptions.ActorUnavailableError("restarting", None)
+    assert looked_at(starting, 0.0, 1.0, 2.0) == [0, 0, 0]
+    assert starting.started == 1
 
 
 def test_a_process_is_known_by_its_start_since_ids_are_used_again() -> None:
