@@ -32,7 +32,12 @@ pickling, since they cross process boundaries between the router and the engine 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+# These end the task itself. Anything else that is raised, also what is no `Exception` (a panic of native code), is a
+# failure of the work that the task does.
+TASK_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 # Codes of `Unavailable` for failures without an HTTP answer: over HTTP the connection is refused or reset.
 NO_ROUTER = "no_router"  # no router accepted the call

@@ -106,7 +106,7 @@ class GrammarQueue:
                 continue
             try:
                 verdict = self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
-            except Exception as error:  # noqa: BLE001 - raised in the waiting `check`
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting `check`
                 if not job.verdict.done():
                     job.verdict.set_exception(error)
                 continue

@@ -22,7 +22,7 @@ from serve_app.core.continuation import is_preemptible
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
-from serve_app.errors import BadRequest, EngineFailed, ServeAppError, Unauthorized
+from serve_app.errors import TASK_ENDS, BadRequest, EngineFailed, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.asgi_bridge import ROW_OWNER
 from serve_app.http.batch_lane import BatchLane
@@ -154,9 +154,7 @@ class RouterApp:
             identity = self.keys.identify(headers, scope.get(ROW_OWNER))
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
-                query = None
-                if route.target is Operation.TOKENIZER_INFO:
-                    query = self._operator_s_query(identity, scope)
+                query = self._operator_s_query(identity, scope) if route.target is Operation.TOKENIZER_INFO else None
                 await self._run_operation(route.target, identity, headers, receive, exchange, query)
                 return
             answer = await self._answer(route, identity, headers, scope, receive)
@@ -169,7 +167,9 @@ class RouterApp:
             await exchange.send_error(error)
         except ServeAppError as error:
             await exchange.send_error(error)
-        except Exception:
+        except TASK_ENDS:
+            raise
+        except BaseException:
             logger.exception("request %s failed inside the router", exchange.request_id)
             await exchange.send_error(ServeAppError("the server failed; its log says more"))
 

@@ -182,7 +182,7 @@ class KeyedRuns:
             error = raised
         except asyncio.CancelledError:  # by the timer: nobody reads it
             error = Unavailable("the client has left, and its run was aborted", code=DROPPED)
-        except Exception:
+        except BaseException:  # else its readers would wait for ever
             logger.exception("run %s failed inside the router", log.claim.run)
             error = ServeAppError("the server failed; its log says more")
         del self.runs[log.claim.run]  # from here on nothing aborts it

@@ -2,8 +2,8 @@
 have a ticket, runs their requests, and sends them the frames.
 
 Invariant: a connection without a valid ticket is closed after its first message, which is no longer than a ticket. A
-request runs only while its connection and the connection's `hold` call are open; it ends with one last frame, unless
-its router has cancelled it.
+request runs only while its connection and the connection's `hold` call are open; it ends with one last frame, whatever
+ends its run, unless its router has cancelled it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import TASK_ENDS, EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import NO_SLOTS, STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
@@ -186,24 +186,27 @@ class _RouterConnection:
 
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
-        number, failure = submit.number, None
+        number, is_whole = submit.number, False
+        failure = Failure("the engine replica ended the request without an answer")
 
         def put(frame: Frame) -> None:
+            nonlocal is_whole
             if number in self.requests:  # vLLM's serving objects turn a cancellation into an answer: "disconnected"
                 self.batcher.put(frame)
+                is_whole = is_whole or frame.usage is not None
 
         try:
             await self._server.run(submit, put)
         except EngineFailed as error:
             failure = Failure(error.message, error.code, error.retry_after_s)
-        except asyncio.CancelledError:
+        except TASK_ENDS:
             failure = Failure("the engine replica dropped the request")
             raise
-        except Exception as error:
+        except BaseException as error:
             logger.exception("request %s failed inside the engine replica", submit.request_id)
             failure = Failure(f"the engine replica failed: {brief(error)}")
         finally:
-            if self.requests.pop(number, None) is not None and failure is not None:  # else its router has left it
+            if self.requests.pop(number, None) is not None and not is_whole:  # else its router has left it
                 self.batcher.put(Frame(number, b"", failure=failure))
 
     def _cancel(self, number: int) -> None:

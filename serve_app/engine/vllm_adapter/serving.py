@@ -54,7 +54,9 @@ _EARLY_EVENTS = ("response.created", "response.in_progress")
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
+# An adapter that is freed while a validated body still has a lazy iterator of it panics in Rust: none is made per call.
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
+_EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
 
 
 def reduce_per_token_cost(llm: RecordedLLM) -> None:
@@ -125,7 +127,7 @@ async def answer(
             answered = _not_stored(responses) if isinstance(responses, BaseModel) else responses_events(responses)
         case Operation.EMBEDDING:
             serving = _serving_object(state, "serving_embedding", "embeddings")
-            response = await serving(TypeAdapter(EmbeddingRequest).validate_python(body), raw)
+            response = await serving(_EMBEDDING.validate_python(body), raw)
             answered = bytes(response.body)
         case Operation.SCORE | Operation.RERANK:
             serving = _serving_object(state, "serving_scores", "scores")

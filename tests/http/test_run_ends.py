@@ -1,0 +1,67 @@
+"""Whatever ends a run, its client gets an answer, and its slot is free again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serve_app.http import request_size
+from serve_app.transport import Frame, Submit
+from serve_app.types import Outcome
+from tests.fakes.asgi_client import ask, started
+from tests.fakes.engines import FakeCluster, model, run
+
+
+class Panic(BaseException):
+    """As pydantic's: raised by native code, and no `Exception`."""
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("end", [Panic("native code"), None], ids=["panic", "no last frame"])
+def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
+    end: Panic | None, stream: bool, keyed: bool
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        whole = {name: cluster[name].engine.wire.run for name in ("r1", "r2")}
+
+        async def broken(submit: Submit, put: Callable[[Frame], None]) -> None:
+            if end is not None:
+                raise end
+
+        for name in whole:
+            cluster[name].engine.wire.run = broken
+        asked = (client.post(ask(f"p {n}", stream=stream), headers=_key(keyed, n)) for n in range(4))
+        replies = await asyncio.gather(*asked)
+        assert {reply.status for reply in replies} <= {500, 502}
+        assert client.at_rest()
+        for name, run_whole in whole.items():
+            cluster[name].engine.wire.run = run_whole
+        assert (await client.post(ask("p"))).status == 200
+        assert client.at_rest()
+
+    run(scenario, model(slots=1))
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
+def test_a_panic_inside_the_router_is_answered_and_recorded(keyed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: Any) -> None:
+        raise Panic("native code")
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        monkeypatch.setattr(request_size, "estimate", panic)
+        reply = await client.post(ask("p"), headers=_key(keyed, 1))
+        assert (reply.status, reply.error["code"]) == (500, "internal_error")
+        assert client.outcomes == {Outcome.INTERNAL_ERROR: 1}
+        assert client.at_rest()
+
+    run(scenario)
+
+
+def _key(keyed: bool, number: int) -> dict[str, str]:
+    return {"idempotency-key": f"{number}"} if keyed else {}
