@@ -19,7 +19,13 @@ from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
 from serve_app.core.limits import Limits
-from serve_app.core.queue import DEFAULT_MIN_SHARE, DEFAULT_NO_REPLICA_WAIT_S, MAX_GUARD_SLOTS_SHARE
+from serve_app.core.queue import (
+    DEFAULT_MIN_SHARE,
+    DEFAULT_NO_REPLICA_WAIT_S,
+    MAX_GUARD_SLOTS_SHARE,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+)
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
@@ -139,7 +145,7 @@ class ClassSettings(FrozenSettings):
 class TenantSettings(FrozenSettings):
     """What one tenant may have of each model's replicas."""
 
-    weight: float = Field(DEFAULT_TENANT_WEIGHT, gt=0, allow_inf_nan=False)  # its part of a class, relative to others'
+    weight: float = Field(DEFAULT_TENANT_WEIGHT, ge=MIN_WEIGHT, le=MAX_WEIGHT)  # its part of a class
     share: float = Field(0.0, ge=0, le=1)  # of slots and KV tokens, its own as soon as it asks; others may borrow it
     limits: LimitSettings = LimitSettings()  # of all its keys together
     models: dict[str, LimitSettings] = {}  # the same for single models

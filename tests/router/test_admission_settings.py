@@ -62,6 +62,7 @@ def test_defaults_are_those_of_the_line() -> None:
     ("wrong", "key"),
     [
         ({"tenants": {"a": {"weight": 0}}}, "admission.tenants.a.weight"),
+        ({"tenants": {"a": {"weight": 1e16}}}, "admission.tenants.a.weight"),
         ({"tenants": {"a": {"share": 1.5}}}, "admission.tenants.a.share"),
         ({"tenants": {"a": {"quota": 1}}}, "admission.tenants.a.quota"),
         ({"tenants": {"a": {"share": 0.6}, "b": {"share": 0.5}}}, "admission"),

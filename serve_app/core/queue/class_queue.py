@@ -25,6 +25,7 @@ from typing import Any
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.queue.eviction import EvictableRequests
 from serve_app.core.queue.min_share import MinShareScheduler
+from serve_app.core.queue.policy import MIN_WEIGHT
 from serve_app.core.queue.tenant_queue import FitsPredicate, QueuedRequest, SizeClass, TenantQueue
 
 # The sort key of a head (fair key of its tenant queue, then its order key), the request, its tenant queue.
@@ -44,7 +45,7 @@ class ClassQueue:
         self.size = 0  # waiting requests
         self.slots = 0  # slots that they need
         self.tokens = 0  # KV tokens that they need
-        self.weight = 0.0  # sum over the waiting tenants
+        self.weight = 0.0  # sum over the waiting tenants; while one waits at least `MIN_WEIGHT`, whatever rounding does
         self.running = 0  # granted requests of this class that have not ended
         self.granted = self.granted_tokens = 0  # since the queue was created
         self.min_share = MinShareScheduler(self.tenant_queues)
@@ -121,7 +122,7 @@ class ClassQueue:
         self.tokens -= waiting.cost
         if not tenant_queue.order:
             self._tenant_heaps[not tenant_queue.below_share].discard(tenant)
-            self.weight = self.weight - tenant_queue.weight if self.size else 0.0
+            self.weight = max(MIN_WEIGHT, self.weight - tenant_queue.weight) if self.size else 0.0
             self._last_to_leave = tenant_queue
             self.min_share.tenant_ends(tenant_queue)
         elif was_first:

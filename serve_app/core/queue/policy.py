@@ -14,6 +14,9 @@ DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back i
 DEFAULT_MIN_SHARE = 0.05  # of granted tokens: a batch job goes on under overload, and higher classes hardly notice
 MAX_GUARD_SLOTS_SHARE = 0.5  # above it the lower classes would be left the smaller part of the slots
 DEFAULT_WEIGHT = 1.0  # tenants are equal unless configured
+# A million to one is more than any sharing needs, and sums of such weights keep twelve digits: with 1e16 beside it, a
+# tenant of weight 1 was lost in rounding.
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class TenantPolicy:
     """The rights of one tenant.
 
     Args:
-        weight: its part of a class under overload, relative to the other tenants' weights.
+        weight: its part of a class under overload, relative to other tenants; `MIN_WEIGHT` to `MAX_WEIGHT`.
         share: the guaranteed part of all slots and KV tokens; other tenants may use it while it is idle.
     """
 
@@ -76,8 +79,8 @@ class QueuePolicy:
         if not 0.0 <= self.guard_slots_share <= MAX_GUARD_SLOTS_SHARE:
             raise ValueError(f"guard_slots_share is {self.guard_slots_share} and at most {MAX_GUARD_SLOTS_SHARE}")
         for name, tenant in self.tenants.items():
-            if not tenant.weight > 0:
-                raise ValueError(f"tenant {name!r}: weight is {tenant.weight}")
+            if not MIN_WEIGHT <= tenant.weight <= MAX_WEIGHT:
+                raise ValueError(f"tenant {name!r}: weight is {tenant.weight}, not {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
             if not 0.0 <= tenant.share <= 1.0:
                 raise ValueError(f"tenant {name!r}: share is {tenant.share}")
         if sum(tenant.share for tenant in self.tenants.values()) > 1.0 + 1e-9:

@@ -52,7 +52,7 @@ class Backlog(NamedTuple):
 
     def wait_s(self, work: float) -> float | None:
         """Seconds until `work` slots have come free for the class."""
-        if self.slots_per_s is None:
+        if not self.slots_per_s:  # not measured, or faded to nothing
             return None
         wait_s = max(0.0, self.slots_above + work - self.free_slots) / self.slots_per_s
         if self.min_share_slots_per_s and self.slots_above:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.queue import INPUT_WEIGHT, OUTPUT_WEIGHT, Admission, TenantPolicy
-from serve_app.core.queue.policy import DEFAULT_MIN_SHARE
+from serve_app.core.queue.policy import DEFAULT_MIN_SHARE, MAX_WEIGHT, MIN_WEIGHT
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import Shop, patient, shop
 
@@ -59,6 +59,22 @@ def test_weights_divide_a_class() -> None:
     there = shop(patient(tenants={"b": TenantPolicy(3.0)}))
     differences(there, {"a": 1.0, "b": 3.0}, 4000, random.Random(3))
     assert there.service["b"] / there.service["a"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_tenants_of_the_extreme_weights_come_and_go_and_the_lightest_is_still_served() -> None:
+    heaviest = TenantPolicy(MAX_WEIGHT)
+    tenants = {"light": TenantPolicy(MIN_WEIGHT)} | {f"heavy-{number}": heaviest for number in range(64)}
+    line = Admission(patient(tenants=tenants))
+    line.on_replica("a", 1, 0.0)
+    arrive(line, "runs", cls=HIGH)
+    line.on_arrive(of("light", "waits"), 0.0)
+    for number in range(64):
+        line.on_arrive(of(f"heavy-{number}", f"h{number}"), 0.0)
+    for number in range(64):
+        assert line.on_cancel(f"h{number}", 1.0) == []
+    arrive(line, "next", cls=HIGH)
+    assert where(line.on_done("runs", 2.0)) == {"next": "a"}  # its tokens are divided by the weight of those who wait
+    assert where(line.on_done("next", 3.0)) == {"waits": "a"}
 
 
 def test_demand_of_one_to_two_in_overload_is_served_one_to_one() -> None:

@@ -338,6 +338,8 @@ def test_an_impossible_arrival_is_an_error(wrong: dict[str, Any]) -> None:
         {"min_share": 0.34},
         {"min_share": -0.1},
         {"tenants": {"t": TenantPolicy(0.0)}},
+        {"tenants": {"t": TenantPolicy(1e-4)}},
+        {"tenants": {"t": TenantPolicy(1e16)}},
         {"tenants": {"t": TenantPolicy(float("nan"))}},
         {"tenants": {"t": TenantPolicy(share=-0.1)}},
         {"tenants": {"t": TenantPolicy(share=0.6), "u": TenantPolicy(share=0.5)}},
