@@ -48,6 +48,13 @@ STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since t
 # default of 63 s is longer than a request may wait. After a shorter outage everything on the machine continues.
 LOST_MACHINE = {"RAY_health_check_timeout_ms": "5000", "RAY_health_check_failure_threshold": "4"}
 
+# The GCS records every call of an actor, for Ray's dashboard, and keeps so many: 37 MB. Nothing here reads them; Ray's
+# 100,000 took 370 MB within a quarter of an hour under load. As many, at most, it remembers of those it has dropped.
+TASK_EVENTS = {
+    "RAY_task_events_max_num_task_in_gcs": "10000",
+    "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "10000",
+}
+
 # The same on every machine: Serve's controller sends the head's paths of HAProxy to all machines.
 RUN_DIR = Path("/tmp/serve-app-node")
 
@@ -90,6 +97,7 @@ def common_environment(
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at Serve's 0.1 s the idle controller takes 2% of a core
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # each replica wakes up for it; no scrape needs Serve's 100
         **SERVES_WAITS,
+        **TASK_EVENTS,
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine

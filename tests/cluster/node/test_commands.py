@@ -105,6 +105,10 @@ def test_the_operators_and_the_launchers_settings_of_ray_win(node: dict[str, str
     assert node["RAY_CLOUD_INSTANCE_ID"] == "i-1"
 
 
+def test_the_gcs_keeps_a_bounded_record_of_calls_unless_the_operator_says_otherwise(node: dict[str, str]) -> None:
+    assert 0 < int(node["RAY_task_events_max_num_task_in_gcs"]) <= 10_000  # 3.7 kB each; Ray's default is 100,000
+
+
 def test_what_the_launcher_puts_before_every_command_does_not_reach_the_engines(node: dict[str, str]) -> None:
     assert "OMP_NUM_THREADS" not in node
     assert "PYTHONWARNINGS" not in node
