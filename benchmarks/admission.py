@@ -1,4 +1,4 @@
-"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick] [--part decisions|memory]`.
+"""What a decision of the waiting line costs: `python -m benchmarks.admission [--quick] [--part PART]`.
 
 The pure line with 1,000 replicas, all full, 100,000 requests waiting and 1,000 tenants, in a steady state: requests
 end and the next ones are granted, new ones come (into a full line: some are refused or shed others), streams report
@@ -7,6 +7,8 @@ alone; slots and KV tokens, with costs from hundreds to thousands of tokens; and
 
 A collection of garbage looks at all that waits and runs, so the longest one is told beside the longest decision, which
 it makes. What a million requests leave behind in memory is measured in a process of its own (`benchmarks.residue`).
+Mixed overload is a part of its own (`benchmarks.preemption_cost`), and so are the quota actor's largest single events
+(`benchmarks.actor_events`); both count CPU time.
 
 Prints conditions, a table, and as its last line one JSON object.
 """
@@ -29,6 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import actor_events, preemption_cost
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stats import quantile_us
@@ -44,6 +47,7 @@ REQUESTS, QUICK_REQUESTS = 1_000_000, 100_000  # of the part that looks at memor
 CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
 EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
 WAIT_S = 1e6  # nobody times out here
+PARTS = ("decisions", "preemption", "events", "memory")
 
 
 @dataclass(frozen=True)
@@ -224,16 +228,24 @@ def memory(console: Console, requests: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer events and requests")
-    parser.add_argument("--part", choices=("all", "decisions", "memory"), default="all")
+    parser.add_argument("--part", choices=("all", *PARTS), default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the decisions' load")
     options = parser.parse_args()
     console = Console(stderr=True)
     conditions = here(seed=options.seed)
     console.print(conditions)
     result: dict[str, Any] = {}
-    if options.part != "memory":
+    parts = PARTS if options.part == "all" else (options.part,)
+    if "decisions" in parts:
         result |= decisions(console, QUICK_EVENTS if options.quick else EVENTS, options.seed)
-    if options.part != "decisions":
+    if "preemption" in parts:
+        count = preemption_cost.QUICK_EVENTS if options.quick else preemption_cost.EVENTS
+        result |= preemption_cost.preemption(count, options.seed)
+        console.print("preemption:", result["preemption"])
+    if "events" in parts:
+        result |= actor_events.events()
+        console.print("events:", result["events"])
+    if "memory" in parts:
         result |= memory(console, QUICK_REQUESTS if options.quick else REQUESTS)
     write_json({**result, "conditions": conditions})
 

@@ -32,6 +32,7 @@ ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000
 BATCHES = (1, 16, 256)
 EVENTS, QUICK_EVENTS = 200_000, 20_000
 WAITING = 1_000  # requests of each router in the line, so that every end grants
+MAX_QUEUED = 100_000  # none is refused
 MODEL = "m"
 
 
@@ -43,7 +44,7 @@ class Router:
         self.numbers = itertools.count()
         self.seq = self.taken = self.ack = 0
         self.running: deque[str] = deque()
-        policy = QueuePolicy(max_queued=10 * WAITING * ROUTERS, max_wait_s=1e9)
+        policy = QueuePolicy(max_queued=MAX_QUEUED, max_wait_s=1e9)
         self.first: tuple[messages.RouterEvent, ...] = (messages.Hello(()), messages.ModelPolicy(MODEL, policy))
         self.first += tuple(messages.EngineReachability(MODEL, engine, True) for engine in engines)
 
@@ -68,10 +69,13 @@ class Router:
         return took_s
 
 
-def connected(engines: int, slots: int, pool_tokens: int, routers: int) -> tuple[Quota, list[Router]]:
-    """Engines of one model, and routers that have said what they reach."""
+def connected(
+    devices: int, slots: int, pool_tokens: int, routers: int, running: int | None = None
+) -> tuple[Quota, list[Router]]:
+    """Engines of one model, one a device or only so many that run, and routers that have said what they reach."""
+    engines = devices if running is None else running
     quota = Quota(1, {}, 0.0)
-    quota.on_devices([Device("n", number, 1000, 0) for number in range(engines)], 0.0)
+    quota.on_devices([Device("n", number, 1000, 0) for number in range(devices)], 0.0)
     names = [f"e{number}" for number in range(engines)]
     for name in names:
         told = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
