@@ -102,6 +102,7 @@ class ModelRouter:
         """Close a model that is gone: refuse waiting requests, wait for running ones, then release the engines."""
         self._drained = asyncio.Event()
         self.queue.refuse_all(self._not_found_error)
+        self.replica_set.close()
         await self.cold_start.close()
         if self._active_requests:
             await self._drained.wait()

@@ -85,6 +85,7 @@ class ReplicaSet:
         self._probes: dict[str, str | None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
+        self._closed = False
         self._routing = BoundedRing()
         self._drains = DrainTimers(move_all, self._give_up)
         self.configure(settings, routers)
@@ -99,6 +100,14 @@ class ReplicaSet:
         """Apply changed settings."""
         self._settings = settings
         self._routing.free_share = FREE_SHARE / routers
+
+    def close(self) -> None:
+        """The model is gone: judge and probe no replica any more. Requests that run go on to their ends."""
+        self._closed = True
+        self._set_timer()
+        for task in [*self._connecting, self._info_task]:
+            if task is not None:
+                task.cancel()
 
     def set_running(self, names: frozenset[str]) -> None:
         """Replace the set of replicas that Serve counts as running."""
@@ -200,6 +209,8 @@ class ReplicaSet:
 
     def record_result(self, replica_id: str, verdict: OutlierVerdict, sent_at: float) -> None:
         """Record the result of a request that was sent to the replica at `sent_at`."""
+        if self._closed:
+            return
         self._perform(self.outliers.on_result(replica_id, verdict, sent_at, time.monotonic()))
 
     def channel(self, replica_id: str) -> Channel:
@@ -323,7 +334,7 @@ class ReplicaSet:
             self._timer.cancel()
             self._timer = None
         due = self.outliers.next_due()
-        if due is not None:
+        if due is not None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.monotonic()), self._tick)
 
     def _tick(self) -> None:

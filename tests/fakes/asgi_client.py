@@ -177,6 +177,7 @@ class Client:
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
         self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self.limits, self._keyed_runs)
+        self._cluster.closing.append(self.model.replica_set.close)
         await self.model.start()
         await turns(20)
         return self

@@ -135,6 +135,7 @@ class FakeCluster:
         self.settings = settings
         self.quota = FakeQuota({}) if quota is None else quota
         self._clients: list[QueueClient] = []
+        self.closing: list[Callable[[], None]] = []  # of routers: called when the scenario is over
         self._routers: set[str] = set()
         self._beside: dict[str, FakeCluster] = {}
         self.replicas: dict[str, FakeReplica] = {}
@@ -222,6 +223,8 @@ class FakeCluster:
 
     async def close(self) -> None:
         for cluster in (self, *self._beside.values()):
+            for close in cluster.closing:
+                close()
             await cluster.stop_engines()
         for client in self._clients:
             await client.stop()

@@ -105,6 +105,7 @@ class Router:
         self.client = await self._cluster.queues(self._name)
         settings, admission = self._cluster.settings, self._admission
         self.model = ModelRouter(settings, self.handle, admission, self._name, self._routers, self.client)
+        self._cluster.closing.append(self.model.replica_set.close)
         await self.model.start()
         await turns(10)
         return self

@@ -95,6 +95,29 @@ def test_no_request_waits_for_a_replica_that_cannot_be_reached() -> None:
     run(scenario, waits=SHORT | {(channel, "ATTACH_TIMEOUT_S"): 0.05})
 
 
+def test_a_model_that_is_closed_probes_no_replica_any_more() -> None:
+    """The replica is dead, and Serve counts it as running: each connection to it would take `ATTACH_TIMEOUT_S`."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1", "r2")
+        router = await Router(cluster).start()
+        cluster.kill("r1", told=False)
+        replicas = router.model.replica_set
+        sent = ResultReporter(replicas, "r1", time.monotonic())
+        sent.on_error(EngineUnreachable("gone"), connection_lost=True)
+        sent.report()
+        await until(lambda: replicas.is_on_probation("r1"), SOON_S, "it is probed")
+        await router.model.close()
+        sent = ResultReporter(replicas, "r2", time.monotonic())  # of a request that still ran
+        sent.on_error(EngineUnreachable("gone"), connection_lost=True)
+        sent.report()
+        probes = [task for task in asyncio.all_tasks() if task.get_name().startswith("probe-")]
+        await asyncio.wait_for(asyncio.gather(*probes, return_exceptions=True), SOON_S)
+        assert replicas.ejections[FailureKind.LOST] == 1
+
+    run(scenario, waits=SHORT)
+
+
 def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
