@@ -32,6 +32,7 @@ from typing import Any
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
 from serve_app.errors import BadRequest, Forbidden
+from serve_app.http.parameter_bounds import check_parameters
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Operation, RequestClass
 
@@ -40,8 +41,6 @@ MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client co
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
 MAX_GRACE_MS = 30_000  # the default, too: a run without a reader holds its slot
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's and vLLM's default `max_tokens` of a completion
-# vLLM searches each stop string in the text of every step; OpenAI's bound is 4.
-MAX_ENTRIES = {"stop": 16, "bad_words": 1024, "stop_token_ids": 1024, "logit_bias": 1024}
 
 _FORWARDED_FOR: dict[str, str] = {
     "what to answer": "model messages prompt input tokens instructions suffix documents user metadata",
@@ -170,7 +169,7 @@ def idempotency_key(headers: Mapping[bytes, bytes]) -> str | None:
 def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
     """Refuse fields that are forwarded for another operation or value, wrong shapes that vLLM's own validation does not
     handle, grammars too large for any engine (most too costly grammars are found when they are compiled,
-    `engine.grammar_queue`), and lists longer than `MAX_ENTRIES`.
+    `engine.grammar_queue`), and parameters above the bounds of `parameter_bounds`.
 
     Raises:
         BadRequest: `param` is the field or its path.
@@ -191,10 +190,7 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`messages` must be an array of messages", param="messages")
     if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
         raise BadRequest("`structured_outputs` must be an object", param="structured_outputs")
-    for name, most in MAX_ENTRIES.items():
-        value = clean.get(name)
-        if isinstance(value, dict | list) and len(value) > most:
-            raise BadRequest(f"`{name}` may have {most} entries, it has {len(value)}", param=name)
+    check_parameters(clean)
     for name in _GRAMMAR_FIELDS:
         if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"`{name}` has more than {MAX_GRAMMAR_BYTES} bytes", name)
