@@ -2,7 +2,8 @@
 
 Invariant: a file is complete or not there: its lines are counted against the counts of the batch. Its id follows from
 the batch, so that whoever repeats this writes the same file. The rows are forgotten once both files are complete, and
-before the batch's status says so: none is left behind.
+before the batch's status says so: none is left behind. A complete file that is deleted before that status stays
+deleted, as after it; an incomplete one whose record is deleted is written again, under its next id.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ MAX_READ_ROWS = 1000
 UNFINISHED_ROWS = 500  # of one transaction
 MAX_FILE_BYTES = 2**40  # the results of a batch are wanted whatever they weigh
 WRITE_S = 3600.0  # of one whole file: 4 GB to a bucket at 1 MB/s
+MAX_FILES = 20  # of one batch and kind: each was deleted while it was written; twice the attempts of a worker
 
 EXPIRED = "batch_expired", "This request could not be executed before the completion window expired."
 CANCELLED = "batch_cancelled", "The batch was cancelled before this request was executed."
 
 
 class IncompleteResults(Exception):
-    """Another worker has forgotten the rows while they were read: it has written the file."""
+    """Rows were forgotten while they were read: another worker has written the file, or its record is gone too."""
 
 
 class Finalization:
@@ -48,7 +50,11 @@ class Finalization:
         self._keep_s, self._wall = keep_s, wall
 
     async def run(self) -> None:
-        """Bring a batch that is `finalizing` or `cancelling` to its end; rows without a result get an error."""
+        """Bring a batch that is `finalizing` or `cancelling` to its end; rows without a result get an error.
+
+        Raises:
+            IncompleteResults: try again; if the batch has not ended meanwhile, its results are lost.
+        """
         if self._batch.in_progress_at is None:  # cancelled or expired while it was validated
             await self._end()
             return
@@ -57,13 +63,10 @@ class Finalization:
             lambda: self._store.batch(self._batch.batch_id, None), "the counts of a batch"
         )
         fields: dict[str, Any] = {}
-        try:
-            if self._batch.completed:
-                fields["output_file_id"] = await self._write(failed=False, lines=self._batch.completed)
-            if self._batch.failed:
-                fields["error_file_id"] = await self._write(failed=True, lines=self._batch.failed)
-        except IncompleteResults:
-            return
+        if self._batch.completed:
+            fields["output_file_id"] = await self._write(failed=False, lines=self._batch.completed)
+        if self._batch.failed:
+            fields["error_file_id"] = await self._write(failed=True, lines=self._batch.failed)
         await self._end(**fields)
 
     async def _end(self, **fields: Any) -> None:
@@ -97,11 +100,32 @@ class Finalization:
 
     async def _write(self, *, failed: bool, lines: int) -> str:
         """The id of the complete file."""
+        record = await self._record(failed)
+        if record.size is None:
+            size = await until_answered(
+                lambda: self._files.write(record.file_id, self._lines(failed, lines), MAX_FILE_BYTES),
+                "a file of results",
+                WRITE_S,
+            )
+            await until_answered(lambda: self._store.finish_file(record.file_id, size), "the record of a file")
+        return record.file_id
+
+    async def _record(self, failed: bool) -> FileRecord:
+        """The record of the file: complete, perhaps deleted since, or to be written."""
         batch = self._batch
-        file_id = result_file_id(batch.batch_id, failed)
         made_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
-        record = FileRecord(
-            file_id=file_id,
+        for number in range(MAX_FILES):
+            new = self._new_record(failed, number, made_at)
+            record = await until_answered(partial(self._store.add_file, new), "the record of a file")
+            if record.size is not None or record.deleted_at is None:
+                return record
+            made_at = self._wall()  # of the next one: whatever removes incomplete files by age has removed this one
+        raise IncompleteResults(f"{MAX_FILES} of its files were deleted before they were complete")
+
+    def _new_record(self, failed: bool, number: int, made_at: float) -> FileRecord:
+        batch = self._batch
+        return FileRecord(
+            file_id=result_file_id(batch.batch_id, failed, number),
             tenant=batch.tenant,
             key_id=batch.key_id,
             filename=f"{batch.batch_id}_{'error' if failed else 'output'}.jsonl",
@@ -110,22 +134,6 @@ class Finalization:
             created_at=made_at,
             expires_at=made_at + self._keep_s,
         )
-        if not await self._is_complete(file_id):
-            await until_answered(lambda: self._store.add_file(record), "the record of a file")
-            size = await until_answered(
-                lambda: self._files.write(file_id, self._lines(failed, lines), MAX_FILE_BYTES),
-                "a file of results",
-                WRITE_S,
-            )
-            await until_answered(lambda: self._store.finish_file(file_id, size), "the record of a file")
-        return file_id
-
-    async def _is_complete(self, file_id: str) -> bool:
-        try:
-            record = await until_answered(lambda: self._store.file(file_id, None), "the record of a file")
-        except KeyError:
-            return False
-        return record.size is not None
 
     async def _lines(self, failed: bool, expected: int) -> AsyncIterator[bytes]:
         """Raises IncompleteResults: there are not as many as the batch has counted."""
@@ -142,10 +150,11 @@ class Finalization:
             limit = max(1, min(MAX_READ_ROWS, READ_BYTES * len(results) // len(piece)))
             yield piece
         if found != expected:
-            raise IncompleteResults
+            raise IncompleteResults(f"{found} results are left of {expected}")
 
 
-def result_file_id(batch_id: str, failed: bool) -> str:
-    """The id of a batch's output or error file: the same whoever writes it."""
-    digest = hashlib.sha256(f"{batch_id}/{'error' if failed else 'output'}".encode()).hexdigest()
+def result_file_id(batch_id: str, failed: bool, number: int = 0) -> str:
+    """The id of a batch's output or error file: the same whoever writes it. `number`: those deleted before."""
+    again = f"/{number}" if number else ""
+    digest = hashlib.sha256(f"{batch_id}/{'error' if failed else 'output'}{again}".encode()).hexdigest()
     return f"file-{digest[:32]}"

@@ -24,7 +24,7 @@ from serve_app.batch.result_files import Finalization
 from serve_app.batch.row_feed import LEASE_S, RENEW_S, RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
-from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork
+from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork, RowError
 from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 
@@ -41,7 +41,9 @@ SWEEP_FILES = 100
 SWEEP_RECORDS = 500  # of files and of batches, in one transaction: SQLite's other writers wait for milliseconds
 CANCEL_WAIT_S = 600.0  # as OpenAI: rows in flight of a cancelled batch may end for ten minutes
 CHANGES_AT_ONCE = 4  # batches that are validated or ended at the same time: each has some MB in memory
-CHANGE_RETRY_S = 10.0  # after an error of ours
+CHANGE_RETRY_S = 10.0  # after an error of ours, then twice as long each time
+CHANGE_ATTEMPTS = 10  # then the batch fails: 85 minutes, in which an operator can mend what all batches fail by
+MAX_REASON_CHARS = 300  # of an error in the record of a batch
 CLOSE_S = 10.0  # for rows in flight at a normal end; those that run on are joined by the next worker
 CLOSE_STORE_S = 5.0  # for their results, after that
 
@@ -60,6 +62,15 @@ class WorkerOptions:
     files_keep_s: float
     records_keep_s: float
     weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The changes of a batch in one status that failed, and when the next one may begin."""
+
+    status: BatchStatus
+    count: int
+    not_before: float
 
 
 class BatchWorker:
@@ -100,7 +111,7 @@ class BatchWorker:
         self._leased: dict[str, BatchRecord] = {}  # those of them that are not at another worker
         self._changing: Counter[str] = Counter()  # how many of each tenant
         self._touched: set[str] = set()  # since the last look began: it may have read what they were before
-        self._not_before: dict[str, float] = {}  # after an error
+        self._failures: dict[str, Failures] = {}  # of the changes of a batch, since its last status
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -170,13 +181,13 @@ class BatchWorker:
         now, self._wanted = _now(), {}
         for one in work:
             batch = one.batch
-            if batch.batch_id in self._touched or now < self._not_before.get(batch.batch_id, -math.inf):
+            if batch.batch_id in self._touched or now < self._not_before(batch):
                 continue
             change = self._next_change(one)
             if change is not None:
                 self._wanted.setdefault(batch.tenant, deque()).append((batch, change))
         known = {one.batch.batch_id for one in work}
-        self._not_before = {batch_id: at for batch_id, at in self._not_before.items() if batch_id in known}
+        self._failures = {batch_id: found for batch_id, found in self._failures.items() if batch_id in known}
         self._begin_changes()
 
     def _begin_changes(self) -> None:
@@ -209,15 +220,38 @@ class BatchWorker:
             if await until_answered(lambda: self._lease(batch), "the lease of a batch"):
                 self._leased[batch.batch_id] = batch
                 await change(batch)
-        except Exception:
-            logger.exception("%s (%s) cannot go on; trying again", batch.batch_id, batch.status)
-            self._not_before[batch.batch_id] = _now() + CHANGE_RETRY_S
+        except Exception as error:  # noqa: BLE001  logged there
+            await self._on_failure(batch, error)
         finally:
             del self._changes[batch.batch_id]
             self._changing[batch.tenant] -= 1
             self._begin_changes()
             if self._leased.pop(batch.batch_id, None) is not None:
                 self._kick.set()
+
+    def _not_before(self, batch: BatchRecord) -> float:
+        """When its next change may begin; at once in a new status, such as that of a cancel."""
+        failures = self._failures.get(batch.batch_id)
+        return -math.inf if failures is None or failures.status is not batch.status else failures.not_before
+
+    async def _on_failure(self, batch: BatchRecord, error: Exception) -> None:
+        """A change has failed by no fault of the store or the files: try it again, a bounded number of times."""
+        before = self._failures.get(batch.batch_id)
+        count = 1 if before is None or before.status is not batch.status else before.count + 1
+        wait_s = CHANGE_RETRY_S * 2.0 ** (count - 1)
+        self._failures[batch.batch_id] = Failures(batch.status, min(count, CHANGE_ATTEMPTS), _now() + wait_s)
+        if count < CHANGE_ATTEMPTS:
+            logger.exception("%s (%s) cannot go on; trying again in %d s", batch.batch_id, batch.status, wait_s)
+            return
+        logger.exception("%s (%s) cannot go on, and fails after %d attempts", batch.batch_id, batch.status, count)
+        reason = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
+        message = f"this batch could not leave the status {batch.status} in {count} attempts, the last one: {reason}"
+        errors = (RowError("internal_error", message),)
+        try:
+            if await self._set(batch, status=BatchStatus.FAILED, failed_at=self._wall(), errors=errors) is not None:
+                await until_answered(lambda: self._store.forget_rows(batch.batch_id), "rows of a failed batch")
+        except Exception:
+            logger.exception("%s cannot be ended", batch.batch_id)
 
     def _lease(self, batch: BatchRecord) -> Awaitable[bool]:
         """Whether this worker may bring a batch on; two at once would do the same work twice."""
@@ -247,8 +281,8 @@ class BatchWorker:
             batch, status=BatchStatus.FINALIZING, finalizing_at=now, **({} if is_done else {"expired_at": now})
         )
 
-    async def _set(self, batch: BatchRecord, **fields: object) -> None:
-        await until_answered(
+    async def _set(self, batch: BatchRecord, **fields: object) -> BatchRecord | None:
+        return await until_answered(
             lambda: self._store.change_batch(batch.batch_id, if_status=[batch.status], **fields), "a batch's status"
         )
 

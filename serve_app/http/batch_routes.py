@@ -49,7 +49,7 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches; OpenAI's
 HOUR_S = 3600.0
 CREATE_OPERATION = "batch"  # in fingerprints
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
-_CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+_CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
 _CANCELLED = (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
 
 # OpenAI's bounds

@@ -49,11 +49,12 @@ class BatchTables:
         self.claims: Counter[tuple[str, int]] = Counter()
         self.leases: dict[str, tuple[str, float]] = {}  # worker and end, by batch
 
-    def add_file(self, record: FileRecord) -> None:
-        self.files_.setdefault(record.file_id, record)
+    def add_file(self, record: FileRecord) -> FileRecord:
+        return self.files_.setdefault(record.file_id, record)
 
-    def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> None:
-        self.files_[file_id] = replace(self.files_[file_id], size=size)
+    def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> FileRecord:
+        self.files_[file_id] = replace(self.file(file_id, None), size=size)
+        return self.files_[file_id]
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         record = self.files_[file_id]
