@@ -21,7 +21,16 @@ from serve_app.core.batching import Batcher, BatchItem, BatchPolicy, RequestBatc
 from serve_app.core.estimate import PRIOR_BYTES_PER_TOKEN
 from serve_app.engine.batch_figures import SAMPLE_S, BatchFigures, OpenBatch
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded
-from serve_app.transport import EngineBackend, EngineInfo, EngineLoad, Frame, Submit, TokenUsage, Unsent
+from serve_app.transport import (
+    EngineBackend,
+    EngineInfo,
+    EngineLoad,
+    FirstTokenReport,
+    Frame,
+    Submit,
+    TokenUsage,
+    Unsent,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +110,10 @@ class BatchedEngine:
     def produced(self, submit: Submit) -> Unsent:
         """See `EngineBackend.produced`."""
         return self._engine.produced(submit)
+
+    def report_first_tokens(self, report: FirstTokenReport) -> None:
+        """See `EngineBackend.report_first_tokens`."""
+        self._engine.report_first_tokens(report)
 
     def set_policy(self, policy: BatchPolicy | None) -> None:
         """Form the batches of requests that come from now on by another policy. Those that wait start without waiting

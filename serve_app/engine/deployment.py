@@ -101,6 +101,7 @@ class EngineReplica:
         self._phases.begin()
         try:
             self.backend = make_backend(self._settings)
+            self.backend.report_first_tokens(self.wire.tell_first_token)
             self.engine = BatchedEngine(self.backend, self._settings.batch_policy, time.monotonic)
             info = await self.engine.start()
         except ServeAppError:

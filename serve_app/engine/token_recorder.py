@@ -44,6 +44,7 @@ class TokenRecorder:
     finish_reason: str = ""  # of all choices: that of the first one cut off, if any
     is_merged: bool = False  # outputs are recorded where those of all prompts are merged, not by prompt
     prompts: dict[str, int] = field(default_factory=dict)  # of each call of generate(), by its request id
+    awaits_first_token: bool = False  # its outputs come at its end, so its first token is told apart
 
     @property
     def failed(self) -> EngineFailed | None:

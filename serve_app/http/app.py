@@ -256,8 +256,7 @@ class RouterApp:
         self._metrics.count_continued(record.model, record.request_class, record.trace)
         receipt = record.receipt(time.monotonic())
         self.receipts.add(receipt)
-        if receipt.slo is not None:
-            self._metrics.count_slo(record.model, record.request_class, receipt.slo, receipt.output_tokens or 0)
+        self._metrics.count_served(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
             use, cost = part.token_use(), part.cost
             if use is not None:
@@ -385,7 +384,7 @@ class RouterApp:
         if not record.trace.client_has_part:
             tokens = record.cost.tokens if record.operation.takes_slot else 0
             self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
-        first_token_s = record.on_first_frames(stream, time.monotonic())
+        first_token_s = record.on_first_frames(stream)
         if first_token_s is not None and (part is None or part.begin()):  # a list has one
             self._metrics.observe_first_token(record.model, record.request_class, first_token_s)
         relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)

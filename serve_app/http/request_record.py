@@ -67,7 +67,6 @@ class RequestRecord:
     granted_at: float | None = None
     created: int = 0
     stream: ResponseStream | None = None
-    first_token_s: float | None = None
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
@@ -93,13 +92,16 @@ class RequestRecord:
         if self.trace.lost is None:
             self.granted_at, self.created = now, int(wall)
 
-    def on_first_frames(self, stream: ResponseStream, now: float) -> float | None:
-        """A run begins to answer; returns the seconds to the first token, if it is that of the whole request."""
+    def on_first_frames(self, stream: ResponseStream) -> float | None:
+        """A run begins to answer; returns the seconds to the first token of a stream, if the client has none yet."""
         self.stream = stream
-        if self.trace.client_has_part or not self.operation.generates:
-            return None
-        had_first, self.first_token_s = self.first_token_s is not None, now - self.started
-        return None if had_first else self.first_token_s  # a repeat after a lost replica has had it already
+        return self.first_token_s if self.streamed and not self.trace.client_has_part else None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds to the first token, of a list to that of all its prompts; None: there is none."""
+        firsts = [at for part in self.parts or [self] if (at := part.trace.pace.first_at) is not None]
+        return min(firsts) - self.started if firsts else None
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
@@ -116,7 +118,6 @@ class RequestRecord:
         )
         self.slots = sum(part.slots for part in parts)
         self.granted_at = max((part.granted_at for part in parts if part.granted_at is not None), default=None)
-        self.first_token_s = min((part.first_token_s for part in parts if part.first_token_s is not None), default=None)
         if usages:
             self.usage = _sum(usages)
         longest = max(parts, key=lambda part: part.trace.waited_s).trace
@@ -184,8 +185,7 @@ class RequestRecord:
 
     def time_headers(self) -> Headers:
         """Milliseconds from its arrival until it was handed to a replica, and until its first token there."""
-        first = None if self.stream is None else self.stream.pace.first_at
-        times = (b"x-serve-app-wait-ms", self.granted_at), (b"x-serve-app-first-token-ms", first)
+        times = (b"x-serve-app-wait-ms", self.granted_at), (b"x-serve-app-first-token-ms", self.trace.pace.first_at)
         return [(name, b"%d" % round(1000 * (at - self.started))) for name, at in times if at is not None]
 
     def receipt(self, now: float) -> Receipt:
@@ -195,7 +195,7 @@ class RequestRecord:
         output = None if stream is None else stream.tokens
         if usage is not None:
             output = usage.completion_tokens
-        served = self._served(now, output or 0)
+        served = self._served(now)
         # a replayed answer is not judged
         level = self.service_level if granted or self.outcome is not Outcome.OK else None
         unnamed = RefusalReason.NO_REPLICA if self.outcome is Outcome.REFUSED else None
@@ -234,28 +234,23 @@ class RequestRecord:
             retry_after_s=None if error is None else error.retry_after_s,
             deadline_s=self.deadline_s,
             itl_s=served.itl_s,
-            longest_gap_s=None if served.itl_s is None or stream is None else stream.pace.longest_gap_s,
+            longest_gap_s=trace.pace.longest_gap_s if self.streamed and not self.parts and served.itl_s else None,
             slo=None if level is None else judge(level, served),
             ttft_slo_s=None if level is None else level.ttft_s,
             itl_slo_s=None if level is None else level.itl_s,
         )
 
-    def _served(self, now: float, output: int) -> ServedRequest:
+    def _served(self, now: float) -> ServedRequest:
         """The values judged against its service level: tokens count when they arrive here, not when the client reads
-        them."""
-        pace = None if self.stream is None else self.stream.pace
-        if pace is None or pace.first_at is None:
-            tokens = output / self.cost.answers
-            return ServedRequest(
-                self.outcome, now - self.started, self.first_token_s, tokens=tokens, is_streamed=self.streamed
-            )
+        them. Of a list, the ITL is the mean of all prompts."""
+        runs = [(part.trace.pace, part) for part in self.parts or [self] if part.trace.pace.first_at is not None]
+        is_whole = self.outcome is Outcome.OK and runs
         return ServedRequest(
             self.outcome,
-            (pace.last_at if self.outcome is Outcome.OK else now) - self.started,
-            pace.first_at - self.started,
-            pace.last_at - pace.first_at,
-            output / self.cost.answers,
-            self.streamed,
+            (max(pace.last_at for pace, _ in runs) if is_whole else now) - self.started,
+            self.first_token_s,
+            sum(pace.last_at - (pace.first_at or 0.0) for pace, _ in runs),
+            1 + sum(max(0.0, part.tokens_received().completion_tokens / part.cost.answers - 1) for _, part in runs),
         )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.queue import RefusalReason
-from serve_app.core.receipts import SloVerdict
+from serve_app.core.receipts import Receipt, SloVerdict
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.request_grant import RequestTrace
 from serve_app.transport import EngineLoad
@@ -187,15 +187,21 @@ class RouterMetrics:
     def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
         self._ttft.labels(model, request_class.label).observe(seconds)
 
-    def count_slo(self, model: str, request_class: RequestClass, verdict: SloVerdict, tokens: int) -> None:
-        """Count the verdict on a generation of a class with a service level, and its output tokens."""
+    def count_served(self, receipt: Receipt, *, is_streamed: bool) -> None:
+        """Count the verdict on a generation of a class with a service level, and its output tokens; observe the first
+        token of an answer that is not streamed: that of a stream was observed when it came."""
+        model, request_class = receipt.model, receipt.request_class
+        if not is_streamed and receipt.first_token_s is not None:
+            self.observe_first_token(model, request_class, receipt.first_token_s)
+        if receipt.slo is None:
+            return
         labels = (model, request_class.label)
         self._slo_offered.labels(*labels).inc()
-        if verdict is SloVerdict.MET:
+        if receipt.slo is SloVerdict.MET:
             self._slo_met.labels(*labels).inc()
-            self._goodput.labels(*labels).inc(tokens)
-        elif verdict is not SloVerdict.CLIENT_LEFT:
-            self._slo_missed.labels(*labels, verdict.value).inc()
+            self._goodput.labels(*labels).inc(receipt.output_tokens or 0)
+        elif receipt.slo is not SloVerdict.CLIENT_LEFT:
+            self._slo_missed.labels(*labels, receipt.slo.value).inc()
 
     def count_tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
         self._prompt.labels(model, tenant).inc(prompt)

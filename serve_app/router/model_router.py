@@ -302,6 +302,7 @@ class ModelRouter:
         on_tokens = None if grant is None else grant.on_output
         try:
             async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, trace.lost) as stream:
+                trace.pace = stream.pace
                 if grant is not None:
                     grant.on_submitted(stream)
                 frames = await stream.next()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, WaitReason
+from serve_app.core.receipts import TokenPace
 from serve_app.core.routing import Route, TargetReason
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
@@ -39,6 +40,7 @@ class RequestTrace:
         not_continued: why the stream ended when it lost its replica.
         preempted: how often it was stopped for others; `keeps_place`: see `Preempt`, of the last time.
         moved: how often it was stopped since its replica drained.
+        pace: when the tokens of its latest run came, and of those with which that went on.
     """
 
     max_kv_tokens: int | None = None
@@ -59,6 +61,7 @@ class RequestTrace:
     preempted: int = 0
     keeps_place: bool = True
     moved: int = 0
+    pace: TokenPace = field(default_factory=TokenPace)
 
     @property
     def stopped(self) -> int:

@@ -181,10 +181,10 @@ class Channel:
                 continue
             self.first_frames.on_frame(frame.number, now)
             tokens = stream.produced.add(frame.groups, frame.events)
-            if tokens:
+            if tokens or frame.tells_first_token:
                 stream.pace.on_tokens(now)
-                if stream.on_tokens is not None:
-                    stream.on_tokens(tokens)
+            if tokens and stream.on_tokens is not None:
+                stream.on_tokens(tokens)
             if not stream.push(frame):
                 stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
                 self._cancel(frame.number)

@@ -3,7 +3,8 @@
 A router holds one *channel* per engine replica: one connection that carries its requests (`Submit`) there, and back
 `Batch` messages with the frames of all of them.
 
-Invariant: the frames of one request arrive in order, the first with a status, the last with `usage` or `failure`. A
+Invariant: the frames of one request arrive in order, the first with a status, the last with `usage` or `failure`; the
+frame that tells the first token of a whole answer comes before them. A
 `Batch` is applied as a whole or not at all: all events of one pull of the serving object leave in one turn of the event
 loop, so after each message a stream can continue elsewhere by replaying all groups received so far and dropping as many
 events as were counted with them (docs/decisions.md).
@@ -11,7 +12,7 @@ events as were counted with them (docs/decisions.md).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -89,7 +90,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     vLLM's serving object yielded for them; `groups` are the token groups pulled so far and not sent before, each
     `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one;
     `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off; so has the
-    last one of a whole answer that was stopped, and `groups` then what it has produced.
+    last one of a whole answer that was stopped, and `groups` then what it has produced. A whole answer has a frame with
+    `prompt` alone before all others, sent with its first token.
     """
 
     number: int
@@ -102,6 +104,11 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
     prompt: TokenUsage | None = None
 
+    @property
+    def tells_first_token(self) -> bool:
+        """Whether it only says that a whole answer has its first token."""
+        return self.prompt is not None and not self.status and self.failure is None
+
 
 class Unsent(NamedTuple):
     """What `EngineBackend.produced` gives: token groups, and the tokens of the prompt."""
@@ -109,6 +116,9 @@ class Unsent(NamedTuple):
     groups: list[list[int]]
     prompt: TokenUsage | None = None
 
+
+# Takes the id of a request, and the tokens of its prompt.
+FirstTokenReport = Callable[[str, TokenUsage], None]
 
 NO_SLOTS = -1
 
@@ -194,6 +204,11 @@ class EngineBackend(Protocol):
     def produced(self, submit: Submit) -> Unsent:
         """What a running request has produced so far and no frame has yet told: of an answer that is no stream, all
         since the start of this run, as far as that can be continued."""
+        ...
+
+    def report_first_tokens(self, report: FirstTokenReport) -> None:
+        """Call `report` from now on when an answer that is no stream has its first token; a stream's first frame tells
+        it. An answer that ends with its first token, or goes on here, may come without."""
         ...
 
     def load(self) -> EngineLoad:

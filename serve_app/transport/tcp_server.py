@@ -19,7 +19,16 @@ import msgspec
 from serve_app.errors import TASK_ENDS, EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
-from serve_app.transport.messages import NO_SLOTS, STOPPED, Failure, Frame, Submit, TcpAddress, Unsent
+from serve_app.transport.messages import (
+    NO_SLOTS,
+    STOPPED,
+    Failure,
+    Frame,
+    Submit,
+    TcpAddress,
+    TokenUsage,
+    Unsent,
+)
 from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Framing, brief
 
 logger = logging.getLogger("ray.serve")
@@ -100,6 +109,13 @@ class TcpServer:
         """Take no more requests; the routers move those that still run after this time."""
         self._drained_at = asyncio.get_running_loop().time() + within_s
         self.set_slots(NO_SLOTS)
+
+    def tell_first_token(self, request_id: str, prompt: TokenUsage) -> None:
+        """Tell the router of a running request that it has its first token (`EngineBackend.report_first_tokens`)."""
+        for connection in self.connections:
+            for number, running in connection.requests.items():
+                if running.submit.request_id == request_id:
+                    connection.batcher.put(Frame(number, b"", prompt=prompt))
 
     def send_slots(self, batcher: FrameBatcher) -> None:
         drained_at = self._drained_at

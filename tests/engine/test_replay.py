@@ -320,3 +320,20 @@ def test_streams_of_a_dead_engine_reach_this_one_one_after_the_other_the_shortes
     # each of the others had had one turn at most before anybody's count was known
     assert all(made <= replay.TURN_GROUPS for made in first.made_by_others)
     assert last.made_by_others == [len(engine.made) for engine in engines if engine is not last]
+
+
+def begun(external_id: str, *, prefills: bool) -> Any:
+    return SimpleNamespace(external_req_id=external_id, is_prefilling=prefills, prompt_len=9, num_cached_tokens=4)
+
+
+def test_a_whole_answer_tells_its_first_token_once() -> None:
+    whole, streamed = TokenRecorder(2, (), awaits_first_token=True), TokenRecorder(1, ())
+    whole.prompts["cmpl-whole-0"] = streamed.prompts["cmpl-streamed-0"] = 0
+    states = {"1": begun("cmpl-whole-0", prefills=True), "2": begun("cmpl-streamed-0", prefills=False)}
+    states["3"] = begun("cmpl-of-a-request-that-has-ended", prefills=False)
+    llm = SimpleNamespace(output_processor=SimpleNamespace(request_states=states))
+    recorders = {"whole": whole, "streamed": streamed}
+    assert list(replay.first_tokens(llm, recorders)) == []
+    states |= {"1": begun("cmpl-whole-0", prefills=False), "4": begun("cmpl-whole-0", prefills=False)}
+    assert list(replay.first_tokens(llm, recorders)) == [("whole", TokenUsage(9, 0, 4))]
+    assert list(replay.first_tokens(llm, recorders)) == []

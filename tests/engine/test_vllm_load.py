@@ -16,3 +16,13 @@ def test_what_is_prefilled_is_what_was_looked_up_less_the_hits() -> None:
     stats.record(SchedulerStats(), None)
     assert stats.load.prefilled_tokens == 36 + 50
     assert stats.load.steps == 2
+
+
+def test_only_a_step_with_a_first_token_tells_so() -> None:
+    steps: list[int] = []
+    stats = LiveStats(lambda: steps.append(stats.load.steps))
+    first = IterationStats()
+    first.time_to_first_tokens_iter.append(0.1)
+    for told in (IterationStats(), first, None, IterationStats()):
+        stats.record(SchedulerStats(), told)
+    assert steps == [2]

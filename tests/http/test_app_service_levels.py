@@ -45,7 +45,8 @@ def test_what_keeps_its_level_is_goodput_by_class() -> None:
         assert one.itl_s is not None
         assert one.longest_gap_s is not None
         assert 0 < one.itl_s <= one.longest_gap_s
-        assert two.itl_s is None  # an answer that comes whole shows no token
+        assert two.itl_s is not None
+        assert two.longest_gap_s is None  # an answer that comes whole shows no single token
 
     check(scenario, **levels(normal=EASY))
 
@@ -55,7 +56,9 @@ def test_what_keeps_its_level_is_goodput_by_class() -> None:
     [
         ({"ttft_slo_s": NEVER}, {}, "ttft"),
         ({"ttft_slo_s": 60.0, "itl_slo_s": NEVER}, {}, "itl"),
-        ({"ttft_slo_s": NEVER, "itl_slo_s": NEVER}, {"stream": False}, "late"),
+        ({"ttft_slo_s": NEVER, "itl_slo_s": NEVER}, {"stream": False}, "ttft"),
+        ({"ttft_slo_s": NEVER}, {"stream": False}, "ttft"),
+        ({"itl_slo_s": NEVER}, {"stream": False}, "itl"),
     ],
 )
 def test_what_misses_its_level_is_counted_by_why_and_is_no_goodput(
@@ -141,3 +144,55 @@ def test_tokens_are_timed_as_they_come_and_not_as_a_client_reads_them() -> None:
         assert found.first_token_s + found.itl_s * (LONG // 100 - 1) <= found.total_s - LOOKS_AWAY_S
 
     run(scenario, model(slots=4))
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"prompt": ["p", "q"]}])
+def test_the_first_token_of_a_whole_answer_is_its_engine_s_first(more: dict[str, Any]) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task = client.posting({**ask("p", 50, stream=False), **more})
+        thawed = await frozen_after_the_first_token(cluster)
+        assert (await task).status == 200
+        (found,) = receipts(client)
+        assert found.first_token_s is not None
+        assert found.itl_s is not None
+        assert found.arrived + found.first_token_s < thawed < found.arrived + found.total_s
+        assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 1}
+        told = client.figures("serve_app_time_to_first_token_seconds_sum")
+        assert told == {(): pytest.approx(found.first_token_s)}
+
+    check(scenario, **levels(normal=EASY))
+
+
+async def frozen_after_the_first_token(cluster: FakeCluster) -> float:
+    """Freeze the engine with its next token, for so long that the router knows; when it goes on."""
+    await until(lambda: cluster["r1"].load.generated_tokens > 0, SOON_S, "the first token")
+    cluster["r1"].freeze()
+    await asyncio.sleep(LOOKS_AWAY_S)  # milliseconds would do: all runs in this process
+    cluster["r1"].thaw()
+    return asyncio.get_running_loop().time()
+
+
+def test_who_leaves_a_whole_answer_after_a_first_token_in_time_has_missed_nothing() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        task = client.posting(ask("p", LONG, stream=False))
+        thawed = await frozen_after_the_first_token(cluster)
+        await leave(task)
+        (found,) = receipts(client)
+        assert found.first_token_s is not None
+        assert found.arrived + found.first_token_s < thawed
+        assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 1}
+        assert counted(client) == (1, 0, {}, 0)
+
+    check(scenario, **levels(normal=EASY))
+
+
+def test_who_leaves_a_whole_answer_whose_first_token_is_late_has_missed_it() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        cluster["r1"].freeze()
+        task = client.posting(ask("p", LONG, stream=False))
+        await until(lambda: cluster["r1"].work > 0, SOON_S, "the request runs")
+        await leave(task)
+        cluster["r1"].thaw()
+        assert counted(client) == (1, 0, {"ttft": 1}, 0)
+
+    check(scenario, **levels(normal={"ttft_slo_s": NEVER}))

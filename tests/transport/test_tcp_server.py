@@ -114,7 +114,7 @@ def test_a_stopped_request_ends_with_what_it_has_produced_whatever_its_engine_sa
         assert b"disconnected" not in b"".join(frame.body for frame in [*frames, last])
         made = sum(len(group) - 1 for frame in [*frames, last] for group in frame.groups)
         assert 3 < made <= replica.load.generated_tokens - 3
-        assert bool(frames) is stream
+        assert any(frame.body for frame in frames) is stream
         assert (frames or [last])[0].prompt is not None
         peer.leave()
 

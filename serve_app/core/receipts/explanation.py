@@ -73,7 +73,6 @@ _VERDICTS = {
     SloVerdict.MET: "kept",
     SloVerdict.TTFT: "missed, the first token came too late",
     SloVerdict.ITL: "missed, the tokens came too slowly",
-    SloVerdict.LATE: "missed, the whole answer came later than such a stream would have ended",
     SloVerdict.REFUSED: "missed by the refusal",
     SloVerdict.FAILED: "missed by the failure",
     SloVerdict.CLIENT_LEFT: "kept until the client left",

@@ -50,7 +50,7 @@ class Receipt:
         kv_token_s: tokens of KV cache held, times seconds.
         refused: the reason of a refusal; `retry_after_s`: as sent to the client.
         deadline_s: as the client set it.
-        itl_s: mean time between tokens; None: unknown. `longest_gap_s`: between two frames with tokens.
+        itl_s: mean time between tokens; None: unknown. `longest_gap_s`: of a stream, between two frames with tokens.
         slo: the verdict on its service level (`ttft_slo_s`, `itl_slo_s`); None: its class has none.
     """
 

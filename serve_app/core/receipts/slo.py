@@ -1,14 +1,13 @@
 """Service levels: whether a request met the TTFT and ITL that its class promises, by the times of its tokens. Pure.
 
 Rules
-- TTFT: from the request's arrival at the router to the arrival there of the first frame with a token of its answer.
+- TTFT: from the request's arrival at the router to the arrival there of the first frame with a token of its answer. An
+  answer that is not streamed has a frame that only tells its first token.
 - ITL is a mean: from the first token's arrival to the last one's, divided by the tokens after the first, per answer.
   A frame carries several tokens if its reader was behind, so a gap between frames is not an ITL: the longest gap is
   reported and not judged.
 - Neither includes the client's network or the client's reading.
-- An answer that is not streamed shows no single token. It is in time if it arrives before a stream that just meets both
-  levels would have ended; if either level is missing there is no such moment, and every answer is in time.
-- When a client leaves, a level that is exceeded by then is missed; for an answer that is not streamed, none is.
+- When a client leaves, a level that is exceeded by then is missed.
 
 Invariant: a request that was offered has exactly one verdict; a bad request (a 4xx) was not offered.
 """
@@ -35,7 +34,6 @@ class SloVerdict(enum.StrEnum):
     MET = "met"
     TTFT = "ttft"  # the first token came late, or was late already when the client left
     ITL = "itl"  # the first token came in time, the others too slowly
-    LATE = "late"  # an answer that is not streamed came after a stream that meets both levels would have ended
     REFUSED = "refused"
     FAILED = "failed"  # a failure of the engine or of this system
     CLIENT_LEFT = "left"  # the client left, and no level was missed by then
@@ -67,7 +65,6 @@ class ServedRequest:
         ttft_s: None: no token arrived.
         span_s: from the first token to the last one.
         tokens: mean number per answer.
-        is_streamed: whether tokens were sent as they were produced.
     """
 
     outcome: Outcome
@@ -75,12 +72,11 @@ class ServedRequest:
     ttft_s: float | None = None
     span_s: float = 0.0
     tokens: float = 0.0
-    is_streamed: bool = True
 
     @property
     def itl_s(self) -> float | None:
-        """Mean ITL; None: not streamed, or fewer than two tokens."""
-        return self.span_s / (self.tokens - 1) if self.is_streamed and self.tokens > 1 else None
+        """Mean ITL; None: fewer than two tokens."""
+        return self.span_s / (self.tokens - 1) if self.tokens > 1 else None
 
 
 def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | None:
@@ -94,11 +90,6 @@ def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | No
             return SloVerdict.FAILED
     kept = SloVerdict.MET if served.outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
     ttft_s, itl_s = service_level.ttft_s, service_level.itl_s
-    if not served.is_streamed:
-        if kept is SloVerdict.CLIENT_LEFT or ttft_s is None or itl_s is None:
-            return kept
-        stream_s = ttft_s + itl_s * max(0.0, served.tokens - 1)  # when a stream that just meets both would have ended
-        return SloVerdict.LATE if served.total_s > stream_s else kept
     first_s = served.total_s if served.ttft_s is None else served.ttft_s
     if ttft_s is not None and first_s > ttft_s:
         return SloVerdict.TTFT

@@ -31,7 +31,16 @@ from serve_app.engine.simulated.text import (
 )
 from serve_app.errors import BadRequest, ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import FINISH_STOP, EngineInfo, EngineLoad, Frame, Submit, TokenUsage, Unsent
+from serve_app.transport import (
+    FINISH_STOP,
+    EngineInfo,
+    EngineLoad,
+    FirstTokenReport,
+    Frame,
+    Submit,
+    TokenUsage,
+    Unsent,
+)
 from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
@@ -91,6 +100,7 @@ class SimulatedEngine:
         self._tokenizer = WordTokenizer()
         self._requests: dict[Sequence, _SimulatedRequest] = {}
         self._whole_answers: dict[str, _WholeAnswer] = {}  # those being made of requests that are not streamed, by id
+        self._report_first_token: FirstTokenReport = lambda request_id, prompt: None
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -140,6 +150,10 @@ class SimulatedEngine:
         made = zip(generation.choices, sent, request.sequences, strict=True)
         groups = [token_group(choice, start, sequence.produced) for choice, start, sequence in made]
         return Unsent([group for group in groups if len(group) > 1], TokenUsage(generation.prompt_tokens))
+
+    def report_first_tokens(self, report: FirstTokenReport) -> None:
+        """See `EngineBackend.report_first_tokens`."""
+        self._report_first_token = report
 
     def load(self) -> EngineLoad:
         """The load after the last step."""
@@ -255,6 +269,9 @@ class SimulatedEngine:
         with self._admitted(submit, generation.sizes, sent) as request:
             answer = self._whole_answers[submit.request_id] = _WholeAnswer(generation, request, sent)
             try:
+                if not any(sent):
+                    await self._begin(request)
+                    self._report_first_token(submit.request_id, TokenUsage(generation.prompt_tokens))
                 await self._finish(request)
             finally:
                 if self._whole_answers.get(submit.request_id) is answer:
@@ -288,6 +305,10 @@ class SimulatedEngine:
 
     async def _answer(self, submit: Submit, value: object, status: int = 200) -> AsyncGenerator[Frame, None]:
         yield Frame(submit.number, json.dumps(value).encode(), status, "json", events=1, usage=TokenUsage())
+
+    async def _begin(self, request: _SimulatedRequest) -> None:
+        while not any(one.produced or one.state is SequenceState.DONE for one in request.sequences):
+            await request.wait_for_progress()
 
     async def _finish(self, request: _SimulatedRequest) -> None:
         for sequence in request.sequences:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
@@ -36,10 +37,13 @@ from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import replay, serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
+from serve_app.engine.vllm_adapter.private_names import missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import EngineInfo, EngineLoad, Frame, Submit, Unsent
+from serve_app.transport import EngineInfo, EngineLoad, FirstTokenReport, Frame, Submit, Unsent
+
+logger = logging.getLogger("ray.serve")
 
 KILLED_S = 1.0  # only the kernel remains to wait for
 # For EngineCore's own exit: its interpreter takes seconds to finalize and saves nothing; the kernel frees its memory,
@@ -56,7 +60,8 @@ class VllmEngine:
     def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._stats = LiveStats()
+        self._stats = LiveStats(self._tell_first_tokens)
+        self._report_first_token: FirstTokenReport | None = None
         self._llm: RecordedLLM | None = None
         self._state = State()
         self._stall = StallDetector(settings.health_stall_s)
@@ -108,6 +113,8 @@ class VllmEngine:
         choices = n if isinstance(n, int) and n > 0 else 1
         earlier = EarlierRuns(submit, choices) if is_continued(submit) else None
         recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", earlier)
+        is_whole = submit.operation.generates and not submit.body.get("stream")
+        recorder.awaits_first_token = is_whole and earlier is None
         self._recorders[submit.request_id] = recorder
         return answer_frames(functools.partial(self._answer, submit, recorder), recorder, submit)
 
@@ -117,6 +124,20 @@ class VllmEngine:
         if recorder is None or submit.body.get("stream") or serving.why_not_continued(submit) is not None:
             return Unsent([])
         return replay.produced(self._running(), recorder)
+
+    def report_first_tokens(self, report: FirstTokenReport) -> None:
+        """See `EngineBackend.report_first_tokens`."""
+        lacking = missing()
+        if lacking:
+            logger.warning("whole answers tell their first token with their last, vLLM has changed: %s", lacking)
+            return
+        self._report_first_token = report
+
+    def _tell_first_tokens(self) -> None:
+        if self._report_first_token is None or self._llm is None:
+            return
+        for request_id, prompt in replay.first_tokens(self._llm, self._recorders):
+            self._report_first_token(request_id, prompt)
 
     async def _answer(self, submit: Submit, recorder: TokenRecorder) -> Frame | AsyncGenerator[str, None]:
         """The events of a stream; the only frame of a whole answer or a refusal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -79,10 +79,15 @@ class RecordedLLM(AsyncLLM):
 
 
 class LiveStats(StatLoggerBase):
-    """Keeps the load after the last engine step; vLLM calls `record` in our event loop, without RPC."""
+    """Keeps the load after the last engine step; vLLM calls `record` in our event loop, without RPC.
 
-    def __init__(self) -> None:
+    Args:
+        on_first_tokens: called after a step with the first token of a request.
+    """
+
+    def __init__(self, on_first_tokens: Callable[[], None] = lambda: None) -> None:
         self.load = EngineLoad()
+        self._on_first_tokens = on_first_tokens
 
     def record(
         self,
@@ -111,6 +116,8 @@ class LiveStats(StatLoggerBase):
             sequences += len(iteration_stats.finished_requests)  # in the step, and no longer among those that run
         found["sequence_steps"] = load.sequence_steps + sequences
         self.load = msgspec.structs.replace(load, **found)
+        if iteration_stats is not None and iteration_stats.time_to_first_tokens_iter:
+            self._on_first_tokens()
 
     def log_engine_initialized(self) -> None:
         """Log nothing: the replica logs its own start."""

@@ -21,7 +21,7 @@ import logging
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,21 @@ def produced(llm: Any, recorder: TokenRecorder) -> Unsent:
     tokens = state.detokenizer.output_token_ids[earlier:]
     groups = [[0, *tokens[at : at + GROUP_TOKENS]] for at in range(0, len(tokens), GROUP_TOKENS)]
     return Unsent(groups, TokenUsage(state.prompt_len, 0, state.num_cached_tokens))
+
+
+def first_tokens(llm: Any, recorders: Mapping[str, TokenRecorder]) -> Iterator[tuple[str, TokenUsage]]:
+    """The requests that have their first token now, each told once: those that await it, with their prompts' tokens."""
+    awaiting = {
+        one: request_id
+        for request_id, recorder in recorders.items()
+        if recorder.awaits_first_token
+        for one in recorder.prompts
+    }
+    for state in llm.output_processor.request_states.values() if awaiting else ():
+        request_id = None if state.is_prefilling else awaiting.get(state.external_req_id)
+        if request_id is not None and recorders[request_id].awaits_first_token:
+            recorders[request_id].awaits_first_token = False
+            yield request_id, TokenUsage(state.prompt_len, 0, state.num_cached_tokens)
 
 
 class ReplayTurns:
