@@ -26,6 +26,7 @@ from serve_app.types import Operation
 
 BYTES_PER_TOKEN = 4  # of English text in current vocabularies; other scripts have more bytes and more tokens
 MESSAGE_BYTES = 16  # role and markers of a chat template around a message are about four tokens
+MEDIA_TOKENS = 1024  # of an image, audio or video: an image of a megapixel is 256 to 1,300 in current models
 PREFIX_CHARS = 2048  # of each leading message: 512 tokens distinguish conversations, and hashing more costs more
 PREFIX_MESSAGES = 8  # there are usually one or two system and developer messages; a bound for other callers
 PREFIX_TOKEN_IDS = 512  # the same length for a prompt of token ids
@@ -33,7 +34,21 @@ MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eig
 _DIGEST_BYTES = 16  # a collision only costs a worse route
 _LEADING_ROLES = ("system", "developer")
 _OUTPUT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_TEXT_FIELDS = ("text", "arguments", "output", "name")
+_INPUT_FIELDS = ("prompt", "input", "messages", "tokens")
+# Fields of a forwarded body that never become a part of the model's input, whatever the template. A field that is
+# missing here makes an estimate too high, and no prompt unseen.
+_NOT_RENDERED_NAMES = (
+    "model user metadata stop stop_token_ids bad_words logit_bias allowed_token_ids logprob_token_ids"
+    " repetition_detection structured_outputs response_format text tool_choice stream_options include"
+    " encoding_format embed_dtype endianness task truncation truncation_side reasoning"
+)
+_NOT_RENDERED = frozenset(_NOT_RENDERED_NAMES.split())
+# In vLLM's content parts: what names a medium, as the part's type or as one of its fields.
+MEDIA_FIELDS = (
+    *("image_url", "input_image", "image_pil", "image_embeds", "prompt_embeds"),
+    *("audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds"),
+)
+_MARKERS = ("role", "type")  # of a message and its parts: in `MESSAGE_BYTES`
 
 
 def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
@@ -67,23 +82,19 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
 
 
 def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
-    """The size of the model's input, in bytes of UTF-8: messages with their markers, tools, prompts. A token id counts
-    as `BYTES_PER_TOKEN`, media as 0."""
-    match operation:
-        case Operation.COMPLETION:
-            return _prompt_size(body.get("prompt"))
-        case Operation.EMBEDDING:
-            return _prompt_size(body.get("input")) + _prompt_size(body.get("messages"))
-        case Operation.SCORE | Operation.RERANK:
-            return sum(_prompt_size(_listed(body.get(name))) for name in INPUT_FIELDS[operation])
-        case Operation.RESPONSES | Operation.INPUT_TOKENS:
-            size = _text_size(body.get("instructions")) + _prompt_size(body.get("input"))
-        case Operation.CHAT:
-            size = _prompt_size(body.get("messages"))
-        case _:
-            return _prompt_size(body.get("prompt")) + _prompt_size(body.get("messages"))
-    tools = body.get("tools")
-    return size + len(msgspec.json.encode(tools)) if tools else size
+    """The size of what may reach the model's input, in bytes of UTF-8: every text and object of a forwarded body but
+    those of `_NOT_RENDERED`. A token id counts as `BYTES_PER_TOKEN`, a medium as `MEDIA_TOKENS` of them."""
+    inputs, size = INPUT_FIELDS.get(operation, _INPUT_FIELDS), 0
+    for name, value in body.items():
+        if not value or name in _NOT_RENDERED:
+            continue
+        if type(value) is str:
+            size += _text_size(value)
+        elif name in inputs:
+            size += _prompt_size(_listed(value))
+        elif type(value) is list or type(value) is dict:  # tools, documents, values for the template
+            size += _json_size(value)
+    return size
 
 
 def output_bound(body: Mapping[str, Any]) -> int | None:
@@ -149,9 +160,10 @@ def estimate(
     found = estimator.estimate(tenant, model, size, bound)
     # Without observed requests the client's own bound is the better guess: an excess is returned soon, a shortage
     # costs other requests their blocks.
+    prompt = min(found.prompt_tokens, prompts * longest)
     each = bound if found.source is EstimateSource.PRIOR and bound is not None else found.output_tokens
-    most = None if bound is None else found.prompt_tokens + answers * bound
-    return RequestCost(size, found.prompt_tokens, answers * each, answers, found.source, most, prompts)
+    most = None if bound is None else prompt + answers * bound
+    return RequestCost(size, prompt, answers * each, answers, found.source, most, prompts)
 
 
 def slots_of(
@@ -271,13 +283,31 @@ def _prompt_size(value: Any) -> int:
 
 
 def _message_size(message: dict[str, Any]) -> int:
-    content = message.get("content")
-    size = MESSAGE_BYTES + sum(_text_size(text) for text in _texts(content))
-    for field in _TEXT_FIELDS:
-        if field in message:
-            size += _text_size(message[field])
     calls = message.get("tool_calls")
-    return size + len(msgspec.json.encode(calls)) if calls else size
+    size = MESSAGE_BYTES + _part_size({**message, "tool_calls": None} if calls else message)
+    return size + _json_size(calls) if calls else size
+
+
+def _part_size(part: dict[str, Any]) -> int:
+    """The texts and media of a message or a part of one, at any depth."""
+    size = 0
+    for name, value in part.items():
+        if not value or name in _MARKERS:
+            continue
+        if name in MEDIA_FIELDS:
+            size += BYTES_PER_TOKEN * MEDIA_TOKENS
+        elif type(value) is str:
+            size += _text_size(value)
+        elif type(value) is dict:
+            size += _part_size(value)
+        elif type(value) is list:
+            size += sum(_part_size(one) if type(one) is dict else _prompt_size(one) for one in value)
+    return size
+
+
+def _json_size(value: Any) -> int:
+    """As a template renders an object."""
+    return len(msgspec.json.encode(value))
 
 
 def _texts(content: Any) -> Iterator[str]:

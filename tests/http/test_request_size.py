@@ -112,7 +112,9 @@ def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: st
     size = len(text.encode())
     parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 1000}}]
     plain, split_up = ({"messages": [{"role": "user", "content": content}]} for content in (text, parts))
-    assert request_size.prompt_bytes(Operation.CHAT, plain) == request_size.prompt_bytes(Operation.CHAT, split_up)
+    medium = request_size.MEDIA_TOKENS * request_size.BYTES_PER_TOKEN
+    plain_size = request_size.prompt_bytes(Operation.CHAT, plain)
+    assert request_size.prompt_bytes(Operation.CHAT, split_up) == plain_size + medium
     assert (
         request_size.prompt_bytes(Operation.CHAT, plain) - request_size.prompt_bytes(Operation.CHAT, BODY) == size - 2
     )
@@ -123,7 +125,8 @@ def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: st
     pairs = {"text_1": text, "text_2": [text, text]}
     assert request_size.prompt_bytes(Operation.SCORE, pairs) == 3 * size  # each text is embedded once
     shown = {"query": {"content": parts}, "documents": [text, {"content": parts}]}
-    assert request_size.prompt_bytes(Operation.RERANK, shown) == 3 * size + 2 * request_size.MESSAGE_BYTES
+    shown_size = 3 * size + 2 * request_size.MESSAGE_BYTES + 2 * medium
+    assert request_size.prompt_bytes(Operation.RERANK, shown) == shown_size
 
 
 def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
@@ -133,6 +136,62 @@ def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
     assert request_size.prompt_bytes(Operation.CHAT, called) > bare + len('[{"id":"c"}]')
     assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [1, 2, 3]}) == 12
     assert request_size.prompt_bytes(Operation.COMPLETION, {"prompt": [[1, 2, 3], [4]]}) == 16
+
+
+LONG_TEXT = "x" * 400_000
+
+
+@pytest.mark.parametrize(
+    ("operation", "more"),
+    [
+        (Operation.CHAT, {"documents": [{"title": "t", "text": LONG_TEXT}]}),
+        (Operation.CHAT, {"chat_template_kwargs": {"notes": [LONG_TEXT]}}),
+        (Operation.CHAT, {"tools": [{"function": {"description": LONG_TEXT}}]}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": "hi", "anything": {"deep": [LONG_TEXT]}}]}),
+        (Operation.CHAT, {"messages": [{"role": "assistant", "reasoning_content": LONG_TEXT}]}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": LONG_TEXT}]}]}),
+        (Operation.CHAT, {"messages": [{"role": "tool", "content": [{"content": [{"text": LONG_TEXT}]}]}]}),
+        (Operation.RESPONSES, {"input": [{"type": "function_call_output", "output": [{"text": LONG_TEXT}]}]}),
+        (Operation.RESPONSES, {"input": [{"type": "reasoning", "summary": [{"text": LONG_TEXT}]}]}),
+        (Operation.EMBEDDING, {"input": "x", "chat_template_kwargs": {"notes": LONG_TEXT}}),
+        (Operation.RERANK, {"query": "x", "documents": ["y"], "instruction": LONG_TEXT}),
+        (Operation.DETOKENIZE, {"tokens": [1] * 100_000}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": "u"}}] * 100}]}),
+    ],
+)
+def test_all_that_may_reach_the_model_s_input_counts(operation: Operation, more: dict[str, Any]) -> None:
+    size = request_size.prompt_bytes(operation, {**BODY, **more})
+    cost = request_size.estimate(Estimator(), operation, {**BODY, **more}, "t", "m", size)
+    assert 100_000 <= cost.prompt_tokens <= 110_000
+
+
+def test_a_medium_counts_as_a_fixed_number_of_tokens_however_long_it_is() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": LONG_TEXT}}
+    sizes = [
+        request_size.prompt_bytes(Operation.CHAT, {"messages": [{"role": "user", "content": [part] * count}]})
+        for count in (0, 1, 9)
+    ]
+    medium = request_size.MEDIA_TOKENS * request_size.BYTES_PER_TOKEN
+    assert [size - sizes[0] for size in sizes] == [0, medium, 9 * medium]
+
+
+def test_every_medium_of_vllm_s_content_parts_is_known() -> None:
+    parts = set(pytest.importorskip("vllm.renderers.chat_utils").MM_PARSER_MAP)
+    texts = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
+    assert parts - texts <= set(request_size.MEDIA_FIELDS)
+
+
+def test_what_never_reaches_the_model_s_input_counts_as_nothing() -> None:
+    schema = {"type": "json_schema", "json_schema": {"description": LONG_TEXT}}
+    more = {"response_format": schema, "metadata": {"note": LONG_TEXT}, "stop": [LONG_TEXT], "user": LONG_TEXT}
+    bare = request_size.prompt_bytes(Operation.CHAT, BODY)
+    assert request_size.prompt_bytes(Operation.CHAT, {**BODY, **more, "temperature": 0.5, "stream": True}) == bare
+
+
+def test_a_prompt_is_never_estimated_above_the_longest_that_the_model_takes() -> None:
+    body = {**BODY, "max_tokens": 7}
+    cost = request_size.estimate(Estimator(), Operation.CHAT, body, "t", "m", 400_000, longest=4096)
+    assert (cost.prompt_tokens, cost.max_kv_tokens) == (4096, 4103)
 
 
 @pytest.mark.parametrize(
