@@ -13,6 +13,9 @@ Rules
   requests there have ended or its own wait is over. Higher classes pass it, unless it is due by the minimum share.
   3. Of one size (equal slots, tokens within a factor of two) none passes the first. 4. KV debt closes a replica.
 - A full queue refuses the newcomer, unless another request has to be evicted for it (`.queue`).
+- The longest wait of a request that has begun counts from its arrival here, or from the last moment at which its class
+  was served: a request of the class was granted, or the class earned of its minimum share. So it ends only if its class
+  gets nothing for so long, or if at its end no replica could run the request.
 - Early refusal: a request that by the forecast cannot start in time is refused at once, with the wait that the measured
   drain rate predicts (`core.queue.wait_forecast`).
 
@@ -68,7 +71,8 @@ class Admission:
             return [*actions, self._refuse(arrival, RefusalReason.DEADLINE)]
         if self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
-        waiting = self.queue.add(arrival, self._now - waited_s)
+        arrived_s = self._now - waited_s
+        waiting = self.queue.add(arrival, arrived_s, self._now if arrival.has_begun else arrived_s)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
         actions += self._grant_waiting()
@@ -248,8 +252,20 @@ class Admission:
         while (deadline := self.queue.next_deadline()) is not None and deadline[0] <= now:
             actions.append(self._remove_and_refuse(deadline[1], RefusalReason.DEADLINE))
         while over := [one for one in self.queue.oldest() if self._wait_ends(one) <= now]:
-            actions += [self._remove_and_refuse(one, self._expiry_reason(one)) for one in over]
+            for one in over:
+                served_s = self._served_since(one)
+                if served_s is None:
+                    actions.append(self._remove_and_refuse(one, self._expiry_reason(one)))
+                else:
+                    self.queue.set_wait_from(one, served_s)
         return actions
+
+    def _served_since(self, waiting: QueuedRequest) -> float | None:
+        """When the class of a request that has begun was served last, if that was in its wait; None: the wait ends."""
+        if not waiting.arrival.has_begun or self._no_slots_since is not None:
+            return None
+        served_s = self.queue.class_queues[waiting.arrival.request_class].served_s
+        return served_s if served_s > waiting.wait_from_s and self.capacity.could_fit(*waiting.need) else None
 
     def _grant_all(self) -> list[Action]:
         """Grant all requests that can run, in order; then stop running requests for others that wait."""
@@ -314,7 +330,7 @@ class Admission:
         return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        policy, start = self.scheduler.policy, waiting.arrived_s
+        policy, start = self.scheduler.policy, waiting.wait_from_s
         end = start + policy.longest_wait_s(has_begun=waiting.arrival.has_begun)
         no_slots_since = self._no_slots_since
         return end if no_slots_since is None else min(end, max(start, no_slots_since) + policy.no_replica_wait_s)

@@ -48,6 +48,7 @@ class ClassQueue:
         self.weight = 0.0  # sum over the waiting tenants; while one waits at least `MIN_WEIGHT`, whatever rounding does
         self.running = 0  # granted requests of this class that have not ended
         self.granted = self.granted_tokens = 0  # since the queue was created
+        self.served_s = -math.inf  # when one of its requests was granted last, or it earned of its minimum share
         self.min_share = MinShareScheduler(self.tenant_queues)
         self.evictable = EvictableRequests(self.tenant_queues)
         self.changes = 0  # version: rises when a cached result can have changed
@@ -76,10 +77,13 @@ class ClassQueue:
         entry = (*waiting.order_key, waiting)
         insort(tenant_queue.order, entry)
         tenant_queue.slots += waiting.slots
-        if tenant_queue.order[0] is entry:
+        has_begun = waiting.arrival.has_begun
+        if has_begun:
+            tenant_queue.add_begun(waiting)
+        if tenant_queue.order[0] is entry or has_begun:
             if len(tenant_queue.order) == 1:
                 self.min_share.tenant_begins(tenant_queue)
-            else:  # it is older than the tenant's other requests
+            else:  # it is older than the tenant's other requests, or goes before them by the minimum share
                 self.min_share.tenant_changed(tenant_queue)
                 if self._first is not None and self._first.arrival.tenant == tenant:
                     self._first = None
@@ -101,8 +105,10 @@ class ClassQueue:
         """Remove a request that waits in this class."""
         tenant, size = waiting.arrival.tenant, waiting.size
         tenant_queue = self.tenant_queues[tenant]
-        was_first = tenant_queue.first is waiting
+        was_first, has_begun = tenant_queue.first is waiting, waiting.arrival.has_begun
         del tenant_queue.order[bisect_left(tenant_queue.order, waiting.order_key)]
+        if has_begun:
+            tenant_queue.remove_begun(waiting)
         tenant_queue.slots -= waiting.slots
         if waiting is self._first:
             self._forget_first()
@@ -125,7 +131,7 @@ class ClassQueue:
             self.weight = max(MIN_WEIGHT, self.weight - tenant_queue.weight) if self.size else 0.0
             self._last_to_leave = tenant_queue
             self.min_share.tenant_ends(tenant_queue)
-        elif was_first:
+        elif was_first or has_begun:
             self.min_share.tenant_changed(tenant_queue)
         self._reset_if_idle()
 

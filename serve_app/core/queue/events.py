@@ -81,6 +81,14 @@ class Arrival:
         return self.cost_tokens or 1
 
     @property
+    def unpaid_tokens(self) -> int:
+        """The tokens that its tenant and its class pay for its grant: its cost, and of a request that has begun only
+        what is left of it, since its earlier runs have paid for the prompt and what they produced. At least one."""
+        if not self.has_begun:
+            return self.cost
+        return max(1, self.cost - self.prompt_tokens - self.produced_tokens)
+
+    @property
     def placement(self) -> PlacementConstraint | None:
         """None: it may run on any replica."""
         if self.only_replica is None and not self.avoid_replicas:

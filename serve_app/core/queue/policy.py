@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from serve_app.types import RequestClass
 
 # Longer than others, a request may wait that has begun and was stopped for others or lost its replica: it has a part of
-# its answer. So long the minimum share of its class brings it on, however many requests of higher classes come.
+# its answer. Its wait counts only while its class gets nothing (`Admission`): a peak of load of so long ends none.
 BEGUN_WAIT_S = 600.0
 DEFAULT_NO_REPLICA_WAIT_S = 60.0  # a crashed replica of a small model is back in less; raise it for slow loads
 DEFAULT_MIN_SHARE = 0.05  # of granted tokens: a batch job goes on under overload, and higher classes hardly notice

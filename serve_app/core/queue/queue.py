@@ -40,17 +40,24 @@ class RequestQueue:
         self._arrival_count = 0
         self.tokens = 0
 
-    def add(self, arrival: Arrival, arrived_s: float) -> QueuedRequest:
-        """Add a request whose id does not wait yet to its tenant queue, ordered by age."""
+    def add(self, arrival: Arrival, arrived_s: float, wait_from_s: float) -> QueuedRequest:
+        """Add a request whose id does not wait yet to its tenant queue, ordered by age; its longest wait counts from
+        `wait_from_s`."""
         self._arrival_count += 1
         waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
         self.by_id[arrival.request_id] = waiting
-        self._by_age[arrival.has_begun].set(arrival.request_id, (arrived_s, waiting.arrival_number))
+        self.set_wait_from(waiting, wait_from_s)
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
             self._by_deadline.set(arrival.request_id, (arrival.deadline, waiting.arrival_number))
         self.tokens += waiting.cost
         return waiting
+
+    def set_wait_from(self, waiting: QueuedRequest, wait_from_s: float) -> None:
+        """The longest wait of a request counts from this moment."""
+        waiting.wait_from_s = wait_from_s
+        by_age = self._by_age[waiting.arrival.has_begun]
+        by_age.set(waiting.arrival.request_id, (wait_from_s, waiting.arrival_number))
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         """Remove a request; None if it does not wait."""
@@ -95,7 +102,7 @@ class RequestQueue:
         return waiting
 
     def oldest(self) -> list[QueuedRequest]:
-        """Who has waited longest, of those that have not begun, and of those that have and may wait longer."""
+        """The requests whose longest wait counts from the earliest moments: one that has begun, and another one."""
         return [self.by_id[top[1]] for ages in self._by_age.values() if (top := ages.peek()) is not None]
 
     def next_deadline(self) -> tuple[float, QueuedRequest] | None:

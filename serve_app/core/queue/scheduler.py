@@ -13,7 +13,7 @@ higher class, or after its quantum for shorter ones (`core.queue.preemption`).
 
 A running request is charged to its tenant's counter (`core.queue.class_queue`): input tokens at the start, output
 tokens as produced. As in VTC, an output token costs two input tokens. At the end the charges are corrected to the
-engine's token counts.
+engine's token counts. A request that has begun has paid for its prompt, and is not charged for it again.
 
 Invariant: a running request is counted in capacity, charges and use, or in none of them. An ended request has charged
 its tenant exactly its known use, and is removed. A tenant without running requests takes no memory.
@@ -102,7 +102,8 @@ class Scheduler:
         """A running request has ended after these tokens; None: unknown, its estimate counts."""
         run = self.running[request_id]
         if output_tokens is None:
-            output_tokens = max(run.charged_output, run.arrival.cost - run.charged_prompt)
+            estimated = run.arrival.cost - run.charged_prompt - run.arrival.produced_tokens
+            output_tokens = max(run.charged_output, estimated)
         self.end(request_id, prompt_tokens, output_tokens)
 
     def end(self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
@@ -177,9 +178,11 @@ class Scheduler:
         prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
         class_queue.running += 1
         class_queue.granted += 1
-        class_queue.granted_tokens += waiting.cost
-        class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
-        class_queue.min_share.charge(tenant_queue, waiting.cost, was_due)
+        class_queue.granted_tokens += waiting.unpaid
+        if not arrival.has_begun:  # else its tenant has paid for its prompt
+            class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
+        class_queue.min_share.charge(tenant_queue, waiting.unpaid, was_due)
+        class_queue.served_s = now
         self.queue.remove(arrival.request_id)
         replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
@@ -188,10 +191,11 @@ class Scheduler:
         self.preemption.begin(run)
         self._add_use(arrival.tenant, waiting.slots, waiting.cost)
         if self.policy.min_share:
-            earned = self.policy.min_share * waiting.cost
+            earned = self.policy.min_share * waiting.unpaid
             for other in self.queue.class_queues:
                 if other.size:
                     other.min_share.earn(earned, other.weight)
+                    other.served_s = now
         return replica_id
 
     def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:

@@ -5,6 +5,7 @@ Invariant: a request is in `order` and in its list of `by_size`, or in none; bot
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ QueueEntry = tuple[float, int, "QueuedRequest"]
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A waiting request. `order_key`, by which a tenant's requests are sorted, is when it first arrived, and
-    `arrival_number`; its wait counts from `arrived_s`."""
+    `arrival_number`; its longest wait counts from `wait_from_s`."""
 
     arrival: Arrival
     arrived_s: float
@@ -33,14 +34,17 @@ class QueuedRequest:
     # Of the arrival, computed once: they are read far more often than a request arrives.
     slots: int = field(init=False)
     cost: int = field(init=False)
+    unpaid: int = field(init=False)
     need: Need = field(init=False)
     size: SizeClass = field(init=False)
     order_key: tuple[float, int] = field(init=False)
+    wait_from_s: float = field(init=False)
     waits_for: WaitReason | None = None  # None: not known yet
 
     def __post_init__(self) -> None:
+        self.wait_from_s = self.arrived_s
         placement = self.arrival.placement
-        self.slots, self.cost = self.arrival.slots, self.arrival.cost
+        self.slots, self.cost, self.unpaid = self.arrival.slots, self.arrival.cost, self.arrival.unpaid_tokens
         self.need = self.slots, self.cost, placement
         self.size = self.slots, self.cost.bit_length(), placement
         self.order_key = self.arrived_s - self.arrival.age_s, self.arrival_number
@@ -61,6 +65,7 @@ class TenantQueue:
     # Sorted lists, not trees: up to ten thousand entries are moved faster than a tree is walked.
     order: list[QueueEntry] = field(default_factory=list)  # all requests
     by_size: dict[SizeClass, list[QueueEntry]] = field(default_factory=lambda: defaultdict(list))
+    begun: dict[SizeClass, list[QueueEntry]] = field(default_factory=dict)  # of these the ones that have begun
     leading_sizes: set[SizeClass] = field(default_factory=set)  # size classes whose cached head is this tenant's
     evictable: OrderedDict[str, QueuedRequest] = field(default_factory=OrderedDict)  # (`.eviction`), the youngest last
     evictable_tokens: int = 0
@@ -72,6 +77,20 @@ class TenantQueue:
     @property
     def first(self) -> QueuedRequest:
         return self.order[0][2]
+
+    def add_begun(self, waiting: QueuedRequest) -> None:
+        insort(self.begun.setdefault(waiting.size, []), (*waiting.order_key, waiting))
+
+    def remove_begun(self, waiting: QueuedRequest) -> None:
+        same_size = self.begun[waiting.size]
+        del same_size[bisect_left(same_size, waiting.order_key)]
+        if not same_size:
+            del self.begun[waiting.size]
+
+    def first_begun(self, could_fit: FitsPredicate | None = None) -> QueuedRequest | None:
+        """The oldest request that has begun (and could run). O(size classes)."""
+        able = [queue[0] for queue in self.begun.values() if could_fit is None or could_fit(*queue[0][2].need)]
+        return min(able)[2] if able else None
 
     def first_that_could_run(self, could_fit: FitsPredicate) -> QueuedRequest | None:
         """The oldest request that could run. O(size classes) if it is not the oldest of all."""

@@ -159,12 +159,17 @@ class RouterQueue:
         return actions
 
     def on_tick(self, now: float) -> list[Action]:
-        """Refuse requests whose wait is over, submitted ones included."""
+        """Refuse requests whose wait is over, submitted ones included. The wait of one that has begun counts here only
+        while the actor does not answer: the actor knows whether its class is served (`core.queue.admission`)."""
         self.limits.on_tick(now, is_away=self.alone)
         actions: list[Action] = []
         while (late := self.pending.first_overdue(now)) is not None:
-            self._withdraw(late.request_id)
             deadline = late.arrival.deadline
+            ends_s = self.credit_valid_until + self._longest_wait_s(late)
+            if late.arrival.has_begun and now < ends_s and (deadline is None or now < deadline):
+                self.pending.set_wait_end(late, ends_s)
+                continue
+            self._withdraw(late.request_id)
             served = any(one.usable for one in self.accounts.by_engine.values() if one.model == late.model)
             reason = RefusalReason.TIMEOUT if served else RefusalReason.NO_REPLICA
             if deadline is not None and deadline <= now:
@@ -357,10 +362,13 @@ class RouterQueue:
         return actions
 
     def _add_pending(self, waiting: PendingRequest, now: float) -> None:
-        policy = self._policies.get(waiting.model, DEFAULT_POLICY)
-        self.pending.add(waiting, policy.longest_wait_s(has_begun=waiting.arrival.has_begun))
+        self.pending.add(waiting, self._longest_wait_s(waiting))
         if not self.decides_alone(waiting.model) and self.router_session.arrivals_left:
             self._hand_in(waiting, now)
+
+    def _longest_wait_s(self, waiting: PendingRequest) -> float:
+        policy = self._policies.get(waiting.model, DEFAULT_POLICY)
+        return policy.longest_wait_s(has_begun=waiting.arrival.has_begun)
 
     def _hand_in(self, waiting: PendingRequest, now: float) -> None:
         ticket = f"{self.router_session.router}:{next(self._ticket_numbers)}"

@@ -84,17 +84,19 @@ class PendingRequests:
 
     def add(self, waiting: PendingRequest, longest_wait_s: float) -> None:
         """Add a request that may wait so long."""
-        due = waiting.arrived_s + longest_wait_s
-        if waiting.arrival.deadline is not None:
-            due = min(due, waiting.arrival.deadline)
         request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class
-        number = next(self._numbers)
         self.by_request_id[request_id] = self.unsent[request_id] = waiting
         self.counts[model] += 1
         self._tokens[model, level] += waiting.arrival.cost
         queues = self.queues.setdefault(model, {})
-        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.first_arrived_s, number))
-        self._deadlines.set(request_id, (due + REFUSAL_GRACE_S, number))
+        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.first_arrived_s, next(self._numbers)))
+        self.set_wait_end(waiting, waiting.arrived_s + longest_wait_s)
+
+    def set_wait_end(self, waiting: PendingRequest, ends_s: float) -> None:
+        """The longest wait of a request ends at this moment, or at its deadline."""
+        deadline = waiting.arrival.deadline
+        due = ends_s if deadline is None else min(ends_s, deadline)
+        self._deadlines.set(waiting.request_id, (due + REFUSAL_GRACE_S, next(self._numbers)))
 
     def remove(self, request_id: str) -> PendingRequest | None:
         """Remove and return a waiting request; None: unknown id."""
@@ -293,7 +295,8 @@ class InFlight:
         if prompt_tokens is None:
             prompt_tokens = run.arrival.prompt_tokens
         if output_tokens is None:
-            output_tokens = max(0, run.arrival.cost_tokens - run.arrival.prompt_tokens)
+            earlier = run.arrival.prompt_tokens + run.arrival.produced_tokens
+            output_tokens = max(0, run.arrival.cost_tokens - earlier)
         if run.ticket:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
             self._router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens))
@@ -303,7 +306,8 @@ class InFlight:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             unreported = max(0, output_tokens - run.reported_tokens)
-            self._router_session.add_usage(run.model, run.arrival, prompt_tokens, unreported)
+            unpaid_prompt = 0 if run.arrival.has_begun else prompt_tokens
+            self._router_session.add_usage(run.model, run.arrival, unpaid_prompt, unreported)
             if run.owed_tokens:
                 self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run

@@ -7,44 +7,12 @@ against it. Only what history decides is kept: the tenants' counters, what the m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from serve_app.core.queue import Arrival, QueuePolicy
 from tests.core.queue.reference_history import History
+from tests.core.queue.reference_request import Request
 
 CLASSES = 4
-
-
-@dataclass
-class Request:
-    arrival: Arrival
-    arrived: float
-    number: int
-    level: int
-    since: int
-    status: str = "waiting"  # or "granted", "refused", "cancelled"
-    replica: str = ""  # set while it runs
-    prompt: int = 0  # charged
-    produced: int = 0
-
-    @property
-    def slots(self) -> int:
-        return self.arrival.slots
-
-    @property
-    def cost(self) -> int:
-        return max(1, self.arrival.cost_tokens)
-
-    @property
-    def tenant(self) -> str:
-        return self.arrival.tenant
-
-    @property
-    def size(self) -> tuple[int, int, str | None, frozenset[str]]:
-        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only_replica, self.arrival.avoid_replicas
-
-    def may_use(self, replica: str) -> bool:
-        return self.arrival.only_replica in (None, replica) and replica not in self.arrival.avoid_replicas
 
 
 class Reference:
@@ -67,6 +35,7 @@ class Reference:
         self.last_tenant: dict[int, str] = {}
         self.credit = [0.0] * CLASSES
         self.earned = [0.0] * CLASSES  # per unit of weight
+        self.got_something = [-math.inf] * CLASSES  # when each level was granted something, or earned
         self.paid_up: dict[tuple[int, str], float] = {}  # of these, by tenants who wait
 
     # What can be asked.
@@ -142,9 +111,9 @@ class Reference:
         return not any(self.slots.values())
 
     def wait_ends(self, request: Request) -> float:
-        end = request.arrived + self.policy.longest_wait_s(has_begun=request.arrival.has_begun)
+        end = request.wait_from + self.policy.longest_wait_s(has_begun=request.arrival.has_begun)
         if self.empty():
-            end = min(end, max(request.arrived, self.empty_since) + self.policy.no_replica_wait_s)
+            end = min(end, max(request.wait_from, self.empty_since) + self.policy.no_replica_wait_s)
         return end
 
     def next_due(self) -> float | None:
@@ -165,13 +134,18 @@ class Reference:
             if request.arrival.deadline is not None and request.arrival.deadline <= now:
                 self.refuse(request, "deadline")
         for request in sorted(self.waiting(), key=lambda r: (r.arrived, r.number)):
+            may_go_on = request.arrival.has_begun and self.possible(request) and not self.empty()
+            if self.wait_ends(request) <= now and may_go_on:
+                request.wait_from = max(request.wait_from, self.got_something[request.level])
             if self.wait_ends(request) <= now:
                 self.refuse(request, self.why_not_served(request))
         self.decide()
 
     def arrive(self, arrival: Arrival, waited_s: float = 0.0) -> None:
         number = self.tick()
-        request = Request(arrival, self.now - waited_s, number, int(arrival.request_class), number, "new")
+        arrived = self.now - waited_s
+        wait_from = self.now if arrival.has_begun else arrived
+        request = Request(arrival, arrived, number, int(arrival.request_class), number, wait_from, "new")
         self.requests[arrival.request_id] = request
         if arrival.deadline is not None and arrival.deadline <= self.now:
             return self.refuse(request, "deadline")
@@ -192,7 +166,7 @@ class Reference:
     def end(self, request_id: str, cancel: bool, prompt: int | None = None, output: int | None = None) -> None:
         request = self.requests.get(request_id)
         if request is not None and request.replica:
-            expected = max(0, request.cost - max(1, request.arrival.prompt_tokens))
+            expected = max(0, request.cost - max(1, request.arrival.prompt_tokens) - request.arrival.produced_tokens)
             if cancel:
                 output = request.produced
             elif output is None:
@@ -253,13 +227,17 @@ class Reference:
 
     def needed(self, level: int) -> float:
         """What the next request of a level by its minimum share costs, be it owed or not."""
-        firsts = {r.tenant: r for r in sorted(self.waiting(level), key=lambda r: (-r.arrived, -r.number))}
+        waits = sorted(self.waiting(level), key=lambda r: (-r.arrived, -r.number))
+        begun = {r.tenant: r for r in waits if r.arrival.has_begun}
+        firsts = begun or {r.tenant: r for r in waits}
         paid = {tenant: self.paid_up[level, tenant] for tenant in firsts}
         eligible = {
-            tenant: self.will_have_earned(firsts[tenant]) for tenant in paid if paid[tenant] <= self.earned[level]
+            tenant: self.will_have_earned(firsts[tenant])
+            for tenant in paid
+            if begun or paid[tenant] <= self.earned[level]
         }
         return min(
-            ((at, tenant, firsts[tenant].cost) for tenant, at in (eligible or paid).items()), default=(0, "", 0)
+            ((at, tenant, firsts[tenant].unpaid) for tenant, at in (eligible or paid).items()), default=(0, "", 0)
         )[2]
 
     def floor(self, level: int) -> float:
@@ -400,8 +378,8 @@ class Reference:
                 continue
             if found := self.place(owed, opened):
                 return owed, found, True
-            of, most = (level, owed.tenant), owed.cost / self.policy.weight(owed.tenant)
-            self.credit[level] = min(self.credit[level], owed.cost)
+            of, most = (level, owed.tenant), owed.unpaid / self.policy.weight(owed.tenant)
+            self.credit[level] = min(self.credit[level], owed.unpaid)
             self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
             opened -= self.kept_for(owed, opened)
             keeping.add(level)
@@ -418,22 +396,27 @@ class Reference:
         return None
 
     def due(self, level: int) -> Request | None:
-        """Of the tenants who had no more than they earned, the one that will first have earned its next request, if
-        the class has earned it, or the tenant."""
-        found = []
-        for tenant in {r.tenant for r in self.waiting(level)}:
-            mine = sorted((r for r in self.waiting(level) if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
-            able = [r for r in mine if self.possible(r)]
-            if able and self.paid_up[level, tenant] <= self.earned[level]:
-                found.append((self.will_have_earned(mine[0]), tenant, able[0]))
-        if not found:
+        """Of what has begun, or else of the tenants who had no more than they earned, the request that will first be
+        earned, if the class has earned it, or the tenant."""
+        waits = self.waiting(level)
+        begun = [r for r in waits if r.arrival.has_begun]
+        eligible = [r for r in waits if self.paid_up[level, r.tenant] <= self.earned[level]]
+        head = self.first_earned(begun) or self.first_earned(eligible)
+        if head is None:
             return None
-        _, _, head = min(found, key=lambda one: one[:2])
-        enough = self.credit[level] >= head.cost or self.earned[level] >= self.will_have_earned(head)
+        enough = self.credit[level] >= head.unpaid or self.earned[level] >= self.will_have_earned(head)
         return head if enough else None
 
+    def first_earned(self, requests: list[Request]) -> Request | None:
+        found = []
+        for tenant in {r.tenant for r in requests}:
+            mine = sorted((r for r in requests if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
+            if able := [r for r in mine if self.possible(r)]:
+                found.append((self.will_have_earned(mine[0]), tenant, able[0]))
+        return min(found, key=lambda one: one[:2])[2] if found else None
+
     def will_have_earned(self, head: Request) -> float:
-        return self.paid_up[head.level, head.tenant] + head.cost / self.policy.weight(head.tenant)
+        return self.paid_up[head.level, head.tenant] + head.unpaid / self.policy.weight(head.tenant)
 
     def place(self, request: Request, opened: set[str]) -> str:
         fits = {replica for replica in opened if self.fits(request, replica)}
@@ -444,10 +427,12 @@ class Reference:
         level, of = request.level, (request.level, request.tenant)
         paid = self.will_have_earned(request)
         self.paid_up[of] = paid if owed else max(self.paid_up[of], min(paid, self.earned[level]))
-        self.credit[level] = max(0.0, self.credit[level] - request.cost)
+        self.credit[level] = max(0.0, self.credit[level] - request.unpaid)
         request.replica = replica
         request.prompt = max(1, request.arrival.prompt_tokens)
-        self.charge(request, request.prompt)
+        if not request.arrival.has_begun:
+            self.charge(request, request.prompt)
+        self.got_something[level] = self.now
         self.leave(request, "granted")
         self.last_grant[replica] = self.tick()
         self.history.grants.append((self.now, request.level, request.slots))
@@ -456,9 +441,10 @@ class Reference:
             tenants = {r.tenant for r in self.waiting(level)}
             if not tenants:
                 continue
-            self.credit[level] += self.policy.min_share * request.cost
+            self.got_something[level] = self.now
+            self.credit[level] += self.policy.min_share * request.unpaid
             weights = sum(self.policy.weight(tenant) for tenant in tenants)
-            self.earned[level] += self.policy.min_share * request.cost / weights
+            self.earned[level] += self.policy.min_share * request.unpaid / weights
             self.earned[level] = max(self.earned[level], min(self.paid_up[level, tenant] for tenant in tenants))
 
 

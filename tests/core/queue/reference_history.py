@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.core.queue.reference_admission import Reference, Request
+    from tests.core.queue.reference_admission import Reference
+    from tests.core.queue.reference_request import Request
 
 FADE_S = 60.0
 CLASSES = 4

@@ -267,7 +267,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule()
     def come_due(self) -> None:
-        """Nothing happens before `next_due`; at `next_due` something does."""
+        """Nothing happens before `next_due`; at `next_due` something does, or what has begun waits on."""
         due = self.admission.next_due()
         if due is None:
             return
@@ -277,7 +277,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.now = due
         self.reference.pass_time(due)
         actions = self.admission.on_tick(due)
-        assert actions
+        assert actions or any(request.arrival.has_begun for request in self.reference.waiting())
         self.compare(actions)
 
     @precondition(lambda self: self.reference.requests)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from serve_app.core.memory import FENCE_S
-from serve_app.core.queue import Preempt
+from serve_app.core.queue import Preempt, QueuePolicy
+from serve_app.core.queue.policy import BEGUN_WAIT_S
 from serve_app.core.queue.preemption import STOP_S
 from serve_app.core.shared_queue.router_requests import LONG_TOKENS
 from serve_app.types import RequestClass
@@ -179,3 +180,30 @@ def test_what_the_next_actor_does_not_know_is_not_stopped() -> None:
     world.settle(6)
     assert [req.stops for req in low] == [0, 0]
     world.bring_to_rest()
+
+
+def test_a_router_leaves_it_to_the_actor_how_long_a_request_waits_that_has_begun() -> None:
+    world = World({"e": (1, 1000)}, 2, QueuePolicy(1000, 10.0))
+    world.preemptible = True
+    world.settle(4)
+    low = world.arrive("r0", LOW, tokens=900)
+    world.settle(2)
+    high = world.arrive("r1", HIGH)
+    world.settle(2)
+    assert obey_all(world) == 1
+    begun_s = world.now
+    while world.now < begun_s + 1.1 * BEGUN_WAIT_S:  # `low` earns half a token with each answer of `high`
+        following = world.arrive("r1", HIGH)
+        world.settle(2)
+        assert high.state == "runs"
+        world.finish("r1", f"q{high.number}")
+        high = following
+        world.settle(1)
+        world.wait(FENCE_S / 2)
+        assert low.state == "waits"
+    for router in world.routers.values():
+        world.perform(router, router.line.on_lost(world.now))
+    world.now += 10.0 + BEGUN_WAIT_S + 2 * FENCE_S
+    router = world.routers["r0"]
+    world.perform(router, router.line.on_tick(world.now))
+    assert low.state == "refused"

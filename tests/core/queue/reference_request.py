@@ -1,0 +1,47 @@
+"""A request of the second admission."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from serve_app.core.queue import Arrival
+
+
+@dataclass
+class Request:
+    arrival: Arrival
+    arrived: float
+    number: int
+    level: int
+    since: int
+    wait_from: float  # from when its longest wait counts
+    status: str = "waiting"  # or "granted", "refused", "cancelled"
+    replica: str = ""  # set while it runs
+    prompt: int = 0  # charged
+    produced: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.arrival.slots
+
+    @property
+    def cost(self) -> int:
+        return max(1, self.arrival.cost_tokens)
+
+    @property
+    def unpaid(self) -> int:
+        """What its tenant pays: not what its earlier runs have paid."""
+        earlier = self.arrival.prompt_tokens + self.arrival.produced_tokens if self.arrival.has_begun else 0
+        return max(1, self.cost - earlier)
+
+    @property
+    def tenant(self) -> str:
+        return self.arrival.tenant
+
+    @property
+    def size(self) -> tuple[int, int, str | None, frozenset[str]]:
+        return self.slots, math.floor(math.log2(self.cost)), self.arrival.only_replica, self.arrival.avoid_replicas
+
+    def may_use(self, replica: str) -> bool:
+        return self.arrival.only_replica in (None, replica) and replica not in self.arrival.avoid_replicas
