@@ -25,7 +25,7 @@ from serve_app.types import Operation, Outcome, RequestClass
 
 _WITH_ANSWER = (Outcome.OK, Outcome.CANCELLED_RUNNING)
 # By the error's code.
-_REASONS: dict[str, RefusalReason | LimitReason] = {
+_REASONS: dict[str, str] = {
     **{reason.value: reason for reason in RefusalReason},
     **{reason.value: reason for reason in LimitReason},
     "kv_budget": RefusalReason.TIMEOUT,
@@ -198,7 +198,9 @@ class RequestRecord:
         served = self._served(now)
         # a replayed answer is not judged
         level = self.service_level if granted or self.outcome is not Outcome.OK else None
-        unnamed = RefusalReason.NO_REPLICA if self.outcome is Outcome.REFUSED else None
+        refused = None if error is None else _REASONS.get(error.code)
+        if refused is None and error is not None and self.outcome is Outcome.REFUSED:
+            refused = error.code
         return Receipt(
             request_id=self.request_id,
             client_id=self.client_id,
@@ -230,7 +232,7 @@ class RequestRecord:
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             output_tokens=output,
             kv_token_s=trace.kv_token_s,
-            refused=None if error is None else _REASONS.get(error.code, unnamed),
+            refused=refused,
             retry_after_s=None if error is None else error.retry_after_s,
             deadline_s=self.deadline_s,
             itl_s=served.itl_s,

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from serve_app.core.limits import LimitDecision
 from serve_app.core.memory import FENCE_S, NodeProcesses
 from serve_app.core.queue import Action, Decision, Preempt
-from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
-from serve_app.errors import Unavailable
+from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue, lost
 from serve_app.ray_adapter import AWAY
 
 logger = logging.getLogger("ray.serve")
@@ -155,6 +154,7 @@ class QueueClient:
             if reply.is_stale and reply.epoch == known:  # the actor has just started and knows no devices yet
                 self._retry_at = now + RETRY_S
             actions, is_answered = self.core.on_reply(reply, sent_at, now), not reply.is_stale
+            self._log_failed_actions()
         except Exception as error:
             if not isinstance(error, AWAY):
                 logger.exception("the queue goes on after an error in the exchange with the quota actor")
@@ -206,16 +206,21 @@ class QueueClient:
     def _reconcile(self, now: float) -> None:
         """Compare this process's requests with the core's; a request known to one side only is ended."""
         holds = {request_id: request.decision.done() for request_id, request in self.requests.items()}
-        actions, lost, wrong = self.core.reconcile(holds, now)
-        for request_id in lost:
+        actions, ended, wrong = self.core.reconcile(holds, now)
+        for request_id in ended:
             logger.error("request %s was known to one side only and is ended", request_id)
             request = self.requests.get(request_id)
             if request is not None and not request.decision.done():
-                error = Unavailable("the request was lost; try again", code="request_lost", retry_after_s=1.0)
-                request.decision.set_exception(error)
+                request.decision.set_result(lost(request_id))
         if wrong:
             logger.error("in-use amounts of requests were recomputed for engines %s", ", ".join(wrong))
         self.apply_actions(actions + self.core.on_tick(now))  # in case a timer was lost
+
+    def _log_failed_actions(self) -> None:
+        failed, self.core.applied.failed = self.core.applied.failed, []
+        for one in failed:
+            what = f"request {one.request_id} is ended" if one.request_id else "no request ends by it"
+            logger.error("an action of the quota actor failed, %s: %r", what, one.action, exc_info=one.error)
 
     # Time
 

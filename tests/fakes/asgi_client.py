@@ -15,7 +15,15 @@ from serve_app.http.batch_lane import BatchLane
 from serve_app.http.keyed_runs import KeyedRuns
 from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import ModelRouter, ReceiptSearch, RouterMetrics, Scrape, SessionClient, UsageReporter
+from serve_app.router import (
+    LimitClient,
+    ModelRouter,
+    ReceiptSearch,
+    RouterMetrics,
+    Scrape,
+    SessionClient,
+    UsageReporter,
+)
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
@@ -68,7 +76,7 @@ def router_app(
     settings: Settings,
     models: Mapping[str, ModelRouter],
     metrics: RouterMetrics,
-    limits: FakeLimits | None = None,
+    limits: FakeLimits | LimitClient | None = None,
     keyed_runs: KeyedRuns | None = None,
     follower: KeyFollower | None = None,
     batches: BatchLane | None = None,
@@ -149,6 +157,7 @@ class Client:
         routers: how many router replicas there are; `name` tells them apart.
         admission, http: settings; limits: of the key `KEY`.
         keyed_runs: of this router, if others share its claims.
+        charges: whether the quota actor charges the limits; else nothing does.
     """
 
     def __init__(
@@ -161,6 +170,7 @@ class Client:
         http: dict[str, Any] | None = None,
         limits: dict[str, Any] | None = None,
         keyed_runs: KeyedRuns | None = None,
+        charges: bool = False,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", metrics=True, name="desk", limits=limits),
@@ -171,12 +181,14 @@ class Client:
         self.handle = cluster.handle()
         self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
         self.metrics, self.limits, self._keyed_runs = RouterMetrics(), FakeLimits(), keyed_runs
+        self._charges = charges
 
     async def start(self) -> Client:
         client = await self._cluster.queues(self._name)
         admission = self._settings.admission
         self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
-        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, self.limits, self._keyed_runs)
+        limits = LimitClient(client) if self._charges else self.limits
+        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, limits, self._keyed_runs)
         self._cluster.closing.append(self.model.replica_set.close)
         await self.model.start()
         await turns(20)

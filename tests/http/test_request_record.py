@@ -54,12 +54,14 @@ def test_what_does_not_generate_teaches_nothing(operation: Operation) -> None:
         (Overloaded("full", code="queue_full", retry_after_s=3.0), Outcome.REFUSED, RefusalReason.QUEUE_FULL),
         (Overloaded("no tokens", code="kv_budget"), Outcome.REFUSED, RefusalReason.TIMEOUT),
         (Unavailable("none runs"), Outcome.REFUSED, RefusalReason.NO_REPLICA),
+        (Unavailable("an error of ours", code="request_lost"), Outcome.REFUSED, RefusalReason.LOST),
+        (Unavailable("no credit", code="limits_unavailable"), Outcome.REFUSED, "limits_unavailable"),
         (EngineUnreachable("gone"), Outcome.ENGINE_FAILED, None),
         (Forbidden("class"), Outcome.BAD_REQUEST, None),
     ],
 )
 def test_a_refusal_has_a_reason_and_other_errors_have_none(
-    error: ServeAppError, outcome: Outcome, reason: RefusalReason | None
+    error: ServeAppError, outcome: Outcome, reason: str | None
 ) -> None:
     ended = record()
     ended.outcome, ended.error = outcome_of(error), error

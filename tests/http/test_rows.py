@@ -151,3 +151,22 @@ def test_rows_at_the_same_time_are_joined_by_their_key() -> None:
         assert [row.requests for row in used.rows] == [1]
 
     check(scenario)
+
+
+def test_rows_over_their_limits_are_refused_and_cost_no_other_request_its_answer() -> None:
+    """The refusal of the quota actor once ended the reply that carried it, with the decisions for everybody else."""
+
+    async def scenario(client: Client) -> None:
+        rows = [asyncio.create_task(answer_of(client, ask(f"row {n}"), key=f"batch_1-{n}")) for n in range(6)]
+        others = await asyncio.gather(*(client.post(ask(f"p {n}", stream=False)) for n in range(24)))
+        assert {reply.status for reply in others} == {200}
+        answers = await asyncio.gather(*rows)
+        assert sorted(status for status, _, _ in answers) == [200, 429, 429, 429, 429, 429]
+        refused = [json.loads(body)["error"] for status, _, body in answers if status == 429]
+        assert {error["code"] for error in refused} == {"rate_limit"}
+        assert all("60 requests per minute of the batches of this tenant" in error["message"] for error in refused)
+        kept = client.edge.receipts.kept.values()
+        assert sorted(one.refused for one in kept if one.refused) == ["rate_limit"] * 5
+
+    limits = {"requests_per_minute": 60, "burst_requests": 1}
+    check(scenario, admission={"tenants": {"people": {"batch_limits": limits}}}, charges=True)

@@ -93,7 +93,25 @@ def _burst(per_minute: float | None, burst: int | None) -> float | None:
     return max(1.0, per_minute) if burst is None else float(burst)
 
 
-Scopes = tuple[tuple[str, Limits], ...]  # with the id of each
+Scopes = tuple[tuple[str, Limits], ...]  # with the id of each: a kind of `SCOPE_NAMES`, a colon, and whose it is
+SCOPE_NAMES = {
+    "key": "this key",
+    "tenant": "this tenant",
+    "model": "this tenant for this model",
+    "batch": "the batches of this tenant",
+}
+
+
+def in_words(limits: Limits | None, kind: Kind, scope: str) -> str:
+    """A limit as an error names it: `60 requests per minute of this key`."""
+    if limits is None:
+        return NAMES[kind]
+    capacity = limits.capacities()[kind]
+    figure = {Kind.REQUESTS: limits.requests_per_minute, Kind.TOKENS: limits.tokens_per_minute}.get(kind, capacity)
+    if kind is Kind.COST_OF_MONTH:
+        figure = limits.budget_per_month
+    of = scope.partition(":")[0]
+    return f"{figure:,g} {NAMES[kind]} of {SCOPE_NAMES.get(of, of)}"
 
 
 class LimitedRequest(NamedTuple):

@@ -37,7 +37,6 @@ from serve_app.core.limits.messages import (
     Version,
 )
 from serve_app.core.limits.policy import (
-    NAMES,
     NOTHING,
     Amounts,
     Bucket,
@@ -47,6 +46,7 @@ from serve_app.core.limits.policy import (
     Limits,
     Scopes,
     Standing,
+    in_words,
     need_of,
 )
 from serve_app.core.limits.reservations import GRACE_S
@@ -198,6 +198,17 @@ class RouterLimits:
                 scope.spent[kind] += paid
                 scope.refund[kind] += refund + paid
             self._return_surplus(name, scope)
+
+    def lose(self, request_id: str, now: float) -> None:
+        """The actor's answer to a pending request could not be taken: unless it is decided, it is not charged."""
+        if any(one.request_id == request_id for one in self.decided):
+            return
+        waiting = self.pending.get(request_id)
+        self.on_cancel(request_id)
+        self.on_end(request_id, None, 0, now)
+        if waiting is not None:
+            self.tickets.pop(waiting.ticket, None)
+        self.decided.append(Refusal(request_id, LimitReason.RATE_LIMIT, "", 1.0))
 
     # The actor
 
@@ -351,7 +362,7 @@ class RouterLimits:
         if waiting.is_cancelled:
             return
         del self.pending[request.request_id]
-        words = _in_words(dict(request.scopes).get(refused.scope), refused.kind, refused.scope)
+        words = in_words(dict(request.scopes).get(refused.scope), refused.kind, refused.scope)
         self.decided.append(Refusal(request.request_id, refused.reason, words, refused.retry_after_s))
 
     def _return_surplus(self, name: str, scope: _Scope) -> None:
@@ -384,15 +395,3 @@ class RouterLimits:
 
     def _is_waited_for(self, name: str) -> bool:
         return any(name == one for waiting in self.pending.values() for one, _ in waiting.request.scopes)
-
-
-def _in_words(limits: Limits | None, kind: Kind, scope: str) -> str:
-    """A limit as an error names it: `60 requests per minute of this key`."""
-    if limits is None:
-        return NAMES[kind]
-    capacity = limits.capacities()[kind]
-    figure = {Kind.REQUESTS: limits.requests_per_minute, Kind.TOKENS: limits.tokens_per_minute}.get(kind, capacity)
-    if kind is Kind.COST_OF_MONTH:
-        figure = limits.budget_per_month
-    of = {"key": "this key", "tenant": "this tenant", "model": "this tenant for this model"}[scope.partition(":")[0]]
-    return f"{figure:,g} {NAMES[kind]} of {of}"

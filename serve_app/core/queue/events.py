@@ -106,6 +106,7 @@ class RefusalReason(enum.StrEnum):
     NO_REPLICA = "no_replica"  # no replica has had a slot for `no_replica_wait_s`
     TOO_LARGE = "too_large"  # it needs more slots or KV tokens than any replica has
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
+    LOST = "request_lost"  # an error of ours: router and quota actor do not agree on it, or one of them failed at it
 
 
 class WaitReason(enum.StrEnum):
@@ -181,14 +182,16 @@ _MESSAGES = {
     RefusalReason.TIMEOUT: "No slot is free for the request within the longest wait allowed.",
     RefusalReason.NO_REPLICA: "No replica of this model can serve now; Retry-After says when one is expected.",
     RefusalReason.SESSIONS: "Sessions hold the KV tokens that the request needs; it waited the longest wait allowed.",
+    RefusalReason.LOST: "The router or the quota actor failed at this request; its log says more. Try again.",
     RefusalReason.TOO_LARGE: "The request needs more sequences or tokens at once than a replica of this model has.",
 }
 
 
 def refusal_error(refusal: Refuse) -> ServeAppError:
-    """The error for the client of a refused request: 503 without a replica, 400 if it can never fit, else 429."""
+    """The error for the client of a refused request: 503 without a replica or by an error of ours, 400 if it can never
+    fit, else 429."""
     message = _MESSAGES[refusal.reason]
     if refusal.reason is RefusalReason.TOO_LARGE:
         return BadRequest(message, param="n", code=refusal.reason.value)
-    kind = Unavailable if refusal.reason is RefusalReason.NO_REPLICA else Overloaded
+    kind = Unavailable if refusal.reason in (RefusalReason.NO_REPLICA, RefusalReason.LOST) else Overloaded
     return kind(message, retry_after_s=refusal.retry_after_s, code=refusal.reason.value)

@@ -23,7 +23,7 @@ _OUTCOMES = {
     Outcome.ENGINE_FAILED: "the engine failed",
     Outcome.INTERNAL_ERROR: "failed by an internal error",
 }
-_REFUSALS: dict[RefusalReason | LimitReason, str] = {
+_REFUSALS: dict[str, str] = {
     LimitReason.RATE_LIMIT: "its key or tenant had used its requests or tokens a minute",
     LimitReason.CONCURRENCY: "its key or tenant had as many requests at once as it may have",
     LimitReason.QUOTA: "its key or tenant had used its day's requests or tokens, or its month's budget",
@@ -34,6 +34,8 @@ _REFUSALS: dict[RefusalReason | LimitReason, str] = {
     RefusalReason.NO_REPLICA: "no replica could serve",
     RefusalReason.TOO_LARGE: "it needed more sequences or tokens than any replica has",
     RefusalReason.SESSIONS: "sessions held the KV tokens that it needed during the longest wait allowed",
+    RefusalReason.LOST: "the router or the quota actor failed at it; their logs name the request",
+    "limits_unavailable": "its limits could not be charged, since the quota actor did not answer for it",
 }
 _WAITS = {
     WaitReason.TURN: "other requests had their turn first",
@@ -91,7 +93,8 @@ def explain(receipt: Receipt) -> list[str]:
     if receipt.refused is not None:
         retry_s = receipt.retry_after_s
         told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
-        lines.append(f"Refused ({receipt.refused.value}): {_REFUSALS[receipt.refused]}{told}.")
+        why = _REFUSALS.get(receipt.refused, "something that it needed was away")
+        lines.append(f"Refused ({receipt.refused}): {why}{told}.")
     if receipt.replica_id is not None:
         lines.append(_placement(receipt))
     if receipt.preempted:

@@ -12,8 +12,7 @@ from typing import Any
 
 from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource
-from serve_app.core.limits import LimitReason
-from serve_app.core.queue import RefusalReason, WaitReason
+from serve_app.core.queue import WaitReason
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
@@ -48,7 +47,7 @@ class Receipt:
         estimated_prompt: tokens; `estimated_output`: tokens of all answers; `source`: the latter was learned from it.
         prompt_tokens: counted by the engine; None: it did not run.
         kv_token_s: tokens of KV cache held, times seconds.
-        refused: the reason of a refusal; `retry_after_s`: as sent to the client.
+        refused: the reason of a refusal, the code of its error; `retry_after_s`: as sent to the client.
         deadline_s: as the client set it.
         itl_s: mean time between tokens; None: unknown. `longest_gap_s`: of a stream, between two frames with tokens.
         slo: the verdict on its service level (`ttft_slo_s`, `itl_slo_s`); None: its class has none.
@@ -83,7 +82,7 @@ class Receipt:
     output_tokens: int | None = None
     kv_token_s: float = 0.0
     client_id: str | None = None
-    refused: RefusalReason | LimitReason | None = None
+    refused: str | None = None
     retry_after_s: float | None = None
     deadline_s: float | None = None
     itl_s: float | None = None

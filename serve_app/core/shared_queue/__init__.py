@@ -7,6 +7,7 @@ Never: counts a slot twice: lost state is restored by reconciliation, not by gue
 
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_queue import ActorQueue
+from serve_app.core.shared_queue.applied_actions import lost
 from serve_app.core.shared_queue.delivery import BATCH, UNRESPONSIVE_S
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
@@ -20,5 +21,6 @@ __all__ = [
     "ActorReply",
     "RouterMessage",
     "RouterQueue",
+    "lost",
     "messages",
 ]

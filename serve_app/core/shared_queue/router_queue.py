@@ -43,6 +43,7 @@ from serve_app.core.limits import (
 from serve_app.core.memory import FENCE_S, NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
+from serve_app.core.shared_queue.applied_actions import AppliedActions
 from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
@@ -67,6 +68,7 @@ class RouterQueue:
         self.pending = PendingRequests()
         self.in_flight = InFlight(self.accounts, self.router_session)
         self.limits = RouterLimits(router, lambda event: self.router_session.put(event))
+        self.applied = AppliedActions(self.pending, self.in_flight, self.limits, self.router_session)
         self._store: messages.StoreAddress | None = None
         self._ticket_numbers = itertools.count(1)
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
@@ -254,7 +256,7 @@ class RouterQueue:
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
         before = session.state
-        actions = [action for said in session.on_reply(reply) for action in self.on_action(said, now)]
+        actions = self.applied.apply(session.on_reply(reply), self.on_action, now)
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)

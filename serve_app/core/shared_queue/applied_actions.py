@@ -1,0 +1,76 @@
+"""The actor's actions at a router, applied one by one: one that fails ends its own request, and no other.
+
+A request that waits is refused, and the actor is told to return what it has granted it. What a failed action would have
+changed in an account is missing there until the next heartbeat, at which the actor compares the accounts.
+
+Invariant: every action of a reply is applied or is in `failed`; none hides another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from serve_app.core.limits import RouterLimits
+from serve_app.core.queue import Action, RefusalReason, Refuse
+from serve_app.core.shared_queue import messages
+from serve_app.core.shared_queue.delivery import RouterSession
+from serve_app.core.shared_queue.messages import ActorAction
+from serve_app.core.shared_queue.router_requests import InFlight, PendingRequests
+
+LOST_RETRY_S = 1.0  # for the client of a request that was ended by an error of ours
+
+
+def lost(request_id: str) -> Refuse:
+    """The end of a request that the router and the quota actor do not agree on, or failed at."""
+    return Refuse(request_id, RefusalReason.LOST, LOST_RETRY_S)
+
+
+class FailedAction(NamedTuple):
+    """An action that could not be applied. `request_id`: of the request that it ended; empty: it ended none."""
+
+    request_id: str
+    action: ActorAction
+    error: Exception
+
+
+class AppliedActions:
+    """Applies the actions of replies. O(1) per action besides what it does.
+
+    Args:
+        session: sends events to the actor.
+    """
+
+    def __init__(
+        self, pending: PendingRequests, in_flight: InFlight, limits: RouterLimits, session: RouterSession
+    ) -> None:
+        self._pending, self._in_flight, self._limits, self._session = pending, in_flight, limits, session
+        self.failed: list[FailedAction] = []  # since the shell has taken them
+
+    def apply(
+        self, actions: Iterable[ActorAction], act: Callable[[ActorAction, float], list[Action]], now: float
+    ) -> list[Action]:
+        """Apply each action by `act`; returns what follows from them."""
+        found: list[Action] = []
+        for action in actions:
+            ticket: str = getattr(action, "ticket", "") or getattr(action, "request_id", "")
+            waiting, charged = self._pending.tickets.get(ticket), self._limits.tickets.get(ticket)
+            try:
+                found += act(action, now)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this action alone
+                request_id = ""
+                if charged is not None:
+                    request_id = charged.request.request_id
+                    self._limits.lose(request_id, now)
+                elif waiting is not None:
+                    request_id = waiting.request_id
+                    found.append(self._end(request_id, ticket))
+                self.failed.append(FailedAction(request_id, action, error))
+        return found
+
+    def _end(self, request_id: str, ticket: str) -> Refuse:
+        """End a request that waited, wherever the action has left it."""
+        self._pending.remove(request_id)
+        if self._in_flight.end(request_id, 0, 0) is None:  # else its end returns what it was granted
+            self._session.put(messages.Cancel(ticket))
+        return lost(request_id)

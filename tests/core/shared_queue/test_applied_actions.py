@@ -1,0 +1,99 @@
+"""An action of the actor that a router cannot apply costs its own request, and no other one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.core.limits import Charged, Limits
+from serve_app.core.limits.router_limits import Refusal
+from serve_app.core.shared_queue.router_queue import RouterQueue
+from serve_app.types import RequestClass
+from tests.core.limits.stream_world import StreamWorld
+from tests.core.shared_queue.test_faults import connected, full
+
+
+class Broken(Exception):
+    """What nobody expects."""
+
+
+def fail_at(line: RouterQueue, ticket: str, *, after: bool) -> None:
+    """The actions on this ticket fail, before or after they have done what they do."""
+    act = line.on_action
+
+    def instead(action: Any, now: float) -> list[Any]:
+        is_it = ticket in (getattr(action, "ticket", ""), getattr(action, "request_id", ""))
+        if is_it and not after:
+            raise Broken
+        done = act(action, now)
+        if is_it:
+            raise Broken
+        return done
+
+    line.on_action = instead  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_grant_that_cannot_be_applied_ends_its_request_and_the_others_run(after: bool) -> None:
+    world = connected(slots=4, routers=1)
+    running = full(world)
+    waits = [world.arrive("r0", RequestClass.NORMAL) for _ in range(4)]
+    world.settle(1)
+    line = world.routers["r0"].line
+    broken = line.pending.by_request_id[f"q{waits[0].number}"]
+    fail_at(line, broken.ticket, after=after)
+    for name in running:
+        world.finish("r0", name)
+    world.settle(4)
+    assert [req.state for req in waits] == ["refused", *(["runs"] * 3)]
+    assert [(one.request_id, type(one.error)) for one in line.applied.failed] == [(broken.request_id, Broken)]
+    assert not line.alone
+    for name in list(world.routers["r0"].running):
+        world.finish("r0", name)
+    world.settle(4)
+    assert line.accounts.held("e") == (0, 0)
+    world.accounted()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", [Charged, Refusal])
+def test_a_limit_s_decision_that_cannot_be_applied_costs_at_most_its_request(kind: type, after: bool) -> None:
+    world = StreamWorld(1)
+    world.run(1.5)
+    (router,) = world.routers.values()
+    burst = 100 if kind is Charged else 1
+    scopes = {"key:k": Limits(requests_per_minute=60, burst_requests=burst)}
+    told: list[Any] = []
+    if kind is Refusal:
+        world.ask(router.name, scopes)
+        world.run(0.5)
+    names = [world.ask(router.name, scopes, done=told.append) for _ in range(6)]
+    limits = router.core.limits
+    fail_at(router.core, limits.pending[names[0]].ticket, after=after)
+    world.run(0.5)
+    decided = {one.request_id: one for one in told}
+    broken = decided.pop(names[0])
+    if after:  # it was decided before the error
+        assert isinstance(broken, kind)
+    else:
+        assert isinstance(broken, Refusal)
+        assert (broken.limit, broken.retry_after_s) == ("", 1.0)
+    assert {type(one) for one in decided.values()} == {kind}
+    assert decided.keys() == set(names[1:])
+    assert [one.request_id for one in router.core.applied.failed] == [names[0]]
+    assert (limits.pending, limits.tickets) == ({}, {})
+    assert not router.core.alone
+
+
+def test_a_row_over_its_tenant_s_limits_of_batches_is_refused_by_name() -> None:
+    world = StreamWorld(1)
+    world.run(1.5)
+    (name,) = world.routers
+    scopes = {"batch:t": Limits(requests_per_minute=60, burst_requests=1)}
+    told: list[Any] = []
+    for _ in range(2):
+        world.ask(name, scopes, done=told.append)
+        world.run(0.5)
+    assert isinstance(told[0], Charged)
+    assert told[1].limit == "60 requests per minute of the batches of this tenant"
