@@ -286,7 +286,6 @@ class RouterApp:
         """Wait for a replica, and relay its answer."""
         operation, body, model = call.record.operation, call.body, call.model
         if not operation.takes_slot:
-            request_size.check_unqueued_size(call.prompt_bytes, model.limits.max_model_len)
             submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
             await model.serve_unqueued(submit, relay, call.record.trace)
             return

@@ -29,6 +29,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.core.body_bounds import check_prompt
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
 from serve_app.errors import BadRequest, Forbidden
@@ -128,7 +129,7 @@ def split(
 
     Args:
         headers: by name in lower case.
-        max_model_len: of the model, in tokens; an output bound set here is never above it.
+        max_model_len: of the model, in tokens; bounds the prompt, and an output bound set here is never above it.
 
     `Contract.deadline_s` counts from the arrival. A request without a bound of its own is forwarded with
     `bounds.default_output_tokens`, or else `bounds.max_output_tokens`, if they are set.
@@ -143,6 +144,7 @@ def split(
             value = body[name]
             if value and not (name == "best_of" and type(value) is int and value == 1):
                 raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
+    check_prompt(operation, clean, max_model_len)
     check_values(operation, clean)
     _bound_output(operation, clean, bounds, max_model_len)
     request_class = class_of(body, identity)

@@ -30,7 +30,6 @@ MEDIA_TOKENS = 1024  # of an image, audio or video: an image of a megapixel is 2
 PREFIX_CHARS = 2048  # of each leading message: 512 tokens distinguish conversations, and hashing more costs more
 PREFIX_MESSAGES = 8  # there are usually one or two system and developer messages; a bound for other callers
 PREFIX_TOKEN_IDS = 512  # the same length for a prompt of token ids
-MAX_BYTES_PER_TOKEN = 32  # of text to tokenize, against the model's length: eight times what language needs
 _DIGEST_BYTES = 16  # a collision only costs a worse route
 _LEADING_ROLES = ("system", "developer")
 _OUTPUT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -348,12 +347,3 @@ def _lead(prompt: Any) -> str:
     if type(prompt) is str:
         return prompt[:PREFIX_CHARS]
     return ",".join(map(str, prompt[:PREFIX_TOKEN_IDS])) if type(prompt) is list else ""
-
-
-def check_unqueued_size(prompt_bytes: int, max_model_len: int) -> None:
-    """Work that takes no slot is bounded by its size: the tokenizer serves all tenants, one text at a time."""
-    if prompt_bytes > MAX_BYTES_PER_TOKEN * max_model_len:
-        raise BadRequest(
-            f"the text is longer than {MAX_BYTES_PER_TOKEN} bytes for each of the {max_model_len} tokens of the model",
-            param="prompt",
-        )

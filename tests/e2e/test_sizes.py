@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http.request_size import MAX_BYTES_PER_TOKEN
+from serve_app.core.body_bounds import MAX_TOKEN_BYTES
 from tests.e2e.observe import FILL_S, Observer, within
 from tests.e2e.stack import TINY, Stack
 
@@ -39,7 +39,7 @@ def test_fields_beside_the_prompt_may_have_megabytes_too(stack: Stack) -> None:
 
 def test_text_to_tokenize_is_bounded_by_the_models_length(stack: Stack) -> None:
     """The tokenizer serves everybody, one text at a time; megabytes would hold it for seconds."""
-    most = MAX_BYTES_PER_TOKEN * MODEL_TOKENS
+    most = MAX_TOKEN_BYTES * MODEL_TOKENS
     fits = stack.post("/tokenize", {"model": TINY, "prompt": LONG_TEXT[:most]}, timeout=ANSWER_WITHIN_S)
     assert fits.status_code == 200, fits.text[:300]
     assert fits.json()["count"] == len(fits.json()["tokens"]) > MODEL_TOKENS

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serve_app.core.routing import outliers
-from serve_app.errors import BadRequest, EngineFailed
-from serve_app.http import app, idempotency, request_size
+from serve_app.errors import EngineFailed
+from serve_app.http import app, idempotency
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
@@ -428,11 +428,3 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 
     run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 0.02})
-
-
-def test_text_to_tokenize_is_bounded_by_the_models_length() -> None:
-    request_size.check_unqueued_size(10 * request_size.MAX_BYTES_PER_TOKEN, 10)
-    request_size.check_unqueued_size(10_000, 2**63 - 1)  # no engine has told its length yet
-    with pytest.raises(BadRequest) as caught:
-        request_size.check_unqueued_size(10 * request_size.MAX_BYTES_PER_TOKEN + 1, 10)
-    assert caught.value.param == "prompt"

@@ -1,0 +1,101 @@
+"""Which prompts are refused before anything reads them: those that no model of that length could hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.body_bounds import (
+    ENTRIES_PER_TOKEN,
+    MAX_TOKEN_BYTES,
+    SPARE_BYTES,
+    SPARE_ENTRIES,
+    TOO_LONG,
+    check_prompt,
+)
+from serve_app.errors import BadRequest
+from serve_app.types import Operation
+
+TOKENS = 512  # of the model
+ENTRIES = ENTRIES_PER_TOKEN * TOKENS + SPARE_ENTRIES
+TEXT = "x" * (MAX_TOKEN_BYTES * TOKENS + SPARE_BYTES)
+MESSAGE = {"role": "user", "content": "a"}
+PART = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + TEXT}}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "queries", "truncation", "tokens"])
+
+
+@pytest.mark.parametrize(
+    ("operation", "field", "value"),
+    [
+        (Operation.CHAT, "messages", [MESSAGE] * (ENTRIES + 1)),
+        (Operation.CHAT, "messages", [{"role": "user", "content": [PART] * ENTRIES}]),
+        (Operation.CHAT, "messages", [MESSAGE, {"role": "assistant", "tool_calls": [{}] * ENTRIES}]),
+        (Operation.CHAT, "messages", [{"role": "user", "content": TEXT}]),
+        (Operation.CHAT, "messages", [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]),
+        (Operation.CHAT, "tools", [{"type": "function", "function": {"name": "f", "description": TEXT}}]),
+        (Operation.CHAT, "tools", [{"type": "function"}] * (ENTRIES + 1)),
+        (Operation.CHAT, "documents", [{"text": TEXT}]),
+        (Operation.CHAT, "chat_template_kwargs", {"system": TEXT + "x"}),
+        (Operation.RESPONSES, "input", [{"role": "user", "content": ""}] * (ENTRIES + 1)),
+        (Operation.RESPONSES, "input", [{"type": "reasoning", "summary": [{"text": ""}] * ENTRIES}]),
+        (Operation.RESPONSES, "input", TEXT + "x"),
+        (Operation.RESPONSES, "instructions", TEXT + "x"),
+        (Operation.INPUT_TOKENS, "input", [{"role": "user", "content": ""}] * (ENTRIES + 1)),
+        (Operation.COMPLETION, "prompt", "é" * (len(TEXT) // 2 + 1)),
+        (Operation.COMPLETION, "prompt", ["a", TEXT + "x"]),
+        (Operation.COMPLETION, "prompt", [1] * (TOKENS + SPARE_ENTRIES + 1)),
+        (Operation.COMPLETION, "prompt", [[1], [1] * (TOKENS + SPARE_ENTRIES + 1)]),
+        (Operation.EMBEDDING, "input", ["a", TEXT + "x"]),
+        (Operation.EMBEDDING, "messages", [[MESSAGE] * (ENTRIES + 1)]),
+        (Operation.RERANK, "documents", ["a", TEXT + "x"]),
+        (Operation.TOKENIZE, "prompt", TEXT + "x"),
+        (Operation.TOKENIZE, "messages", [MESSAGE] * (ENTRIES + 1)),
+        (Operation.DETOKENIZE, "tokens", [1] * (TOKENS + SPARE_ENTRIES + 1)),
+    ],
+)
+def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_field(
+    operation: Operation, field: str, value: Any
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_prompt(operation, {"model": "tiny", field: value}, TOKENS)
+    assert (caught.value.param, caught.value.code) == (field, TOO_LONG)
+    assert str(TOKENS) in caught.value.message
+    check_prompt(operation, {"model": "tiny", field: value}, 2**63 - 1)  # no engine has reported its length yet
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (Operation.CHAT, {"messages": [MESSAGE] * TOKENS}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [PART]}] * TOKENS}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": ""}] * SPARE_ENTRIES}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [IMAGE, PART]}]}),
+        (Operation.RESPONSES, {"input": [{"type": "reasoning", "summary": [], "encrypted_content": TEXT * 2}]}),
+        (Operation.COMPLETION, {"prompt": " " * (MAX_TOKEN_BYTES * TOKENS)}),
+        (Operation.COMPLETION, {"prompt": [TEXT] * 4}),
+        (Operation.COMPLETION, {"prompt": TEXT * 2, "truncate_prompt_tokens": -1}),
+        (Operation.COMPLETION, {"prompt": [1] * 2 * TOKENS, "truncate_prompt_tokens": 10}),
+        (Operation.RESPONSES, {"input": TEXT * 2, "truncation": "auto"}),
+        (Operation.EMBEDDING, {"input": [TEXT] * 4}),
+        (Operation.EMBEDDING, {"input": ["a"] * (ENTRIES + 1)}),  # the bound of inputs is another one
+        (Operation.RERANK, {"query": "a", "documents": [TEXT] * 4, "truncate_prompt_tokens": 8}),
+        (Operation.CHAT, {"messages": [MESSAGE], "metadata": {"a": TEXT * 2}}),  # nothing reads it
+    ],
+)
+def test_a_prompt_that_may_fit_passes(operation: Operation, body: dict[str, Any]) -> None:
+    check_prompt(operation, body, TOKENS)
+
+
+@given(st.sampled_from(list(Operation)), st.dictionaries(fields, json_values, max_size=4))
+def test_a_body_of_any_shape_is_scanned_and_a_small_one_passes(operation: Operation, body: dict[str, Any]) -> None:
+    check_prompt(operation, body, 1)
