@@ -33,7 +33,7 @@ _NOT_TEXT = frozenset({*_MEDIA, "encrypted_content"})
 
 
 @dataclass(slots=True)
-class _Size:
+class _PromptSize:
     """Of one prompt: entries of lists that are texts or objects; numbers in lists; bytes of text, names included."""
 
     entries: int = 0
@@ -101,8 +101,8 @@ def _holds_prompts(operation: Operation, field: str, value: list[Any]) -> bool:
     return False
 
 
-def _size(prompt: Any) -> _Size:
-    size = _Size()
+def _size(prompt: Any) -> _PromptSize:
+    size = _PromptSize()
     nodes = [prompt]
     while nodes:
         node = nodes.pop()
