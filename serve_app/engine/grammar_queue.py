@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
+from serve_app.core.turns import TenantTurns
 from serve_app.errors import BadRequest
 
 MAX_COMPILED_BYTES = 8 * 2**20  # per running sequence; a choice of 3,000 words has 4.4 MB
@@ -69,7 +70,7 @@ class GrammarQueue:
 
     def __init__(self, compile: Callable[[Grammar], Awaitable[GrammarVerdict]]) -> None:
         self._compile = compile
-        self._waiting: dict[str, deque[_Job]] = {}  # by tenant; the next tenant first
+        self._turns = TenantTurns[_Job]()
         self._cached_verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()  # the most recently used last
         self._weight = 0.0
         self._worker: asyncio.Task[None] | None = None
@@ -86,7 +87,7 @@ class GrammarQueue:
         verdict = self._cached(digest)
         if verdict is None:
             job = _Job(grammar, digest, asyncio.get_running_loop().create_future())
-            self._waiting.setdefault(tenant, deque()).append(job)
+            self._turns.arrive(tenant, job)
             if self._worker is None or self._worker.done():
                 self._worker = asyncio.create_task(self._work(), name="grammars", context=contextvars.Context())
             verdict = await job.verdict
@@ -96,22 +97,18 @@ class GrammarQueue:
             raise BadRequest(f"the grammar or schema cannot be built: {verdict.refusal}")
 
     async def _work(self) -> None:
-        while self._waiting:
-            tenant = next(iter(self._waiting))
-            jobs = self._waiting.pop(tenant)
-            job = jobs.popleft()
-            if jobs:
-                self._waiting[tenant] = jobs  # behind the other tenants
-            if job.verdict.done():
-                continue
+        while (begun := self._turns.begin()) is not None:
+            tenant, job = begun
             try:
-                verdict = self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
+                if not job.verdict.done():
+                    verdict = self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
+                    if not job.verdict.done():
+                        job.verdict.set_result(verdict)
             except BaseException as error:  # noqa: BLE001 - raised in the waiting `check`
                 if not job.verdict.done():
                     job.verdict.set_exception(error)
-                continue
-            if not job.verdict.done():
-                job.verdict.set_result(verdict)
+            finally:
+                self._turns.end(tenant)
 
     def _cached(self, digest: bytes) -> GrammarVerdict | None:
         verdict = self._cached_verdicts.get(digest)

@@ -287,7 +287,7 @@ class RouterApp:
         operation, body, model = call.record.operation, call.body, call.model
         if not operation.takes_slot:
             submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
-            await model.serve_unqueued(submit, relay, call.record.trace)
+            await model.serve_unqueued(submit, relay, call.record.trace, call.record.tenant)
             return
         sequences = request_size.sequence_count(operation, body, self.settings.http)
         bodies = bodies_of(operation, body)

@@ -28,13 +28,14 @@ from serve_app.core.queue import Arrival, Preempt
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
-from serve_app.router.cold_start import ColdStartTrigger
+from serve_app.router.cold_start import ColdStartTrigger, warn_slow_start
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.losses import LossLimit, going_on, is_loss, is_stop, why_not_continued
 from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
 from serve_app.router.request_grant import RequestGrant, RequestTrace
+from serve_app.router.unqueued import UnqueuedTurns
 from serve_app.settings import AdmissionSettings, ModelSettings
 from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
 
@@ -78,6 +79,7 @@ class ModelRouter:
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
+        self._unqueued = UnqueuedTurns(lambda: len(self.replica_set.running))
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
         self._active_requests = 0
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
@@ -203,15 +205,18 @@ class ModelRouter:
         logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
         return stay
 
-    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace) -> None:
-        """As `serve` for work that takes no slot (tokenizing): at once on any replica, or on the first one to start;
-        after a loss on the next one."""
+    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace, tenant: str) -> None:
+        """As `serve` for work that takes no slot (tokenizing): in turns of the tenants (`router.unqueued`) on any
+        replica, or on the first one to start; after a loss on the next one."""
         with self._count_active():
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             while True:
                 await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
-                self._check_open()
-                if await self._try_replica(self.replica_set.next_replica(), make, relay, limit, trace) is None:
+                async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
+                    self._check_open()
+                    replica_id = self.replica_set.next_replica()
+                    lost = await self._try_replica(replica_id, make, relay, limit, trace, on_ended=end_turn)
+                if lost is None:
                     return
                 await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
@@ -266,12 +271,13 @@ class ModelRouter:
         limit: LossLimit,
         trace: RequestTrace,
         grant: RequestGrant | None = None,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> EngineFailed | None:
         """Submit a request and relay its frames; returns the error if the request is to run again.
 
         Args:
-            grant: released as soon as the replica is done with the request, before a slow client has read everything.
-                None: the work takes no slot.
+            grant: released as soon as the replica is done with the request, before a slow client has read everything;
+                `on_ended` is called then, too. None: the work takes no slot.
 
         Raises:
             EngineFailed: the client must get the error: too many engines were lost, or it has received a part of what
@@ -280,12 +286,12 @@ class ModelRouter:
         trace.replica_id = replica_id
         stream: ResponseStream | None = None
         submit: Submit | None = None
-        handed_in = time.monotonic()
-        result = ResultReporter(self.replica_set, replica_id, handed_in)
+        result = ResultReporter(self.replica_set, replica_id, time.monotonic())
 
         def ended() -> None:
             if stream is None:
                 return  # the connection broke before the request was submitted
+            on_ended()
             if stream.error is not None:
                 result.on_error(stream.error, connection_lost=stream.connection_lost)
                 result.report()  # first: the slots of a replica that is ejected now are not granted again
@@ -391,10 +397,4 @@ class ModelRouter:
         self._reported_start_s = start_s
         held_s = min(self._admission.no_replica_wait_s, self._admission.max_wait_s)
         if start_s > held_s:
-            logger.warning(
-                "%s: a replica started %.0f s after the first request for one; requests are refused after %.0f s. Set "
-                "admission.no_replica_wait_s and max_wait_s above the first figure, or min_replicas to 1",
-                self.settings.name,
-                start_s,
-                held_s,
-            )
+            warn_slow_start(self.settings.name, start_s, held_s)

@@ -33,7 +33,7 @@ async def aside(router: Router) -> bytes:
     def make(number: int) -> Submit:
         return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
-    await router.model.serve_unqueued(make, relay, RequestTrace())
+    await router.model.serve_unqueued(make, relay, RequestTrace(), "people")
     return told[0]
 
 
