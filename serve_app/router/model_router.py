@@ -280,8 +280,7 @@ class ModelRouter:
                 `on_ended` is called then, too. None: the work takes no slot.
 
         Raises:
-            EngineFailed: the client must get the error: too many engines were lost, or it has received a part of what
-                cannot go on.
+            EngineFailed: the client gets the error: too many engines were lost, or it has part of what cannot go on.
         """
         trace.replica_id = replica_id
         stream: ResponseStream | None = None
