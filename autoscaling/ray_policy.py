@@ -160,6 +160,7 @@ class ScalingPolicy:
             target=context.target_num_replicas,
             waiting=counts.waiting,
             granted=counts.granted,
+            rows=counts.rows,
             executing=readings.executing(raw, self._usable(name, context, raw, now)),
             complete=bool(routers) and routers <= counts.routers,
             cold_start_requested=not context.current_num_replicas and queued > 0,

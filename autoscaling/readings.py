@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, WAITING_PREFIX, deployment_of
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, ROWS_PREFIX, WAITING_PREFIX, deployment_of
 
 Series = Any  # list[TimeStampedValue], private in Serve
 Raw = Mapping[str, Mapping[Any, Series]]  # number -> replica -> series
@@ -21,14 +21,15 @@ Raw = Mapping[str, Mapping[Any, Series]]  # number -> replica -> series
 class RouterCounts:
     """One model's requests in all `routers` that reported.
 
-    `blocked`: its replicas that wait for memory. Each router has this number from the quota actor, so it is the
-    maximum, not the sum.
+    `rows`: those that are no load. `blocked`: its replicas that wait for memory. Each router has this number from the
+    quota actor, so it is the maximum, not the sum.
     """
 
     waiting: float = 0.0
     granted: float = 0.0
     routers: frozenset[Hashable] = frozenset()
     blocked: float = 0.0
+    rows: float = 0.0
 
 
 def newest(series: Series) -> float | None:
@@ -57,17 +58,20 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
             if waiting is not None and granted is not None and usable(router):
                 told[router] = (waiting, granted)
         blocked_of = raw.get(f"{BLOCKED_PREFIX}{model}", {})
+        rows_of = raw.get(f"{ROWS_PREFIX}{model}", {})
         found[deployment_of(model)] = RouterCounts(
             sum(waiting for waiting, _ in told.values()),
             sum(granted for _, granted in told.values()),
             frozenset(told),
             max((newest(blocked_of.get(router)) or 0.0 for router in told), default=0.0),
+            # between two turns of the queue a row can be in neither of its router's other counts
+            sum(min(newest(rows_of.get(router)) or 0.0, sum(numbers)) for router, numbers in told.items()),
         )
     return found
 
 
 def executing(raw: Raw, usable: Callable[[Hashable], bool]) -> float:
-    """The running requests that the usable engine replicas of one deployment report."""
+    """The running requests that are load and that the usable engine replicas of one deployment report."""
     told = (newest(series) for replica, series in raw.get(ONGOING, {}).items() if usable(replica))
     return sum(number for number in told if number is not None)
 

@@ -19,9 +19,10 @@ FILES_ACTOR = "batch_files"
 # Numbers that replicas report to Serve's controller, for scaling. Routers, each followed by the model's name:
 WAITING_PREFIX = "waiting_"  # requests in the router's queue
 GRANTED_PREFIX = "granted_"  # requests on an engine replica, or in transit to or from it
+ROWS_PREFIX = "rows_"  # of both, rows of batches that are no load
 BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
 # Engine replicas:
-ONGOING = "ongoing"  # requests
+ONGOING = "ongoing"  # requests, without rows that are no load
 
 
 def deployment_of(model: str) -> str:

@@ -1,6 +1,7 @@
 """Replicas by ongoing requests: the load divided by the target number of requests per replica.
 
-Load is the number of the model's requests, waiting or running, averaged over the look-back. Delays are not decided
+Load is the number of the model's requests, waiting or running, averaged over the look-back. Rows of batches are no load
+unless the model's settings say so: they use what is idle, and keep one replica. Delays are not decided
 here: Serve applies `upscale_delay_s`, `downscale_delay_s` and `downscale_to_zero_delay_s` to the decision.
 
 Rules
@@ -91,7 +92,7 @@ class OngoingRequestsPolicy:
             self._average = Average()  # the earlier values were incomplete
         self._complete = signals.complete
         mean = self._average.add(signals.load, signals.now, signals.look_back_s)
-        replicas = replicas_for(mean, signals.target_ongoing)
+        replicas = max(replicas_for(mean, signals.target_ongoing), 1 if signals.rows else 0)
         reason = load_reason(signals, mean, replicas)
         if replicas < signals.target and not signals.complete:
             replicas, reason = signals.target, f"{reason}; kept, for not every router has told its numbers"
@@ -124,9 +125,9 @@ class OngoingRequestsPolicy:
         return max(signals.running, signals.target - signals.unplaced) if self._full else None
 
     def _from_none(self, signals: Signals) -> tuple[int, str]:
-        if signals.load > 0 or signals.cold_start_requested:
+        if signals.load > 0 or signals.rows or signals.cold_start_requested:
             self._demanded_at = signals.now
-            wanted = max(1, replicas_for(signals.load, signals.target_ongoing))  # one for a cold start without a count
+            wanted = max(1, replicas_for(signals.load, signals.target_ongoing))  # one for rows, or without a count
             return max(wanted, signals.target), load_reason(signals, signals.load, wanted)
         if signals.target == 0:
             self._demanded_at = None
@@ -141,12 +142,11 @@ class OngoingRequestsPolicy:
 
 def load_reason(signals: Signals, load: float, wanted: int) -> str:
     """The reason of a decision by load, as text for operators."""
-    if not signals.running and signals.cold_start_requested and not signals.load:
+    if not signals.running and signals.cold_start_requested and not signals.load and not signals.rows:
         return "a request waits for the first replica"
-    return (
-        f"{load:.1f} requests, {signals.waiting:.0f} of them waiting now, at {signals.target_ongoing:g} a replica: "
-        f"{wanted} wanted"
-    )
+    rows = f" and {signals.rows:.0f} rows of batches" if signals.rows else ""
+    requests = f"{load:.1f} requests{rows}, {signals.waiting:.0f} of them waiting now"
+    return f"{requests}, at {signals.target_ongoing:g} a replica: {wanted} wanted"
 
 
 def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decision:

@@ -19,7 +19,8 @@ class Signals:
         waiting: requests in the routers' queues.
         granted: requests the routers have granted to engine replicas; a request is in one router, and either waits or
             is granted.
-        executing: running requests reported by the running engine replicas.
+        rows: those of both that are no load: rows of batches, which use what is idle and keep one replica.
+        executing: running requests reported by the running engine replicas, without such rows.
         complete: whether every running router replica has reported lately.
         cold_start_requested: whether a router reports through Serve, without a count, that a first replica is awaited.
         min_replicas, max_replicas: the bounds.
@@ -51,9 +52,11 @@ class Signals:
     unplaced: int = 0
     outdated: int = 0
     stopping: int = 0
+    rows: float = 0.0
 
     def __post_init__(self) -> None:
-        if not all(0 <= count < float("inf") for count in (self.waiting, self.granted, self.executing, self.blocked)):
+        counts = self.waiting, self.granted, self.executing, self.blocked, self.rows
+        if not all(0 <= count < float("inf") for count in counts):
             raise ValueError(f"counts must be finite and not negative: {self}")
         if (
             min(self.running, self.target, self.min_replicas, self.unplaced, self.outdated, self.stopping) < 0
@@ -65,13 +68,13 @@ class Signals:
 
     @property
     def load(self) -> float:
-        """The model's requests, each counted once.
+        """The model's requests, each counted once, without rows that are no load.
 
         A router samples waiting and granted requests at one moment, so a request that moves from one to the other is
         in their sum once. Engines also count the running requests of draining routers, which Serve reports nowhere
         else. The load is the larger of the two numbers; their sum would count most requests twice.
         """
-        return max(self.waiting + self.granted, self.executing)
+        return max(self.waiting + self.granted - self.rows, self.executing)
 
     @property
     def at_work(self) -> bool:

@@ -224,12 +224,14 @@ class Model:
         """Ask the policy, and apply its decision after the delays that Serve applies."""
         now, waiting = self.clock.now, float(self._admission.waiting)
         granted = float(self._running.total())
+        rows = sum(job.batch is not None for job in self._waiting_jobs()) + self._running[True]
         signals = Signals(
             running=self._replicas,
             target=self._target,
             waiting=waiting,
             granted=granted,
-            executing=granted,
+            rows=float(rows),
+            executing=float(self._running[False]),
             complete=True,
             cold_start_requested=False,
             min_replicas=self.plan.min_replicas,

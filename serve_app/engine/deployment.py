@@ -210,8 +210,8 @@ class EngineReplica:
         return self.engine.load()
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
-        """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests."""
-        return {ONGOING: len(self.wire.requests)}
+        """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load."""
+        return {ONGOING: self.wire.load}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""

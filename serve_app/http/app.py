@@ -206,7 +206,7 @@ class RouterApp:
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        record.recorder, record.key_id, record.is_row = exchange, identity.key_id, identity.is_row
+        record.recorder, record.key_id, record.trace.is_row = exchange, identity.key_id, identity.is_row
         with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
@@ -311,7 +311,7 @@ class RouterApp:
                 await self._run_queued(part, sequences, accepted=has_begun)
 
         for number, body in enumerate(bodies):
-            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace())
+            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace(is_row=record.is_row))
             size = request_size.prompt_bytes(part.operation, body)
             parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
         record.parts = [part.record for part in parts]
@@ -355,8 +355,7 @@ class RouterApp:
         record = call.record
         record.on_submit(time.monotonic(), time.time())
         if record.operation.takes_slot:
-            settings = call.model.settings
-            prices = None if settings.prices is None else settings.prices.token_prices()
+            prices = None if (given := call.model.settings.prices) is None else given.token_prices()
             # a list of prompts is one request, and has the id of its answer
             self.usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
         if call.on_granted is not None:
@@ -373,6 +372,7 @@ class RouterApp:
             prompt_tokens=record.cost.prompt_tokens,
             output_tokens=record.cost.output_tokens,
             created=record.created,
+            is_load=call.model.settings.replicas.counts(is_row=record.is_row),
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:

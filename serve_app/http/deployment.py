@@ -25,7 +25,7 @@ from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
-from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, WAITING_PREFIX, deployment_of
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, ROWS_PREFIX, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
     ChosenReplica,
@@ -139,6 +139,7 @@ class RouterReplica:
         All counts are of one moment: a request just granted must not be reported as both, or as neither."""
         models = self._registry.models
         waiting = {f"{WAITING_PREFIX}{name}": model.waiting for name, model in models.items()}
+        waiting |= {f"{ROWS_PREFIX}{name}": model.active[False] for name, model in models.items()}
         blocked = {f"{BLOCKED_PREFIX}{name}": model.queue.blocked for name, model in models.items()}
         return waiting | blocked | {f"{GRANTED_PREFIX}{name}": model.queue.granted for name, model in models.items()}
 

@@ -44,7 +44,6 @@ class RequestRecord:
         granted_at: when it was last submitted to a replica from its start.
         created: the time that its answer states, in seconds since the epoch.
         limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
-        is_row: of a batch.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
         router_losses: earlier runs under its Idempotency-Key that were lost with their router.
@@ -75,7 +74,11 @@ class RequestRecord:
     parts: list[RequestRecord] = field(default_factory=list)
     key_id: str = ""
     limit_wait_s: float = 0.0
-    is_row: bool = False
+
+    @property
+    def is_row(self) -> bool:
+        """Whether it is a row of a batch."""
+        return self.trace.is_row
 
     @property
     def key_owner(self) -> str:

@@ -81,7 +81,7 @@ class ModelRouter:
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
         self._unqueued = UnqueuedTurns(lambda: len(self.replica_set.running))
         self._drained: asyncio.Event | None = None  # set once the last request of a closing model has ended
-        self._active_requests = 0
+        self.active = Counter[bool]()  # requests from arrival to end, by whether they count for the number of replicas
         self._pausing = 0  # requests between two attempts, in no queue meanwhile
         self.retry_budget = RetryBudget()
         self._running: dict[str, RequestGrant] = {}  # granted requests, by id
@@ -106,7 +106,7 @@ class ModelRouter:
         self.queue.refuse_all(self._not_found_error)
         self.replica_set.close()
         await self.cold_start.close()
-        if self._active_requests:
+        if self.active.total():
             await self._drained.wait()
         self.queue.close()
         await self._handle.close()
@@ -150,7 +150,7 @@ class ModelRouter:
             Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`, or no replica took a stream
                 that was to go on. NotFound: the model is gone.
         """
-        with self._count_active():
+        with self._count_active(self.settings.replicas.counts(is_row=trace.is_row)):
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             avoid, pause_s, lost = None, RETRY_PAUSE_S, None
@@ -356,15 +356,15 @@ class ModelRouter:
         return self.replica_set.info is not None and self.replica_set.info.continues
 
     @contextlib.contextmanager
-    def _count_active(self) -> Iterator[None]:
+    def _count_active(self, is_load: bool = True) -> Iterator[None]:
         """Count a request from its arrival to its end."""
         self._check_open()
-        self._active_requests += 1
+        self.active[is_load] += 1
         try:
             yield
         finally:
-            self._active_requests -= 1
-            if self._drained is not None and not self._active_requests:
+            self.active[is_load] -= 1
+            if self._drained is not None and not self.active.total():
                 self._drained.set()
 
     def _check_open(self) -> None:

@@ -41,6 +41,7 @@ class RequestTrace:
         preempted: how often it was stopped for others; `keeps_place`: see `Preempt`, of the last time.
         moved: how often it was stopped since its replica drained.
         pace: when the tokens of its latest run came, and of those with which that went on.
+        is_row: whether it is a row of a batch.
     """
 
     max_kv_tokens: int | None = None
@@ -62,6 +63,7 @@ class RequestTrace:
     keeps_place: bool = True
     moved: int = 0
     pace: TokenPace = field(default_factory=TokenPace)
+    is_row: bool = False
 
     @property
     def stopped(self) -> int:

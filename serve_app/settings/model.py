@@ -62,6 +62,8 @@ class AutoscaleSettings(FrozenSettings):
     max_replicas: int = Field(1, ge=1)
     initial_replicas: int | None = Field(None, ge=0)  # of a model that is new; None: min_replicas
     target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0)
+    # Rows of batches count like other requests; else they use what is idle, and keep one replica.
+    count_batch_rows: bool = False
     upscale_delay_s: float = Field(DEFAULT_UPSCALE_DELAY_S, ge=0)
     downscale_delay_s: float = Field(DEFAULT_DOWNSCALE_DELAY_S, ge=0)
     downscale_to_zero_delay_s: float | None = Field(None, ge=0)  # of the last replica; None: downscale_delay_s
@@ -89,6 +91,10 @@ class AutoscaleSettings(FrozenSettings):
                 f"look_back_s ({self.look_back_s:g}) must be above metrics_interval_s ({self.metrics_interval_s:g})"
             )
         return self
+
+    def counts(self, *, is_row: bool) -> bool:
+        """Whether a request counts for the number of replicas. `is_row`: it is a row of a batch."""
+        return self.count_batch_rows or not is_row
 
     @property
     def autoscaled(self) -> bool:

@@ -33,7 +33,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     the frames of this run hold and count what follows, `usage` is that of the whole answer. An answer that is no stream
     goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
     replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
-    that no full queue refuses it.
+    that no full queue refuses it. `is_load`: it counts for the number of replicas.
     """
 
     number: int
@@ -51,6 +51,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     events: int = 0
     cached_tokens: int = 0
     accepted: bool = False
+    is_load: bool = True
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly

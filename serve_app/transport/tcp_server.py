@@ -127,6 +127,11 @@ class TcpServer:
         """The requests that run."""
         return [request.task for connection in self.connections for request in connection.requests.values()]
 
+    @property
+    def load(self) -> int:
+        """How many of them count for the number of replicas."""
+        return sum(one.submit.is_load for connection in self.connections for one in connection.requests.values())
+
     async def close(self) -> None:
         """Stop listening, and end every connection with its requests."""
         self._closed = True

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from autoscaling.policies import Signals
-from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, ROUTER, WAITING_PREFIX, deployment_of
+from autoscaling.ray_policy import ScalingPolicy
+from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ONGOING, ROUTER, ROWS_PREFIX, WAITING_PREFIX, deployment_of
 
 MODEL = "org/m"
 ENGINE = deployment_of(MODEL)
@@ -47,6 +49,9 @@ class FakeServe:
 
     def router_tells(self, router: str, waiting: Any, granted: Any, model: str = MODEL) -> None:
         self.tell(ROUTER, router, **{f"{WAITING_PREFIX}{model}": waiting, f"{GRANTED_PREFIX}{model}": granted})
+
+    def router_tells_rows(self, router: str, rows: Any, model: str = MODEL) -> None:
+        self.tell(ROUTER, router, **{f"{ROWS_PREFIX}{model}": rows})
 
     def router_tells_blocked(self, router: str, blocked: Any, model: str = MODEL) -> None:
         self.tell(ROUTER, router, **{f"{BLOCKED_PREFIX}{model}": blocked})
@@ -94,6 +99,39 @@ class FakeServe:
             current_time=self.now,
             config=config,
         )
+
+
+GARBAGE = [None, "many", float("nan"), float("inf"), -1, True, [], {}]
+
+
+class Controller:
+    """Ticks a policy as Serve does, through Serve's own wrapper, and applies what comes out."""
+
+    def __init__(self, serve: FakeServe, **parts: Any) -> None:
+        self.serve = serve
+        self.policy = ScalingPolicy(clock=serve.clock, **parts)
+        self._wrapped = autoscaling_policy._apply_app_level_autoscaling_config(self.policy)
+        self._states: Any = {}
+        self.reasons: list[str] = []
+
+    def tick(self, seconds: float = 0.1) -> int | None:
+        """One tick; returns the engine deployment's new target, None without a decision."""
+        self.serve.now += seconds
+        contexts = self.serve.contexts(self._states)
+        decisions, self._states = self._wrapped(contexts)
+        assert ROUTER not in decisions
+        self.reasons.append(self._states.get(ENGINE, {}).get("reason", ""))
+        if ENGINE in decisions:
+            self.serve.target = decisions[ENGINE]
+        return decisions.get(ENGINE)
+
+
+def quick(**more: Any) -> FakeServe:
+    """Without Serve's delays: what the policy asks for is done at once."""
+    serve = FakeServe(config={"upscale_delay_s": 0.0, "downscale_delay_s": 0.0})
+    for name, value in more.items():
+        setattr(serve, name, value)
+    return serve
 
 
 IDLE = Signals(

@@ -35,6 +35,7 @@ def any_signals(draw: st.DrawFn) -> Signals:
         unplaced=draw(st.integers(0, 3)),
         outdated=draw(st.integers(0, 3)),
         stopping=draw(st.integers(0, 2)),
+        rows=draw(counts),
     )
 
 
@@ -166,6 +167,22 @@ def test_a_ring_asks_for_one_replica_and_is_no_request() -> None:
     decision = policy.decide(from_zero(cold_start_requested=True))
     assert (decision.replicas, decision.load) == (1, 0.0)
     assert policy.decide(from_zero(cold_start_requested=True, waiting=20.0, now=1.0)).replicas == 2
+
+
+def test_rows_of_batches_alone_start_one_replica_and_keep_it_and_no_more() -> None:
+    from_zero = signals(running=0, target=0, waiting=1.0, rows=1.0)
+    running = [signals(waiting=40.0, granted=64.0, rows=104.0, now=float(second)) for second in range(100)]
+    over = signals(now=100.0)
+    decisions = decide([from_zero, *running, over])
+    assert [one.replicas for one in decisions] == [1] * 101 + [0]
+    assert decisions[50].reason.startswith("0.0 requests and 104 rows of batches, 40 of them waiting now, at 10 a")
+
+
+def test_requests_beside_rows_get_the_replicas_that_they_would_get_alone() -> None:
+    alone = signals(waiting=25.0, granted=20.0, executing=20.0)
+    beside = replace(alone, waiting=35.0, granted=64.0, rows=54.0)
+    assert [one.replicas for one in decide([alone])] == [one.replicas for one in decide([beside])] == [5]
+    assert decide([replace(beside, running=0, target=0)])[0].replicas == 5
 
 
 def test_starting_replicas_are_not_called_off_when_fewer_wait() -> None:

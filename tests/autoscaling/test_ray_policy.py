@@ -17,39 +17,7 @@ from autoscaling import ray_policy, readings
 from autoscaling.ray_policy import STALE_INTERVALS, ScalingPolicy, newest_reports
 from autoscaling.unplaced import ReplicaCounts
 from serve_app.names import ROUTER
-from tests.autoscaling.fake_serve import ENGINE, MODEL, FakeServe, Point
-
-GARBAGE = [None, "many", float("nan"), float("inf"), -1, True, [], {}]
-
-
-class Controller:
-    """Ticks a policy as Serve does, through Serve's own wrapper, and applies what comes out."""
-
-    def __init__(self, serve: FakeServe, **parts: Any) -> None:
-        self.serve = serve
-        self.policy = ScalingPolicy(clock=serve.clock, **parts)
-        self._wrapped = autoscaling_policy._apply_app_level_autoscaling_config(self.policy)
-        self._states: Any = {}
-        self.reasons: list[str] = []
-
-    def tick(self, seconds: float = 0.1) -> int | None:
-        """One tick; returns the engine deployment's new target, None without a decision."""
-        self.serve.now += seconds
-        contexts = self.serve.contexts(self._states)
-        decisions, self._states = self._wrapped(contexts)
-        assert ROUTER not in decisions
-        self.reasons.append(self._states.get(ENGINE, {}).get("reason", ""))
-        if ENGINE in decisions:
-            self.serve.target = decisions[ENGINE]
-        return decisions.get(ENGINE)
-
-
-def quick(**more: Any) -> FakeServe:
-    """Without Serve's delays: what the policy asks for is done at once."""
-    serve = FakeServe(config={"upscale_delay_s": 0.0, "downscale_delay_s": 0.0})
-    for name, value in more.items():
-        setattr(serve, name, value)
-    return serve
+from tests.autoscaling.fake_serve import ENGINE, GARBAGE, MODEL, Controller, FakeServe, Point, quick
 
 
 def test_the_lines_and_the_engines_are_counted_over_all_routers() -> None:

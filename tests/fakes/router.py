@@ -116,6 +116,7 @@ class Router:
         *,
         then: Callable[[], Awaitable[None]] | None = None,
         key: AffinityKey | None = None,
+        is_row: bool = False,
         **arrival: Any,
     ) -> list[Frame]:
         """One request to its end; `then` runs once its first frames are there."""
@@ -136,7 +137,7 @@ class Router:
                 told.extend(await stream.next())
 
         told: list[Frame] = []
-        trace = self.traces[name] = RequestTrace()
+        trace = self.traces[name] = RequestTrace(is_row=is_row)
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
         await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
         assert text(told) == said(f"prompt {name}", tokens)

@@ -17,11 +17,13 @@ from serve_app.http.error_responses import Headers
 from serve_app.http.keys import KeyRing, RowOwner
 from serve_app.http.python_calls import HttpRequest
 from serve_app.http.stored_keys import StoredKeys
-from serve_app.settings import AuthSettings, KeySettings
+from serve_app.names import ONGOING
+from serve_app.settings import AuthSettings, AutoscaleSettings, KeySettings
 from serve_app.store import KeyRecord
 from serve_app.types import RequestClass
 from tests.fakes.asgi_client import COMPLETIONS, Client, ask, started
-from tests.fakes.engines import MODEL, FakeCluster, run
+from tests.fakes.engines import MODEL, FakeCluster, model, run, until
+from tests.fakes.router import LONG, SOON_S
 
 OPS = "sk-ops-0123456789abc"
 DESK = RowOwner("desk", "people")
@@ -85,6 +87,24 @@ def test_a_row_is_charged_to_the_limits_of_batches_and_a_request_is_not() -> Non
         assert row == ["batch:people"]
 
     check(scenario, limits={"requests_per_minute": 60}, admission={"tenants": TENANTS})
+
+
+@pytest.mark.parametrize(("count_batch_rows", "load"), [(False, 1), (True, 2)])
+def test_a_row_is_no_load_for_scaling_unless_the_model_s_settings_count_it(count_batch_rows: bool, load: int) -> None:
+    async def counts(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        asked = [
+            client.posting(ask("one", LONG, stream=False)),
+            asyncio.create_task(answer_of(client, ask("two", LONG))),
+        ]
+        await until(lambda: cluster["r1"].work == 2, SOON_S, "both run")
+        assert await cluster["r1"].engine.record_autoscaling_stats() == {ONGOING: load}
+        assert (client.model.active[True], client.model.active[False]) == (load, 2 - load)
+        for one in asked:
+            one.cancel()
+        await asyncio.wait(asked)
+
+    run(counts, model(replicas=AutoscaleSettings(count_batch_rows=count_batch_rows)))
 
 
 def test_a_row_over_its_limit_is_told_when_to_come_back() -> None:

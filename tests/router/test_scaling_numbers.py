@@ -56,6 +56,22 @@ def test_a_router_counts_each_request_once_from_its_arrival_to_its_end() -> None
     run(scenario)
 
 
+@pytest.mark.parametrize(("count_batch_rows", "rows"), [(False, 3), (True, 0)])
+def test_a_router_tells_its_rows_of_batches_apart_unless_they_count(count_batch_rows: bool, rows: int) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        await cluster.add("r1")
+        router = await Router(cluster).start()
+        asked = [router.asking(LONG, is_row=number < 3) for number in range(6)]
+        await until(lambda: router.model.waiting + router.model.queue.granted == 6, SOON_S, "all have arrived")
+        assert (router.model.active[False], router.model.active[True]) == (rows, 6 - rows)
+        for request in asked:
+            request.cancel()
+        await asyncio.wait(asked)
+        assert not router.model.active.total()
+
+    run(scenario, model(replicas=AutoscaleSettings(count_batch_rows=count_batch_rows)))
+
+
 def test_an_engine_tells_how_long_its_start_took_and_a_refusal_at_zero_says_so() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")

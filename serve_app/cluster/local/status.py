@@ -255,6 +255,7 @@ def _why(deployment: Mapping[str, Any], config: Mapping[str, Any], counts: Route
         target=target,
         waiting=counts.waiting,
         granted=counts.granted,
+        rows=counts.rows,
         executing=executing,
         complete=True,
         cold_start_requested=False,

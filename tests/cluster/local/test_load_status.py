@@ -82,6 +82,14 @@ def test_why_names_the_load_and_the_delay(running: int, target: int, load: int, 
     assert words in describe_load(engine(running, target), told((0, load)))["why"]
 
 
+def test_why_says_how_many_rows_of_batches_do_not_count() -> None:
+    reported = told((3, 64), engines=(4,))
+    reported[ROUTER]["rows_org/m"] = [[Point(2.0, 63)]]
+    seen = describe_load(engine(1, 1), reported)
+    assert (seen["ongoing"], seen["waiting"]) == (64, 3)
+    assert seen["why"] == "4.0 requests and 63 rows of batches, 3 of them waiting now, at 20 a replica: 1 wanted"
+
+
 def test_a_start_without_a_place_is_not_said_to_be_kept() -> None:
     placed = engine(1, 2)
     assert describe_load(placed, told((0, 0)))["why"].endswith("kept, for 120 s at most, while a part of it starts")
