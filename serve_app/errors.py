@@ -1,6 +1,7 @@
 """The error tree: every refusal that a caller can get.
 
     ServeAppError                    500 internal_error
+    ├── RequestFailed                500 request_failed            (a living engine failed at it: so will a repeat)
     ├── ConfigError                  400 invalid_config            (start-up; names the key)
     ├── BadRequest                   400 invalid_request_error     (names the field in `param`)
     │   ├── BodyTooLarge             413 body_too_large | storage_quota_exceeded   (what a tenant may store)
@@ -92,6 +93,13 @@ class ServeAppError(Exception):
                 "code": self.code,
             }
         }
+
+
+class RequestFailed(ServeAppError):
+    """An engine that lives failed at this request, which it did not foresee: nothing is said of the replica, and a
+    repeat fails in the same way on every one."""
+
+    code = "request_failed"
 
 
 class ConfigError(ServeAppError):

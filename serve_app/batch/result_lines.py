@@ -12,6 +12,7 @@ from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.core.batches import ClaimedRow, RowResult, intake
+from serve_app.errors import RequestFailed
 
 MAX_ATTEMPTS = 3  # of a row that engines fail on: the third failure is its result
 
@@ -25,11 +26,12 @@ class Verdict(enum.Enum):
 
 
 def verdict_of(row: ClaimedRow, answer: RowAnswer) -> Verdict:
-    """Refusals wait; an engine's failure is repeated, at most `MAX_ATTEMPTS` times in all; all else is the result."""
+    """Refusals wait; an engine's death is repeated, at most `MAX_ATTEMPTS` times in all; all else is the result."""
     if answer.status in intake.LATER:
         return Verdict.LATER
-    lost = answer.error_code in intake.KEY_USED_UP
-    if (answer.status >= 500 or lost) and row.attempts + 1 < MAX_ATTEMPTS:
+    code = answer.error_code
+    is_failure = code in intake.KEY_USED_UP or (answer.status >= 500 and code != RequestFailed.code)
+    if is_failure and row.attempts + 1 < MAX_ATTEMPTS:
         return Verdict.AGAIN
     return Verdict.RESULT
 

@@ -54,6 +54,7 @@ THREAD_SWITCH_S = 0.0005
 ALIVE_S = 0.5  # between looks at the engine: a dead one holds memory for which others wait, a frozen one requests
 NEARER_S = 1.0  # a deadline that is nearer by less than this is the known one, as told at another report
 LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
+DIED = "the engine's process ended under the request"
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 EXIT_DRAINED = 0
 
@@ -225,7 +226,8 @@ class EngineReplica:
         """Run one request to its end, and put its frames, the last one with its usage.
 
         Raises:
-            EngineFailed: the engine failed during the request, or cannot continue it; frames may have been put.
+            EngineFailed: the engine died during the request, or cannot continue it; frames may have been put. Any other
+                error is the request's: the engine lives, and could not handle it.
         """
         if self.drain_state is not None:
             raise EngineUnreachable("this engine replica drains")
@@ -245,8 +247,13 @@ class EngineReplica:
             if not self.backend.alive:
                 self._give_up(error)
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
-                    raise EngineFailed("the engine's process ended under the request") from None
+                    raise EngineFailed(DIED) from None
             raise
+        except Exception as error:
+            if self.backend.alive:
+                raise  # the request's own
+            self._give_up(EngineFailed(f"{DIED}: {error!r}"))
+            raise EngineFailed(DIED) from None
         self._on_request_ended(by_its_router=False)
 
     def _on_request_ended(self, *, by_its_router: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
-from serve_app.errors import MethodNotAllowed, RateLimited, ServeAppError
+from serve_app.errors import MethodNotAllowed, RateLimited, RequestFailed, ServeAppError
 from serve_app.types import Operation
 
 Header = tuple[bytes, bytes]
@@ -50,7 +50,7 @@ def error_response(error: ServeAppError) -> Answer:
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     is_in_vain = isinstance(error, RateLimited) and (error.retry_after_s is None or error.code == LimitReason.QUOTA)
-    if error.code == RefusalReason.DEADLINE or is_in_vain or is_final(error.status):
+    if error.code in (RefusalReason.DEADLINE, RequestFailed.code) or is_in_vain or is_final(error.status):
         headers.append(NO_RETRY)
     if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", ", ".join(error.allow).encode()))

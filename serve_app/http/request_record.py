@@ -15,7 +15,7 @@ from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
 from serve_app.core.usage import BATCH_SUFFIX, RequestUse
-from serve_app.errors import EngineFailed, Overloaded, ServeAppError
+from serve_app.errors import EngineFailed, Overloaded, RequestFailed, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.request_size import NO_COST, RequestCost
 from serve_app.http.response import HttpExchange
@@ -294,7 +294,7 @@ def outcome_of_status(status: int) -> Outcome:
 
 
 def outcome_of(error: ServeAppError) -> Outcome:
-    if isinstance(error, EngineFailed):
+    if isinstance(error, EngineFailed | RequestFailed):
         return Outcome.ENGINE_FAILED
     if isinstance(error, Overloaded) or error.status == 503:
         return Outcome.REFUSED

@@ -125,7 +125,9 @@ class HttpExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
-            headers = [*JSON, NO_RETRY] if is_final(first.status) else JSON
+            # an engine that answers lives: with an error of its own it would answer a repeat, too
+            is_in_vain = is_final(first.status) or first.status >= 500
+            headers = [*JSON, NO_RETRY] if is_in_vain else JSON
             await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True

@@ -338,13 +338,13 @@ class ModelRouter:
             if stream is not None and stream.can_go_on:
                 trace.lost = stream
             return False
+        if not is_loss(error, stream):
+            return True
         lost = stream if stream is not None and stream.client_has_seen else trace.lost
         if lost is None or not lost.client_has_seen:
             if error.code == NOT_CONTINUABLE:
                 trace.lost = None  # it begins anew
             return limit.count_loss(error, now)
-        if not is_loss(error, stream):
-            return True
         trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=self._continues)
         if trace.not_continued is None:
             trace.on_lost(lost, now)

@@ -358,10 +358,8 @@ class ResultReporter:
 
     def on_first_frame(self, status: int) -> None:
         """The first frame has arrived, with this HTTP status."""
-        if status < 400:
+        if status < 400:  # else it is the request's: an engine that answers lives
             self.verdict = OutlierVerdict.OK
-        elif status >= 500:
-            self.verdict = OutlierVerdict.FAILED
         if self.replicas.is_on_probation(self.replica_id):
             self.report()
 

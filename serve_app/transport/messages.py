@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, RequestFailed, ServeAppError
 from serve_app.types import Operation
 
 
@@ -71,14 +71,17 @@ class TokenUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request ended on the replica without a whole answer: an `EngineFailed` of the replica."""
+    """Why a request ended on the replica without a whole answer: `EngineFailed`, or `RequestFailed` if the engine
+    lives, and another one would fail in the same way."""
 
     message: str
     code: str = EngineFailed.code
     retry_after_s: float | None = None
 
-    def error(self) -> EngineFailed:
+    def error(self) -> ServeAppError:
         """The error, as the replica raised it."""
+        if self.code == RequestFailed.code:
+            return RequestFailed(self.message)
         kind = EngineUnreachable if self.code == EngineUnreachable.code else EngineFailed
         return kind(self.message, code=self.code, retry_after_s=self.retry_after_s)
 

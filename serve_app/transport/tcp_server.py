@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from serve_app.errors import TASK_ENDS, EngineFailed, EngineUnreachable
+from serve_app.errors import TASK_ENDS, EngineFailed, EngineUnreachable, RequestFailed
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
 from serve_app.transport.messages import (
@@ -208,7 +208,7 @@ class _RouterConnection:
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
         number, is_whole = submit.number, False
-        failure = Failure("the engine replica ended the request without an answer")
+        failure = Failure("the engine ended the request without an answer", RequestFailed.code)
 
         def put(frame: Frame) -> None:
             nonlocal is_whole
@@ -225,7 +225,7 @@ class _RouterConnection:
             raise
         except BaseException as error:
             logger.exception("request %s failed inside the engine replica", submit.request_id)
-            failure = Failure(f"the engine replica failed: {brief(error)}")
+            failure = Failure(f"the engine could not handle this request: {brief(error)}", RequestFailed.code)
         finally:
             if self.requests.pop(number, None) is not None and not is_whole:  # else its router has left it
                 self.batcher.put(Frame(number, b"", failure=failure))

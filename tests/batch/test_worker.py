@@ -176,6 +176,20 @@ def test_an_engine_that_fails_three_times_on_a_row_is_its_result() -> None:
     scenario(play)
 
 
+def test_a_row_that_a_living_engine_fails_at_is_a_result_at_once() -> None:
+    async def play() -> None:
+        lane = Lane()
+        batch_id = lane.submit([{"answers": [500], "code": "request_failed"}, {}])
+        lane.start()
+        [batch] = await lane.ended(batch_id)
+        _, errors = lane.assert_complete(batch, 2)
+        assert [line["response"]["body"]["error"]["code"] for line in errors] == ["request_failed"]
+        assert lane.router.runs == {"a-0": 1, "a-1": 1}
+        await lane.end()
+
+    scenario(play)
+
+
 def test_a_cancelled_batch_lets_its_rows_in_flight_end_and_keeps_their_results() -> None:
     async def play() -> None:
         lane = Lane({"small": 4})

@@ -209,8 +209,9 @@ def test_a_frozen_engine_ends_its_replica_by_itself_whether_serve_asks_or_not(
     assert ended == [deployment.EXIT_ENGINE_DEAD]
 
 
+@pytest.mark.parametrize("kind", [EngineFailed, RuntimeError])
 def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
-    monkeypatch: pytest.MonkeyPatch, ended: list[int], caplog: pytest.LogCaptureFixture
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, ended: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     said = "the engine died: EngineCore encountered an issue. See stack trace (above) for the root cause."
 
@@ -221,7 +222,7 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
 
         async def dies(submit: Submit) -> Any:
             monkeypatch.setattr(type(backend), "alive", property(lambda self: False))
-            raise EngineFailed(said)
+            raise kind(said)
             yield
 
         monkeypatch.setattr(backend, "run", dies)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from starlette.datastructures import State
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import construct_input_messages
 
+from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.vllm_adapter import serving
 from serve_app.transport import Submit
 from serve_app.types import Operation
@@ -29,3 +34,56 @@ def test_a_part_of_a_wrong_type_to_embed_is_an_error_of_validation(part: Any) ->
     submit = Submit(1, "r", Operation.EMBEDDING, body)
     with pytest.raises(ValidationError):
         asyncio.run(serving.answer(SimpleNamespace(), State({"serving_embedding": embed}), submit, False))  # type: ignore[arg-type]
+
+
+TEXT = {"type": "output_text", "text": "Yes.", "annotations": []}
+REFUSAL = {"type": "refusal", "refusal": "I cannot."}
+IDS = {"type": "message", "id": "msg_1", "status": "completed"}
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "message"}, IDS], ids=["short", "typed", "as the API gave it"])
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([], ""),
+        ([REFUSAL], "I cannot."),
+        ([TEXT], "Yes."),
+        ([TEXT, REFUSAL], "Yes.I cannot."),
+        ([TEXT, TEXT], "Yes.Yes."),
+    ],
+    ids=["empty", "refusal", "text", "text and refusal", "two texts"],
+)
+def test_an_earlier_turn_of_the_assistant_is_read_whole(parts: list[Any], said: str, more: dict[str, Any]) -> None:
+    user = {"role": "user", "content": "Hi."}
+    body = {"model": "m", "input": [user, {**more, "role": "assistant", "content": parts}, user]}
+    before = copy.deepcopy(body)
+    asked = ResponsesRequest.model_validate(as_vllm_reads(body))
+    assert not isinstance(asked.input, str)
+    messages = construct_input_messages(request_input=asked.input)
+    assert messages == [user, {"role": "assistant", "content": said}, user]
+    assert body == before
+
+
+@pytest.mark.parametrize(
+    "input_value",
+    [
+        "Hi.",
+        [{"role": "user", "content": []}],
+        [{"role": "assistant", "content": "Yes."}],
+        [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}],
+        [{"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}],
+        [{"type": "reasoning", "id": "r", "summary": []}, 5, None],
+    ],
+)
+def test_what_is_no_such_turn_is_passed_on_as_it_is(input_value: Any) -> None:
+    body = {"model": "m", "input": input_value}
+    assert as_vllm_reads(body) == body
+
+
+def test_an_error_of_vllm_is_the_request_s_and_says_so() -> None:
+    submit = Submit(1, "r", Operation.RESPONSES, {"model": "m", "input": "Hi."})
+    frame = serving.refusal(serving.error_response(IndexError("list index out of range"), submit), submit)
+    assert (frame.status, frame.media) == (500, "json")
+    error = json.loads(frame.body)["error"]
+    assert (error["code"], error["type"]) == ("request_failed", "internal_server_error")
+    assert error["message"].startswith("the engine could not handle this request")

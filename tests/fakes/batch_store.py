@@ -263,7 +263,7 @@ class FakeFiles:
 
 class FakeRouter:
     """Runs rows in the slots of their models, and joins repeats of a key. A row says in its body what happens to it:
-    `seconds`, `answers` (statuses one after another; the last one stays), `bytes` of its answer."""
+    `seconds`, `answers` (statuses one after another; the last one stays), `bytes` of its answer, its error `code`."""
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self.slots = dict(slots)
@@ -337,4 +337,7 @@ class FakeRouter:
         finally:
             self.busy[model] -= 1
             self._freed.set()
-        return RowAnswer(status, json.dumps({"name": name, "text": "x" * body.get("bytes", 10)}).encode())
+        said: dict[str, Any] = {"name": name, "text": "x" * body.get("bytes", 10)}
+        if "code" in body:
+            said = {"error": {"code": body["code"]}}
+        return RowAnswer(status, json.dumps(said).encode())

@@ -27,9 +27,11 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
+        tries: list[str] = []
         whole = {name: cluster[name].engine.wire.run for name in ("r1", "r2")}
 
         async def broken(submit: Submit, put: Callable[[Frame], None]) -> None:
+            tries.append(submit.request_id)
             if end is not None:
                 raise end
 
@@ -37,7 +39,11 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
             cluster[name].engine.wire.run = broken
         asked = (client.post(ask(f"p {n}", stream=stream), headers=_key(keyed, n)) for n in range(4))
         replies = await asyncio.gather(*asked)
-        assert {reply.status for reply in replies} <= {500, 502}
+        assert {(reply.status, reply.error["code"]) for reply in replies} == {(500, "request_failed")}
+        assert {reply.headers["x-should-retry"] for reply in replies} == {"false"}, "so would a repeat end"
+        assert client.outcomes == {Outcome.ENGINE_FAILED: 4}
+        assert len(tries) == len(set(tries)) == 4, "one attempt each"
+        assert not any(client.model.replica_set.ejections.values())
         assert client.at_rest()
         for name, run_whole in whole.items():
             cluster[name].engine.wire.run = run_whole

@@ -13,7 +13,7 @@ from serve_app.core.routing import AffinityKey, FailureKind, OutlierVerdict
 from serve_app.core.routing import TargetReason as Placed
 from serve_app.core.routing.outliers import MAX_CONSECUTIVE_FAILURES
 from serve_app.core.routing.retry_budget import LEAST_PER_S, SHARE
-from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, ServeAppError
+from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded, RequestFailed, ServeAppError
 from serve_app.router.replicas import ResultReporter
 from serve_app.router.request_grant import RequestGrant
 from serve_app.transport import Frame, TokenUsage
@@ -93,7 +93,9 @@ class Heard:
     [
         (200, None, False, OutlierVerdict.OK),
         (400, None, False, OutlierVerdict.CLIENT),
-        (500, None, False, OutlierVerdict.FAILED),
+        (500, None, False, OutlierVerdict.CLIENT),
+        (None, RequestFailed("x"), False, OutlierVerdict.CLIENT),
+        (200, RequestFailed("x"), False, OutlierVerdict.OK),
         (None, None, False, OutlierVerdict.CLIENT),
         (None, EngineFailed("x"), False, OutlierVerdict.FAILED),
         (None, EngineFailed("x"), True, OutlierVerdict.LOST),

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from serve_app.core.batches.records import RowError
 from serve_app.core.batches.rows import ENDPOINTS, BadRow, model_of, read_object
-from serve_app.errors import AnswerNotKept, RunLost
+from serve_app.errors import AnswerNotKept, RequestFailed, RunLost
 
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 MAX_ID_CHARS = 240  # of the 255 of an Idempotency-Key: a lost run is run again under the id and a suffix
@@ -124,6 +124,8 @@ def verdict(status: int, code: str | None = None) -> EntryVerdict:
     if status in LATER or status == KEY_REFUSED:
         return EntryVerdict.LATER
     is_failure = status >= 500 or status in TRANSIENT or code in KEY_USED_UP
+    if code == RequestFailed.code:  # every delivery would end so
+        is_failure = False
     return EntryVerdict.FAILED if is_failure else EntryVerdict.REFUSED
 
 

@@ -20,7 +20,7 @@ _OUTCOMES = {
     Outcome.REFUSED: "refused",
     Outcome.CANCELLED_QUEUED: "the client left while it waited",
     Outcome.CANCELLED_RUNNING: "the client left while it ran",
-    Outcome.ENGINE_FAILED: "the engine failed",
+    Outcome.ENGINE_FAILED: "the engine died under it, or could not handle it",
     Outcome.INTERNAL_ERROR: "failed by an internal error",
 }
 _REFUSALS: dict[str, str] = {

@@ -2,8 +2,8 @@
 
 Rules
 - A replica is ejected when the connection to it is lost, when `MAX_CONSECUTIVE_FAILURES` requests in a row have failed
-  on it, or when, of at least `MIN_RESULTS` recent results, `MAX_FAILURE_RATE` are failures. Errors and disconnects of a
-  client do not count.
+  on it since its engine had died, or when, of at least `MIN_RESULTS` recent results, `MAX_FAILURE_RATE` are such
+  failures. Disconnects of a client, and errors that a living engine answers, do not count.
 - The first ejection lasts `FIRST_EJECTION_S`, each next one twice as long, up to `MAX_EJECTION_S`; each
   `FORGET_EJECTIONS_S` without an ejection reduces the count by one. Then the replica gets one request, the probe (the
   half-open state of a circuit breaker): success readmits the replica, failure ejects it again, any other end leads to
@@ -40,9 +40,9 @@ class OutlierVerdict(enum.Enum):
     """The result of a request with regard to its replica."""
 
     OK = "ok"  # the replica produced output
-    FAILED = "failed"  # the replica answered with an error of its own, or not in time
+    FAILED = "failed"  # the replica said that its engine has died
     LOST = "lost"  # the connection to the replica broke: one such result ejects
-    CLIENT = "client"  # a bad request, or the client left: does not count
+    CLIENT = "client"  # a bad request, one that the engine could not handle, or the client left: does not count
 
 
 class FailureKind(enum.StrEnum):

@@ -33,10 +33,11 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.engine.client_names import field_path, in_client_words
+from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
-from serve_app.errors import BadRequest, NotFound
+from serve_app.errors import BadRequest, NotFound, RequestFailed
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
@@ -119,7 +120,7 @@ async def answer(
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
             if submit.service_tier is not None:
                 body["service_tier"] = submit.service_tier
-            asked = ResponsesRequest.model_validate(body)
+            asked = ResponsesRequest.model_validate(as_vllm_reads(body))
             if tool_strict:
                 enforce_tool_schemas(asked)
             await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
@@ -136,7 +137,7 @@ async def answer(
         case Operation.TOKENIZE:
             answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
         case Operation.INPUT_TOKENS:
-            answered = await _count_input(state, ResponsesRequest.model_validate(body))
+            answered = await _count_input(state, ResponsesRequest.model_validate(as_vllm_reads(body)))
         case Operation.TOKENIZER_INFO:
             answered = await state.serving_tokenization.get_tokenizer_info()
         case Operation.DETOKENIZE:
@@ -258,16 +259,19 @@ async def responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[
 
 
 def refusal(error: ErrorResponse, submit: Submit) -> Frame:
-    """vLLM's error in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null."""
-    said, status, code = error.error, error.error.code, None
+    """vLLM's error in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null. One
+    with a status of 500 and above is a `RequestFailed`: the engine lives."""
+    said, status, code = error.error, error.error.code, RequestFailed.code
     if status == NotFound.status:
         code = "model_not_found"
     elif TOO_LONG in said.message:
         code = "context_length_exceeded"
     elif status < 500:
         code = BadRequest.code
-    kind = BadRequest.type if status < 500 else said.type
+    kind = BadRequest.type if status < 500 else RequestFailed.type
     message, param = in_client_words(said.message, said.param, submit.body)
+    if status >= 500:
+        message = f"the engine could not handle this request: {message}"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return _last_frame(submit, status, body)
 

@@ -92,6 +92,7 @@ def test_a_reply_goes_only_where_the_settings_allow() -> None:
         (409, "idempotency_run_lost", EntryVerdict.FAILED),
         (409, "lease_conflict", EntryVerdict.REFUSED),
         (500, None, EntryVerdict.FAILED),
+        (500, "request_failed", EntryVerdict.REFUSED),
         (502, "engine_failed", EntryVerdict.FAILED),
         (400, None, EntryVerdict.REFUSED),
         (404, None, EntryVerdict.REFUSED),
