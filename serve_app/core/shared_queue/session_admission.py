@@ -163,7 +163,7 @@ class SessionAdmission:
             engine
             for engine in self._engines_of(ask.model)
             if self._ledger.limit(engine) - sessions.reserved_tokens[engine] >= ask.tokens
-            and len(sessions.leases_on(engine)) < ask.per_engine
+            and sessions.count_on(engine) < ask.per_engine
         )
 
     def _open_at_once(self, waiting: _PendingSession, now: float) -> bool:
@@ -234,6 +234,6 @@ class SessionAdmission:
         """The reason why a session does not fit now, with the figures."""
         free = max(map(self._ledger.free, engines), default=0)
         text = f"session {tenant_session_id(ask.session_id)!r}: {ask.tokens} KV tokens asked, {free} free"
-        fullest = min((len(self._sessions.leases_on(one)) for one in engines), default=0)
+        fullest = min(map(self._sessions.count_on, engines), default=0)
         places = f"; {fullest} sessions are open there, {ask.per_engine} at most" if fullest >= ask.per_engine else ""
         return f"{text} on the best engine of {ask.model}{places}"
