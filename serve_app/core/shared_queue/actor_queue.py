@@ -41,11 +41,11 @@ from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.delivery import ActorSessions
 from serve_app.core.shared_queue.granting import Granting
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, Amount, RouterEvent, RouterMessage
+from serve_app.core.shared_queue.postponed import PostponedRequests
 from serve_app.core.shared_queue.session_admission import SessionAdmission
 from serve_app.types import RequestClass
 
 CALM_S = 0.25  # minimum period of withdrawing and granting credit when a queue empties and fills again
-HAND_IN_S = 0.05  # for all routers to submit their waiting requests again: half a dozen round trips
 FIGURES_S = 0.1  # between updates of the queue figures for early refusal; a queue with an arrival is updated at once
 
 
@@ -75,12 +75,11 @@ class ActorQueue:
         self.accounts = ActorCredit(ledger)
         self.granting = Granting(ledger, sessions, self._send, self.accounts)
         self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines_of)
-        self.postponed: dict[str, tuple[str, str, Arrival, float]] = {}  # router, model, arrival, time
+        self.postponed = PostponedRequests()
         # Engines on which the routers' holdings are unknown. A change takes effect at the end of the next event: a
         # router's report is booked before the rest is granted.
         self.closed_engines: frozenset[str] = frozenset()
         self.draining_engines: frozenset[str] = frozenset()  # these get no requests; takes effect in the same way
-        self._gather_until: dict[str, float] = {}  # by recovered model: when its postponed requests are admitted
         self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
         self._ledger = ledger
@@ -181,8 +180,10 @@ class ActorQueue:
 
     def next_due(self) -> float | None:
         """Time of the next `on_tick`; None: nothing is scheduled. O(models)."""
+        if self.granting.requests.is_unfinished:
+            return -math.inf
         queues = (one.admission.next_due() for one in self.granting.models.values())
-        dues = (*queues, *self.calm_at.values(), *self._gather_until.values(), self.limits.next_due())
+        dues = (*queues, *self.calm_at.values(), self.postponed.next_due(), self.limits.next_due())
         return min((due for due in dues if due is not None), default=None)
 
     # Inside
@@ -195,11 +196,11 @@ class ActorQueue:
         except Exception:
             self.accounts.recount(self.actor_sessions.sessions)
             self.actor_sessions.end_all()
-            self._gather_until = dict.fromkeys(self.granting.models, now + HAND_IN_S)
+            self.postponed = PostponedRequests()
+            self.postponed.gather(self.granting.models, now)
             self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts)
             self.granting.requests.closed_engines = self.closed_engines
             self.session_admission.restart(self.granting)
-            self.postponed.clear()
             self.calm_at.clear()
             self._mismatched = False
             raise
@@ -233,10 +234,10 @@ class ActorQueue:
             case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
             case messages.Done(ticket, prompt_tokens, output_tokens):
-                self.postponed.pop(ticket, None)
+                self.postponed.forget(ticket)
                 granting.requests.done(ticket, prompt_tokens, output_tokens, now)
             case messages.Cancel(ticket):
-                self.postponed.pop(ticket, None)
+                self.postponed.forget(ticket)
                 granting.requests.cancel(ticket, now)
             case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
@@ -275,27 +276,23 @@ class ActorQueue:
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
         if arrival.deadline is not None:
             arrival = replace(arrival, deadline=arrival.deadline + now)
-        if model in self.actor_sessions.state.recovering or now < self._gather_until.get(model, now):
-            self.postponed[arrival.request_id] = (router, model, arrival, now - waited_s)
+        if model in self.actor_sessions.state.recovering or self.postponed.gathers(model, now):
+            self.postponed.add(router, model, arrival, now - waited_s)
         else:
             self.granting.requests.arrive(router, model, arrival, now - waited_s, now)
 
     def _admit_postponed(self, now: float) -> None:
-        """Admit the requests that waited during recovery, the oldest first."""
-        for ready in [model for model, until in self._gather_until.items() if until <= now]:
-            del self._gather_until[ready]
-            mine = [
-                self.postponed.pop(ticket) for ticket, (_, model, *_) in list(self.postponed.items()) if model == ready
-            ]
-            for router, model, arrival, arrived_s in sorted(mine, key=lambda one: one[3]):
-                self.granting.requests.arrive(router, model, arrival, arrived_s, now)
+        """Admit requests that waited during recovery."""
+        for router, model, arrival, arrived_s in self.postponed.take(now):
+            self.granting.requests.arrive(router, model, arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
+        if not routers:
+            return
         for router in routers:
             self.limits.end_session(router, now)
-        for ticket in [one for one, (router, *_) in self.postponed.items() if router in routers]:
-            del self.postponed[ticket]
+        self.postponed.forget_routers(routers)
         for engine in self.granting.kv_debt.forget_routers(routers):
             self.granting.sync(engine, now)
         self.granting.requests.forget_routers(routers, now)
@@ -342,7 +339,7 @@ class ActorQueue:
             self.granting.set_draining_engines(self.draining_engines, now)
         if self.closed_engines or recovering:
             before, recovering = recovering, self.granting.recovering_models()
-            self._gather_until.update(dict.fromkeys(before - recovering, now + HAND_IN_S))
+            self.postponed.gather(before - recovering, now)
         self._settle(now)
         self.granting.reclaim(now)
         models = self.granting.models

@@ -22,7 +22,8 @@ from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
-from serve_app.core.shared_queue.requests import ActorRequests, Capacity, EngineState, ModelState
+from serve_app.core.shared_queue.model_state import Capacity, EngineState, ModelState
+from serve_app.core.shared_queue.requests import ActorRequests
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -138,7 +139,7 @@ class Granting:
         model_state.unreachable_cache.clear()
         self.sync(engine, now)
         if usable:
-            self.requests.requeue_router(router, model, now)
+            self.requests.requeue_router(router, now)
 
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
@@ -256,8 +257,10 @@ class Granting:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
         found, closed = set(), self.requests.closed_engines
         for model, model_state in self.models.items():
-            there = {one for one in model_state.engines if model_state.is_open(one) and slots_of(one) in self._ledger}
-            if closed & model_state.engines.keys() and there <= closed:
+            others = (one for one in model_state.engines if one not in closed)  # mostly none, or the first one is open
+            if closed & model_state.engines.keys() and not any(
+                model_state.is_open(one) and slots_of(one) in self._ledger for one in others
+            ):
                 found.add(model)
         return frozenset(found)
 

@@ -15,88 +15,20 @@ Invariant: a ticket is known from its arrival to its end; no state of it remains
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from operator import itemgetter
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse, WaitReason
 from serve_app.core.shared_queue.actor_credit import ActorCredit
-from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
+from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw
+from serve_app.core.shared_queue.model_state import ActorRequest, ModelState
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
-from serve_app.types import RequestClass
 
-# slots and tokens; those of them in use outside the queue; tokens of sessions
-Capacity = tuple[int, int, tuple[int, int], int]
-
-
-@dataclass(slots=True)
-class EngineState:
-    """An engine in a model's queue."""
-
-    reachable_from: dict[str, bool] = field(default_factory=dict)  # by router
-    unreconciled: set[str] = field(default_factory=set)  # routers that must report again what runs there
-    granted_slots: int = 0  # held by this queue's grants
-    granted_tokens: int = 0
-    debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
-    reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
-    reported_capacity: Capacity | None = None
-
-
-@dataclass(slots=True)
-class ModelState:
-    """The queue of one model, and the engines it grants from."""
-
-    name: str  # of the model
-    admission: Admission
-    routers: set[str] = field(default_factory=set)
-    engines: dict[str, EngineState] = field(default_factory=dict)
-    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until a change
-
-    def unreachable_from(self, router: str) -> frozenset[str]:
-        """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
-        found = self.unreachable_cache.get(router)
-        if found is None:
-            away = [name for name, one in self.engines.items() if not one.reachable_from.get(router)]
-            found = self.unreachable_cache[router] = frozenset(filter(self.is_open, away))
-        return found
-
-    @property
-    def highest_waiting_class(self) -> RequestClass | None:
-        """The highest class with waiting requests; None: no request waits."""
-        ahead = self.admission.ahead(min(RequestClass))
-        return ahead[0][0] if ahead else None
-
-    def is_open(self, engine: str) -> bool:
-        """Whether a granted request can be sent to this engine."""
-        one = self.engines[engine]
-        return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
-
-
-@dataclass(slots=True)
-class ActorRequest:
-    """A waiting or running request.
-
-    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
-    """
-
-    router: str
-    queue: ModelState
-    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
-    arrived_s: float
-    engine: str = ""  # empty: it waits
-    slots: int = 0
-    tokens: int = 0
-    drawn: SessionDraw | None = None
-    original_arrival: Arrival | None = None  # as submitted, if it waits for less
-    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
-    owed: OwedRequest | None = None  # as it had KV debt on its engine
-    reported_tokens: int = 0  # output tokens reported so far
-
-    @property
-    def runs_in_session_slot(self) -> bool:
-        """Whether it runs in its session's own slot, outside the queue."""
-        return self.drawn is not None and self.drawn.slots > 0
+AT_ONCE = 64  # waiting requests that are queued again in one event: about 5 ms of the actor's time
 
 
 class ActorRequests:
@@ -125,13 +57,19 @@ class ActorRequests:
         self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
         self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
         self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
+        self._avoiding: dict[str, dict[str, None]] = {}  # by router: its tickets that avoid some engines
+        self._to_requeue: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # tickets that avoid engines which their routers reach now
+        self._moves_left = AT_ONCE  # in this event
+        self.is_unfinished = False  # whether the last event has left requests for the next one
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
         model_state = self.model_state(model)
         request = self.by_ticket[arrival.request_id] = ActorRequest(router, model_state, arrival, arrived_s)
         self.tickets.setdefault(router, {})[arrival.request_id] = None
-        request.arrival = replace(arrival, avoid_replicas=self._engines_to_avoid(request))
+        self._set_avoided(request, arrival)
         if arrival.session is not None:
             self._draw_on_session(request, now)
         if not request.runs_in_session_slot:
@@ -172,10 +110,15 @@ class ActorRequests:
 
     def retry_grants(self, now: float) -> None:
         """Queue requests again, with their arrival time, whose grant could not be charged or whose router cannot reach
-        the engine."""
+        the engine, and those that avoid an engine which their router reaches now. At most `AT_ONCE`: until its turn,
+        one of the former keeps what the queue has granted it, so no other request is granted it. The last step of an
+        event."""
         again, self.grants_to_retry = self.grants_to_retry, []
         while again:
-            for ticket in again:
+            for at, ticket in enumerate(again):
+                if not self._moves_left:
+                    self.grants_to_retry += again[at:]
+                    break
                 request = self.by_ticket.get(ticket)
                 if request is None or request.engine:  # queued again and granted since
                     continue
@@ -183,8 +126,12 @@ class ActorRequests:
                     for engine in list(request.queue.engines):
                         self._sync(engine, now)
                 self._requeue(ticket, now)
+            if not self._moves_left:
+                break
             again = [one for one in self.grants_to_retry if self._is_avoid_outdated(one)]  # each at most once
             self.grants_to_retry = [one for one in self.grants_to_retry if not self._is_avoid_outdated(one)]
+        self._requeue_next(now)
+        self.is_unfinished, self._moves_left = not self._moves_left, AT_ONCE
 
     def model_state(self, model: str) -> ModelState:
         """The queue of a model; created if there is none."""
@@ -222,14 +169,22 @@ class ActorRequests:
             self.cancel(ticket, now)  # first: none is granted what the end of a running one frees
         for ticket in running:
             request = self.by_ticket.pop(ticket)
+            self._forget_avoiding(request.router, ticket)
             self._release(request, now)
             self._leave_queue(request, now)
 
-    def requeue_router(self, router: str, model: str, now: float) -> None:
-        """A router reaches other engines of a model: queue its waiting requests again, the oldest first."""
-        tickets = [one for one in self.tickets.get(router, ()) if self._is_avoid_outdated(one, model)]
-        for ticket in sorted(tickets, key=lambda one: self.by_ticket[one].arrived_s):
-            if ticket in self.by_ticket and not self.by_ticket[ticket].engine:
+    def requeue_router(self, router: str, now: float) -> None:
+        """A router reaches other engines: queue its requests again that avoid them, the oldest first. O(its requests
+        that avoid some engine)."""
+        avoiding = [(self.by_ticket[one].arrived_s, one) for one in self._avoiding.get(router, ())]
+        for _, ticket in sorted(avoiding, key=itemgetter(0)):
+            self._to_requeue[ticket] = None
+        self._requeue_next(now)
+
+    def _requeue_next(self, now: float) -> None:
+        while self._to_requeue and self._moves_left:
+            ticket, _ = self._to_requeue.popitem(last=False)
+            if self._is_avoid_outdated(ticket):
                 self._requeue(ticket, now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
@@ -238,12 +193,13 @@ class ActorRequests:
             tickets = self.tickets.get(router, {})
             for ticket in [one for one in tickets if self.by_ticket[one].engine == engine]:
                 tickets.pop(ticket, None)
+                self._forget_avoiding(router, ticket)
                 del self.by_ticket[ticket]
 
-    def _is_avoid_outdated(self, ticket: str, model: str = "") -> bool:
-        """Whether a ticket waits (for this model) and the engines it avoids are not those its router cannot reach."""
+    def _is_avoid_outdated(self, ticket: str) -> bool:
+        """Whether a ticket waits, and the engines that it avoids are not those that its router cannot reach."""
         request = self.by_ticket.get(ticket)
-        if request is None or request.engine or model not in ("", request.queue.name):
+        if request is None or request.engine:
             return False
         return request.arrival.avoid_replicas != self._engines_to_avoid(request)
 
@@ -253,10 +209,27 @@ class ActorRequests:
             return request.arrival.avoid_replicas
         return request.queue.unreachable_from(request.router)
 
+    def _set_avoided(self, request: ActorRequest, arrival: Arrival) -> None:
+        """Set a request's arrival, with the engines that it avoids from now on."""
+        avoided = self._engines_to_avoid(request)
+        request.arrival = replace(arrival, avoid_replicas=avoided)
+        if avoided:
+            self._avoiding.setdefault(request.router, {})[arrival.request_id] = None
+        else:
+            self._forget_avoiding(request.router, arrival.request_id)
+
+    def _forget_avoiding(self, router: str, ticket: str) -> None:
+        avoiding = self._avoiding.get(router)
+        if avoiding is not None and ticket in avoiding:
+            del avoiding[ticket]
+            if not avoiding:
+                del self._avoiding[router]
+
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""
+        self._moves_left = max(0, self._moves_left - 1)
         request = self._take_from_queue(ticket, now)
-        request.arrival = replace(request.arrival, accepted=True, avoid_replicas=self._engines_to_avoid(request))
+        self._set_avoided(request, replace(request.arrival, accepted=True))
         actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
         for at, action in enumerate(actions):
             if isinstance(action, Grant) and action.request_id == ticket:  # for the queue it has just arrived
@@ -345,6 +318,7 @@ class ActorRequests:
         if request is None:
             return None
         self.tickets.get(request.router, {}).pop(ticket, None)
+        self._forget_avoiding(request.router, ticket)
         if request.owed is not None:
             self._kv_debt.end(request.engine, request.owed)
         self._end_session_wait(request)

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from serve_app.core.memory import SessionRequest, session_name
+from benchmarks.actor_events import SLOTS, add_engine
+from benchmarks.exchange import Router, connected
+from serve_app.core.memory import Device, SessionRequest, session_name
+from serve_app.core.quota import Quota
+from serve_app.core.shared_queue.messages import EngineReachability
 from tests.core.shared_queue.world import MODEL, World
 
 
@@ -46,3 +50,71 @@ def review_steps(sessions: int) -> int:
 
 def test_a_look_at_the_sessions_that_wait_does_not_look_at_the_open_ones() -> None:
     assert review_steps(400) <= review_steps(20)
+
+
+def most_steps(quota: Quota, act: Callable[[], Any], now: float) -> int:
+    """Of the event and of each tick that the actor asks for at once."""
+    most = steps(act)
+    for _ in range(1_000):
+        due = quota.queue.next_due()
+        if due is None or due > now:
+            return most
+        most = max(most, steps(lambda: quota.queue.on_tick(now)))
+    raise AssertionError("a busy loop")
+
+
+def new_engine_steps(waiting: int) -> int:
+    """Of the longest event as an engine starts: at first only a router reaches it that has no request."""
+    quota, (first, second) = connected(2, 4, 100_000, 2, running=1)
+    for _ in range(waiting // 100):
+        second.say(quota, tuple(second.arrive() for _ in range(100)), 0.0)
+    add_engine(quota, "e1", 0.1)
+    reaches = (EngineReachability(MODEL, "e1", True),)
+    most = most_steps(quota, lambda: first.say(quota, reaches, 0.2), 0.2)
+    admission = quota.queue.granting.models[MODEL].admission
+    assert admission.waiting == waiting - 4, "its router does not reach the new engine"
+    most = max(most, most_steps(quota, lambda: second.say(quota, reaches, 0.3), 0.3))
+    assert admission.waiting == waiting - 4 - SLOTS
+    return most
+
+
+def test_a_new_engine_moves_the_requests_that_wait_a_part_at_a_time() -> None:
+    assert new_engine_steps(1_600) < 2 * new_engine_steps(400)
+
+
+def recovery_steps(waiting: int) -> int:
+    """Of the longest event after a recovery with so many requests."""
+    before, (router,) = connected(1, 4, 100_000, 1)
+    router.say(before, (router.arrive(),), 0.0)
+    stored = {key: value for key, (_, value) in before.changes().items()}
+    quota = Quota(2, stored, 0.0)
+    quota.on_devices([Device("n", 0, 1000, 0)], 0.0)
+    names = ["e0"]
+    first, late = Router("r1", names), Router("r0", names)
+    first.say(quota, first.first, 0.0)
+    for _ in range(waiting // 100):
+        first.say(quota, tuple(first.arrive() for _ in range(100)), 0.0)
+    late.say(quota, late.first, 0.1)
+    most = most_steps(quota, lambda: quota.queue.on_tick(1.0), 1.0)
+    assert quota.queue.granting.models[MODEL].admission.waiting == waiting - 4
+    assert not quota.queue.postponed.by_ticket
+    return most
+
+
+def test_what_waited_during_a_recovery_is_admitted_a_part_at_a_time() -> None:
+    assert recovery_steps(1_600) < 2 * recovery_steps(400)
+
+
+def test_a_tick_during_a_recovery_does_not_look_at_what_waits_for_each_engine() -> None:
+    def tick_steps(waiting: int) -> int:
+        before, routers = connected(8, 4, 100_000, 2)
+        routers[0].say(before, (routers[0].arrive(),), 0.0)
+        quota = Quota(2, {key: value for key, (_, value) in before.changes().items()}, 0.0)
+        quota.on_devices([Device("n", number, 1000, 0) for number in range(8)], 0.0)
+        other = Router("r1", [f"e{number}" for number in range(8)])
+        other.say(quota, other.first, 0.0)
+        for _ in range(waiting // 100):
+            other.say(quota, tuple(other.arrive() for _ in range(100)), 0.0)
+        return steps(lambda: quota.on_tick(0.5))
+
+    assert tick_steps(1_000) < 1.1 * tick_steps(100)

@@ -240,7 +240,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
     world.bring_to_rest()
     lines, places = world.quota.queue, world.quota.queue.granting
     kept = [
-        lines.postponed,
+        lines.postponed.by_ticket,
         lines.calm_at,
         places.requests.by_ticket,
         places.requests.grants_to_retry,
