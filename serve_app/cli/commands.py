@@ -101,6 +101,9 @@ def up(
         int | None, typer.Option("--cpus", min=1, help="Logical CPUs Ray may place on; counted by default.")
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Run Ray's dashboard too (loopback).")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start everything again when its Ray ends while it serves.")
+    ] = False,
     check_first: CheckOption = True,
     state_dir: StateOption = None,
 ) -> int:
@@ -110,7 +113,7 @@ def up(
     chosen = configured(config, model)
     if check_first and not checking.passes(chosen, checking.this_machine(chosen.quota, cpus), Console(stderr=True)):
         return EXIT_USAGE
-    options = running.UpOptions(chosen, instance, port, host, state_dir, num_cpus=cpus, dashboard=dashboard)
+    options = running.UpOptions(chosen, instance, port, host, state_dir, cpus, dashboard, restart)
     return running.up(options, Console())
 
 

@@ -1,5 +1,8 @@
 """`serve-app up`: starts an instance, keeps it in the foreground, stops it.
 
+The process that deploys and watches the application (the driver) is started again when it ends, and finds what runs;
+with `--restart` everything is started again when the cluster ends.
+
 Invariant: no process of the instance is left when it returns: after Ctrl-C in any phase, an application that does not
 start, or a cluster that dies.
 """
@@ -24,7 +27,7 @@ from rich.text import Text
 
 from serve_app.cli import keys
 from serve_app.cli.chat import Endpoint, session
-from serve_app.cli.command_line import EXIT_INTERRUPTED
+from serve_app.cli.command_line import EXIT_FAILED, EXIT_INTERRUPTED
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
@@ -36,6 +39,11 @@ TICK_S = 0.25  # the period of checks of the progress and of the driver
 READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
 READY_REQUEST_S = 5.0
 SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
+# Before a driver that has ended is started again, and twice as long each time: its start costs 2 s of a core.
+DRIVER_RETRY_S, MAX_DRIVER_RETRY_S = 1.0, 30.0
+STEADY_S = 60.0  # who has run for so long has come back: the waits begin anew
+RESTARTS = 5  # of `--restart`, one after the other without such a time between them
+RESTART_S = 10.0  # before the first, and twice as long each time; as in deploy/serve-app.service
 
 
 @contextlib.contextmanager
@@ -61,6 +69,7 @@ class UpOptions:
     state_dir: str | None = None
     num_cpus: int | None = None
     dashboard: bool = False
+    restart: bool = False
 
 
 def up(options: UpOptions, console: Console) -> int:
@@ -74,30 +83,56 @@ def up(options: UpOptions, console: Console) -> int:
     """
     with interruptible():
         session = _Session(options, console)
-        try:
-            code = session.run()
-        except KeyboardInterrupt:
-            code = 0 if session.serving else EXIT_INTERRUPTED
-        try:
-            session.take_down()
-        except KeyboardInterrupt:
-            console.print("Killing what is left.")
-            session.kill()
-            code = EXIT_INTERRUPTED
+        code = _run(session, console)
+        restarts, served_s = 0, session.served_s
+        while code == EXIT_FAILED and options.restart and (restarts or session.serving):
+            restarts = 1 if served_s >= STEADY_S else restarts + 1
+            if restarts > RESTARTS:
+                break
+            wait_s, served_s = RESTART_S * 2.0 ** (restarts - 1), 0.0
+            console.print(f"Everything is started again in {wait_s:g} s ({restarts} of {RESTARTS}).")
+            try:
+                time.sleep(wait_s)
+                session = _Session(options, console)
+            except KeyboardInterrupt:
+                return EXIT_INTERRUPTED
+            except ServeAppError as error:
+                console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
+            else:
+                code = _run(session, console)
+                served_s = session.served_s
         return code
 
 
+def _run(session: _Session, console: Console) -> int:
+    """One run from its start to its end; the exit status."""
+    try:
+        code = session.run()
+    except KeyboardInterrupt:
+        code = 0 if session.serving else EXIT_INTERRUPTED
+    try:
+        session.take_down()
+    except KeyboardInterrupt:
+        console.print("Killing what is left.")
+        session.kill()
+        code = EXIT_INTERRUPTED
+    return code
+
+
 class _Session:
-    """One run of `up`."""
+    """One run of `up`. `served_s`: how long it had served when it failed."""
 
     def __init__(self, options: UpOptions, console: Console) -> None:
         self.serving = False
+        self.served_s = self._serving_since = 0.0
         self._options = options
         self._console = console
         self._state = InstanceState(options.instance, options.state_dir)
         self._progress = Progress(console)
         self._cluster: LocalCluster | None = None
-        self._driver: RemoteDriver | None = None
+        self._driver: RemoteDriver | None = None  # None while it is to be started again, too
+        self._driver_began = self._driver_due = 0.0
+        self._driver_retry_s = DRIVER_RETRY_S
         self._deployed = False
         self._state.require_unowned()
         # else its own leftovers may hold the port: they are ended before the port is checked
@@ -113,10 +148,12 @@ class _Session:
                 cluster = self._start_cluster()
                 self._start_application(cluster)
                 self._wait_ready(cluster)
-            self.serving = True
+            self.serving, self._serving_since = True, time.monotonic()
             self._announce(cluster)
             self._watch()
         except ServeAppError as error:
+            if self.serving:
+                self.served_s = time.monotonic() - self._serving_since
             message = with_kept_logs(error.message, self._state)
             self._console.print(Text(f"error: {message}", "red"), soft_wrap=True)
         return 1
@@ -129,6 +166,8 @@ class _Session:
                 self.kill()
             return
         with self._progress as progress:
+            if self._driver is None and self._deployed and self._cluster.alive:
+                self._driver = self._new_driver(self._cluster.watch_order())
             if self._driver is not None and self._deployed:
                 progress.begin("Ending the application (Ctrl-C again to force)")
                 self._driver.send({"do": "shutdown"})
@@ -167,7 +206,7 @@ class _Session:
         """Deploy, and wait until Serve reports the whole application as running."""
         self._progress.begin("Deploying the application")
         order = cluster.serve_order(application(self._keys.settings))
-        self._driver = RemoteDriver(order, log=Path(cluster.instance.run_dir) / "driver.log")
+        self._driver = self._new_driver(order)
         loading = opening = False
         while True:
             status = self._next_status()
@@ -208,14 +247,22 @@ class _Session:
         """The next state of the application, or None if there is no new one yet.
 
         Raises:
-            Unavailable: the driver or the cluster has ended.
+            Unavailable: the cluster has ended, or the driver before it had deployed the application.
         """
-        assert self._driver is not None
         assert self._cluster is not None
-        event = self._driver.event(TICK_S)
+        if self._driver is None:
+            time.sleep(TICK_S)
+            event = None
+        else:
+            event = self._driver.event(TICK_S)
         if not self._cluster.alive:
             raise Unavailable("the local cluster ended unexpectedly", code="cluster_failed")
+        if self._driver is None and time.monotonic() >= self._driver_due:
+            self._driver = self._new_driver(self._cluster.watch_order())
         if event is None or event["event"] == "phase":
+            return None
+        if self._deployed and (event["event"] == "end" or (event["event"] == "error" and self.serving)):
+            self._plan_driver(str(event.get("message", "")))
             return None
         if event["event"] == "error":
             raise Unavailable(event["message"], code="application_failed")
@@ -225,6 +272,24 @@ class _Session:
         status = {key: value for key, value in event.items() if key != "event"}
         self._state.write_status(status)
         return status
+
+    def _new_driver(self, order: Mapping[str, Any]) -> RemoteDriver:
+        assert self._cluster is not None
+        self._driver_began = time.monotonic()
+        return RemoteDriver(order, log=Path(self._cluster.instance.run_dir) / "driver.log")
+
+    def _plan_driver(self, message: str) -> None:
+        """The driver has ended, and what it deployed runs on: another one is to follow that."""
+        assert self._driver is not None
+        self._driver.close()
+        self._driver, now = None, time.monotonic()
+        if now - self._driver_began >= STEADY_S:
+            self._driver_retry_s = DRIVER_RETRY_S
+        self._driver_due = now + self._driver_retry_s
+        why = f" ({message})" if message else ""
+        said = f"The process that watches the application has ended{why}. Another starts in {self._driver_retry_s:g} s."
+        self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._driver_retry_s = min(2.0 * self._driver_retry_s, MAX_DRIVER_RETRY_S)
 
     def _announce(self, cluster: LocalCluster) -> None:
         kept = f"  (kept in {self._keys.file})" if self._keys.generated else "  (from the configuration)"

@@ -2,151 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from benchmarks.common.arms import free_port
 from serve_app.cli import up as module
-from serve_app.cli.up import UpOptions, up, with_kept_logs
+from serve_app.cli.up import with_kept_logs
 from serve_app.cluster.local import Instance, InstanceState, node
 from serve_app.errors import Unavailable
 from serve_app.settings import Settings, parse
 from serve_app.system import marked
+from tests.cli.up_lab import LOADING, SEEN_S, FakeDriver, Terminal, interrupt, status
 from tests.fakes import ray_node
 from tests.requires import requires
 
 requires("linux")
 
-SEEN_S = 60.0  # for a line to appear on a loaded machine; idle it takes less than a second
 DIGEST = "ab" * 32
-
-
-def status(state: str, message: str = "", replica: str = "RUNNING") -> dict[str, Any]:
-    healthy = "healthy" if replica == "RUNNING" else "updating"
-    replicas = [{"id": "r", "state": replica, "node": "n"}]
-    model = {
-        "name": "tiny",
-        "deployment": "engine-tiny",
-        "state": healthy,
-        "message": "",
-        "replicas": replicas,
-        "target": 1,
-    }
-    return {"event": "status", "state": state, "message": message, "models": [model], "routers": replicas}
-
-
-LOADING = [{"event": "phase", "phase": "application"}, status("starting", replica="STARTING")]
-
-
-class FakeDriver:
-    """Gives the scripted events, and answers /ready in the router's place."""
-
-    events: list[dict[str, Any]] = []
-    ready = 200
-    end_s = 0.0  # how long the orderly end takes
-    made: list[FakeDriver] = []
-
-    def __init__(self, order: dict[str, Any], log: Path | None = None) -> None:
-        self.order = order
-        self.sent: list[dict[str, Any]] = []
-        self._events = list(type(self).events)
-        ready = type(self).ready
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(ready if self.path == "/ready" else 404)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Nothing into the test's output."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", order["serve"]["http_options"]["port"]), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        self.made.append(self)
-
-    def event(self, timeout_s: float) -> dict[str, Any] | None:
-        if self._events:
-            return self._events.pop(0)
-        time.sleep(0.01)  # bound: far below any caller's `timeout_s`, so that its loop looks at its own deadlines
-        return None
-
-    def send(self, command: dict[str, Any]) -> None:
-        self.sent.append(command)
-
-    def wait(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + type(self).end_s
-        while time.monotonic() < deadline:
-            # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out; bound: `end_s`
-            time.sleep(0.01)
-        return True
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeDriver]]:
-    class Driver(FakeDriver):
-        events = [*LOADING, status("running")]
-        made: list[FakeDriver] = []
-
-    monkeypatch.setattr(module, "RemoteDriver", Driver)
-    monkeypatch.setattr(node, "ray_command", ray_node.command("run", tmp_path))
-    yield Driver
-    for one in Driver.made:
-        one.close()
-
-
-class Terminal:
-    """Runs `up` in this thread, as signals need, and acts on what it prints from another one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = InstanceState("one", folder)
-        self.mark = ""
-        self._text = io.StringIO()
-
-    @property
-    def text(self) -> str:
-        return self._text.getvalue()
-
-    def run(self, settings: Settings, *acts: tuple[str, Callable[[], None]]) -> int:
-        """`acts`: each action is taken once its text has been printed, one after the other."""
-        with_port = UpOptions(settings, "one", free_port(), state_dir=str(self.state.folder.parent))
-        actor = threading.Thread(target=self._act, args=(acts,))
-        actor.start()
-        try:
-            return up(with_port, Console(file=self._text, width=200))
-        finally:
-            actor.join()
-
-    def _act(self, acts: tuple[tuple[str, Callable[[], None]], ...]) -> None:
-        for text, action in acts:
-            deadline = time.monotonic() + SEEN_S
-            while text not in self.text and time.monotonic() < deadline:
-                time.sleep(0.01)  # bound: `SEEN_S`, between two looks at what was printed
-            instance = self.state.read()
-            self.mark = instance.mark if instance else self.mark
-            action()
-
-
-@pytest.fixture
-def terminal(tmp_path: Path) -> Terminal:
-    return Terminal(tmp_path)
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type[FakeDriver]) -> None:

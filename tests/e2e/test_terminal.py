@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 from serve_app.cli import logs
 from serve_app.cli.deploy import Target
+from serve_app.cluster.local import RemoteDriver
 from serve_app.system import LogFilter
 from tests.e2e.stack import SIMULATED, TINY, Stack
 from tests.requires import missing
@@ -52,6 +54,18 @@ def test_piped_status_has_a_line_for_each_replica_and_names_who_holds_cpus(stack
         ("ours", f"engine-{TINY}"),
         ("ours", f"engine-{SIMULATED}"),
     }
+
+
+def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stack) -> None:
+    if stack.cluster is None:
+        missing("the external stack is no instance of this machine")
+    assert stack.cluster is not None
+    replicas = [line for line in run(stack, "status").splitlines() if line.startswith("replica")]
+    with contextlib.closing(RemoteDriver(stack.cluster.watch_order())) as follower:
+        event = follower.event(COMMAND_S)
+    assert event is not None
+    assert (event["event"], event["state"]) == ("status", "running")
+    assert [line for line in run(stack, "status").splitlines() if line.startswith("replica")] == replicas
 
 
 def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> None:

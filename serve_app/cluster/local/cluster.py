@@ -144,6 +144,10 @@ class LocalCluster:
             "models": list(self.instance.models),
         }
 
+    def watch_order(self) -> dict[str, Any]:
+        """The order for a `RemoteDriver` to follow the application that runs here, in place of one that has ended."""
+        return {"do": "watch", "environment": self.environment(), "models": list(self.instance.models)}
+
     def pids(self) -> list[int]:
         """Every living process of this cluster except this one."""
         return marked(self.mark, spare=(os.getpid(),))

@@ -47,6 +47,11 @@ def _serve(order: Mapping[str, Any]) -> None:
     """Declare the application of `order`, then report its state until a command arrives."""
     _send("phase", phase="application")
     driver.declare(order["application"], **order["serve"])
+    _watch(order)
+
+
+def _watch(order: Mapping[str, Any]) -> None:
+    """Report the state of the application that runs until a command arrives."""
     while True:
         status = driver.application_status(order["models"])
         _send("status", **status)
@@ -125,6 +130,7 @@ def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
+    "watch": _watch,
     "declare": _declare,
     "status": lambda order: _send("status", **driver.application_status(order["models"])),
     "deployed": lambda order: _send("deployed", **driver.deployed()),

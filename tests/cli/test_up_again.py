@@ -1,0 +1,120 @@
+"""What `serve-app up` starts again: the driver, and with --restart everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from serve_app.cli import up as module
+from serve_app.settings import Settings
+from serve_app.system import marked
+from tests.cli.up_lab import SEEN_S, FakeDriver, Terminal, interrupt, status
+from tests.requires import requires
+
+requires("linux")
+
+
+@pytest.mark.parametrize("last", [[], [{"event": "error", "message": "RayActorError: the controller died"}]])
+def test_a_driver_that_dies_while_it_serves_is_followed_by_one_that_finds_what_runs(
+    terminal: Terminal, driver: type[FakeDriver], last: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRIVER_RETRY_S", 0.01)
+    nodes: list[str] = []
+
+    def kill_driver() -> None:
+        nodes.append(terminal.mark)
+        driver.events = [status("running", "seen by the next one")]
+        driver.made[0].die(*last)
+
+    def end() -> None:
+        nodes.append(terminal.mark)
+        interrupt()
+
+    acts = [("Ctrl-C ends everything", kill_driver), ("seen by the next one", end)]
+    assert terminal.run(Settings(), *acts) == 0
+    first, second = driver.made
+    assert (first.order["do"], second.order["do"]) == ("serve", "watch")
+    assert second.order["environment"] == first.order["environment"]
+    assert second.sent == [{"do": "shutdown"}]
+    assert nodes[0] == nodes[1]
+    assert "has ended" in terminal.text
+    assert marked(terminal.mark) == []
+
+
+def test_a_driver_that_dies_again_and_again_is_awaited_twice_as_long_each_time(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRIVER_RETRY_S", 0.001)
+    monkeypatch.setattr(module, "MAX_DRIVER_RETRY_S", 0.004)
+
+    def kill_drivers() -> None:
+        driver.events = [{"event": "end"}]
+        driver.made[0].die()
+
+    def end() -> None:
+        driver.events = []
+        interrupt()
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", kill_drivers), ("in 0.004 s", end)) == 0
+    waits = [line.split(" in ")[1] for line in terminal.text.splitlines() if "Another starts" in line]
+    assert waits[:3] == ["0.001 s.", "0.002 s.", "0.004 s."]
+    assert marked(terminal.mark) == []
+
+
+def test_a_cluster_that_dies_is_started_again_with_its_keys_where_that_is_wanted(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTART_S", 0.01)
+    seen: list[tuple[str, str]] = []
+
+    def look() -> None:
+        seen.append((terminal.mark, terminal.state.generated_key_file.read_text()))
+
+    def kill_all() -> None:
+        look()
+        terminal.state.store_file.write_text("keys, use and batches")
+        for pid in marked(terminal.mark):
+            os.kill(pid, signal.SIGKILL)
+
+    def second_is_up() -> None:
+        deadline = time.monotonic() + SEEN_S
+        while terminal.text.count("Ctrl-C ends everything") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # bound: `deadline`, above
+        instance = terminal.state.read()
+        terminal.mark = instance.mark if instance else ""
+        look()
+        interrupt()
+
+    acts = [("Ctrl-C ends everything", kill_all), ("is started again", second_is_up)]
+    assert terminal.run(Settings(), *acts, restart=True) == 0
+    (first_mark, first_key), (second_mark, second_key) = seen
+    assert first_mark != second_mark
+    assert first_key == second_key
+    assert terminal.state.store_file.read_text() == "keys, use and batches"
+    assert [one.order["do"] for one in driver.made] == ["serve", "serve"]
+    assert marked(terminal.mark) == []
+
+
+def test_a_cluster_that_dies_again_and_again_is_given_up(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTART_S", 0.001)
+    monkeypatch.setattr(module, "RESTARTS", 2)
+
+    def kill_each() -> None:
+        for number in range(3):
+            deadline = time.monotonic() + SEEN_S
+            while terminal.text.count("Ctrl-C ends everything") <= number and time.monotonic() < deadline:
+                time.sleep(0.01)  # bound: `deadline`, above
+            instance = terminal.state.read()
+            for pid in marked(instance.mark) if instance else ():
+                os.kill(pid, signal.SIGKILL)
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", kill_each), restart=True) == 1
+    assert "(2 of 2)" in terminal.text
+    assert len(driver.made) == 3
+    assert terminal.state.read() is None
