@@ -33,7 +33,7 @@ from benchmarks.gpu_check.client import Client, block_tokens, read_json
 from benchmarks.gpu_check.engine_log import EngineFacts
 from benchmarks.throughput import run_rounds
 from serve_app.cli.check import kv_bytes_per_token, text_config
-from serve_app.engine import environment, memory_size, model_lookup
+from serve_app.engine import environment, memory_history, memory_size, model_lookup
 from serve_app.errors import ServeAppError
 from serve_app.settings import GB, ModelSettings, parse
 
@@ -137,8 +137,10 @@ class PartChecks:
     def _kv(self, quota: Mapping[str, Any], baseline: Baseline, facts: EngineFacts) -> Result:
         (engine,) = quota["engines"]
         settings, granted = self.settings, engine["granted_bytes"] // self._part.ranks
-        weights = model_lookup.weights_bytes(settings)
-        kv_bytes = memory_size.kv_bytes_of(settings, environment.platform(), weights, granted)
+        platform, weights = environment.platform(), model_lookup.weights_bytes(settings)
+        estimate = memory_size.estimated_need(settings, platform, weights, self._known.config)
+        need = memory_history.history_of(settings, platform, weights, self._known.config, time.monotonic).need(estimate)
+        kv_bytes = memory_size.kv_bytes_of(settings, need, granted)
         kv_bytes = min(kv_bytes, round((settings.kv_cache_gb or 0.0) * GB))
         each = kv_bytes_per_token(settings, text_config(settings, self._known.config))
         size = KvSize(granted, kv_bytes, each, baseline.block_tokens)

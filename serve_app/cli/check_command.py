@@ -10,9 +10,10 @@ import dataclasses
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,25 @@ from serve_app.cli import deploy as deploying
 from serve_app.cli.check import Cluster, Finding, Node, Reading, check_fit, check_model, check_settings, read
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import InstanceState, ask
-from serve_app.engine import environment, model_lookup, vllm_arguments
+from serve_app.engine import environment, memory_history, memory_size, model_lookup, vllm_arguments
 from serve_app.errors import Unavailable
-from serve_app.settings import GB, Change, QuotaSettings, Settings, application, changes
+from serve_app.settings import GB, Change, ModelSettings, QuotaSettings, Settings, application, changes
 
 LOOK_UPS = 8  # models at once: each is a few requests to the hub
 STYLES = {"error": "red", "warning": "yellow"}
 MARKS = {"added": "+", "removed": "-", "restarted": "!", "changed": "~", "later": "~", "unchanged": "="}
 
 
-def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: bool) -> list[Finding]:
-    """Everything wrong with settings that parse.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found. `needs`: what a rank of each model needs beside its KV pool, by the model's name."""
+
+    findings: list[Finding]
+    needs: dict[str, memory_size.MemoryNeed] = field(default_factory=dict)
+
+
+def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: bool) -> Checked:
+    """Everything wrong with settings that parse, and the memory that their engines will ask for.
 
     Args:
         cluster: where they are to run.
@@ -49,7 +58,20 @@ def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: boo
         facts = list(pool.map(model_lookup.look_up, settings.models))
     for index, (model, known) in enumerate(zip(settings.models, facts, strict=True)):
         found += check_model(f"models.{index}", model, known, here=here)
-    return [*found, *check_fit(settings, facts, cluster, platform)]
+    needs = [_need(model, known, platform, here=here) for model, known in zip(settings.models, facts, strict=True)]
+    told = {model.name: need for model, need in zip(settings.models, needs, strict=True) if model.engine == "vllm"}
+    return Checked([*found, *check_fit(settings, facts, needs, cluster, platform)], told)
+
+
+def _need(
+    model: ModelSettings, known: model_lookup.ModelFacts, platform: environment.Platform, *, here: bool
+) -> memory_size.MemoryNeed:
+    """What was measured counts where it was: on this machine."""
+    weights = known.weights_bytes or 0
+    estimate = memory_size.estimated_need(model, platform, weights, known.config)
+    if not here or model.engine == "simulated":
+        return estimate
+    return memory_history.history_of(model, platform, weights, known.config, time.monotonic).need(estimate)
 
 
 def this_machine(quota: QuotaSettings, num_cpus: int | None = None) -> Cluster:
@@ -138,18 +160,21 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
     found = read(config)
     planned: list[Change] | None = None
     replicas: dict[str, list[str]] = {}
+    needs: dict[str, memory_size.MemoryNeed] = {}
     with Progress(Console(stderr=True)) as progress:
         if found.settings is None:
             findings = [*found.findings, *_check_right_models(found, progress, here=where.here)]
         else:
-            more, planned, replicas = _look(found.settings, where, progress)
-            findings = [*found.findings, *more]
+            checked, planned, replicas = _look(found.settings, where, progress)
+            findings, needs = [*found.findings, *checked.findings], checked.needs
     planned = planned if with_plan else None
     if as_json:
-        print(json.dumps(_as_json(findings, planned, replicas)))
+        print(json.dumps(_as_json(findings, needs, planned, replicas)))
     else:
         console = Console()
         show(findings, str(config), console)
+        for name, need in () if with_plan or has_errors(findings) else needs.items():
+            _say(console, Text(f"{name}: a rank needs {need} beside its KV cache"), 2)
         if planned is not None:
             show_plan(planned, replicas, console)
     return has_errors(findings)
@@ -157,14 +182,14 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
 
 def _look(
     settings: Settings, where: Place, progress: Progress
-) -> tuple[list[Finding], list[Change] | None, dict[str, list[str]]]:
-    """The findings, the plan (None: nothing runs there), and the ids of the replicas by deployment."""
+) -> tuple[Checked, list[Change] | None, dict[str, list[str]]]:
+    """What was found, the plan (None: nothing runs there), and the ids of the replicas by deployment."""
     if where.environment is None:
         return check(settings, this_machine(settings.quota), progress, here=where.here), None, {}
     progress.begin("Asking the cluster")
     found = ask({"do": "deployed", "environment": where.environment})
-    findings = check(settings, running_cluster(found, grows=not where.here), progress, here=where.here)
-    return findings, plan(found, settings), found["replicas"]
+    checked = check(settings, running_cluster(found, grows=not where.here), progress, here=where.here)
+    return checked, plan(found, settings), found["replicas"]
 
 
 def _check_right_models(found: Reading, progress: Progress, *, here: bool) -> list[Finding]:
@@ -174,7 +199,7 @@ def _check_right_models(found: Reading, progress: Progress, *, here: bool) -> li
     positions = list(found.right)
     alone = Settings(models=list(found.right.values()))
     told = []
-    for one in check(alone, Cluster((), grows=True), progress, here=here):
+    for one in check(alone, Cluster((), grows=True), progress, here=here).findings:
         head, number, *rest = one.path.split(".")
         told.append(dataclasses.replace(one, path=".".join([head, str(positions[int(number)]), *rest])))
     return told
@@ -193,7 +218,7 @@ def readable(config: Path, console: Console, *, here: bool) -> bool:
 def passes(settings: Settings, cluster: Cluster, console: Console) -> bool:
     """Whether settings can be started on this machine; what is found is shown."""
     with Progress(console) as progress:
-        findings = check(settings, cluster, progress, here=True)
+        findings = check(settings, cluster, progress, here=True).findings
     if findings:
         show(findings, "configuration", console)
     return not has_errors(findings)
@@ -206,7 +231,8 @@ def may_deploy(settings: Settings, where: Place, console: Console, errors: Conso
         Unavailable: the cluster cannot be reached.
     """
     with Progress(console) as progress:
-        findings, planned, replicas = _look(settings, where, progress)
+        checked, planned, replicas = _look(settings, where, progress)
+    findings = checked.findings
     if findings:
         show(findings, "configuration", errors)
     if has_errors(findings):
@@ -232,15 +258,21 @@ def show_plan(planned: Sequence[Change], replicas: dict[str, list[str]], console
         running = replicas.get(one.deployment, [])
         count = f" ({len(running)} replica{'' if len(running) == 1 else 's'})" if running else ""
         _say(console, Text(f"{MARKS[one.what]} {one.deployment}{count}: {one.what}: {one.why}"))
-        for field in one.fields:
-            _say(console, Text(field), 4)
+        for changed in one.fields:
+            _say(console, Text(changed), 4)
 
 
 def _as_json(
-    findings: Sequence[Finding], planned: Sequence[Change] | None, replicas: dict[str, list[str]]
+    findings: Sequence[Finding],
+    needs: dict[str, memory_size.MemoryNeed],
+    planned: Sequence[Change] | None,
+    replicas: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """`findings`, and with a plan `plan` with the replicas of each deployment."""
-    told: dict[str, Any] = {"findings": [dataclasses.asdict(one) for one in findings]}
+    """`findings`, `memory` by the model's name, and with a plan `plan` with the replicas of each deployment."""
+    told: dict[str, Any] = {
+        "findings": [dataclasses.asdict(one) for one in findings],
+        "memory": {name: dataclasses.asdict(need) for name, need in needs.items()},
+    }
     if planned is not None:
         told["plan"] = [dataclasses.asdict(one) | {"replicas": replicas.get(one.deployment, [])} for one in planned]
     return told

@@ -17,6 +17,8 @@ __all__ = [
     "engine_args",
     "ensure_tiny_model",
     "environment",
+    "memory_grant",
+    "memory_history",
     "memory_size",
     "model_lookup",
     "simulated",

@@ -161,11 +161,12 @@ class EngineReplica:
         def drain(within_s: float) -> None:
             loop.call_soon_threadsafe(self.drain, within_s)
 
+        need = await asyncio.to_thread(request.find_need)
+        logger.info("engine %s needs %s beside its KV cache", self._settings.name, need)
         grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
         hold = (await grant.obtain(quota.wait_s))[0]
         request.restrict_to_device(hold)
-        together = self._settings.ranks // len(ranks)
-        self._settings = await asyncio.to_thread(request.granted_settings, hold, together)
+        self._settings = await asyncio.to_thread(request.granted_settings, hold, self._settings.ranks // len(ranks))
         return grant
 
     def drain(self, within_s: float) -> None:

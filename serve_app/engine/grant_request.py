@@ -5,7 +5,9 @@ A configuration that could not start fails here, with the setting's name.
 
 from __future__ import annotations
 
+import functools
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,8 +18,9 @@ from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, 
 from serve_app.engine.engine_args import gpus_per_rank
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
-from serve_app.engine.memory_size import kv_bytes_of, memory_request
-from serve_app.engine.model_lookup import weights_bytes
+from serve_app.engine.memory_history import MemoryHistory, history_of
+from serve_app.engine.memory_size import MemoryNeed, estimated_need, kv_bytes_of, memory_request
+from serve_app.engine.model_lookup import ModelFacts, stored
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import AWAY
 from serve_app.settings import GB, ModelSettings
@@ -35,6 +38,28 @@ class GrantRequest:
     platform: Platform
     actor: QuotaActor
     _sizes: dict[str, tuple[int, int]] | None = field(default=None, init=False)
+
+    def find_need(self) -> MemoryNeed:
+        """What a rank needs beside its KV pool, measured or estimated. The first call may ask the hub, for seconds."""
+        return self._need
+
+    @functools.cached_property
+    def _need(self) -> MemoryNeed:
+        facts = self._facts
+        estimate = estimated_need(self.settings, self.platform, facts.weights_bytes or 0, facts.config)
+        return estimate if self._history is None else self._history.need(estimate)
+
+    @functools.cached_property
+    def _facts(self) -> ModelFacts:
+        return stored(self.settings)
+
+    @functools.cached_property
+    def _history(self) -> MemoryHistory | None:
+        """What was measured on this machine; None: nothing of a simulated engine is."""
+        if self.settings.engine == "simulated":
+            return None
+        facts = self._facts
+        return history_of(self.settings, self.platform, facts.weights_bytes or 0, facts.config, time.monotonic)
 
     def ranks(self, nodes: tuple[str, ...]) -> tuple[Rank, ...]:
         """The places of the ranks: in this node's memory, on its GPUs, or on GPUs of the nodes of its bundles; one for
@@ -65,7 +90,7 @@ class GrantRequest:
         """
         settings = self.settings
         smallest_bytes = self.smallest_device_bytes(ranks)
-        wanted_bytes, least_bytes = memory_request(settings, self.platform, weights_bytes(settings), smallest_bytes)
+        wanted_bytes, least_bytes = memory_request(settings, self.platform, self._need, smallest_bytes)
         together = settings.ranks // len(ranks)
         report = EngineReport(
             owner=replica_name(),
@@ -83,7 +108,13 @@ class GrantRequest:
         def send(told: EngineReport) -> EngineReply:
             return self.actor.engine(told, ANSWER_S)
 
-        return MemoryGrant(report, send, AWAY, lost, drain, meter, stall_s, start=start, drained=drained)
+        def measured(hold_bytes: int, kv_bytes: int) -> None:
+            if self._history is not None:
+                self._history.measured(hold_bytes // together - kv_bytes // settings.ranks)
+
+        return MemoryGrant(
+            report, send, AWAY, lost, drain, meter, stall_s, start=start, drained=drained, measured=measured
+        )
 
     def restrict_to_device(self, hold: Hold) -> None:
         """Make only the device of its GPU share visible to this process and the engine it starts."""
@@ -102,12 +133,12 @@ class GrantRequest:
             return settings
         changes: dict[str, float] = {}
         granted = hold.amount // ranks
-        weights = weights_bytes(settings)
+        weights = self._facts.weights_bytes
         device_bytes = self._device_sizes().get(hold.on, (0,))[0] if platform == "gpu" else 0
         if device_bytes:
             changes["gpu_memory_utilization"] = min(1.0, granted / device_bytes)
         if platform == "cpu" or settings.kv_cache_gb is not None or (settings.memory_gb is not None and weights):
-            kv_gb = kv_bytes_of(settings, platform, weights, granted) / GB
+            kv_gb = kv_bytes_of(settings, self._need, granted) / GB
             if settings.memory_gb is None and settings.kv_cache_gb is not None:
                 kv_gb = min(kv_gb, settings.kv_cache_gb)
             changes["kv_cache_gb"] = kv_gb

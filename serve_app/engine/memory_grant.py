@@ -112,6 +112,8 @@ class MemoryGrant:
         clock: monotonic seconds.
         start: how far the engine's start is, for the bytes that it has taken.
         drained: what became of its requests since it drains; None: it does not.
+        measured: called from that thread at each report of a running engine, with the bytes of its largest
+            hold and of the KV pools of all ranks.
     """
 
     report: EngineReport
@@ -124,6 +126,7 @@ class MemoryGrant:
     clock: Callable[[], float] = time.monotonic
     start: Callable[[int], StartReport | None] = lambda taken_bytes: None
     drained: Callable[[], DrainReport | None] = lambda: None
+    measured: Callable[[int, int], None] = lambda hold_bytes, kv_bytes: None
 
     def __post_init__(self) -> None:
         self._progress = StallDetector(self.stall_s)
@@ -208,6 +211,9 @@ class MemoryGrant:
         report, holds = self.report, self._reply.holds
         processes, measured = self.meter.measure(holds)
         loading = self._may_load and not report.kv_tokens
+        known = [size for size in measured if size is not None]
+        if known and report.kv_tokens:
+            self.measured(max(known), report.kv_bytes)
         sizes = (self.meter.resident_bytes, *(size or 0 for size in measured))
         marks = (len(processes), *(size // PROGRESS_BYTES for size in sizes))
         stalled_s = self._progress.observe(not loading, marks, self.clock())

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+from serve_app.engine import tiny_model
 from serve_app.engine.download_size import INDEX
 from serve_app.engine.engine_args import TINY, model_path
 from serve_app.settings import ModelSettings
@@ -60,7 +61,7 @@ def look_up(settings: ModelSettings) -> ModelFacts:
     if settings.engine == "simulated":
         return ModelFacts()
     if settings.path == TINY:
-        return ModelFacts(has_template=True)
+        return ModelFacts(config=tiny_model.CONFIG, has_template=True)
     if (folder := Path(settings.path)).is_dir():
         return _of_folder(folder)
     if settings.path.startswith(("/", ".", "~")):
@@ -68,6 +69,12 @@ def look_up(settings: ModelSettings) -> ModelFacts:
     cached = cached_folder(settings.path)
     facts = None if cached is None else _of_folder(cached)
     return facts if facts is not None and facts.problem is None else _of_hub(settings.path)
+
+
+def stored(settings: ModelSettings) -> ModelFacts:
+    """What is known of a model that is about to start here; writes the built-in model if it is missing."""
+    folder = Path(model_path(settings)) if settings.path == TINY and settings.engine != "simulated" else None
+    return look_up(settings) if folder is None else _of_folder(folder)
 
 
 def cached_folder(model_id: str) -> Path | None:

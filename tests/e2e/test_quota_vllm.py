@@ -13,15 +13,17 @@ import psutil
 import pytest
 
 from benchmarks.common.processes import title_of
-from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES
+from serve_app.engine.memory_size import estimated_need
+from serve_app.engine.tiny_model import CONFIG
 from serve_app.names import deployment_of
-from serve_app.settings import GB
+from serve_app.settings import GB, ModelSettings
 from tests.e2e.changing import KEY, POLL_S, Place, place
 from tests.requires import requires
 
 KV_GB, SMALL_GB = 0.5, 0.25
 WEIGHTS_ROOM_GB = 0.1  # the tiny model's weights are a few MB
-DEVICE_BYTES = 2 * CPU_OVERHEAD_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GB)  # not for twice KV_GB
+FIXED_BYTES = estimated_need(ModelSettings(name="m", dtype="float32", max_num_seqs=8), "cpu", 0, CONFIG).fixed_bytes
+DEVICE_BYTES = 2 * FIXED_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GB)  # not for twice KV_GB
 STARTED_S = 300.0  # two engines one after the other, 40 s each on two idle cores
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
 LOOK_S = 2.0  # of this test, on a machine that others use

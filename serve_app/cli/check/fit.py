@@ -39,19 +39,20 @@ class Cluster:
 def check_fit(
     settings: Settings,
     facts: Sequence[model_lookup.ModelFacts],
+    needs: Sequence[memory_size.MemoryNeed],
     cluster: Cluster,
     platform: environment.Platform,
 ) -> list[Finding]:
-    """What of a configuration has no place on a cluster. `facts`: of each model."""
+    """What of a configuration has no place on a cluster. `facts`, `needs`: of each model."""
     found: list[Finding] = []
     together = {"CPU": settings.router.cpus * settings.router.replicas, "GPU": 0.0, "bytes": 0.0}
-    for index, (model, known) in enumerate(zip(settings.models, facts, strict=True)):
+    for index, (model, known, need) in enumerate(zip(settings.models, facts, needs, strict=True)):
         path = f"models.{index}"
         try:
             placed = engine_args.placement(model, platform)
         except ConfigError:
             continue  # `check_settings` says so
-        size = _Size.of(model, known, cluster, platform)
+        size = _Size.of(model, known, need, cluster, platform)
         mine = [*_memory(path, model, known, size, cluster), *_nodes(path, model, placed, cluster)]
         found += mine
         if not mine:
@@ -65,8 +66,8 @@ def check_fit(
     }
     short = [name for name, amount in have.items() if together[name] > amount]
     if short and cluster.nodes:
-        need, there = ({name: one[name] for name in short} for one in (together, have))
-        found.append(_about_nodes("no_room", "models", cluster, need=amounts(need), have=amounts(there)))
+        wanted, there = ({name: one[name] for name in short} for one in (together, have))
+        found.append(_about_nodes("no_room", "models", cluster, need=amounts(wanted), have=amounts(there)))
     return found
 
 
@@ -84,6 +85,7 @@ class _Size:
         cls,
         model: ModelSettings,
         known: model_lookup.ModelFacts,
+        need: memory_size.MemoryNeed,
         cluster: Cluster,
         platform: environment.Platform,
     ) -> _Size:
@@ -91,9 +93,9 @@ class _Size:
         device = max((size for node in cluster.nodes for size in node.device_bytes), default=0)
         if not engine_args.gpus_per_rank(model, platform):
             device //= model.ranks  # all ranks are in the memory of one machine
-        fixed = 0 if model.engine == "simulated" else memory_size.fixed_bytes(model, platform, weights)
+        fixed = 0 if model.engine == "simulated" else need.fixed_bytes
         try:
-            least = memory_size.memory_request(model, platform, weights, device or None)[1]
+            least = memory_size.memory_request(model, platform, need, device or None)[1]
         except ConfigError:
             return cls(None, fixed, -(-weights // model.ranks), device)
         return cls(least, fixed, -(-weights // model.ranks), device)
@@ -108,7 +110,7 @@ def _memory(
     setting = _setting_of_size(model)
     if size.device_bytes and least > size.device_bytes:
         kept = least - fixed
-        parts = f"{gigabytes(size.weights_bytes)} weights, {gigabytes(fixed - size.weights_bytes)} overhead"
+        parts = f"{gigabytes(size.weights_bytes)} weights, {gigabytes(max(0, fixed - size.weights_bytes))} overhead"
         parts += f", {gigabytes(kept)} KV cache" if kept > 0 else ""
         told: dict[str, Any] = {"need": gigabytes(least), "parts": parts, "setting": setting}
         have = gigabytes(size.device_bytes)

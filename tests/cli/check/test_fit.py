@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.cli.check import Cluster, Finding, Node, check_fit, check_model
 from serve_app.engine.environment import Platform
-from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES, GPU_OVERHEAD_BYTES
+from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES, GPU_OVERHEAD_BYTES, estimated_need
 from serve_app.engine.model_lookup import ModelFacts
 from serve_app.settings import GB, ModelSettings, parse
 
@@ -29,7 +29,9 @@ def found(
 ) -> list[Finding]:
     named = [{"name": f"m{index}", **model} for index, model in enumerate(models)]
     facts = [ModelFacts(weights_bytes=weights, config=config)] * len(models)
-    return check_fit(parse({"models": named, **rest}), facts, cluster, platform)
+    settings = parse({"models": named, **rest})
+    needs = [estimated_need(model, platform, weights, config) for model in settings.models]
+    return check_fit(settings, facts, needs, cluster, platform)
 
 
 def on_gpus(*models: dict[str, Any], **more: Any) -> list[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.check.models import kv_bytes_per_token
-from serve_app.engine.memory_size import fixed_bytes, kv_bytes_of, memory_request
+from serve_app.engine.memory_size import estimated_need, kv_bytes_of, memory_request
 from serve_app.settings import GB, ModelSettings, QuotaSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -34,10 +34,11 @@ def test_a_row_of_sizes_is_what_an_engine_would_be_granted(
     weights = PARAMETERS[name] * (2 if kind == "bfloat16" else 1)
     model = ModelSettings(name="m", path="x/y", tensor_parallel_size=int(ranks))
     device = int(size) * GB - round(QuotaSettings().reserved_gb * GB)
-    wanted, _ = memory_request(model, "gpu", weights, device)
-    kv, each = kv_bytes_of(model, "gpu", weights, wanted), kv_bytes_per_token(model, CONFIGS[name])
+    need = estimated_need(model, "gpu", weights, CONFIGS[name])
+    wanted, _ = memory_request(model, "gpu", need, device)
+    kv, each = kv_bytes_of(model, need, wanted), kv_bytes_per_token(model, CONFIGS[name])
     assert each is not None
-    assert fixed_bytes(model, "gpu", weights) + kv == wanted
+    assert need.fixed_bytes + kv == wanted
     tokens = int(kv / each)
     figures = [f"{weights / int(ranks) / GB:.2f}", f"{kv / GB:.2f}", f"{each / 1000:.0f}", str(tokens)]
     assert told.split(" | ") == [*figures, str(tokens // LENGTH)]

@@ -113,13 +113,14 @@ def test_four_nodes_of_eight_gpus_hold_all_replicas_of_the_70b_model() -> None:
 def test_the_70b_model_fits_on_four_devices_of_80_gb_and_not_of_40() -> None:
     (model,) = settings.load(ROOT / load(CLOUD_70B)["file_mounts"]["~/serve-app.yaml"]).models
     weights = 141_107_412_992  # bytes: 70.55e9 parameters in bfloat16
-    wanted, _ = memory_size.memory_request(model, "gpu", weights, 80 * 10**9)
-    kv_bytes = memory_size.kv_bytes_of(model, "gpu", weights, wanted)
+    need = memory_size.estimated_need(model, "gpu", weights, None)
+    wanted, _ = memory_size.memory_request(model, "gpu", need, 80 * 10**9)
+    kv_bytes = memory_size.kv_bytes_of(model, need, wanted)
     token_bytes = 80 * 2 * (8 // model.tensor_parallel_size) * 128 * 2  # of a rank: layers, K and V, heads, their size
     assert kv_bytes // token_bytes >= 10 * model.max_model_len
-    wanted, _ = memory_size.memory_request(model, "gpu", weights, 40 * 10**9)
+    wanted, _ = memory_size.memory_request(model, "gpu", need, 40 * 10**9)
     with pytest.raises(ConfigError):
-        memory_size.kv_bytes_of(model, "gpu", weights, wanted)
+        memory_size.kv_bytes_of(model, need, wanted)
 
 
 def test_what_a_user_fills_in_is_marked() -> None:

@@ -1,0 +1,140 @@
+"""What engines were measured to need beside their KV cache, kept on this machine for their next start.
+
+A file for each combination of model, settings, device and versions. A need above the estimate counts from its first
+measurement. One below it counts once an engine has run for `SETTLED_S`: what takes memory seldom (a long step, a full
+batch, the first grammar) has not happened before.
+
+Invariant: a kept need never becomes smaller, and a measurement that stood for a single report is not kept: while a
+process forks, its memory is counted twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from serve_app.engine.engine_args import engine_arguments
+from serve_app.engine.environment import Platform
+from serve_app.engine.memory_size import MEASURED_MARGIN, MemoryNeed
+from serve_app.engine.tiny_model import default_root
+from serve_app.engine.vllm_arguments import vllm_version
+from serve_app.settings import ModelSettings
+
+SETTLED_S = 600.0  # of running: until then an engine may not have done yet what needs most memory
+STEP = 1.01  # what is written anew is larger by this: a file each second for a few pages more helps nobody
+# Arguments that do not change the need: names, and the size of the KV pool.
+APART = ("model", "served_model_name", "kv_cache_memory_bytes", "gpu_memory_utilization")
+
+
+def need_key(
+    settings: ModelSettings,
+    platform: Platform,
+    weights_bytes: int,
+    config: Mapping[str, Any] | None,
+    device: str,
+    version: str,
+) -> str:
+    """The name of what is measured: the same for equal models in other folders.
+
+    Args:
+        weights_bytes, config: of the model, as `model_lookup` finds them; the bytes count where there is no config.
+        device: the kind of device, such as `NVIDIA H100`.
+        version: of vLLM.
+    """
+    arguments = {name: value for name, value in engine_arguments(settings, platform).items() if name not in APART}
+    shape = {name: value for name, value in (config or {}).items() if not name.endswith("_token_id")}
+    model = shape or weights_bytes
+    parts = [arguments, settings.task, model, platform, device, version]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def device_kind(platform: Platform) -> str:
+    """The kind of this machine's devices; empty: it has no GPU that NVML knows."""
+    if platform == "cpu":
+        return "cpu"
+    try:
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return ""
+
+
+def history_of(
+    settings: ModelSettings,
+    platform: Platform,
+    weights_bytes: int,
+    config: Mapping[str, Any] | None,
+    clock: Callable[[], float],
+) -> MemoryHistory:
+    """The history of a model on this machine."""
+    key = need_key(settings, platform, weights_bytes, config, device_kind(platform), vllm_version())
+    return MemoryHistory(default_root().parent / "memory", key, clock)
+
+
+@dataclass(eq=False)
+class MemoryHistory:
+    """The kept need of one combination.
+
+    Args:
+        folder: on this machine; it is made if it is missing.
+        key: see `need_key`.
+        clock: monotonic seconds.
+    """
+
+    folder: Path
+    key: str
+    clock: Callable[[], float]
+    _began: float | None = field(default=None, init=False)  # of the first measurement of this run
+    _before_bytes: int | None = field(default=None, init=False)  # the measurement before
+    _kept: tuple[int, bool] = field(default=(0, False), init=False)  # bytes, whether they are settled
+
+    def __post_init__(self) -> None:
+        try:
+            found = json.loads(self._file.read_text())
+            self._kept = (int(found["fixed_bytes"]), bool(found["settled"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            self._kept = (0, False)
+
+    def need(self, estimate: MemoryNeed) -> MemoryNeed:
+        """The need to grant: what was measured, else the estimate."""
+        fixed_bytes, settled = self._kept
+        measured = round(fixed_bytes * MEASURED_MARGIN)
+        return MemoryNeed(measured, True) if settled or measured > estimate.fixed_bytes else estimate
+
+    def measured(self, fixed_bytes: int) -> None:
+        """A measurement of a running engine, without its KV pool: at each report."""
+        now, before = self.clock(), self._before_bytes
+        self._began = now if self._began is None else self._began
+        self._before_bytes = fixed_bytes
+        if before is None:
+            return
+        kept_bytes, settled = self._kept
+        largest = max(kept_bytes, min(before, fixed_bytes))
+        now_settled = settled or now - self._began >= SETTLED_S
+        if largest > kept_bytes * STEP or now_settled > settled:
+            self._kept = (largest, now_settled)
+            self._write()
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / f"{self.key}.json"
+
+    def _write(self) -> None:
+        fixed_bytes, settled = self._kept
+        draft = self.folder / f"{self.key}.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"fixed_bytes": fixed_bytes, "settled": settled}))
+            draft.replace(self._file)
+        except OSError:  # a read-only home: the next start is estimated again
+            return

@@ -1,0 +1,113 @@
+"""What engines were measured to need is what their next start asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.engine.memory_history import SETTLED_S, MemoryHistory, need_key
+from serve_app.engine.memory_size import GIB, MEASURED_MARGIN, MemoryNeed
+from serve_app.settings import ModelSettings
+
+ESTIMATE = MemoryNeed(4 * GIB)
+CONFIG = {"vocab_size": 262_144, "hidden_size": 640, "eos_token_id": 1}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., MemoryNeed]:
+    """Runs an engine that is measured at these bytes, a second apart; what its next start asks for."""
+
+    def measured(*sizes: int, for_s: float = 0.0, folder: Path = tmp_path) -> MemoryNeed:
+        clock = Clock()
+        history = MemoryHistory(folder, "k", clock)
+        for size in sizes:
+            history.measured(size)
+            clock.now += 1.0
+        clock.now += for_s
+        if sizes:
+            history.measured(sizes[-1])
+        return MemoryHistory(folder, "k", clock).need(ESTIMATE)
+
+    return measured
+
+
+def with_margin(size: int) -> MemoryNeed:
+    return MemoryNeed(round(size * MEASURED_MARGIN), True)
+
+
+def test_before_anything_was_measured_the_estimate_counts(run: Callable[..., MemoryNeed]) -> None:
+    assert run() == ESTIMATE
+
+
+def test_a_need_above_the_estimate_counts_at_the_next_start(run: Callable[..., MemoryNeed]) -> None:
+    assert run(6 * GIB, 6 * GIB) == with_margin(6 * GIB)
+
+
+def test_a_need_below_the_estimate_counts_once_the_engine_has_run_for_a_while(run: Callable[..., MemoryNeed]) -> None:
+    assert run(2 * GIB, 2 * GIB) == ESTIMATE
+    assert run(2 * GIB, 2 * GIB, for_s=SETTLED_S) == with_margin(2 * GIB)
+
+
+def test_the_largest_of_all_runs_counts(run: Callable[..., MemoryNeed]) -> None:
+    run(6 * GIB, 6 * GIB)
+    assert run(5 * GIB, 5 * GIB, for_s=SETTLED_S) == with_margin(6 * GIB)
+
+
+def test_memory_that_is_counted_twice_while_a_process_forks_is_not_kept(run: Callable[..., MemoryNeed]) -> None:
+    assert run(2 * GIB, 9 * GIB, 2 * GIB) == ESTIMATE
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"fixed_bytes": None, "settled": True})])
+def test_a_broken_file_is_as_none(run: Callable[..., MemoryNeed], tmp_path: Path, text: str) -> None:
+    (tmp_path / "k.json").write_text(text)
+    assert run() == ESTIMATE
+    assert run(6 * GIB, 6 * GIB) == with_margin(6 * GIB)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_memory_of_it(
+    run: Callable[..., MemoryNeed], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(6 * GIB, 6 * GIB, folder=tmp_path / "file") == ESTIMATE
+
+
+def key(
+    config: dict[str, Any] = CONFIG, device: str = "cpu", version: str = "0.32.0", weights: int = 0, **settings: Any
+) -> str:
+    return need_key(ModelSettings(**{"name": "m", "path": "/a", **settings}), "cpu", weights, config, device, version)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"path": "/b"}, {"name": "n"}, {"kv_cache_gb": 3}, {"weights": 7}, {"config": CONFIG | {"eos_token_id": 2}},
+        {"max_num_seqs": 64}, {"grammar_cpu_s": 2},
+    ],
+)  # fmt: skip
+def test_what_changes_no_need_has_the_same_measurement(other: dict[str, Any]) -> None:
+    assert key(**other) == key()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "float32"}, {"max_num_seqs": 8}, {"max_num_batched_tokens": 9000}, {"enforce_eager": True},
+        {"device": "NVIDIA H100"}, {"version": "0.33.0"}, {"config": CONFIG | {"hidden_size": 1024}},
+        {"tensor_parallel_size": 2}, {"task": "embed"}, {"extra_engine_args": {"kv_cache_dtype": "fp8"}},
+        {"config": {}}, {"config": {}, "weights": 7},
+    ],
+)  # fmt: skip
+def test_what_changes_the_need_has_a_measurement_of_its_own(other: dict[str, Any]) -> None:
+    assert key(**other) != key()
