@@ -29,7 +29,6 @@ IDLE_S = 2.0  # of measuring an engine that has just started
 KV_GB = 0.3
 SPARE_TOKENS = 64  # of a prompt that fills the KV cache
 SHORT_TOKENS, ANSWER_TOKENS = 16, 4
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 10}}}
 
 
 @dataclass(eq=False)
@@ -82,9 +81,8 @@ async def load(backend: EngineBackend, shape: Shape, info: EngineInfo) -> None:
     sampled = {"max_tokens": ANSWER_TOKENS, "temperature": 1, "top_p": 0.9, "logprobs": 5}
     bodies = [{"prompt": [index] * SHORT_TOKENS, **sampled} for index in range(batch)]
     await asyncio.gather(*(ask(backend, next(numbers), Operation.COMPLETION, body) for body in bodies))
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     message = {"role": "user", "content": "A B"}
-    grammar = {"messages": [message], "max_tokens": ANSWER_TOKENS, "response_format": schema}
+    grammar = {"messages": [message], "max_tokens": ANSWER_TOKENS, "structured_outputs": {"choice": ["A", "B"]}}
     await ask(backend, next(numbers), Operation.CHAT, grammar)
 
 
