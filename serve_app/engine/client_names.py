@@ -16,6 +16,7 @@ from serve_app.core.score_inputs import INPUT_FIELDS
 _CLIENT_FIELDS = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens"),
     "logprobs": ("top_logprobs",),
+    "prompt_logprobs": ("prompt_logprobs", "logprobs"),  # the latter with `echo`
     "input_tokens": ("messages", "prompt", "input", *sorted(set().union(*INPUT_FIELDS.values()))),
 }
 _FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it

@@ -34,7 +34,7 @@ from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
-from serve_app.engine.vllm_adapter import replay, serving
+from serve_app.engine.vllm_adapter import log_probabilities, replay, serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.private_names import missing
@@ -91,6 +91,7 @@ class VllmEngine:
             )
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
         serving.reduce_per_token_cost(llm)
+        log_probabilities.install()
         tasks = await llm.get_supported_tasks()
         await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
         self._continues = self._settings.task == "generate" and await replay.prepare(llm)
@@ -148,6 +149,7 @@ class VllmEngine:
             if why is not None:
                 raise not_continuable(why)
         recorder_of_request.set(recorder)
+        entries = log_probabilities.keep_entries(not submit.body.get("stream"))
         replay.identity_of_request.set(replay.AnswerIdentity(submit.request_id, submit.created))
         try:
             answer = await serving.answer(self._running(), self._state, submit, self._settings.tool_strict)
@@ -164,6 +166,7 @@ class VllmEngine:
         if isinstance(answer, ErrorResponse):
             return serving.refused(recorder, submit) or serving.refusal(answer, submit)
         if isinstance(answer, BaseModel | bytes):
+            await self._running().make_entries(recorder.tenant, entries)
             body = answer if isinstance(answer, bytes) else answer.model_dump_json(by_alias=True).encode()
             return Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
         return answer

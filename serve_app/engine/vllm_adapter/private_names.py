@@ -1,4 +1,5 @@
-"""Every private name of vLLM 0.32.0 that continuing a stream needs (`replay`, `produced_tokens`).
+"""Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), or making
+log probabilities of prompts in slices (`SCORING_NAMES`: `log_probabilities`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _OPENAI = "vllm.entrypoints.openai"
+CHAT_SERVING, COMPLETION_SERVING = f"{_OPENAI}.chat_completion.serving", f"{_OPENAI}.completion.serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,24 @@ NAMES = (
     PrivateName("vllm.v1.engine.output_processor", "RequestOutputCollector.get_nowait"),
 )
 
+SCORING_NAMES = (
+    PrivateName("vllm.v1.engine.logprobs", "convert_ids_list_to_tokens", ("tokenizer", "token_ids")),
+    PrivateName("vllm.v1.engine.logprobs", "LogprobsProcessor", ("prompt_logprobs", "num_prompt_logprobs")),
+    PrivateName(
+        "vllm.v1.engine.logprobs", "LogprobsProcessor._update_prompt_logprobs", ("self", "prompt_logprobs_tensors")
+    ),
+    PrivateName("vllm.v1.outputs", "LogprobsTensors", ("logprob_token_ids", "logprobs", "selected_token_ranks")),
+    PrivateName("vllm.v1.engine.output_processor", "RequestState._new_request_output"),
+    PrivateName(CHAT_SERVING, "OpenAIServingChat._create_chat_logprobs", ("token_ids", "top_logprobs")),
+    PrivateName(
+        COMPLETION_SERVING,
+        "OpenAIServingCompletion._create_completion_logprobs",
+        ("token_ids", "top_logprobs", "initial_text_offset"),
+    ),
+    PrivateName(f"{_OPENAI}.chat_completion.protocol", "ChatCompletionLogProbs", ("content",)),
+    PrivateName(f"{_OPENAI}.completion.protocol", "CompletionLogProbs", ("text_offset", "tokens")),
+)
+
 
 def missing(names: Iterable[PrivateName] = NAMES) -> list[str]:
     """The names that the installed vLLM does not have, or not with these parts."""
@@ -107,6 +127,8 @@ def missing(names: Iterable[PrivateName] = NAMES) -> list[str]:
 def _parts_of(found: Any) -> set[str]:
     if not inspect.isclass(found):
         return set(inspect.signature(found).parameters)
-    fields = (getattr(found, kind, ()) for kind in ("__struct_fields__", "__dataclass_fields__", "_fields"))
+    fields = (
+        getattr(found, kind, ()) for kind in ("__struct_fields__", "__dataclass_fields__", "_fields", "model_fields")
+    )
     set_in_init = getattr(found.__init__, "__code__", None)
     return {*dir(found), *(name for names in fields for name in names), *getattr(set_in_init, "co_names", ())}

@@ -18,6 +18,12 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.grammar import grammar_of
+from serve_app.engine.vllm_adapter.log_probabilities import (
+    AnswerEntries,
+    ScoringTurns,
+    made_in_turns,
+    too_many_entries,
+)
 from serve_app.engine.vllm_adapter.replay import replayed_queue
 from serve_app.errors import ServeAppError
 from serve_app.transport import EngineLoad
@@ -28,6 +34,10 @@ class RecordedLLM(AsyncLLM):
 
     grammars: GrammarQueue | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._scoring_turns = ScoringTurns()
+
     def __del__(self) -> None:
         """Do nothing: `VllmEngine.shutdown` has ended it, and vLLM's own finalizer fails at interpreter exit."""
 
@@ -36,6 +46,8 @@ class RecordedLLM(AsyncLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         recorder = recorder_of_request.get()
+        if sampling_params.prompt_logprobs is not None:
+            outputs = made_in_turns(outputs, "" if recorder is None else recorder.tenant, self._scoring_turns)
         return outputs if recorder is None else recorder.record(outputs, request_id)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
@@ -44,6 +56,7 @@ class RecordedLLM(AsyncLLM):
         return outputs if recorder is None else recorder.record(outputs, pooling=True)
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        self._check_prompt_entries(prompt, params)
         await self.check_grammar(getattr(params, "structured_outputs", None))
         add = functools.partial(super().add_request, request_id, prompt, params, *args, **kwargs)
         recorder = recorder_of_request.get()
@@ -53,6 +66,21 @@ class RecordedLLM(AsyncLLM):
         if not recorder.earlier.groups_of(number):
             return await add()
         return await replayed_queue(self, add, params, number, recorder.earlier)
+
+    async def make_entries(self, tenant: str, kept: list[AnswerEntries]) -> None:
+        """Make the log probabilities of a whole answer, in its tenant's turns."""
+        for entries in kept:
+            await self._scoring_turns.run(tenant, entries.slices())
+
+    def _check_prompt_entries(self, prompt: Any, params: Any) -> None:
+        """Raises VLLMValidationError: too many log probabilities of the prompt are asked for."""
+        entries = getattr(params, "prompt_logprobs", None)
+        if entries is None or not isinstance(prompt, dict):
+            return
+        tokens = len(prompt.get("prompt_token_ids") or ())
+        each = self.model_config.get_vocab_size() if entries == -1 else max(1, entries)
+        if why := too_many_entries(tokens, each, params.n):
+            raise VLLMValidationError(why, parameter="prompt_logprobs", value=entries)
 
     async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
         """Return when the engine may compile it. Raises VLLMValidationError: refused; the recorder has the reason."""

@@ -70,7 +70,8 @@ def reduce_per_token_cost(llm: RecordedLLM) -> None:
     vllm.envs.enable_envs_cache()
     for module, names in (
         (chat_serving, ("ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice", "DeltaMessage")),
-        (completion_serving, ("CompletionStreamResponse", "CompletionResponseStreamChoice")),
+        (chat_serving, ("ChatCompletionLogProbs", "ChatCompletionLogProbsContent", "ChatCompletionLogProb")),
+        (completion_serving, ("CompletionStreamResponse", "CompletionResponseStreamChoice", "CompletionLogProbs")),
     ):
         for name in names:
             setattr(module, name, trusted(getattr(module, name)))

@@ -1,0 +1,237 @@
+"""Log probabilities of prompts and tokens, without a long turn of the engine's event loop.
+
+vLLM 0.32.0 makes all entries of a prompt in one turn, for every answer of `n`, and decodes each entry's token anew:
+8,000 tokens with 20 entries each took 3.7 s, in which the engine served nobody.
+
+- Each token is decoded once (`decoded_once`).
+- The entries of a prompt are made when its request reads them, by vLLM's own code, in slices: one slice in each turn of
+  the event loop, tenants in turn, of a tenant the prompt that came first (`ScoringTurns`).
+- Those of a whole answer are converted to OpenAI's format in the same way (`AnswerEntries`).
+- A prompt with more than `MAX_PROMPT_ENTRIES` is refused, since its answer is encoded in one turn.
+
+Invariant: the entries are those that vLLM makes. Without one of `private_names.SCORING_NAMES` nothing is patched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import importlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from serve_app.engine.vllm_adapter.private_names import CHAT_SERVING, COMPLETION_SERVING, SCORING_NAMES, missing
+
+logger = logging.getLogger("ray.serve")
+
+MAX_PROMPT_ENTRIES = 65_536  # tokens times entries of a token times `n`: an answer with them takes 50 ms to encode
+SLICE_ENTRIES = 1024  # made in one turn of the event loop: 1 ms, and 10 ms where each is a part of a character
+
+Convert = Callable[[Any, list[int]], list[str]]
+Make = Callable[[Any, Any], None]
+MakeAnswer = Callable[..., Any]
+
+
+class PromptEntries:
+    """In place of the entries of a prompt, until they are made.
+
+    Args:
+        processor: vLLM's processor of the request's log probabilities.
+        make: vLLM's method of it, which makes entries of these log probabilities and adds them to the others.
+    """
+
+    def __init__(self, processor: Any, make: Make) -> None:
+        self._processor = copy.copy(processor)  # with a list of its own: of the request's, no circle leads here
+        self._processor.prompt_logprobs = list(processor.prompt_logprobs)
+        self._make = make
+        self.unmade: list[Any] = []  # as EngineCore sent them
+
+    @property
+    def made(self) -> list[Any]:
+        return self._processor.prompt_logprobs  # type: ignore[no-any-return]
+
+    def slices(self) -> Iterator[None]:
+        """Makes the next entries at each step."""
+        while self.unmade:
+            tensors = self.unmade.pop(0)
+            rows, columns = tensors.logprobs.shape
+            step = _step(columns)
+            for start in range(0, rows, step):
+                part = slice(start, start + step)
+                self._make(
+                    self._processor,
+                    tensors._replace(
+                        logprob_token_ids=tensors.logprob_token_ids[part],
+                        logprobs=tensors.logprobs[part],
+                        selected_token_ranks=tensors.selected_token_ranks[part],
+                    ),
+                )
+                yield
+
+
+class AnswerEntries:
+    """The log probabilities of a choice of a whole answer, empty until they are made.
+
+    Args:
+        make: vLLM's method that makes them of tokens and their entries; `given` are its other arguments.
+    """
+
+    def __init__(self, make: MakeAnswer, tokens: Sequence[int], entries: Sequence[Any], given: dict[str, Any]) -> None:
+        self._make, self._tokens, self._entries, self._given = make, tokens, entries, given
+        self.made = make(token_ids=[], top_logprobs=[], **given)
+
+    def slices(self) -> Iterator[None]:
+        """Makes the next entries at each step."""
+        given, step = dict(self._given), _step(len(self._entries[-1] or ()))
+        for start in range(0, len(self._tokens), step):
+            part = slice(start, start + step)
+            made = self._make(token_ids=self._tokens[part], top_logprobs=self._entries[part], **given)
+            for name in type(made).model_fields:
+                getattr(self.made, name).extend(getattr(made, name))
+            if hasattr(made, "text_offset"):
+                given["initial_text_offset"] = made.text_offset[-1] + len(made.tokens[-1])
+            yield
+
+
+# Of the whole answer that this task makes; None: none of its log probabilities are kept.
+_kept: contextvars.ContextVar[list[AnswerEntries] | None] = contextvars.ContextVar("kept", default=None)
+
+
+def keep_entries(is_whole: bool) -> list[AnswerEntries]:
+    """The log probabilities of the answer that this task makes next, which it has to make itself; of a stream none."""
+    kept: list[AnswerEntries] = []
+    _kept.set(kept if is_whole else None)
+    return kept
+
+
+class _Scoring(NamedTuple):
+    slices: Iterator[None]
+    done: asyncio.Future[None]
+
+
+class ScoringTurns:
+    """Runs slices of work: one in each turn of the event loop, tenants in turn, each tenant's in order of arrival."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[_Scoring]] = {}  # by tenant; the next tenant first
+
+    async def run(self, tenant: str, slices: Iterator[None]) -> None:
+        """Return when all slices have run; cancelling this leaves the others out. Raises what a slice raises."""
+        if not self._waiting:
+            self._call_soon()
+        scoring = _Scoring(slices, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant, deque()).append(scoring)
+        await scoring.done
+
+    def _call_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._run_next, context=contextvars.Context())
+
+    def _run_next(self) -> None:
+        tenant = next(iter(self._waiting))
+        scorings = self._waiting.pop(tenant)
+        slices, done = scorings[0]
+        if not done.done():  # else it was cancelled
+            try:
+                next(slices)
+            except StopIteration:
+                done.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised in the waiting `run`
+                done.set_exception(error)
+        if done.done():
+            scorings.popleft()
+        if scorings:
+            self._waiting[tenant] = scorings  # behind the other tenants
+        if self._waiting:
+            self._call_soon()
+
+
+def _step(entries: int) -> int:
+    """How many tokens with so many entries each are in a slice."""
+    return max(1, SLICE_ENTRIES // max(1, entries))
+
+
+def install() -> None:
+    """Patch vLLM's front end in this process."""
+    if lacking := missing(SCORING_NAMES):
+        logger.warning("log probabilities of prompts are made in one turn of the event loop: %s", ", ".join(lacking))
+        return
+    module: Any = importlib.import_module("vllm.v1.engine.logprobs")
+    if not hasattr(module.convert_ids_list_to_tokens, "__wrapped__"):
+        module.convert_ids_list_to_tokens = decoded_once(module.convert_ids_list_to_tokens)
+        processor = module.LogprobsProcessor
+        processor._update_prompt_logprobs = _kept_of_prompt(processor._update_prompt_logprobs)
+        chat: Any = importlib.import_module(CHAT_SERVING).OpenAIServingChat
+        chat._create_chat_logprobs = _kept_of_answer(chat._create_chat_logprobs)
+        completion: Any = importlib.import_module(COMPLETION_SERVING).OpenAIServingCompletion
+        completion._create_completion_logprobs = _kept_of_answer(completion._create_completion_logprobs)
+
+
+def decoded_once(convert: Convert) -> Convert:
+    """vLLM's texts of single tokens, with each token of a tokenizer converted once. Keeps one text a token of the
+    vocabulary: some 20 MB where that has 250,000 tokens."""
+    texts_of: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+
+    @functools.wraps(convert)
+    def converted(tokenizer: Any, token_ids: list[int]) -> list[str]:
+        texts = texts_of.setdefault(tokenizer, {})
+        new = [token for token in dict.fromkeys(token_ids) if token not in texts]
+        if new:
+            texts.update(zip(new, convert(tokenizer, new), strict=True))
+        return [texts[token] for token in token_ids]
+
+    return converted
+
+
+def _kept_of_prompt(make: Make) -> Make:
+    """vLLM's method that makes entries, less the making."""
+
+    @functools.wraps(make)
+    def keep(processor: Any, tensors: Any) -> None:
+        if not isinstance(processor.prompt_logprobs, PromptEntries):
+            processor.prompt_logprobs = PromptEntries(processor, make)
+        processor.prompt_logprobs.unmade.append(tensors)
+
+    return keep
+
+
+def _kept_of_answer(make: MakeAnswer) -> MakeAnswer:
+    """vLLM's method that makes the log probabilities of a choice: many of a whole answer are left to `slices`."""
+
+    @functools.wraps(make)
+    def keep(serving: Any, *, token_ids: Sequence[int], top_logprobs: Sequence[Any], **given: Any) -> Any:
+        kept, made_here = _kept.get(), functools.partial(make, serving)
+        if kept is None or not token_ids or len(token_ids) <= _step(len(top_logprobs[-1] or ())):
+            return made_here(token_ids=token_ids, top_logprobs=top_logprobs, **given)
+        kept.append(AnswerEntries(made_here, token_ids, top_logprobs, given))
+        return kept[-1].made
+
+    return keep
+
+
+def too_many_entries(tokens: int, entries: int, answers: int) -> str | None:
+    """Why a prompt of so many tokens, with so many log probabilities each, is refused; None: it is not. Each answer
+    repeats them."""
+    if tokens * entries * answers <= MAX_PROMPT_ENTRIES:
+        return None
+    return (
+        f"`prompt_logprobs`: a prompt may have {MAX_PROMPT_ENTRIES} log probabilities in all answers, and {entries} "
+        f"for each of its {tokens} tokens are more" + (f" in {answers} answers" if answers > 1 else "")
+    )
+
+
+async def made_in_turns(
+    outputs: AsyncGenerator[Any, None], tenant: str, turns: ScoringTurns
+) -> AsyncGenerator[Any, None]:
+    """The outputs of a request, with the entries of its prompt made."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            if isinstance(entries := output.prompt_logprobs, PromptEntries):
+                await turns.run(tenant, entries.slices())
+                output.prompt_logprobs = entries.made
+            yield output
