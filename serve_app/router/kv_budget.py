@@ -1,5 +1,7 @@
 """How many KV tokens a request reserves, and when it requests more. Pure.
 
+The prompt is an estimate until the engine has counted it (`correct_prompt`).
+
 Invariant: a request's KV tokens cover its known prompt and output, in whole blocks, while the pool has free blocks; it
 never requests more than it can use.
 """
@@ -35,20 +37,32 @@ class KvBudget:
     ) -> None:
         begins_with = arrival.prompt_tokens + earlier_tokens
         self.earlier_tokens = earlier_tokens
-        self._sequences = sequences or arrival.slots
+        self._prompt_tokens, self._sequences = arrival.prompt_tokens, sequences or arrival.slots
         self._block_tokens = 1 if info is None else info.kv_block_tokens
         self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if earlier_tokens else 0))
-        self._max_tokens = None if max_kv_tokens is None else self._round_up_to_blocks(max_kv_tokens)
+        self._bound = max_kv_tokens
         if info is not None:  # do not wait for more than any pool has: vLLM bounds the request by itself
             self.tokens = min(self.tokens, max(self._block_tokens, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
-            longest = self._round_up_to_blocks(info.max_model_len * self._sequences)
-            self._max_tokens = longest if self._max_tokens is None else min(self._max_tokens, longest)
+        self._longest = None if info is None else self._round_up_to_blocks(info.max_model_len * self._sequences)
         self._unused_output_tokens = max(0, self.tokens - begins_with)
         self.output_tokens = 0  # made by this run so far, of all sequences
 
     def _round_up_to_blocks(self, tokens: int) -> int:
         """Round up: each sequence begins its own block, and its last block is rarely full."""
         return (max(1, -(-tokens // self._block_tokens)) + self._sequences - 1) * self._block_tokens
+
+    @property
+    def _max_tokens(self) -> int | None:
+        bounds = [] if self._bound is None else [self._round_up_to_blocks(self._bound)]
+        return min([*bounds, *([] if self._longest is None else [self._longest])], default=None)
+
+    def correct_prompt(self, tokens: int) -> None:
+        """The engine has counted the prompt: what it is longer than its estimate is missing for the output, and what it
+        is shorter is there for it. `on_output` requests what is missing."""
+        more, self._prompt_tokens = tokens - self._prompt_tokens, tokens
+        self._unused_output_tokens -= more
+        if self._bound is not None:
+            self._bound += more
 
     def on_output(self, tokens: int) -> int:
         """Count new output tokens; returns how many KV tokens to request because the output will soon exceed the
@@ -58,9 +72,9 @@ class KvBudget:
         short = LEAD_STEPS * self._sequences - self._unused_output_tokens
         if short <= 0:
             return 0
-        more = max(KV_REQUEST_BLOCKS, -(-short // self._block_tokens)) * self._block_tokens
-        if self._max_tokens is not None:
-            more = max(0, min(more, self._max_tokens - self.tokens))
+        more, most = max(KV_REQUEST_BLOCKS, -(-short // self._block_tokens)) * self._block_tokens, self._max_tokens
+        if most is not None:
+            more = max(0, min(more, most - self.tokens))
         self.tokens += more
         self._unused_output_tokens += more
         return more

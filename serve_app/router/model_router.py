@@ -236,11 +236,11 @@ class ModelRouter:
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
         produced = 0 if trace.lost is None else trace.lost.tokens
+        request = trace.with_counted_prompt(request)
         has_run = avoid is not None or trace.stopped > 0
         budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
         now = time.monotonic()
-        if trace.queued_at is None:
-            trace.queued_at = now
+        trace.queued_at = now if trace.queued_at is None else trace.queued_at
         arrival = replace(
             request,
             affinity=affinity,

@@ -6,7 +6,7 @@ Invariant: a grant is released exactly once, however the request ends; KV token-
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, WaitReason
@@ -83,6 +83,14 @@ class RequestTrace:
         """Whether the client has received a part of the answer in an earlier run."""
         return self.lost is not None and self.lost.client_has_seen
 
+    def with_counted_prompt(self, request: Arrival) -> Arrival:
+        """The request, with the tokens of its prompt as the engine of an earlier run has counted them."""
+        prompt = None if self.lost is None else self.lost.prompt
+        if prompt is None:
+            return request
+        cost = max(0, request.cost_tokens + prompt.prompt_tokens - request.prompt_tokens)
+        return replace(request, prompt_tokens=prompt.prompt_tokens, cost_tokens=cost)
+
     def on_lost(self, run: ResponseStream, now: float) -> None:
         """A stream has lost its replica, and is to go on."""
         self.lost = run
@@ -120,6 +128,7 @@ class RequestGrant:
     moves: bool = False  # it was stopped since its replica drains
     granted_at: float = field(init=False)
     is_released: bool = False
+    has_prompt: bool = False  # the engine has counted its prompt
 
     def __post_init__(self) -> None:
         self.granted_at = time.monotonic()
@@ -141,11 +150,17 @@ class RequestGrant:
             self.stream.stop()
 
     def on_output(self, tokens: int) -> None:
-        """Count output tokens that the engine has produced since the last call."""
+        """Count output tokens that the engine has produced since the last call, and the prompt as it has counted it."""
+        request_id, prompt = self.arrival.request_id, None if self.stream is None else self.stream.prompt
+        is_told = self.has_prompt or self.arrival.has_begun  # an earlier run has paid for it
+        counted = 0 if prompt is None or is_told else prompt.prompt_tokens
+        if counted:
+            self.has_prompt = True
+            self.budget.correct_prompt(counted)
         more = self.budget.on_output(tokens)
         if more:
-            self.queue.request_kv_tokens(self.arrival.request_id, more)
-        self.queue.core.in_flight.progress(self.arrival.request_id, tokens)
+            self.queue.request_kv_tokens(request_id, more)
+        self.queue.core.in_flight.progress(request_id, tokens, *([counted] if counted else []))
 
     def release(self, usage: TokenUsage | None = None) -> None:
         """Release the grant. Idempotent.

@@ -75,7 +75,8 @@ class Channel:
             make: makes the request from its number.
             on_end: called at most once, if the replica is done with the request before the block ends: the last frame
                 has arrived, the connection broke, or the client is too far behind and the request was aborted.
-            on_tokens: called with the number of tokens that the engine has produced since the last call.
+            on_tokens: called with the number of tokens that the engine has produced since the last call; with 0 at the
+                first token of a whole answer. `stream.prompt` is known by then, if the engine tells it.
             earlier: the run that was lost, if this one goes on with it.
 
         Raises:
@@ -181,10 +182,11 @@ class Channel:
                 continue
             self.first_frames.on_frame(frame.number, now)
             tokens = stream.produced.add(frame.groups, frame.events)
+            stream.prompt = stream.prompt or frame.prompt
             if tokens or frame.tells_first_token:
                 stream.pace.on_tokens(now)
-            if tokens and stream.on_tokens is not None:
-                stream.on_tokens(tokens)
+                if stream.on_tokens is not None:
+                    stream.on_tokens(tokens)
             if not stream.push(frame):
                 stream.fail(EngineFailed("the client reads too slowly", code="slow_client"))
                 self._cancel(frame.number)

@@ -93,7 +93,6 @@ class ResponseStream:
         frames before it may be missing."""
         if self.error is not None:
             return True
-        self.prompt = self.prompt or frame.prompt
         if frame.status:
             self.media = frame.media
         if frame.body or frame.status or frame.usage is not None:

@@ -80,3 +80,20 @@ def test_tokens_cover_what_was_made_ahead_of_it_while_the_bound_is_kept(
         assert budget.tokens % BLOCK == 0
         assert budget.tokens >= min(prompt + total, INFO.max_model_len * slots)
         assert bound is None or budget.tokens <= max(bound, 1) + (slots + 1) * BLOCK
+
+
+def test_a_prompt_that_is_longer_than_its_estimate_is_asked_for_as_soon_as_it_is_counted() -> None:
+    budget = KvBudget(arrival(16, 48), INFO, max_kv_tokens=64)
+    budget.correct_prompt(1600)
+    first, *later = asked_for(budget, *[1] * 48)
+    assert first >= 1600 - 64
+    assert first + sum(later) == 1600 - 16
+    assert budget.tokens == 1600 + 48
+    budget.correct_prompt(1600)
+    assert asked_for(budget, 0) == []
+
+
+def test_a_prompt_that_is_shorter_than_its_estimate_leaves_the_rest_to_the_output() -> None:
+    budget = KvBudget(arrival(1600, 16), INFO)
+    budget.correct_prompt(16)
+    assert asked_for(budget, *[1] * 1000) == []

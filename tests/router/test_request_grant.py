@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,24 @@ def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_
     grant = granted(told, tokens=10)
     grant.on_output(9)
     assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9)]
+
+
+def test_the_prompt_as_its_engine_has_counted_it_corrects_budget_and_counters_once(clock: list[float]) -> None:
+    told = Recorder()
+    grant = granted(told, tokens=10)
+    grant.on_submitted(SimpleNamespace(prompt=None))  # type: ignore[arg-type]
+    grant.on_output(0)
+    assert grant.stream is not None
+    grant.stream.prompt = TokenUsage(100_000)
+    grant.on_output(0)
+    grant.on_output(1)
+    assert [one for one in told.told if one[0] == "progress"] == [
+        ("progress", "a", 0),
+        ("progress", "a", 0, 100_000),
+        ("progress", "a", 1),
+    ]
+    asked = [tokens for name, *_, tokens in told.told if name == "request_kv_tokens"]
+    assert grant.budget.tokens == 10 + sum(asked) >= 100_000
 
 
 def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:

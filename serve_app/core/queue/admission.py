@@ -94,15 +94,16 @@ class Admission:
             return actions
         return actions + self._grant_all()
 
-    def on_progress(self, request_id: str, tokens: int, now: float) -> list[Action]:
+    def on_progress(self, request_id: str, tokens: int, now: float, prompt_tokens: int | None = None) -> list[Action]:
         """A granted request has produced `tokens` more output tokens. An unknown id changes nothing.
+        `prompt_tokens`: of its prompt, now that its engine has counted them; they replace the estimate.
 
         Raises:
             ValueError: negative tokens; the state is unchanged.
         """
-        if tokens < 0:
-            raise ValueError(f"{request_id!r}: tokens is {tokens}")
-        self.scheduler.progress(request_id, tokens)
+        if tokens < 0 or (prompt_tokens or 0) < 0:
+            raise ValueError(f"{request_id!r}: tokens is {tokens}, prompt_tokens {prompt_tokens}")
+        self.scheduler.progress(request_id, tokens, prompt_tokens)
         return self.on_tick(now) + self._grant_all()  # fair order has changed: another request is next and may fit
 
     def on_done(

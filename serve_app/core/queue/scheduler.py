@@ -91,12 +91,15 @@ class Scheduler:
             return 0
         return guard_slots(share, self.capacity.slots, self.drain_rate.drain_part(GUARDED_FROM))
 
-    def progress(self, request_id: str, tokens: int) -> None:
-        """A request has produced `tokens` more output tokens. An unknown id changes nothing."""
+    def progress(self, request_id: str, tokens: int, prompt_tokens: int | None = None) -> None:
+        """A request has produced `tokens` more output tokens; `prompt_tokens`: as counted by its engine. An unknown id
+        changes nothing."""
         run = self.running.get(request_id)
         if run is not None:
+            more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
+            run.charged_prompt += more_prompt
             run.charged_output += tokens
-            run.class_queue.charge(run.tenant_queue, OUTPUT_WEIGHT * tokens)
+            run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * tokens)
 
     def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """A running request has ended after these tokens; None: unknown, its estimate counts."""

@@ -242,8 +242,8 @@ class ActorQueue:
             case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
                 granting.sync(engine, now)
-            case messages.TokenProgress(ticket, output_tokens):
-                granting.requests.progress(ticket, output_tokens, now)
+            case messages.TokenProgress(ticket, prompt_tokens, output_tokens):
+                granting.requests.progress(ticket, prompt_tokens, output_tokens, now)
             case messages.CreditUsage():
                 granting.requests.add_usage(event)
             case messages.AccountReport(holds, accounts, heard):

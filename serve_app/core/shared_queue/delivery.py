@@ -142,7 +142,8 @@ class RouterSession:
         self.incarnation += 1
         self.sending: SendBuffer[RouterEvent] = SendBuffer(deque(events))
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
-        self.progress: defaultdict[str, int] = defaultdict(int)  # by ticket, which belong to an incarnation
+        # prompt and output tokens by ticket, which belong to an incarnation
+        self.progress: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
         self.is_booked = False  # the actor has booked the accounts
@@ -179,6 +180,12 @@ class RouterSession:
         self.progress.pop(event.ticket, None)
         self.sending.put(event)
 
+    def add_progress(self, ticket: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Add what a submitted request has used so far."""
+        sums = self.progress[ticket]
+        sums[0] += prompt_tokens
+        sums[1] += output_tokens
+
     def add_usage(self, model: str, arrival: Arrival, prompt_tokens: int, output_tokens: int) -> None:
         """Add use of requests granted on credit."""
         sums = self._usage[model, arrival.request_class, arrival.tenant]
@@ -194,7 +201,7 @@ class RouterSession:
             self.sending.put(messages.CreditUsage(*of, *self._usage.pop(of)))
         while self.sending.unsent < BATCH and self.progress:
             ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
-            self.sending.put(messages.TokenProgress(ticket, self.progress.pop(ticket)))
+            self.sending.put(messages.TokenProgress(ticket, *self.progress.pop(ticket)))
         return self._message(*self.sending.next_batch())
 
     def watch_message(self) -> RouterMessage:

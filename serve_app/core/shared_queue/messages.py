@@ -90,9 +90,11 @@ class Cancel(NamedTuple):
 
 
 class TokenProgress(NamedTuple):
-    """A running request has generated this many tokens since its last report."""
+    """A running request has generated this many tokens since its last report. `prompt_tokens`: of its prompt, once its
+    engine has counted them; 0: not yet, or in an earlier report."""
 
     ticket: str
+    prompt_tokens: int
     output_tokens: int
 
 

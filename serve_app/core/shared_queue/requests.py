@@ -89,12 +89,12 @@ class ActorRequests:
         if request is not None:
             self._leave_queue(request, now)
 
-    def progress(self, ticket: str, output_tokens: int, now: float) -> None:
-        """A request has generated this many more tokens."""
+    def progress(self, ticket: str, prompt: int, output: int, now: float) -> None:
+        """A request has used this many more tokens (`TokenProgress`)."""
         request = self.by_ticket.get(ticket)
         if request is not None:
-            self._charge_use(request, output_tokens)
-            self.apply_actions(request.queue, request.queue.admission.on_progress(ticket, output_tokens, now))
+            self._charge_use(request, output, prompt and prompt - request.arrival.prompt_tokens)
+            self.apply_actions(request.queue, request.queue.admission.on_progress(ticket, output, now, prompt or None))
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
@@ -306,12 +306,12 @@ class ActorRequests:
             self._send(request.router, drawn._replace(tokens=0))
             self._requeue(ticket, now)
 
-    def _charge_use(self, request: ActorRequest, output_tokens: int) -> None:
-        """Charge a request's output in a session's slot to its tenant."""
-        request.reported_tokens += output_tokens
-        if request.runs_in_session_slot and output_tokens:
+    def _charge_use(self, request: ActorRequest, output: int, prompt: int = 0) -> None:
+        """Charge more tokens of a request in a session's slot to its tenant."""
+        request.reported_tokens += output
+        if request.runs_in_session_slot and (output or prompt):
             arrival = request.arrival
-            request.queue.admission.on_uncounted_usage(arrival.request_class, arrival.tenant, 0, output_tokens)
+            request.queue.admission.on_uncounted_usage(arrival.request_class, arrival.tenant, prompt, output)
 
     def _end(self, ticket: str, now: float) -> ActorRequest | None:
         request = self.by_ticket.pop(ticket, None)

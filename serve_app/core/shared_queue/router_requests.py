@@ -188,6 +188,7 @@ class RunningRequest:
     drawn: SessionDraw | None = None
     output_tokens: int = 0  # output tokens so far
     reported_tokens: int = 0  # of these, reported in sums
+    prompt_tokens: int = 0  # as its engine has counted and this router reported them
     owed_tokens: int = 0  # KV tokens requested and not granted yet
 
 
@@ -293,7 +294,7 @@ class InFlight:
             return None
         self._forget(request_id)
         if prompt_tokens is None:
-            prompt_tokens = run.arrival.prompt_tokens
+            prompt_tokens = run.prompt_tokens or run.arrival.prompt_tokens
         if output_tokens is None:
             earlier = run.arrival.prompt_tokens + run.arrival.produced_tokens
             output_tokens = max(0, run.arrival.cost_tokens - earlier)
@@ -306,23 +307,24 @@ class InFlight:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             unreported = max(0, output_tokens - run.reported_tokens)
-            unpaid_prompt = 0 if run.arrival.has_begun else prompt_tokens
+            unpaid_prompt = 0 if run.arrival.has_begun else prompt_tokens - run.prompt_tokens
             self._router_session.add_usage(run.model, run.arrival, unpaid_prompt, unreported)
             if run.owed_tokens:
                 self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run
 
-    def progress(self, request_id: str, output_tokens: int) -> None:
-        """A request has generated this many more tokens."""
+    def progress(self, request_id: str, output_tokens: int, prompt_tokens: int = 0) -> None:
+        """A request has generated this many more tokens. `prompt_tokens`: as its engine has counted them; told once."""
         run = self.running.get(request_id)
         if run is None:
             return
         run.output_tokens += output_tokens
+        run.prompt_tokens += prompt_tokens
         if run.ticket:
-            self._router_session.progress[run.ticket] += output_tokens
+            self._router_session.add_progress(run.ticket, prompt_tokens, output_tokens)
         else:
             run.reported_tokens += output_tokens
-            self._router_session.add_usage(run.model, run.arrival, 0, output_tokens)
+            self._router_session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
 
     def grow(self, request_id: str, tokens: int) -> bool:
         """A request needs more KV tokens; False: they are requested from the actor, not granted yet."""

@@ -138,6 +138,17 @@ def test_output_counts_while_it_is_produced() -> None:
     assert where(line.on_done("b1", 1.0, 10, 2)) == {"b2": "a"}
 
 
+def test_a_prompt_counts_as_its_engine_has_counted_it_while_it_runs_and_once() -> None:
+    line = admission(a=2)
+    line.on_arrive(of("a", "a1"), 0.0)
+    line.on_arrive(of("b", "b1"), 0.0)
+    for name in ("a2", "b2", "b3"):
+        line.on_arrive(of(name[0], name), 0.0)
+    line.on_progress("a1", 1, 1.0, 100_000)
+    assert where(line.on_done("b1", 1.0, 90_000, 2)) == {"b2": "a"}
+    assert where(line.on_done("a1", 1.0, 100_000, 1)) == {"b3": "a"}  # 100,003 against 90,022
+
+
 def test_without_a_word_of_its_use_a_request_has_cost_its_estimate() -> None:
     line = admission(a=1)
     line.on_arrive(of("a", "a1"), 0.0)
