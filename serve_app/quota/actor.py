@@ -80,7 +80,7 @@ class GpuMemoryQuota:
         roster = dict(checkpoint_entries(stored))
         self.core = Quota(epoch, roster, time.monotonic())
         self._set_clock()
-        self.limit_use: LimitUse | None = None  # once a router has said where the store is
+        self.limit_use = LimitUse(self.core.queue.limits, self._after_queue_event)
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
         before = {name.removeprefix(NODE): devices for name, devices in self._nodes.items()}
         self._inventory = Inventory(settings, before)
@@ -195,10 +195,8 @@ class GpuMemoryQuota:
     def _ask_store(self) -> None:
         """Ask the store for what was used of quotas that have come up."""
         queue = self.core.queue
-        if queue.store is not None and (self.limit_use is None or self.limit_use.address != queue.store):
-            self.limit_use = LimitUse(queue.limits, queue.store, self._after_queue_event)
-        if self.limit_use is not None:
-            self.limit_use.ask()
+        if queue.store is not None:
+            self.limit_use.ask(queue.store)
 
     def _on_queue_timer(self) -> None:
         self.queue_timer = None

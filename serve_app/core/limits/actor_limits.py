@@ -37,7 +37,17 @@ from serve_app.core.limits.messages import (
     LimitRequest,
     ScopeAccount,
 )
-from serve_app.core.limits.policy import NOTHING, QUOTAS, REASONS, Amounts, Kind, LimitReason, Limits
+from serve_app.core.limits.policy import (
+    NOTHING,
+    QUOTAS,
+    REASONS,
+    Amounts,
+    Kind,
+    LimitReason,
+    Limits,
+    Period,
+    ended_quotas,
+)
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
 from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, key_of
@@ -49,7 +59,8 @@ MAX_ENTRIES = 1000  # reservations and waiting requests of a scope
 MAX_LOOKED_AT = 1000  # scopes at a time, whether they can be dropped: a few milliseconds
 MAX_ALIKE = 64  # reservations for the same bytes: more are a loop that does not wait
 MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longer for an answer
-UNKNOWN_S = 2.0  # for the store to tell what was used of a quota; then it counts as unused
+UNKNOWN_S = 10.0  # for the store to tell what was used of a quota; an actor that is away is waited for as long
+UNKNOWN_RETRY_S = 1.0  # told then: the store is asked again every few seconds, and what it tells is known at once
 
 Send = Callable[[str, LimitAction], None]
 
@@ -183,15 +194,19 @@ class ActorLimits:
         found, self._unknown = self._unknown, []
         return found
 
-    def on_used(self, name: str, used: Amounts, now: float) -> None:
-        """What the store has of a scope's quotas, since the day or the month began."""
+    def ask_again(self) -> None:
+        """Nobody asks any more for the scopes that were taken: another store is asked for all that are unknown."""
+        self._unknown = [name for name, scope in self.scopes.items() if not scope.is_known]
+
+    def on_used(self, name: str, used: Amounts, period: Period, now: float) -> None:
+        """What the store has of a scope's quotas, since this day and this month began. Of a quota that has begun anew
+        since then nothing was used before: all of it is counted here."""
         scope = self.scopes.get(name)
-        if scope is None or scope.is_counted:
+        if scope is None or scope.is_known:
             return
-        scope.is_known = scope.is_counted = True
-        for kind in QUOTAS:
-            if kind in scope.pools:
-                scope.pools[kind].put(-used[kind])
+        scope.is_known = True
+        for kind in scope.pools.keys() & set(QUOTAS) - ended_quotas(period, self.calendar.period):
+            scope.pools[kind].put(-used[kind])
         self._undecided.on_answer((name, ""))
         self.after_event(now)
 
@@ -203,7 +218,7 @@ class ActorLimits:
             pools = new_pools(limits, now, self._empty_since)
             scope = self.scopes[name] = Scope(name, limits, pools)
             if self.asks_store and any(kind in QUOTAS for kind in pools):
-                scope.is_known = scope.is_counted = False
+                scope.is_known = False
                 self._unknown.append(name)
             return scope
         if scope.limits is not limits and scope.limits != limits:
@@ -232,9 +247,10 @@ class ActorLimits:
             return
         if request.is_repeat is not False and self.reservations.comes_back(scopes, request.fingerprint, now):
             request = request._replace(may_wait=True)  # it is not refused again
-        if is_last:
-            for scope in scopes:
-                scope.is_known = True
+        if is_last and not all(scope.is_known for scope in scopes):
+            unknown = LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False)
+            self._send(router, unknown)
+            return
         for scope in scopes:
             short += [(scope, kind) for kind, pool in scope.pools.items() if not pool.has(need[kind])]
         answers = {(scope.name, "") for scope in scopes if not scope.is_known}

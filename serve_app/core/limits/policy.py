@@ -36,6 +36,8 @@ NAMES = {
     Kind.COST_OF_MONTH: "budget per month",
 }
 
+Period = tuple[int, int]  # a day and a month, as days since 1970 on which they begin
+
 Amounts = tuple[float, ...]  # one number for each `Kind`
 NOTHING: Amounts = (0.0,) * len(Kind)
 
@@ -53,6 +55,12 @@ REASONS = {
     **dict.fromkeys(QUOTAS, LimitReason.QUOTA),
     Kind.CONCURRENT: LimitReason.CONCURRENCY,
 }
+
+
+def ended_quotas(then: Period, now: Period) -> set[Kind]:
+    """The quotas that have begun anew since a period."""
+    of_day = {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if then[0] != now[0] else set()
+    return of_day | ({Kind.COST_OF_MONTH} if then[1] != now[1] else set())
 
 
 @dataclass(frozen=True, slots=True)

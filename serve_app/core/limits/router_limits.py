@@ -362,7 +362,8 @@ class RouterLimits:
         if waiting.is_cancelled:
             return
         del self.pending[request.request_id]
-        words = in_words(dict(request.scopes).get(refused.scope), refused.kind, refused.scope)
+        limits = dict(request.scopes).get(refused.scope)
+        words = in_words(limits, refused.kind, refused.scope) if refused.scope else ""
         self.decided.append(Refusal(request.request_id, refused.reason, words, refused.retry_after_s))
 
     def _return_surplus(self, name: str, scope: _Scope) -> None:

@@ -1,6 +1,7 @@
 """The scopes of the quota actor, each with its pools, and the calendar of the quotas.
 
-Invariant: a quota begins anew once for each day and month of UTC, also if the clock is set back.
+Invariant: a quota begins anew once for each day and month of UTC, also if the clock is set back, and goes on to do so
+after a reading that was wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
-from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits
+from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits, Period
 from serve_app.core.limits.pools import ROUNDING, Pool
 
 DAY_S = 86_400.0
@@ -30,7 +31,7 @@ class Scope:
         entries: numbers of all its reservations, in order.
         told: moments that clients were told of which nothing is reserved, by request.
         undecided: requests that wait for an answer before they can be decided.
-        is_known: requests need not wait for what was used of its quotas; `is_counted`: it is counted.
+        is_known: what was used of its quotas is counted; until then no request is charged here.
     """
 
     name: str
@@ -44,7 +45,6 @@ class Scope:
     told: dict[Key, list[float]] = field(default_factory=dict)
     undecided: int = 0
     is_known: bool = True
-    is_counted: bool = True
     refilled_at: float | None = None
 
     def refill(self, now: float) -> None:
@@ -147,6 +147,8 @@ class Calendar:
         self._offset_s = wall_s - now
         day = int(wall_s // DAY_S)
         month, renewed = day - civil_date(day)[2] + 1, set[Kind]()
+        if day < self.day - 1:  # no correction around midnight: an earlier reading was wrong, and renewed too early
+            self.day, self.month = day, month
         if day > self.day:
             renewed |= {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if self.day >= 0 else set()
             self.day = day
@@ -154,6 +156,10 @@ class Calendar:
             renewed |= {Kind.COST_OF_MONTH} if self.month >= 0 else set()
             self.month = month
         return renewed
+
+    @property
+    def period(self) -> Period:
+        return self.day, self.month
 
     def begun_s(self, kind: Kind, now: float) -> float:
         """Seconds since a quota began anew."""

@@ -242,8 +242,8 @@ class ActorQueue:
             case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
                 granting.sync(engine, now)
-            case messages.TokenProgress(ticket, prompt_tokens, output_tokens):
-                granting.requests.progress(ticket, prompt_tokens, output_tokens, now)
+            case messages.TokenProgress(ticket, output_tokens, prompt_tokens):
+                granting.requests.progress(ticket, output_tokens, prompt_tokens, now)
             case messages.CreditUsage():
                 granting.requests.add_usage(event)
             case messages.AccountReport(holds, accounts, heard):
@@ -268,7 +268,7 @@ class ActorQueue:
                     self.processes[router] = process
                 self._hello(router, holds, now)
             case messages.StoreAddress():
-                self.store = event
+                self.store, self.limits.asks_store = event, True
             case _:
                 if not isinstance(event, messages.CreditRequest):
                     self.limits.on_event(router, event, now)

@@ -142,7 +142,7 @@ class RouterSession:
         self.incarnation += 1
         self.sending: SendBuffer[RouterEvent] = SendBuffer(deque(events))
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
-        # prompt and output tokens by ticket, which belong to an incarnation
+        # output and prompt tokens by ticket, which belong to an incarnation
         self.progress: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
@@ -180,11 +180,11 @@ class RouterSession:
         self.progress.pop(event.ticket, None)
         self.sending.put(event)
 
-    def add_progress(self, ticket: str, prompt_tokens: int, output_tokens: int) -> None:
+    def add_progress(self, ticket: str, output_tokens: int, prompt_tokens: int) -> None:
         """Add what a submitted request has used so far."""
         sums = self.progress[ticket]
-        sums[0] += prompt_tokens
-        sums[1] += output_tokens
+        sums[0] += output_tokens
+        sums[1] += prompt_tokens
 
     def add_usage(self, model: str, arrival: Arrival, prompt_tokens: int, output_tokens: int) -> None:
         """Add use of requests granted on credit."""

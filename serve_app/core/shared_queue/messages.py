@@ -94,8 +94,8 @@ class TokenProgress(NamedTuple):
     engine has counted them; 0: not yet, or in an earlier report."""
 
     ticket: str
-    prompt_tokens: int
     output_tokens: int
+    prompt_tokens: int = 0
 
 
 class Done(NamedTuple):

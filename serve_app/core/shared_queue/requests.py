@@ -89,7 +89,7 @@ class ActorRequests:
         if request is not None:
             self._leave_queue(request, now)
 
-    def progress(self, ticket: str, prompt: int, output: int, now: float) -> None:
+    def progress(self, ticket: str, output: int, prompt: int, now: float) -> None:
         """A request has used this many more tokens (`TokenProgress`)."""
         request = self.by_ticket.get(ticket)
         if request is not None:

@@ -321,7 +321,7 @@ class InFlight:
         run.output_tokens += output_tokens
         run.prompt_tokens += prompt_tokens
         if run.ticket:
-            self._router_session.add_progress(run.ticket, prompt_tokens, output_tokens)
+            self._router_session.add_progress(run.ticket, output_tokens, prompt_tokens)
         else:
             run.reported_tokens += output_tokens
             self._router_session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.limits import Charged, LimitReason, Limits
+from serve_app.core.limits.actor_limits import UNKNOWN_RETRY_S, UNKNOWN_S
 from serve_app.core.limits.policy import Kind
 from serve_app.core.limits.pools import Pool
 from serve_app.core.limits.router_limits import Refusal
+from serve_app.core.limits.scopes import DAY_S
 from tests.core.limits.world import SCOPE, World
 
 PER_MINUTE = Limits(requests_per_minute=60)
@@ -169,6 +171,58 @@ def test_a_quota_is_refused_until_midnight_and_begins_anew_then() -> None:
     assert kinds(decisions(world, 4, limits)) == (3, 1)
 
 
+def used(requests_of_day: float) -> tuple[float, ...]:
+    return tuple(requests_of_day if kind is Kind.REQUESTS_OF_DAY else 0.0 for kind in Kind)
+
+
+def test_nothing_is_charged_to_a_quota_of_which_the_use_is_unknown() -> None:
+    limits = Limits(requests_per_day=3)
+    world = World()
+    world.actor.asks_store = True
+    found: list[Charged | Refusal] = []
+    world.ask("r0", limits, done=found.append)
+    world.run(UNKNOWN_S - 0.1)
+    assert world.actor.take_unknown() == [SCOPE]
+    assert found == []
+    world.run(0.2)
+    (refused,) = found
+    assert isinstance(refused, Refusal)
+    assert (refused.limit, refused.retry_after_s) == ("", UNKNOWN_RETRY_S)
+    world.ask("r1", limits, done=found.append)
+    world.run(0.1)
+    world.actor.on_used(SCOPE, used(3), world.actor.calendar.period, world.now)
+    assert kinds(decisions(world, 2, limits)) == (0, 2)
+    assert isinstance(found[-1], Refusal)
+    assert found[-1].reason is LimitReason.QUOTA
+    assert found[-1].limit
+
+
+def test_another_store_is_asked_for_all_that_is_unknown() -> None:
+    world = World()
+    world.actor.asks_store = True
+    for name in ("key:a", "key:b"):
+        world.ask("r0", {name: Limits(requests_per_day=3)})
+    world.run(0.1)
+    assert sorted(world.actor.take_unknown()) == ["key:a", "key:b"]
+    world.actor.on_used("key:a", used(0), world.actor.calendar.period, world.now)
+    world.actor.ask_again()
+    assert world.actor.take_unknown() == ["key:b"]
+
+
+def test_an_answer_about_yesterday_charges_nothing_to_today() -> None:
+    limits = Limits(requests_per_day=3, budget_per_month=1.0)
+    world = World()
+    world.actor.asks_store = True
+    world.ask("r0", limits)
+    world.run(0.1)
+    asked = world.actor.calendar.period
+    world.actor.set_clock(1_700_000_000.0 + world.now + DAY_S, world.now)
+    budget = {Kind.REQUESTS_OF_DAY: 3.0, Kind.COST_OF_MONTH: 400_000.0}
+    world.actor.on_used(SCOPE, tuple(budget.get(kind, 0.0) for kind in Kind), asked, world.now)
+    assert kinds(decisions(world, 3, limits)) == (2, 1)  # the first one has taken one
+    assert world.actor.scopes[SCOPE].pools[Kind.COST_OF_MONTH].balance == pytest.approx(600_000)
+
+
 def test_a_clock_that_is_set_back_gives_no_second_day() -> None:
     limits = Limits(requests_per_day=3)
     world = World()
@@ -176,6 +230,20 @@ def test_a_clock_that_is_set_back_gives_no_second_day() -> None:
     for wall_s in (1_700_000_000.0 - 86_400, 1_700_000_000.0):
         world.actor.set_clock(wall_s, world.now)
     assert kinds(decisions(world, 1, limits)) == (0, 1)
+
+
+@pytest.mark.parametrize("wrong_days", [1, 2, 40, 4000])
+def test_one_reading_of_a_clock_in_the_future_ends_no_renewal(wrong_days: int) -> None:
+    limits = Limits(requests_per_day=3)
+    world = World()
+    wall_s = 1_700_000_000.0
+    for days in (wrong_days, 0):
+        world.actor.set_clock(wall_s + days * DAY_S, world.now)
+    for day in (1, 2, 3, 4):
+        world.run(DAY_S)
+        world.actor.set_clock(wall_s + day * DAY_S, world.now)
+        if day > 1:  # the first one has begun already, at the wrong reading
+            assert kinds(decisions(world, 4, limits)) == (3, 1)
 
 
 def test_far_from_a_limit_hardly_any_message_is_sent() -> None:

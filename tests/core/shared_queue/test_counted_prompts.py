@@ -32,4 +32,4 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
     world.settle(2)
     assert waits.state == "runs"
     line.in_flight.progress(f"q{waits.number}", 2, 90_000)  # of the queue
-    assert told(TokenProgress) == [(line.in_flight.running[f"q{waits.number}"].ticket, 90_000, 2)]
+    assert told(TokenProgress) == [(line.in_flight.running[f"q{waits.number}"].ticket, 2, 90_000)]
