@@ -6,6 +6,7 @@ Never: reads a clock; every event carries its time.
 """
 
 from serve_app.core.limits.actor_limits import ActorLimits
+from serve_app.core.limits.decisions import Charged, LimitDecision
 from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
 from serve_app.core.limits.policy import (
     Kind,
@@ -16,7 +17,7 @@ from serve_app.core.limits.policy import (
     Standing,
     TokenPrices,
 )
-from serve_app.core.limits.router_limits import Charged, LimitDecision, RouterLimits
+from serve_app.core.limits.router_limits import RouterLimits
 
 __all__ = [
     "ActorLimits",

@@ -93,6 +93,8 @@ class ActorLimits:
     # Events
 
     def on_event(self, router: str, event: LimitEvent, now: float) -> None:
+        if isinstance(event, LimitReport):
+            event = event.in_period(self.calendar.period)
         match event:
             case LimitRequest():
                 self._on_request(router, event, now)
@@ -297,7 +299,7 @@ class ActorLimits:
                 if given:
                     pool.level -= given
                     pool.credit[router] = pool.credit.get(router, 0.0) + given
-        self._send(router, LimitGrant(request.ticket, more, slots))
+        self._send(router, LimitGrant(request.ticket, more, slots, self.calendar.period))
         for scope in scopes:
             self._tell(router, scope)
 
@@ -339,7 +341,7 @@ class ActorLimits:
 
     def _on_granted(self, entry: Entry) -> None:
         """A request that waited here may run."""
-        self._send(entry.router, LimitGrant(entry.ticket, 0, 0))
+        self._send(entry.router, LimitGrant(entry.ticket, 0, 0, self.calendar.period))
         for scope in entry.scopes:
             self._tell(entry.router, scope)
 
@@ -390,4 +392,4 @@ class ActorLimits:
 
     def _tell(self, router: str, scope: Scope) -> None:
         scope.version = next(self._versions)
-        self._send(router, scope.state(scope.version, self._routers()))
+        self._send(router, scope.state(scope.version, self._routers(), self.calendar.period))

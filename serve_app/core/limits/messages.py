@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serve_app.core.limits.policy import Amounts, Kind, LimitReason, Limits, Scopes
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind, LimitReason, Limits, Period, Scopes, ended_quotas
 
 Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
 
@@ -21,6 +21,7 @@ class LimitState(NamedTuple):
         left: with the credit of all routers, and without what is reserved.
         is_near: routers keep no credit of it.
         slots_kept: concurrency that a router may keep between its requests.
+        period: the present day and month of the quotas.
     """
 
     scope: str
@@ -29,6 +30,7 @@ class LimitState(NamedTuple):
     left: Amounts
     is_near: bool
     slots_kept: int
+    period: Period = (0, 0)
 
 
 class LimitRequest(NamedTuple):
@@ -62,6 +64,7 @@ class LimitReport(NamedTuple):
     Args:
         is_answer: to a `LimitRecall`.
         wants_state: answered by a `LimitState`.
+        refund: the part of `returned` that requests have settled, in this `period`; a debt is negative.
     """
 
     scope: str
@@ -69,6 +72,19 @@ class LimitReport(NamedTuple):
     returned: Amounts
     is_answer: bool = False
     wants_state: bool = False
+    refund: Amounts = NOTHING
+    period: Period = (0, 0)
+
+    def in_period(self, present: Period) -> LimitReport:
+        """The report without what was settled in quotas that have begun anew since."""
+        late = ended_quotas(self.period, present) if any(self.refund) else ()
+        if not late:
+            return self
+        spent, returned = list(self.spent), list(self.returned)
+        for kind in late:
+            spent[kind] += self.refund[kind]
+            returned[kind] -= self.refund[kind]
+        return self._replace(spent=tuple(spent), returned=tuple(returned), refund=NOTHING)
 
 
 class ScopeAccount(NamedTuple):
@@ -106,11 +122,12 @@ class LimitAccounts(NamedTuple):
 
 class LimitGrant(NamedTuple):
     """Action: the request is charged. The router also gets credit for `more` such requests, and `slots` of concurrency
-    of each scope."""
+    of each scope. `period`: in which it is charged."""
 
     ticket: str
     more: int
     slots: int
+    period: Period = (0, 0)
 
 
 class LimitRefuse(NamedTuple):

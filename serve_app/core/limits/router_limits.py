@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import add, sub
 
+from serve_app.core.limits.decisions import Charged, LimitDecision, Refusal
 from serve_app.core.limits.messages import (
     LimitAccounts,
     LimitAction,
@@ -44,8 +45,10 @@ from serve_app.core.limits.policy import (
     LimitedRequest,
     LimitReason,
     Limits,
+    Period,
     Scopes,
     Standing,
+    ended_quotas,
     in_words,
     need_of,
 )
@@ -86,27 +89,6 @@ class _Scope:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not charged. `limit`: in words, empty if the limits could not be charged at all."""
-
-    request_id: str
-    reason: LimitReason
-    limit: str
-    retry_after_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Charged:
-    """A request is charged, and may run; `waited_s` after it came."""
-
-    request_id: str
-    waited_s: float
-
-
-LimitDecision = Charged | Refusal
-
-
 @dataclass(slots=True)
 class _Pending:
     request: LimitedRequest
@@ -120,6 +102,7 @@ class _Pending:
 class _Running:
     request: LimitedRequest
     began_s: float
+    period: Period  # in which it was charged
 
 
 class RouterLimits:
@@ -137,6 +120,7 @@ class RouterLimits:
         self.running: dict[str, _Running] = {}
         self.tickets: dict[str, _Pending] = {}
         self._numbers = itertools.count()
+        self._period: Period = (0, 0)  # of the quotas, by the actor's last message
         self._unasked: dict[str, _Pending] = {}  # pending ones without a ticket, in order
         self._away_since: float | None = None
         self.decided: list[LimitDecision] = []  # since the shell has taken them
@@ -183,6 +167,7 @@ class RouterLimits:
             return
         need = run.request.need
         used = NOTHING if tokens is None else need_of(tokens, cost_micro)
+        late = ended_quotas(run.period, self._period)  # what it used belongs to the day that it was charged to
         for name, _ in run.request.scopes:
             scope = self.scopes[name]  # of one that is in use nothing is forgotten
             scope.used_at = now
@@ -192,7 +177,7 @@ class RouterLimits:
                 if kind is Kind.CONCURRENT:
                     scope.account[kind] += 1.0
                     continue
-                refund = need[kind] - used[kind]
+                refund = 0.0 if kind in late else need[kind] - used[kind]
                 paid = min(scope.account[kind], max(0.0, -refund))
                 scope.account[kind] -= paid
                 scope.spent[kind] += paid
@@ -215,7 +200,8 @@ class RouterLimits:
     def on_action(self, action: LimitAction, now: float) -> None:
         """Take an action; decisions are added to `decided`."""
         match action:
-            case LimitGrant(ticket, more, slots):
+            case LimitGrant(ticket, more, slots, period):
+                self._set_period(period)
                 self._on_grant(ticket, more, slots, now)
             case LimitRefuse():
                 self._on_refuse(action, now)
@@ -226,7 +212,8 @@ class RouterLimits:
                 else:
                     scope.is_near = True
                     self._report(name, scope, scope.account, is_answer=True)
-            case LimitState(name, version, level, left, is_near, slots_kept):
+            case LimitState(name, version, level, left, is_near, slots_kept, period):
+                self._set_period(period)
                 scope = self.scopes.get(name)
                 if scope is not None and scope.version < version:
                     scope.version, scope.level, scope.left = version, level, left
@@ -311,8 +298,15 @@ class RouterLimits:
         scope.used_at = now
         return scope
 
+    def _set_period(self, period: Period) -> None:
+        """Quotas begin anew with it: what was settled of the earlier ones, and not told yet, is over."""
+        for kind in ended_quotas(self._period, period):
+            for scope in self.scopes.values():
+                scope.refund[kind] = 0.0
+        self._period = period
+
     def _begin(self, request: LimitedRequest, now: float, waited_s: float) -> Charged:
-        self.running[request.request_id] = _Running(request, now)
+        self.running[request.request_id] = _Running(request, now, self._period)
         for name, _ in request.scopes:
             self.scopes[name].in_use += 1
         return Charged(request.request_id, waited_s)
@@ -384,7 +378,8 @@ class RouterLimits:
         scope.account = list(map(sub, scope.account, given))
         spent = tuple(map(sub, scope.spent, scope.refund))
         returned = tuple(map(add, given, scope.refund))
-        self._put(LimitReport(name, spent, returned, is_answer, not (is_silent or is_answer)))
+        wants_state, refund = not (is_silent or is_answer), tuple(scope.refund)
+        self._put(LimitReport(name, spent, returned, is_answer, wants_state, refund, self._period))
         scope.spent, scope.refund = list(NOTHING), list(NOTHING)
 
     def _held(self, scope: _Scope) -> Amounts:

@@ -82,14 +82,14 @@ class Scope:
         found = (name for kind in kinds for name, had in self.pools[kind].credit.items() if had > 0.0)
         return {name for name in found if name != router}
 
-    def state(self, version: Version, routers: int) -> LimitState:
+    def state(self, version: Version, routers: int, period: Period) -> LimitState:
         level, left = list(NOTHING), list(NOTHING)
         for kind, pool in self.pools.items():
             free = pool.level + pool.spare
             level[kind] = free + pool.reserved
             left[kind] = free + sum(pool.credit.values()) if pool.credit else free
         kept = self.slots_kept(routers)
-        return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept)
+        return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept, period)
 
     def slots_kept(self, routers: int) -> int:
         """Concurrency that each router may keep while the scope is not near: half of it over all routers, or one."""

@@ -209,6 +209,28 @@ def test_another_store_is_asked_for_all_that_is_unknown() -> None:
     assert world.actor.take_unknown() == ["key:b"]
 
 
+@pytest.mark.parametrize("has_heard", [True, False], ids=["heard", "not_heard"])
+@pytest.mark.parametrize("tokens", [10, None, 1500], ids=["settled", "failed", "more"])
+def test_a_request_over_midnight_is_settled_in_the_day_that_it_was_charged_to(
+    tokens: int | None, has_heard: bool
+) -> None:
+    limits = Limits(tokens_per_day=1000)
+    world = World()
+    late = world.ask("r0", limits, tokens=900)
+    world.run(0.1)
+    world.actor.set_clock(1_700_000_000.0 + world.now + DAY_S, world.now)
+    today = world.ask("r0" if has_heard else "r1", limits, tokens=800)
+    world.run(0.1)
+    assert len(world.charged) == 2
+    world.end(late, tokens)
+    world.run(5)
+    assert kinds(decisions(world, 1, limits, tokens=201)) == (0, 1)
+    assert kinds(decisions(world, 1, limits, tokens=200)) == (1, 0)
+    world.end(today, 700)
+    world.run(5)
+    assert kinds(decisions(world, 1, limits, tokens=100)) == (1, 0)
+
+
 def test_an_answer_about_yesterday_charges_nothing_to_today() -> None:
     limits = Limits(requests_per_day=3, budget_per_month=1.0)
     world = World()
