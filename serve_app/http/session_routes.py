@@ -141,6 +141,7 @@ class SessionRoutes:
             per_engine=model.effective_session_slots,
             per_tenant=per_tenant,
             request_class=request_class,
+            max_share=model.max_session_share,
         )
         try:
             return await self._session_client.open(ask, asked.wait_s or 0.0)

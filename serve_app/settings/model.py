@@ -26,6 +26,9 @@ DEFAULT_MAX_SURGE_PERCENT = 0  # where all GPUs are in use, a replacement beside
 DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; twice as many gain 5% on two cores (docs/benchmarks.md)
 # Tokens of prompt and output. The figure the field uses, with 64 sequences that are shorter and 16 that are not.
 DEFAULT_LONG_FROM_TOKENS = 100
+# Of a model's KV tokens, for the sessions of one tenant: half of it is left to requests and to other tenants' sessions,
+# however long these are renewed.
+DEFAULT_MAX_SESSION_SHARE = 0.5
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
 GB = (
     10**9
@@ -183,6 +186,8 @@ class ModelSettings(FrozenSettings):
     batching: BatchingSettings | None = None  # of requests, before the engine; None: the engine's own alone
     # Sequences the engine runs beside those, for requests of agent sessions alone: as many sessions may be open on it.
     session_slots: int = Field(DEFAULT_SESSION_SLOTS, ge=0, le=1024)
+    # The part of the model's KV tokens that agent sessions of one tenant may hold.
+    max_session_share: float = Field(DEFAULT_MAX_SESSION_SHARE, gt=0, le=1)
     # Sizes over all ranks that a session's memory is rounded up to, above the largest to its multiples; none: as asked.
     buckets_gb: tuple[Annotated[float, Field(gt=0)], ...] = ()
     max_num_batched_tokens: int | None = Field(None, ge=16)

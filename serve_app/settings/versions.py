@@ -18,7 +18,17 @@ from serve_app.settings.model import DEFAULT_KV_CACHE_GB, ModelSettings
 # Serve applies these to running replicas: bounds of scaling, how long one may drain, and how requests are batched. The
 # others are the routers' own: sizes of sessions, and what a request weighs. A preset is in the settings that it gave
 # their defaults.
-LIVE_FIELDS = {"replicas", "drain_s", "batching", "buckets_gb", "max_long_seqs", "long_from_tokens", "preset", "prices"}
+LIVE_FIELDS = {
+    "batching",
+    "buckets_gb",
+    "drain_s",
+    "long_from_tokens",
+    "max_long_seqs",
+    "max_session_share",
+    "preset",
+    "prices",
+    "replicas",
+}
 VERSION_CHARS = 16  # of a SHA-256, 64 bits: no two configurations of one deployment ever meet
 
 

@@ -27,6 +27,7 @@ CONFIG: dict[str, Any] = {
             MODEL,
             max_num_seqs=SLOTS,
             max_model_len=4096,
+            max_session_share=1.0,  # one tenant fills engines here
             replicas={"min_replicas": 2, "max_replicas": 2},
             simulated={"decode_step_s": 0.01, "kv_cache_tokens": POOL},
         )

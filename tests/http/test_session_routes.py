@@ -119,10 +119,11 @@ def test_the_id_comes_from_the_body_or_the_header_or_is_made() -> None:
 
 
 def test_what_is_asked_of_the_actor_carries_tenant_bounds_and_wait() -> None:
-    _, book = open_(GOOD | {"wait_s": 2, "ttl_s": 9}, model=ModelSettings(name="m", session_slots=3))
+    model = ModelSettings(name="m", session_slots=3, max_session_share=0.25)
+    _, book = open_(GOOD | {"wait_s": 2, "ttl_s": 9}, model=model)
     ((ask, wait_s),) = book.asks
     assert (ask.session_id, ask.tokens, ask.ttl_s, wait_s) == ("tenant a", 112, 9.0, 2.0)
-    assert (ask.per_engine, ask.per_tenant) == (3, 8)
+    assert (ask.per_engine, ask.per_tenant, ask.max_share) == (3, 8, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ OTHERWISE: dict[str, Any] = {
     "max_long_seqs": 16,
     "long_from_tokens": 200,
     "session_slots": 4,
+    "max_session_share": 0.25,
     "buckets_gb": [0.5, 1.0],
     "max_num_batched_tokens": 8192,
     "kv_cache_gb": 2.0,
@@ -84,7 +85,16 @@ def test_every_field_is_here() -> None:
 @pytest.mark.parametrize("field", fields(ModelSettings))
 def test_every_setting_of_a_model_but_the_live_ones_replaces_its_replicas(field: str) -> None:
     other = version(changed(field, OTHERWISE[field]))
-    live = ("replicas", "drain_s", "batching", "buckets_gb", "max_long_seqs", "long_from_tokens", "prices")
+    live = (
+        "max_session_share",
+        "replicas",
+        "drain_s",
+        "batching",
+        "buckets_gb",
+        "max_long_seqs",
+        "long_from_tokens",
+        "prices",
+    )
     assert (other == version(MODEL)) == (field in live)
 
 

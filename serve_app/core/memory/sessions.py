@@ -12,7 +12,7 @@ Invariant: an open session has its tokens; no other party uses them, also while 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -42,6 +42,7 @@ class SessionRequest:
         per_engine: maximum number of sessions of one engine.
         per_tenant: maximum number of sessions of its tenant, open or waiting, this one included.
         request_class: its class in the queue.
+        max_share: the part of the model's KV tokens that sessions of its tenant may hold, this one included.
     """
 
     session_id: str
@@ -54,6 +55,7 @@ class SessionRequest:
     per_engine: int = UNLIMITED
     per_tenant: int = UNLIMITED
     request_class: RequestClass = RequestClass.NORMAL
+    max_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or not self.ttl_s > 0:
@@ -145,6 +147,7 @@ class SessionLeases:
         self._by_engine: dict[str, dict[str, None]] = {}  # the leases of `by_lease` on each engine
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self.reserved_tokens: Counter[str] = Counter()  # KV tokens of open sessions, by engine
+        self.held_by_tenant = defaultdict[str, Counter[str]](Counter)  # these, by model and tenant
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
         ledger.join(SESSIONS_OWNER, inf, now)
@@ -170,7 +173,7 @@ class SessionLeases:
             self.closed_leases.add(entry.lease)
         else:
             self.by_session_id[entry.request.session_id] = entry
-            self.reserved_tokens[entry.engine] += entry.request.tokens
+            self._count(entry, 1)
             self._opened_and_ended.append(entry)
 
     def renew(self, session_id: str, now: float) -> Session:
@@ -229,9 +232,18 @@ class SessionLeases:
 
     def _mark_closed(self, entry: SessionEntry) -> None:
         del self.by_session_id[entry.request.session_id]
-        self.reserved_tokens[entry.engine] -= entry.request.tokens
+        self._count(entry, -1)
         self.version += 1
         self._opened_and_ended.append(replace(entry, closed=True))
+
+    def _count(self, entry: SessionEntry, sign: int) -> None:
+        request, held = entry.request, self.held_by_tenant[entry.request.model]
+        self.reserved_tokens[entry.engine] += sign * request.tokens
+        held[request.tenant] += sign * request.tokens
+        if not held[request.tenant]:
+            del held[request.tenant]
+            if not held:
+                del self.held_by_tenant[request.model]
 
     # Looking
 

@@ -5,6 +5,8 @@ Rules
   returned at once. While no request waits it needs no slot and takes free tokens without the queue.
 - An engine can open a session if it has one session slot left, and enough tokens besides its open sessions. An opening
   that only the end of another session makes possible waits outside the queue and delays no request.
+- The sessions of one tenant hold at most a part of the model's KV tokens (`SessionRequest.max_share`), and none of what
+  is guaranteed to other tenants (`core.shared_queue.session_shares`). An opening above that waits for an end, too.
 - An opening that can never fit is refused at once, with its own error code. So is one that does not wait, unless enough
   of the tokens are unused credit of routers: then it waits until they are returned (`RECALL_S`).
 
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
 from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Overloaded, ServeAppError, Unavailable
 
 RECALL_S = 1.0  # a router returns credit within a round trip, or is silent: then its time to live must end first
@@ -159,12 +162,21 @@ class SessionAdmission:
     def _candidate_engines(self, ask: SessionRequest) -> tuple[str, ...]:
         """The engines that can open a session once all their requests have ended."""
         sessions = self._sessions
+        if self._room(ask).tokens < ask.tokens:
+            return ()
         return tuple(
             engine
             for engine in self._engines_of(ask.model)
             if self._ledger.limit(engine) - sessions.reserved_tokens[engine] >= ask.tokens
             and sessions.count_on(engine) < ask.per_engine
         )
+
+    def _room(self, ask: SessionRequest) -> SessionRoom:
+        """The KV tokens that its tenant may have in more sessions of the model. O(engines + tenants with sessions)."""
+        model_state = self._granting.models.get(ask.model)
+        shares = {} if model_state is None else model_state.admission.scheduler.shares
+        total = sum(map(self._ledger.limit, self._engines_of(ask.model)))
+        return session_room(ask.tenant, self._sessions.held_by_tenant.get(ask.model, {}), shares, total, ask.max_share)
 
     def _open_at_once(self, waiting: _PendingSession, now: float) -> bool:
         """Open a session if its tokens are free and no request waits for the model; returns whether it did."""
@@ -236,4 +248,6 @@ class SessionAdmission:
         text = f"session {tenant_session_id(ask.session_id)!r}: {ask.tokens} KV tokens asked, {free} free"
         fullest = min(map(self._sessions.count_on, engines), default=0)
         places = f"; {fullest} sessions are open there, {ask.per_engine} at most" if fullest >= ask.per_engine else ""
-        return f"{text} on the best engine of {ask.model}{places}"
+        room = self._room(ask)
+        shares = f"; {room.why}, {room.tokens} are left of that" if room.tokens < ask.tokens else ""
+        return f"{text} on the best engine of {ask.model}{places}{shares}"

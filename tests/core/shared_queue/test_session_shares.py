@@ -1,0 +1,131 @@
+"""What the agent sessions of one tenant leave to the others: of a model's KV tokens, and of guaranteed shares."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.memory import Session, SessionRequest, session_name
+from serve_app.core.queue import QueuePolicy, TenantPolicy
+from serve_app.core.shared_queue.session_shares import session_room
+from serve_app.errors import InsufficientMemory
+from serve_app.types import RequestClass
+from tests.core.shared_queue.world import MODEL, World
+
+LOW, NORMAL, HIGH, CRITICAL = RequestClass
+TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth
+
+
+def world(engines: int = 1, slots: int = 4, **tenants: TenantPolicy) -> World:
+    found = World(
+        {f"e{number}": (slots, TOKENS) for number in range(engines)}, 1, QueuePolicy(1000, 60.0, tenants=tenants)
+    )
+    found.settle(6)
+    return found
+
+
+def ask(tenant: str, name: str, tokens: int, **more: object) -> SessionRequest:
+    more = {"ttl_s": 60.0, "max_share": 0.5} | more
+    return SessionRequest(session_name(tenant, name), MODEL, tokens, **more)  # type: ignore[arg-type]
+
+
+def opened(there: World, tenant: str, name: str, tokens: int, **more: object) -> Session:
+    """A session of which all routers have heard."""
+    session = there.quota.on_open_session(ask(tenant, name, tokens, **more), there.now)
+    there.settle(4)
+    if session is None:
+        found = there.quota.queue.session_admission.take_outcomes()[session_name(tenant, name)]
+        assert isinstance(found, Session), found
+        return found
+    return session
+
+
+def refusal(there: World, tenant: str, name: str, tokens: int, **more: object) -> str:
+    with pytest.raises(InsufficientMemory) as refused:
+        there.quota.on_open_session(ask(tenant, name, tokens, **more), there.now)
+    return refused.value.message
+
+
+# The bound of a tenant.
+
+
+def test_the_sessions_of_one_tenant_hold_at_most_their_part_of_the_model() -> None:
+    there = world(engines=3)  # 2,700 tokens
+    for number in range(6):
+        opened(there, "agents", f"s{number}", 225)
+    told = refusal(there, "agents", "more", 225)
+    assert "sessions of one tenant may hold 0.5 of the model's KV tokens, 0 are left of that" in told
+    assert "agents " not in told
+    assert opened(there, "other", "s", 225).request.tokens == 225
+    assert opened(there, "agents", "s0", 225).request.tokens == 225  # renewed
+
+
+def test_an_opening_above_the_bound_waits_for_a_session_of_its_own_tenant() -> None:
+    there = world()
+    opened(there, "agents", "s0", 400)
+    opened(there, "other", "s0", 100)
+    assert there.quota.on_open_session(ask("agents", "s1", 300, wait_until=there.now + 30.0), there.now) is None
+    there.quota.queue.close_session("other s0", there.now)
+    there.settle(2)
+    assert "agents s1" not in there.quota.sessions.by_session_id
+    there.quota.queue.close_session("agents s0", there.now)
+    there.settle(2)
+    assert "agents s1" in there.quota.sessions.by_session_id
+
+
+def test_a_tenant_may_have_all_of_a_model_where_the_setting_says_so() -> None:
+    assert opened(world(), "agents", "s", LIMIT, max_share=1.0).request.tokens == LIMIT
+
+
+# Guaranteed shares.
+
+
+def test_sessions_get_nothing_of_what_is_guaranteed_to_another_tenant() -> None:
+    there = world(desk=TenantPolicy(share=0.6))
+    opened(there, "agents", "s0", 300)
+    told = refusal(there, "agents", "s1", 100)
+    assert "guaranteed to other tenants, 60 are left of that" in told
+    assert opened(there, "desk", "s0", 450).request.tokens == 450
+    opened(there, "agents", "s1", 60)
+    refusal(there, "other", "s0", 50)
+
+
+def test_a_critical_request_of_a_tenant_with_a_share_runs_beside_sessions_that_are_renewed_for_ever() -> None:
+    there = world(engines=2, desk=TenantPolicy(share=0.5))
+    number = 0
+    while number < 20:
+        try:
+            opened(there, f"agents{number % 3}", f"s{number}", 100, max_share=1.0)
+        except InsufficientMemory:
+            break
+        number += 1
+    assert number == 9
+    for _ in range(10):
+        for name in list(there.quota.sessions.by_session_id):
+            there.quota.sessions.renew(name, there.now)
+        critical = there.arrive("r0", CRITICAL, tokens=450, tenant="desk")
+        there.settle(2)
+        assert critical.state == "runs"
+        there.finish("r0", f"q{critical.number}")
+        there.settle(2)
+
+
+@given(
+    held=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 300)),
+    shares=st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0.1, 0.2, 0.25])),
+    asks=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 300)), max_size=20),
+    max_share=st.sampled_from([0.3, 0.5, 1.0]),
+)
+def test_whoever_opens_sessions_each_guaranteed_share_stays_whole(
+    held: dict[str, int], shares: dict[str, float], asks: list[tuple[str, int]], max_share: float
+) -> None:
+    total, has = 1000, dict[str, int]()
+    for tenant, tokens in [*held.items(), *asks]:
+        room = session_room(tenant, has, shares, total, max_share)
+        assert room.tokens >= 0
+        if tokens <= room.tokens:
+            has[tenant] = has.get(tenant, 0) + tokens
+    assert all(tokens <= max_share * total for tokens in has.values())
+    still_guaranteed = sum(max(0.0, share * total - has.get(tenant, 0)) for tenant, share in shares.items())
+    assert total - sum(has.values()) >= still_guaranteed - 1e-6
