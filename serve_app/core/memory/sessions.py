@@ -260,6 +260,11 @@ class SessionLeases:
         """The number of sessions on an engine, closed ones included."""
         return len(self._by_engine.get(engine, ()))
 
+    def held_tokens(self, model: str, tenant: str) -> int:
+        """The KV tokens of a tenant's open sessions of a model."""
+        held = self.held_by_tenant.get(model)
+        return 0 if held is None else held[tenant]
+
     def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         one = self._require_open(session_id)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from serve_app.core.queue.cold_start import ReplicaStart
@@ -46,10 +47,14 @@ MAX_RETRY_AFTER_S = 300.0  # further ahead the load will have changed
 
 
 class Admission:
-    """The queue of one model and the requests that run on its replicas."""
+    """The queue of one model and the requests that run on its replicas.
 
-    def __init__(self, policy: QueuePolicy) -> None:
-        self.scheduler = Scheduler(policy)
+    Args:
+        session_tokens: as `Scheduler`; `on_replica` follows each change.
+    """
+
+    def __init__(self, policy: QueuePolicy, session_tokens: Callable[[str], int] = lambda tenant: 0) -> None:
+        self.scheduler = Scheduler(policy, session_tokens)
         self.queue, self.capacity = self.scheduler.queue, self.scheduler.capacity
         self.forecast = WaitForecast(self.scheduler)
         self._replica_start = ReplicaStart()

@@ -6,7 +6,7 @@ request or, if that does not fit, with the first request behind it that fits els
 only while more than the guard slots are free (`core.queue.drain_rate`).
 
 A tenant is below its guaranteed share while it uses less than that part of all slots and, if KV tokens are bounded,
-also less than that part of all KV tokens: the resource that it uses most counts. Other tenants may use an idle share.
+also less than that part of all KV tokens, those of its agent sessions included: the resource that it uses most counts. Other tenants may use an idle share.
 Once the tenant waits, it is first in its class for freed slots until it has its share, so it gets it as soon as that
 much comes free: within 2 s if answers take less. No running request is stopped for it; one is stopped only for a
 higher class, or after its quantum for shorter ones (`core.queue.preemption`).
@@ -22,7 +22,7 @@ its tenant exactly its known use, and is removed. A tenant without running reque
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
@@ -39,9 +39,14 @@ _HIGHEST_FIRST = tuple(reversed(RequestClass))
 
 
 class Scheduler:
-    """The running requests. O(log n) per method unless its docstring says otherwise."""
+    """The running requests. O(log n) per method unless its docstring says otherwise.
 
-    def __init__(self, policy: QueuePolicy) -> None:
+    Args:
+        session_tokens: the KV tokens that open sessions of a tenant hold on the replicas.
+    """
+
+    def __init__(self, policy: QueuePolicy, session_tokens: Callable[[str], int] = lambda tenant: 0) -> None:
+        self._session_tokens = session_tokens
         self.policy = policy
         self.running: dict[str, GrantedRequest] = {}
         self.capacity = Capacity()
@@ -127,6 +132,7 @@ class Scheduler:
         """Whether a tenant uses less than its guaranteed share."""
         share, capacity = self.shares.get(tenant, 0.0), self.capacity
         slots, tokens = self.use.get(tenant, (0, 0))
+        tokens += self._session_tokens(tenant)
         return slots < share * capacity.slots and tokens < share * capacity.kv_tokens
 
     def _find_next(self, only_guard_slots_free: bool) -> tuple[QueuedRequest, bool] | None:

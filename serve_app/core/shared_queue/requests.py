@@ -18,6 +18,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
@@ -137,7 +138,8 @@ class ActorRequests:
         """The queue of a model; created if there is none."""
         model_state = self.models.get(model)
         if model_state is None:
-            model_state = self.models[model] = ModelState(model, Admission(DEFAULT_POLICY))
+            admission = Admission(DEFAULT_POLICY, partial(self._sessions.held_tokens, model))
+            model_state = self.models[model] = ModelState(model, admission)
         return model_state
 
     def grant_freed_sessions(self, now: float) -> None:

@@ -3,8 +3,11 @@
 Rules
 - An opening has the class and the tenant of its caller. When granted, its tokens become the session's, and its slot is
   returned at once. While no request waits it needs no slot and takes free tokens without the queue.
+- Opened tokens are charged to the tenant's fair-share counter of that class as input tokens, and again for every
+  `HELD_TOKEN_S` for which they are held: who renews sessions for ever is behind others that wait.
 - An engine can open a session if it has one session slot left, and enough tokens besides its open sessions. An opening
-  that only the end of another session makes possible waits outside the queue and delays no request.
+  that only the end of another session makes possible waits outside the queue and delays no request. When a session ends,
+  these are tried in the order of their classes, then of what their tenants' sessions hold for their weights.
 - The sessions of one tenant hold at most a part of the model's KV tokens (`SessionRequest.max_share`), and none of what
   is guaranteed to other tenants (`core.shared_queue.session_shares`). An opening above that waits for an end, too.
 - An opening that can never fit is refused at once, with its own error code. So is one that does not wait, unless enough
@@ -16,6 +19,7 @@ Invariant: an opening ends as exactly one of opened, refused, withdrawn, or stil
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +30,9 @@ from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Overloaded, ServeAppError, Unavailable
 
 RECALL_S = 1.0  # a router returns credit within a round trip, or is silent: then its time to live must end first
+# A KV token that a session holds for so long costs as much as an input token: about as long as a short answer holds it.
+HELD_TOKEN_S = 10.0
+CHARGE_S = 1.0  # between charges for held tokens: fair order then changes at most a second late
 SESSION_TOO_LARGE = "session_too_large"  # error code of a session that can never fit
 
 
@@ -53,6 +60,7 @@ class SessionAdmission:
         self.decisions: list[Action] = []  # of the queue on openings; `settle` carries them out
         self._seen_version = sessions.version
         self._outcomes: dict[str, Session | ServeAppError] = {}
+        self._charged_at = math.inf  # held tokens; infinite: not yet
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits, and `take_outcomes` returns its outcome. Repeating it renews the session.
@@ -120,7 +128,9 @@ class SessionAdmission:
                 self._review(now)
 
     def on_tick(self, now: float) -> None:
-        """End openings that waited too long outside the queue, and follow started and ended engines."""
+        """End openings that waited too long outside the queue, follow started and ended engines, and charge what
+        sessions hold. O(sessions) once in `CHARGE_S`."""
+        self._charge_held(now)
         self._review(now)
         for waiting in [one for one in self.pending_sessions.values() if not one.ticket]:
             if waiting.ask.wait_until is not None and waiting.ask.wait_until <= now:
@@ -187,6 +197,8 @@ class SessionAdmission:
             return False
         del self.pending_sessions[ask.session_id]
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
+        if queue is not None:
+            queue.admission.on_uncounted_usage(ask.request_class, ask.tenant, ask.tokens, 0)
         self._granting.sync(best, now)
         return True
 
@@ -204,6 +216,7 @@ class SessionAdmission:
             ask.request_class,
             ask.tenant,
             cost_tokens=ask.tokens,
+            prompt_tokens=ask.tokens,
             deadline=ask.wait_until,
             accepted=accepted,
             avoid_replicas=frozenset(engines.difference(waiting.candidate_engines)),
@@ -212,10 +225,26 @@ class SessionAdmission:
 
     def _review(self, now: float) -> None:
         """Queue openings again whose candidate engines have changed."""
-        for waiting in list(self.pending_sessions.values()):
+        for waiting in sorted(self.pending_sessions.values(), key=self._order):
             if waiting.candidate_engines != self._candidate_engines(waiting.ask):
                 self._granting.requests.cancel(waiting.ticket, now)
                 self._enqueue(waiting, now, accepted=True)
+
+    def _order(self, waiting: _PendingSession) -> tuple[float, ...]:
+        ask, model_state = waiting.ask, self._granting.models.get(waiting.ask.model)
+        weight = 1.0 if model_state is None else model_state.admission.scheduler.policy.weight(ask.tenant)
+        return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
+
+    def _charge_held(self, now: float) -> None:
+        elapsed_s = now - self._charged_at
+        if 0.0 <= elapsed_s < CHARGE_S:
+            return
+        self._charged_at = now
+        for one in self._sessions.by_session_id.values() if elapsed_s > 0.0 else ():
+            request, model_state = one.request, self._granting.models.get(one.request.model)
+            if model_state is not None:
+                tokens = round(request.tokens * elapsed_s / HELD_TOKEN_S)
+                model_state.admission.on_uncounted_usage(request.request_class, request.tenant, tokens, 0)
 
     def _carry_out(self, action: Action, now: float) -> None:
         waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)
@@ -237,7 +266,7 @@ class SessionAdmission:
         self._granting.accounts.give_back(SESSIONS_OWNER, granted.engine, granted.slots, granted.tokens)
         granted.slots = granted.tokens = 0  # the session has these before the queue processes the end of the opening
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
-        self._granting.requests.done(action.request_id, 0, 0, now)
+        self._granting.requests.done(action.request_id, ask.tokens, 0, now)
 
     def _wait_over_error(self, ask: SessionRequest) -> InsufficientMemory:
         return InsufficientMemory(f"{self._shortage(ask, self._engines_of(ask.model))}; its wait is over")
