@@ -48,7 +48,10 @@ class Calls(Protocol):
 
 
 class SessionInfo(BaseModel):
-    """The server's description of a session. `granted_bytes` are over all ranks of its engine."""
+    """The server's description of a session. `granted_bytes` are over all ranks of its engine.
+
+    `taken_back_in_s`: when it ends, since others wait for its memory; None: it does not.
+    """
 
     id: str
     model: str
@@ -57,13 +60,14 @@ class SessionInfo(BaseModel):
     granted_bytes: int
     ttl_s: float
     expires_in_s: float
+    taken_back_in_s: float | None = None
 
 
 class AgentSession:
     """`async with llm.session("agent-7", vram_gb=0.25) as session: await session.chat(...)`; see `Client.session`.
 
     Its calls are the client's own with `session=` and the session's model. `lost` turns true when a renewal finds that
-    the session has ended (its engine died): later calls run without the session's memory.
+    the session has ended (its engine died, or it was taken back): later calls run without the session's memory.
     """
 
     def __init__(self, client: Calls, bridge: LoopBridge, asked: dict[str, Any]) -> None:

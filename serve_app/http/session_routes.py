@@ -106,6 +106,7 @@ class SessionRoutes:
             "granted_bytes": session.request.granted_bytes,
             "ttl_s": session.request.ttl_s,
             "expires_in_s": round(max(0.0, session.expires_at), 3),  # in seconds from now: see `serve_app.quota`
+            "taken_back_in_s": None if session.taken_back_at is None else round(max(0.0, session.taken_back_at), 3),
         }
         return 201 if route.target is SessionCall.OPEN else 200, JSON, msgspec.json.encode(found)
 

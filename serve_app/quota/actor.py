@@ -234,7 +234,7 @@ class GpuMemoryQuota:
                 while not heard():
                     self._acknowledgement.clear()
                     await self._acknowledgement.wait()
-        return _with_relative_expiry(session)
+        return session.relative_to(time.monotonic())
 
     def _resolve_session(self, name: str, outcome: Session | ServeAppError) -> None:
         """Deliver the outcome of an opening to its waiting callers."""
@@ -250,12 +250,14 @@ class GpuMemoryQuota:
     async def renew_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         await self._know_devices()
-        return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.renew(session_id, now)))
+        session = await self._run_event(lambda now: self.core.sessions.renew(session_id, now))
+        return session.relative_to(time.monotonic())
 
     async def look_session(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         await self._know_devices()
-        return _with_relative_expiry(await self._run_event(lambda now: self.core.sessions.view(session_id)))
+        session = await self._run_event(lambda now: self.core.sessions.view(session_id))
+        return session.relative_to(time.monotonic())
 
     async def close_session(self, session_id: str) -> None:
         """Raises LeaseNotFound."""
@@ -382,10 +384,6 @@ class GpuMemoryQuota:
 def _log_failed_write(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("storing the checkpoint failed and is retried: %r", error)
-
-
-def _with_relative_expiry(session: Session) -> Session:
-    return dataclasses.replace(session, expires_at=session.expires_at - time.monotonic())
 
 
 async def _retry_until_done(act: Callable[[], T]) -> T:

@@ -118,6 +118,7 @@ def _session(one: Session, now: float) -> dict[str, Any]:
         "tokens": one.request.tokens,
         "asked": one.request.requested_size,
         "expires_in_s": round(one.expires_at - now, 1),
+        "taken_back_in_s": None if one.taken_back_at is None else round(one.taken_back_at - now, 1),
     }
 
 

@@ -80,8 +80,10 @@ def router_app(
     keyed_runs: KeyedRuns | None = None,
     follower: KeyFollower | None = None,
     batches: BatchLane | None = None,
+    sessions: SessionClient | None = None,
 ) -> RouterApp:
-    """An ASGI app that reaches no quota actor, except for claims, and no other router unless `keyed_runs` does."""
+    """An ASGI app that reaches no quota actor, except for claims and by `sessions`, and no other router unless
+    `keyed_runs` does."""
 
     async def away(*_: Any) -> Any:
         raise TimeoutError
@@ -89,7 +91,8 @@ def router_app(
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
-    usage, sessions, limits = UsageReporter("router", away), SessionClient(away, {}), limits or FakeLimits()
+    usage, limits = UsageReporter("router", away), limits or FakeLimits()
+    sessions = sessions or SessionClient(away, {})
     ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches
     return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
 

@@ -5,6 +5,7 @@ Rules
   (`core.shared_queue.requests` draws on it). An engine takes as many sessions as it has such slots.
 - Requests renew a session when they arrive and when they end; a session with a running request does not expire.
 - A session closed while its request runs is unknown at once, and keeps what the request holds until that ends.
+- A session can be taken back for others that wait (`core.shared_queue.session_reclaim`). Its agent is told why.
 
 Invariant: an open session has its tokens; no other party uses them, also while the agent runs a tool.
 """
@@ -25,6 +26,7 @@ from serve_app.types import RequestClass
 
 SESSIONS_OWNER = "sessions"  # has the accounts of openings in the queue, as a router has those of its requests
 UNLIMITED = 2**31
+MAX_TAKEN_BACK = 1024  # sessions whose agents are told why; each is a name and a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,17 @@ class SessionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session, as its callers see it."""
+    """An open session, as its callers see it. `taken_back_at`: when it ends for others that wait; None: it does not."""
 
     request: SessionRequest
     engine: str
     expires_at: float
+    taken_back_at: float | None = None
+
+    def relative_to(self, now: float) -> Session:
+        """The same with seconds from `now` instead of moments, because clocks of two machines differ."""
+        ends = self.taken_back_at
+        return replace(self, expires_at=self.expires_at - now, taken_back_at=None if ends is None else ends - now)
 
 
 def session_name(tenant: str, session_id: str) -> str:
@@ -148,6 +156,8 @@ class SessionLeases:
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self.reserved_tokens: Counter[str] = Counter()  # KV tokens of open sessions, by engine
         self.held_by_tenant = defaultdict[str, Counter[str]](Counter)  # these, by model and tenant
+        self.notices: dict[str, float] = {}  # leases that are to be taken back, and when
+        self._taken_back: dict[str, str] = {}  # why these sessions have ended, by name
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
         ledger.join(SESSIONS_OWNER, inf, now)
@@ -173,6 +183,7 @@ class SessionLeases:
             self.closed_leases.add(entry.lease)
         else:
             self.by_session_id[entry.request.session_id] = entry
+            self._taken_back.pop(entry.request.session_id, None)
             self._count(entry, 1)
             self._opened_and_ended.append(entry)
 
@@ -188,14 +199,14 @@ class SessionLeases:
     def renew_in_use(self, now: float, unreported: Container[str] = ()) -> None:
         """Renew sessions with a running request, and those on engines where this is unknown. O(sessions)."""
         for lease, one in self.by_lease.items():
-            if one.engine in unreported or self._in_use(lease):
+            if one.engine in unreported or self.in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str) -> None:
         """Close a session. Raises LeaseNotFound."""
         one = self._require_open(session_id)
         self._mark_closed(one)
-        if self._in_use(one.lease):
+        if self.in_use(one.lease):
             self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
             self.by_lease[one.lease] = replace(one, closed=True)
             self._checkpoint.put((EntryKind.SESSION, one.lease), self.by_lease[one.lease])
@@ -203,11 +214,18 @@ class SessionLeases:
         else:
             self.forget(one.lease)
 
+    def take_back(self, session_id: str, why: str) -> None:
+        """Close a session for others that wait; its agent is told why when it asks for it. Raises LeaseNotFound."""
+        self.close(session_id)
+        self._taken_back[session_id] = why
+        if len(self._taken_back) > MAX_TAKEN_BACK:
+            del self._taken_back[next(iter(self._taken_back))]
+
     def end_unused(self, unreported: Container[str] = ()) -> list[str]:
         """End closed sessions without a running request, where this is known; returns their engines. O(closed)."""
         # a lease that is not in the ledger has expired, and is forgotten soon
         there = (lease for lease in self.closed_leases if lease in self._ledger)
-        ended = [self.by_lease[lease] for lease in there if not self._in_use(lease)]
+        ended = [self.by_lease[lease] for lease in there if not self.in_use(lease)]
         ended = [one for one in ended if one.engine not in unreported]
         for one in ended:
             self.forget(one.lease)
@@ -227,11 +245,13 @@ class SessionLeases:
             if not one.closed and self.by_session_id.get(one.request.session_id) is one:
                 self._mark_closed(one)
 
-    def _in_use(self, lease: str) -> bool:
+    def in_use(self, lease: str) -> bool:
+        """Whether a request runs in a session."""
         return self._ledger.held(lease) > 0 or self._ledger.held(slots_of(lease)) > 0
 
     def _mark_closed(self, entry: SessionEntry) -> None:
         del self.by_session_id[entry.request.session_id]
+        self.notices.pop(entry.lease, None)
         self._count(entry, -1)
         self.version += 1
         self._opened_and_ended.append(replace(entry, closed=True))
@@ -268,7 +288,12 @@ class SessionLeases:
     def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
         one = self._require_open(session_id)
-        return Session(one.request, one.engine, self._ledger.lease_owners[one.lease].expires_at)
+        expires_at = self._ledger.lease_owners[one.lease].expires_at
+        return Session(one.request, one.engine, expires_at, self.notices.get(one.lease))
+
+    def used_at(self, lease: str) -> float:
+        """When a session was last used or renewed."""
+        return self._ledger.heard_at(lease)
 
     def all(self) -> list[Session]:
         """The open sessions, oldest first."""
@@ -281,6 +306,8 @@ class SessionLeases:
 
     def _require_open(self, session_id: str) -> SessionEntry:
         one = self.by_session_id.get(session_id)
+        if one is None and session_id in self._taken_back:
+            raise LeaseNotFound(self._taken_back[session_id], param="session_id", code="session_taken_back")
         if one is None:
             raise _unknown(tenant_session_id(session_id))
         return one

@@ -6,10 +6,10 @@ request or, if that does not fit, with the first request behind it that fits els
 only while more than the guard slots are free (`core.queue.drain_rate`).
 
 A tenant is below its guaranteed share while it uses less than that part of all slots and, if KV tokens are bounded,
-also less than that part of all KV tokens, those of its agent sessions included: the resource that it uses most counts. Other tenants may use an idle share.
-Once the tenant waits, it is first in its class for freed slots until it has its share, so it gets it as soon as that
-much comes free: within 2 s if answers take less. No running request is stopped for it; one is stopped only for a
-higher class, or after its quantum for shorter ones (`core.queue.preemption`).
+also less than that part of all KV tokens, those of its agent sessions included: the resource that it uses most counts.
+Other tenants may use an idle share. Once the tenant waits, it is first in its class for freed slots until it has its
+share, so it gets it as soon as that much comes free: within 2 s if answers take less. No running request is stopped for
+it; one is stopped only for a higher class, or after its quantum for shorter ones (`core.queue.preemption`).
 
 A running request is charged to its tenant's counter (`core.queue.class_queue`): input tokens at the start, output
 tokens as produced. As in VTC, an output token costs two input tokens. At the end the charges are corrected to the

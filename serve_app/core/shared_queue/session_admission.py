@@ -6,8 +6,8 @@ Rules
 - Opened tokens are charged to the tenant's fair-share counter of that class as input tokens, and again for every
   `HELD_TOKEN_S` for which they are held: who renews sessions for ever is behind others that wait.
 - An engine can open a session if it has one session slot left, and enough tokens besides its open sessions. An opening
-  that only the end of another session makes possible waits outside the queue and delays no request. When a session ends,
-  these are tried in the order of their classes, then of what their tenants' sessions hold for their weights.
+  that only the end of another session makes possible waits outside the queue and delays no request. These are tried in
+  the order of their classes, then of what their tenants' sessions hold for their weights.
 - The sessions of one tenant hold at most a part of the model's KV tokens (`SessionRequest.max_share`), and none of what
   is guaranteed to other tenants (`core.shared_queue.session_shares`). An opening above that waits for an end, too.
 - An opening that can never fit is refused at once, with its own error code. So is one that does not wait, unless enough
@@ -20,19 +20,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
 from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.session_reclaim import SessionReclaim
 from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Overloaded, ServeAppError, Unavailable
 
 RECALL_S = 1.0  # a router returns credit within a round trip, or is silent: then its time to live must end first
 # A KV token that a session holds for so long costs as much as an input token: about as long as a short answer holds it.
 HELD_TOKEN_S = 10.0
-CHARGE_S = 1.0  # between charges for held tokens: fair order then changes at most a second late
+REVIEW_S = 1.0  # between charges for held tokens, and looks for what is to be taken back: a second late at most
 SESSION_TOO_LARGE = "session_too_large"  # error code of a session that can never fit
 
 
@@ -60,7 +62,8 @@ class SessionAdmission:
         self.decisions: list[Action] = []  # of the queue on openings; `settle` carries them out
         self._seen_version = sessions.version
         self._outcomes: dict[str, Session | ServeAppError] = {}
-        self._charged_at = math.inf  # held tokens; infinite: not yet
+        self._reviewed_at = math.inf  # infinite: not yet
+        self._reclaim = SessionReclaim(sessions)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits, and `take_outcomes` returns its outcome. Repeating it renews the session.
@@ -128,9 +131,14 @@ class SessionAdmission:
                 self._review(now)
 
     def on_tick(self, now: float) -> None:
-        """End openings that waited too long outside the queue, follow started and ended engines, and charge what
-        sessions hold. O(sessions) once in `CHARGE_S`."""
-        self._charge_held(now)
+        """End openings that waited too long outside the queue, follow started and ended engines, charge what sessions
+        hold, and take back what others wait for. O(sessions) once in `REVIEW_S`."""
+        elapsed_s = now - self._reviewed_at
+        if not 0.0 <= elapsed_s < REVIEW_S:
+            self._reviewed_at = now
+            self._charge_held(max(0.0, elapsed_s))
+            for model in list(self._sessions.held_by_tenant):
+                self._take_back(model, now)
         self._review(now)
         for waiting in [one for one in self.pending_sessions.values() if not one.ticket]:
             if waiting.ask.wait_until is not None and waiting.ask.wait_until <= now:
@@ -235,16 +243,33 @@ class SessionAdmission:
         weight = 1.0 if model_state is None else model_state.admission.scheduler.policy.weight(ask.tenant)
         return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
 
-    def _charge_held(self, now: float) -> None:
-        elapsed_s = now - self._charged_at
-        if 0.0 <= elapsed_s < CHARGE_S:
-            return
-        self._charged_at = now
-        for one in self._sessions.by_session_id.values() if elapsed_s > 0.0 else ():
+    def _charge_held(self, elapsed_s: float) -> None:
+        for one in self._sessions.by_session_id.values():
             request, model_state = one.request, self._granting.models.get(one.request.model)
             if model_state is not None:
                 tokens = round(request.tokens * elapsed_s / HELD_TOKEN_S)
                 model_state.admission.on_uncounted_usage(request.request_class, request.tenant, tokens, 0)
+
+    def _take_back(self, model: str, now: float) -> None:
+        """Take back sessions of a model for what waits, as `SessionReclaim` says."""
+        model_state = self._granting.models.get(model)
+        if model_state is None:
+            return
+        admission, total = model_state.admission, sum(map(self._ledger.limit, self._engines_of(model)))
+        demand = Counter(admission.kv_demand())
+        for one in self.pending_sessions.values():
+            ask, has = one.ask, self._sessions.held_tokens(model, one.ask.tenant)
+            if ask.model == model and not one.ticket and has + ask.tokens <= ask.max_share * total:
+                demand[ask.tenant] += ask.tokens
+        for name in self._reclaim.due(model, total, demand, admission.scheduler.policy, now):
+            one_open = self._sessions.by_session_id[name]
+            held = self._sessions.held_tokens(model, one_open.request.tenant)
+            self._sessions.take_back(
+                name,
+                f"session {tenant_session_id(name)!r} was taken back: others waited for KV tokens of {model}, of whose "
+                f"{total} its tenant's sessions held {held}, more than its part; it can be opened again",
+            )
+            self._granting.sync(one_open.engine, now)
 
     def _carry_out(self, action: Action, now: float) -> None:
         waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)

@@ -33,13 +33,14 @@ def session_room(
         total: the KV tokens of the model.
         max_share: the part of them that sessions of one tenant may hold.
     """
-    own, has = shares.get(tenant, 0.0) * total, held.get(tenant, 0)
-    by_bound = _whole(max_share * total) - has
-    beyond_shares = sum(max(0.0, tokens - shares.get(name, 0.0) * total) for name, tokens in held.items())
-    by_shares = _whole((1.0 - sum(shares.values())) * total - beyond_shares + max(0.0, own - has))
-    if by_bound <= by_shares:
-        return SessionRoom(max(0, by_bound), f"sessions of one tenant may hold {max_share:g} of the model's KV tokens")
-    return SessionRoom(max(0, by_shares), "the rest of the model's KV tokens is guaranteed to other tenants")
+    has = held.get(tenant, 0)
+    by_bound = max(0, _whole(max_share * total) - has)
+    others = {name: share for name, share in shares.items() if name != tenant}
+    guaranteed = sum(max(0.0, share * total - held.get(name, 0)) for name, share in others.items())
+    by_shares = max(0, _whole(total - sum(held.values()) - guaranteed))
+    if guaranteed and by_shares < by_bound:
+        return SessionRoom(by_shares, "the rest of the model's KV tokens is guaranteed to other tenants")
+    return SessionRoom(by_bound, f"sessions of one tenant may hold {max_share:g} of the model's KV tokens")
 
 
 def _whole(tokens: float) -> int:

@@ -1,0 +1,206 @@
+"""Agent sessions that are renewed for ever, and requests of others that wait for their KV tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from serve_app.core.memory import session_name
+from serve_app.core.queue import QueuePolicy, TenantPolicy
+from serve_app.core.shared_queue.session_reclaim import NOTICE_S, part_of
+from serve_app.errors import LeaseNotFound
+from serve_app.types import RequestClass
+from tests.core.shared_queue.test_session_shares import ask, opened, world
+from tests.core.shared_queue.world import Req, World
+
+LOW, NORMAL, HIGH, CRITICAL = RequestClass
+TOKENS = 100  # of a request
+SPAN_S = 3 * NOTICE_S
+
+
+def hold(there: World, count: int, tokens: int, tenant: str = "agents") -> list[str]:
+    return [opened(there, tenant, f"s{n}", tokens, max_share=1.0).request.session_id for n in range(count)]
+
+
+@dataclass
+class Load:
+    """Tenants of which so many requests always wait, of a second each; all sessions are renewed all the time."""
+
+    there: World
+    tenants: tuple[str, ...]
+    depth: int = 6
+    reqs: list[tuple[str, Req]] = field(default_factory=list)
+
+    def run(self, span_s: float) -> Counter[str]:
+        """Requests that ended, by tenant."""
+        there, ended = self.there, Counter[str]()
+        until = there.now + span_s
+        while there.now < until:
+            for name in there.quota.sessions.by_session_id:
+                there.quota.sessions.renew(name, there.now)
+            for tenant in self.tenants:
+                while sum(req.state == "waits" for name, req in self.reqs if name == tenant) < self.depth:
+                    self.reqs.append((tenant, there.arrive("r0", NORMAL, tokens=TOKENS, tenant=tenant)))
+            there.settle(2)
+            there.wait(1.0)
+            for tenant, req in self.reqs:
+                if req.state == "runs":
+                    there.finish("r0", f"q{req.number}")
+                    ended[tenant] += 1
+        there.settle(2)
+        return ended
+
+    def leave(self) -> None:
+        for _, req in self.reqs:
+            if req.state in ("waits", "runs"):
+                self.there.cancel("r0", f"q{req.number}")
+        self.there.settle(2)
+
+
+def pass_time(there: World, span_s: float, *tenants: str) -> Counter[str]:
+    load = Load(there, tenants)
+    ended = load.run(span_s)
+    load.leave()
+    return ended
+
+
+def names(there: World) -> set[str]:
+    return set(there.quota.sessions.by_session_id)
+
+
+def test_sessions_that_are_renewed_for_ever_leave_other_tenants_over_half_of_their_rate() -> None:
+    """Eight of nine requests' tokens were held by sessions of one tenant for ever: one request a second was left."""
+    free = world(slots=9)
+    alone = pass_time(free, SPAN_S, "one", "two")
+    there = world(slots=9)
+    hold(there, 8, TOKENS)
+    pass_time(there, NOTICE_S + 3.0, "one", "two")
+    after = pass_time(there, SPAN_S, "one", "two")
+    assert len(names(there)) == 3, "a third of the model is the agents' part"
+    for tenant in ("one", "two"):
+        assert after[tenant] > alone[tenant] / 2
+    for name in names(there):
+        there.quota.queue.close_session(name, there.now)
+    there.bring_to_rest()
+
+
+def test_a_session_has_notice_and_its_agent_is_told_why_it_ended() -> None:
+    there = world(slots=9)
+    (name,) = hold(there, 1, 850)
+    assert there.quota.sessions.view(name).taken_back_at is None
+    load = Load(there, ("one",))
+    load.run(3.0)
+    began = there.quota.sessions.renew(name, there.now).taken_back_at
+    assert began is not None
+    assert 0.0 < began - there.now <= NOTICE_S
+    load.run(NOTICE_S)
+    load.leave()
+    with pytest.raises(LeaseNotFound) as gone:
+        there.quota.sessions.renew(name, there.now)
+    assert gone.value.code == "session_taken_back"
+    assert "of whose 900 its tenant's sessions held 850" in gone.value.message
+    assert "'s0'" in gone.value.message
+    assert "agents" not in gone.value.message
+    opened(there, "agents", "s0", 400, max_share=1.0)
+    assert there.quota.sessions.renew(name, there.now).request.tokens == 400
+    there.quota.queue.close_session(name, there.now)
+    with pytest.raises(LeaseNotFound) as gone:
+        there.quota.sessions.renew(name, there.now)
+    assert gone.value.code == "session_not_found"
+
+
+def test_a_notice_ends_when_nobody_else_waits_any_more() -> None:
+    there = world(slots=9)
+    (name,) = hold(there, 1, 850)
+    load = Load(there, ("one",))
+    load.run(NOTICE_S / 2)
+    assert there.quota.sessions.view(name).taken_back_at is not None
+    load.leave()
+    there.wait(2.0)
+    there.settle(2)
+    assert there.quota.sessions.view(name).taken_back_at is None
+    pass_time(there, NOTICE_S / 2, "one")
+    assert name in names(there)
+
+
+@pytest.mark.parametrize(("tenant", "slots"), [("agents", 9), ("one", 1)], ids=["its own requests", "slots lack"])
+def test_no_session_is_taken_back_for_its_own_tenant_or_while_slots_are_what_lacks(tenant: str, slots: int) -> None:
+    there = world(slots=slots)
+    (name,) = hold(there, 1, 750)
+    pass_time(there, SPAN_S, tenant)
+    assert names(there) == {name}
+
+
+def test_a_tenant_keeps_its_part_by_weight_or_guaranteed_share() -> None:
+    for rights, kept in ((TenantPolicy(weight=2.0), 6), (TenantPolicy(share=0.7), 7)):
+        there = world(slots=9, agents=rights)
+        hold(there, 8, TOKENS)
+        pass_time(there, SPAN_S, "one")
+        assert len(names(there)) == kept
+
+
+def test_a_session_whose_request_runs_is_taken_back_after_it() -> None:
+    there = world(slots=9)
+    (name,) = hold(there, 1, 850)
+    load = Load(there, ("one",))
+    load.run(2.0)
+    step = there.arrive("r0", NORMAL, tokens=50, tenant="agents", session=there.routers["r0"].line.sessions[name].lease)
+    there.settle(1)
+    assert step.state == "runs"
+    load.run(SPAN_S)
+    assert name in names(there)
+    there.finish("r0", f"q{step.number}")
+    load.run(3.0)
+    assert name not in names(there)
+
+
+def test_a_session_is_taken_back_for_another_tenants_that_waits_to_be_opened() -> None:
+    there = world()
+    hold(there, 1, 850)
+    waits = ask("other", "s0", 300, wait_until=there.now + 60.0)
+    assert there.quota.on_open_session(waits, there.now) is None
+    pass_time(there, NOTICE_S + 3.0)
+    assert names(there) == {"other s0"}
+
+
+def test_of_openings_that_wait_the_higher_class_is_first_and_then_who_holds_less() -> None:
+    there = world()
+    opened(there, "a", "s0", 100, max_share=1.0)
+    opened(there, "b", "s0", 700, max_share=1.0)
+    asks = [("a", NORMAL), ("c", LOW), ("d", NORMAL), ("e", HIGH)]
+    for tenant, level in asks:
+        waits = ask(tenant, "late", 150, wait_until=there.now + 60.0, request_class=level, max_share=1.0)
+        assert there.quota.on_open_session(waits, there.now) is None
+    there.quota.queue.close_session("b s0", there.now)
+    assert [name for name in there.quota.sessions.by_session_id if name.endswith("late")] == [
+        session_name(tenant, "late") for tenant in ("e", "d", "a", "c")
+    ]
+
+
+def test_who_holds_sessions_is_behind_who_waits_without_them() -> None:
+    there = world(slots=1)
+    opened(there, "t0", "s", 300, max_share=1.0)
+    running = there.arrive("r0", NORMAL, tokens=10, tenant="another")
+    there.settle(2)
+    first = there.arrive("r0", NORMAL, tokens=10, tenant="t0")
+    second, third = (there.arrive("r0", NORMAL, tokens=10, tenant="t1") for _ in range(2))
+    for _ in range(3):
+        there.settle(1)
+        there.wait(1.0)
+    order = []
+    for _ in range(3):
+        there.finish("r0", f"q{running.number}")
+        there.settle(2)
+        (running,) = there.routers["r0"].running.values()
+        order.append(running.number)
+    assert order == [second.number, third.number, first.number]
+
+
+def test_a_part_is_that_of_the_weight_at_least_the_share_and_leaves_the_others_theirs() -> None:
+    tenants = {"a": TenantPolicy(weight=2.0), "b": TenantPolicy(share=0.8), "idle": TenantPolicy(share=0.1)}
+    policy = QueuePolicy(10, 10.0, tenants=tenants)
+    assert part_of("a", {"a", "c"}, policy) == pytest.approx(2 / 3)
+    assert part_of("a", {"a", "b"}, policy) == pytest.approx(0.2)
+    assert part_of("b", {"a", "b", "c"}, policy) == 0.8

@@ -1,0 +1,150 @@
+"""Agent sessions of one tenant beside requests of another, at the HTTP door: what they leave, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from serve_app.core.shared_queue import session_admission, session_reclaim
+from serve_app.router import SessionClient
+from serve_app.settings import KeySettings, Settings
+from tests.fakes import quota as fake_quota
+from tests.fakes.asgi_client import Client, Reply, ask, router_app, started
+from tests.fakes.engines import MODEL, FakeCluster, model, run, until
+from tests.fakes.router import SOON_S
+from tests.fakes.sessions import ActorSessions
+
+AGENTS, DESK = "sk-agents-0123456789", "sk-desk-0123456789"
+POOL = 2000  # KV tokens of the engine; a tenth is kept for growth
+SESSION_TOKENS = 160
+SLOTS = 8
+TOKENS = 140  # of an answer; with its prompt in whole blocks of 16 as many as a session holds
+WAITS = {
+    (fake_quota, "TOKENS"): POOL,
+    (session_reclaim, "NOTICE_S"): 0.5,
+    (session_admission, "REVIEW_S"): 0.05,
+}
+
+
+async def door(cluster: FakeCluster, **tenants: dict[str, Any]) -> Client:
+    """A router with one engine, and keys of two tenants."""
+    client = await started(cluster, "r1")
+    keys = (
+        KeySettings(key=AGENTS, tenant="agents", max_class="normal"),
+        KeySettings(key=DESK, tenant="desk", max_class="critical"),
+    )
+    told = {"auth": {"keys": keys}, "admission": {"tenants": tenants}, "models": (cluster.settings,)}
+    sessions = SessionClient(ActorSessions(cluster.quota).call, client.model.queue.core.sessions)
+    settings = Settings.model_validate(told)
+    client.model.configure(cluster.settings, settings.admission, 1)
+    client.edge = router_app(settings, {MODEL: client.model}, client.metrics, sessions=sessions)
+    await until(lambda: client.model.replica_set.info is not None, SOON_S, "the engine's limits")
+    queues = cluster.quota.core.queue.granting.models
+    await until(lambda: queues[MODEL].admission.scheduler.shares.keys() == tenants.keys(), SOON_S, "the shares")
+    return client
+
+
+async def call(client: Client, method: str, path: str = "", **fields: Any) -> tuple[int, dict[str, Any]]:
+    body = json.dumps(fields).encode() if method == "POST" and not path else b""
+    reply = await client.request(method, f"/v1/sessions{path}", body, key=AGENTS)
+    return reply.status, json.loads(reply.body)
+
+
+async def opened(client: Client) -> list[str]:
+    """As many sessions as the agents' tenant is given."""
+    names: list[str] = []
+    while len(names) < POOL // SESSION_TOKENS:
+        name = f"s{len(names)}"
+        status, told = await call(client, "POST", model=MODEL, session_id=name, kv_tokens=SESSION_TOKENS)
+        if status != 201:
+            assert (status, told["error"]["code"]) == (429, "insufficient_memory")
+            break
+        names.append(name)
+    return names
+
+
+@contextlib.asynccontextmanager
+async def renewing(client: Client, names: list[str]) -> AsyncIterator[dict[str, list[dict[str, Any]]]]:
+    """All sessions are renewed for the block, again and again; yields what each renewal said."""
+    said: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+
+    async def renew() -> None:
+        while True:
+            for name in names:
+                said[name].append((await call(client, "POST", f"/{name}/renew"))[1])
+            await asyncio.sleep(0.02)  # until the block ends
+
+    task = asyncio.create_task(renew())
+    try:
+        yield said
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def desk(client: Client, count: int, **more: Any) -> list[asyncio.Task[Reply]]:
+    return [client.posting(ask(f"desk {number}", TOKENS, **more), key=DESK) for number in range(count)]
+
+
+def test_sessions_that_are_renewed_for_ever_are_taken_back_for_requests_that_wait() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await door(cluster)
+        names = await opened(client)
+        assert len(names) == POOL * 9 // 10 // SESSION_TOKENS, "one tenant's sessions fill the engine"
+        most, tasks = 0, list[asyncio.Task[Reply]]()
+        runs = client.model.queue.core.in_flight.running
+        async with renewing(client, names) as said:
+
+            def half() -> bool:
+                nonlocal most
+                tasks.extend(desk(client, SLOTS - sum(not task.done() for task in tasks)))
+                most = max(most, len(runs))
+                return most > SLOTS / 2
+
+            await until(half, 4 * SOON_S, "over half of the slots are the others'")
+            replies = await asyncio.gather(*tasks)
+        assert {reply.status for reply in replies} == {200}
+        ended = [name for name in names if said[name][-1].get("error")]
+        assert ended
+        for name in ended:
+            *before, _ = [told for told in said[name] if "error" not in told]
+            assert any(told["taken_back_in_s"] is not None for told in before), "it had notice"
+            status, told = await call(client, "GET", f"/{name}")
+            assert (status, told["error"]["code"]) == (404, "session_taken_back")
+            assert "its tenant's sessions held" in told["error"]["message"]
+        kept = [name for name in names if name not in ended]
+        assert len(kept) * SESSION_TOKENS >= POOL * 0.9 / 2 - SESSION_TOKENS
+        for name in kept:
+            assert (await call(client, "DELETE", f"/{name}"))[0] == 200
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(SLOTS, 0.002, session_slots=16, max_session_share=1.0), waits=WAITS)
+
+
+def test_sessions_of_one_tenant_hold_half_of_a_model_by_default() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await door(cluster)
+        names = await opened(client)
+        assert len(names) == POOL * 9 // 20 // SESSION_TOKENS
+        for name in names:
+            await call(client, "DELETE", f"/{name}")
+
+    run(scenario, model(SLOTS, session_slots=16), waits=WAITS)
+
+
+def test_a_critical_request_of_a_tenant_with_a_share_is_served_beside_sessions_that_are_renewed_for_ever() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await door(cluster, desk={"share": 0.5})
+        names = await opened(client)
+        assert len(names) == POOL * 9 // 20 // SESSION_TOKENS
+        async with renewing(client, names):
+            for number in range(3):
+                reply = await client.post(ask(f"urgent {number}", 600, priority="critical"), key=DESK)
+                assert reply.status == 200
+        for name in names:
+            assert (await call(client, "DELETE", f"/{name}"))[0] == 200
+
+    run(scenario, model(SLOTS, session_slots=16, max_session_share=1.0), waits=WAITS)
