@@ -30,6 +30,7 @@ from serve_app.core.shared_queue.granting import Granting
 from serve_app.core.shared_queue.session_reclaim import SessionReclaim
 from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Overloaded, ServeAppError, Unavailable
+from serve_app.types import RequestClass
 
 RECALL_S = 1.0  # a router returns credit within a round trip, or is silent: then its time to live must end first
 # A KV token that a session holds for so long costs as much as an input token: about as long as a short answer holds it.
@@ -244,11 +245,13 @@ class SessionAdmission:
         return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
 
     def _charge_held(self, elapsed_s: float) -> None:
+        held = Counter[tuple[str, RequestClass, str]]()
         for one in self._sessions.by_session_id.values():
-            request, model_state = one.request, self._granting.models.get(one.request.model)
-            if model_state is not None:
-                tokens = round(request.tokens * elapsed_s / HELD_TOKEN_S)
-                model_state.admission.on_uncounted_usage(request.request_class, request.tenant, tokens, 0)
+            held[one.request.model, one.request.request_class, one.request.tenant] += one.request.tokens
+        for (model, request_class, tenant), tokens in held.items():
+            if (model_state := self._granting.models.get(model)) is not None:
+                used = round(tokens * elapsed_s / HELD_TOKEN_S)
+                model_state.admission.on_uncounted_usage(request_class, tenant, used, 0)
 
     def _take_back(self, model: str, now: float) -> None:
         """Take back sessions of a model for what waits, as `SessionReclaim` says."""

@@ -25,7 +25,7 @@ NOTICE_S = 10.0
 
 
 class SessionReclaim:
-    """The notices. O(sessions of the model) per method.
+    """The notices. O(sessions) while something waits for KV tokens, else O(1).
 
     Args:
         sessions: has the notices, so that a session's state says them.
@@ -43,6 +43,8 @@ class SessionReclaim:
             policy: weights and guaranteed shares.
         """
         sessions = self._sessions
+        if not demand and not sessions.notices:
+            return []
         chosen = self._chosen(model, total, demand, policy)
         names = {one.lease for one in sessions.by_session_id.values() if one.request.model == model}
         for lease in (names & sessions.notices.keys()) - {one.lease for one in chosen}:
