@@ -85,7 +85,7 @@ class Quota:
             epoch,
             self.ledger,
             self.sessions,
-            self.grants.running,
+            self.grants,
             lambda to: ActorLimits(epoch, to.send, lambda: len(to.sessions), now, is_recovering=is_recovering),
         )
         self.starts = StartPlanner(self.ledger, self.grants)

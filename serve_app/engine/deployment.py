@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from serve_app.engine import environment, rank_layout
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, not_continuable, require_stream
 from serve_app.engine.download_size import ask_hub
+from serve_app.engine.fingerprint import model_fingerprint
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.engine.model_lookup import cache_folder, weights_bytes
@@ -97,6 +99,7 @@ class EngineReplica:
         self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
+        self.wire.fingerprint = self._fingerprint()
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
         self._phases.begin()
@@ -109,10 +112,11 @@ class EngineReplica:
             raise  # it says what is wrong
         except Exception as error:
             raise start_failure(self._settings.name, error) from error
+        self.wire.fingerprint = self._fingerprint()  # of what it has loaded: it may have been downloaded only now
         start_s = self._phases.finish()
         freeze_heap()
         if self._grant is not None:
-            self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots)
+            self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots, self.wire.fingerprint)
         self.engine_info = msgspec.structs.replace(info, start_s=start_s)
         if self.draining is None:
             self.wire.set_slots(info.slots)
@@ -127,6 +131,9 @@ class EngineReplica:
             self.engine_info.slots,
             self.engine_info.max_model_len,
         )
+
+    def _fingerprint(self) -> str | None:
+        return model_fingerprint(self._settings, environment.platform())
 
     def _start_phases(self) -> StartPhases:
         settings, history = self._settings, default_root().parent / "starts"
@@ -164,6 +171,7 @@ class EngineReplica:
         need = await asyncio.to_thread(request.find_need)
         logger.info("engine %s needs %s beside its KV cache", self._settings.name, need)
         grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
+        grant.report = replace(grant.report, fingerprint=self.wire.fingerprint)
         hold = (await grant.obtain(quota.wait_s))[0]
         request.restrict_to_device(hold)
         self._settings = await asyncio.to_thread(request.granted_settings, hold, self._settings.ranks // len(ranks))
@@ -235,6 +243,8 @@ class EngineReplica:
         continued = is_continued(submit)
         if continued and not self.engine_info.continues:
             raise not_continuable("this engine cannot")
+        if continued and submit.fingerprint not in (None, self.wire.fingerprint):
+            raise not_continuable("an engine of another model, or of other settings, has begun it")
         try:
             async with contextlib.aclosing(self.engine.run(submit)) as frames:
                 async for frame in frames:

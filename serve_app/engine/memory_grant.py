@@ -160,9 +160,10 @@ class MemoryGrant:
             raise
         return self._reply.holds
 
-    def engine_started(self, kv_tokens: int, kv_bytes: int, slots: int) -> None:
-        """The engine has started; report its KV pool and its slots for the queue from now on."""
-        self.report = replace(self.report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots)
+    def engine_started(self, kv_tokens: int, kv_bytes: int, slots: int, fingerprint: str | None) -> None:
+        """The engine has started; report its KV pool, its slots for the queue and its fingerprint from now on."""
+        report = self.report
+        self.report = replace(report, kv_tokens=kv_tokens, kv_bytes=kv_bytes, slots=slots, fingerprint=fingerprint)
 
     def set_drain_s(self, drain_s: float) -> None:
         """Report this from now on: how long the engine may finish its requests when it is to end."""

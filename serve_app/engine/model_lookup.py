@@ -77,14 +77,18 @@ def stored(settings: ModelSettings) -> ModelFacts:
     return look_up(settings) if folder is None else _of_folder(folder)
 
 
-def cached_folder(model_id: str) -> Path | None:
+def cached_folder(model_id: str, revision: str | None = None, cache: str | None = None) -> Path | None:
     """The folder of a hub's model in the cache of this machine, maybe without some of its files; None: it is not there.
+    `revision`: None is the main one; `cache`: None is the usual folder.
 
     The client is not asked whether all files are there: vLLM downloads only those that it needs."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model_id, local_files_only=True, ignore_patterns="*"))
+        found = snapshot_download(
+            model_id, revision=revision, cache_dir=cache, local_files_only=True, ignore_patterns="*"
+        )
+        return Path(found)
     except (OSError, ValueError):  # of huggingface_hub: it is not downloaded, or this is no id
         return None
 
@@ -112,9 +116,14 @@ def cache_folder(settings: ModelSettings) -> Path | None:
 
 def _weights(folder: Path) -> int:
     """The bytes that vLLM loads from a folder; 0: there are none, or an index names files that are not there."""
-    here = [file.name for file in folder.iterdir()]
-    files = [folder / name for name in _indexed(folder) or _first_kind(here)]
+    files = weight_files(folder)
     return sum(file.stat().st_size for file in files) if all(file.is_file() for file in files) else 0
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with weights that vLLM loads from a folder, whether they are there or only its index names them."""
+    here = [file.name for file in folder.iterdir()]
+    return [folder / name for name in _indexed(folder) or _first_kind(here)]
 
 
 def _indexed(folder: Path) -> list[str]:

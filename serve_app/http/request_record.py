@@ -26,7 +26,7 @@ from serve_app.types import Operation, Outcome, RequestClass
 _WITH_ANSWER = (Outcome.OK, Outcome.CANCELLED_RUNNING)
 # By the error's code.
 _REASONS: dict[str, str] = {
-    **{reason.value: reason for reason in RefusalReason},
+    **{reason.value: reason for reason in RefusalReason if reason is not RefusalReason.NOT_CONTINUABLE},
     **{reason.value: reason for reason in LimitReason},
     "kv_budget": RefusalReason.TIMEOUT,
 }

@@ -78,7 +78,11 @@ def going_on(submit: Submit, lost: ResponseStream | None) -> Submit:
         return submit
     produced, prompt = lost.produced, lost.prompt or TokenUsage()
     return msgspec.structs.replace(
-        submit, groups=produced.groups, events=produced.events, cached_tokens=prompt.cached_tokens
+        submit,
+        groups=produced.groups,
+        events=produced.events,
+        cached_tokens=prompt.cached_tokens,
+        fingerprint=lost.fingerprint,
     )
 
 

@@ -131,6 +131,10 @@ class ModelQueue:
             self.core.set_reachability(self.model, replica_id, usable, now, single_request=one_request)
         )
 
+    def set_fingerprint(self, replica_id: str, fingerprint: str | None) -> None:
+        """A replica has told with whose streams it may go on (`transport.Batch`)."""
+        self.core.accounts.set_fingerprint(replica_id, fingerprint)
+
     def remove_replica(self, replica_id: str) -> None:
         """Drop a replica that has left and runs none of this router's requests."""
         self._usable.discard(replica_id)

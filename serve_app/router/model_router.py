@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
-from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, Preempt
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
@@ -159,10 +158,9 @@ class ModelRouter:
                     self._check_open()
                     grant = await self.acquire(request, key, avoid, trace)
                 except ServeAppError as refused:
-                    if lost is None or not trace.client_has_part:
-                        raise
-                    trace.not_continued = NotContinued.QUEUE
-                    raise lost from refused
+                    if (error := trace.on_refused(refused, lost)) is not None:
+                        raise error from None
+                    continue
                 if not isinstance(lost, EngineUnreachable):
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
@@ -252,6 +250,7 @@ class ModelRouter:
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
             produced_tokens=produced,
+            fingerprint=None if trace.lost is None else trace.lost.fingerprint,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)

@@ -276,6 +276,7 @@ class ReplicaSet:
         if replica_id not in self.slots:
             return  # a dropped replica: ignore the last messages of its channel
         self.slots[replica_id] = slots
+        self._queue.set_fingerprint(replica_id, self.channels[replica_id].fingerprint)
         if drain_s is not None:
             self._drains.begin(replica_id, drain_s)
         if replica_id in self.running:

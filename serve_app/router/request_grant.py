@@ -12,10 +12,11 @@ from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival, WaitReason
 from serve_app.core.receipts import TokenPace
 from serve_app.core.routing import Route, TargetReason
+from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
-from serve_app.transport import ResponseStream, TokenUsage
+from serve_app.transport import NOT_CONTINUABLE, ResponseStream, TokenUsage
 from serve_app.types import RequestClass
 
 
@@ -90,6 +91,18 @@ class RequestTrace:
             return request
         cost = max(0, request.cost_tokens + prompt.prompt_tokens - request.prompt_tokens)
         return replace(request, prompt_tokens=prompt.prompt_tokens, cost_tokens=cost)
+
+    def on_refused(self, refused: ServeAppError, lost: EngineFailed | None) -> ServeAppError | None:
+        """The queue has refused a request, after this loss or stop (None: after none); returns the error that ends it.
+        None: no engine may go on with what it has produced, its client has received nothing, and it begins anew."""
+        is_other_model = refused.code == NOT_CONTINUABLE
+        if is_other_model and not self.client_has_part:
+            self.lost = None
+            return None
+        if lost is None or not self.client_has_part:
+            return refused
+        self.not_continued = NotContinued.ENGINE if is_other_model else NotContinued.QUEUE
+        return refused if is_other_model else lost
 
     def on_lost(self, run: ResponseStream, now: float) -> None:
         """A stream has lost its replica, and is to go on."""

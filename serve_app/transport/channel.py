@@ -54,6 +54,7 @@ class Channel:
     first_frames: FirstFrames = field(default_factory=FirstFrames)  # of streams
     # by number, those that run there or are on their way: they need the channel
     requests: dict[int, ResponseStream] = field(default_factory=dict)
+    fingerprint: str | None = None  # of the replica (`Batch`), as of its last connection
     connection: ReplicaConnection | None = None  # open, or being opened: an ongoing call of the replica
     _attached: asyncio.Future[None] | None = None  # done once the connection's first message is there
     _opening: asyncio.Task[None] | None = None
@@ -91,6 +92,7 @@ class Channel:
         connection = None
         try:
             connection = await self._attach()
+            stream.fingerprint = self.fingerprint
             submit = make(number)
             connection.submit(submit)
             if submit.body.get("stream"):  # any other answer has only its last frame
@@ -175,6 +177,7 @@ class Channel:
         batch = batch_decoder.decode(message)
         now = time.monotonic()
         if batch.slots:
+            self.fingerprint = batch.fingerprint
             self.on_slots(max(0, batch.slots), batch.drain_s)
         for frame in batch.frames:
             stream = self.requests.get(frame.number)

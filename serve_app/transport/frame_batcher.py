@@ -35,6 +35,7 @@ class FrameBatcher:
         self._bytes = 0
         self._slots = 0
         self._drain_s: float | None = None
+        self._fingerprint: str | None = None
         self.is_paused = self._is_scheduled = False
 
     def put(self, frame: Frame) -> None:
@@ -50,9 +51,9 @@ class FrameBatcher:
         self.frames[frame.number] = frame if waiting is None else merge(waiting, frame)
         self._schedule()
 
-    def set_slots(self, slots: int, drain_s: float | None = None) -> None:
-        """Send the router the number of the engine's slots with the next message; `drain_s`: see `Batch`."""
-        self._slots, self._drain_s = slots, drain_s
+    def set_slots(self, slots: int, drain_s: float | None = None, fingerprint: str | None = None) -> None:
+        """Send the router the number of the engine's slots with the next message; for the others see `Batch`."""
+        self._slots, self._drain_s, self._fingerprint = slots, drain_s, fingerprint
         self._schedule()
 
     def pause(self, is_paused: bool) -> None:
@@ -68,7 +69,8 @@ class FrameBatcher:
     def _flush(self) -> None:
         self._is_scheduled = False
         while (self.frames or self._slots) and not self.is_paused:
-            batch, self._slots = Batch(self.next_frames(), self._slots, self._drain_s), 0
+            told = (self._slots, self._drain_s, self._fingerprint) if self._slots else ()
+            batch, self._slots = Batch(self.next_frames(), *told), 0
             self._send(batch_encoder.encode(batch))  # may call `pause`
 
     def next_frames(self) -> list[Frame]:

@@ -33,7 +33,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     the frames of this run hold and count what follows, `usage` is that of the whole answer. An answer that is no stream
     goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
     replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
-    that no full queue refuses it. `is_load`: it counts for the number of replicas.
+    that no full queue refuses it. `is_load`: it counts for the number of replicas. `fingerprint`: of the replica of the
+    earlier runs (`Batch`); None: there is none, or it has told none.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     accepted: bool = False
     is_load: bool = True
+    fingerprint: str | None = None
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly
@@ -130,11 +132,13 @@ NO_SLOTS = -1
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
     `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or are to be
-    moved then (None: a replica that does not say)."""
+    moved then (None: a replica that does not say). `fingerprint`, with `slots`: what this replica has begun goes on at
+    replicas with the same one (`serve_app.engine.fingerprint`); None: a replica that does not say."""
 
     frames: list[Frame]
     slots: int = 0
     drain_s: float | None = None
+    fingerprint: str | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -48,6 +48,7 @@ class ResponseStream:
         produced: by the request's runs so far, this one included.
         pace: arrival times of the tokens, however the client reads; of these runs, too.
         prompt: tokens of the prompt, from the first frame of a stream's first run.
+        fingerprint: of the replica that runs it (`Batch`).
         stop: asks the replica to stop the request; it then fails with the code `STOPPED`.
     """
 
@@ -58,6 +59,7 @@ class ResponseStream:
     produced: Produced = field(default_factory=Produced)
     pace: TokenPace = field(default_factory=TokenPace)
     prompt: TokenUsage | None = None
+    fingerprint: str | None = None
     stop: Callable[[], None] = lambda: None
     media: str = ""  # of its first frame
     client_has_seen: bool = False  # whether any of it was sent to the client; set by the stream's reader

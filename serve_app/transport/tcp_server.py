@@ -58,6 +58,7 @@ class TcpServer:
         self.run, self.produced = run, produced
         self._host = host
         self.slots = 0  # of the engine; routers receive them
+        self.fingerprint: str | None = None  # of the engine; sent with the slots
         self._drained_at: float | None = None  # by the loop's clock, when requests are to be moved
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
@@ -120,7 +121,7 @@ class TcpServer:
     def send_slots(self, batcher: FrameBatcher) -> None:
         drained_at = self._drained_at
         left_s = None if drained_at is None else max(0.0, drained_at - asyncio.get_running_loop().time())
-        batcher.set_slots(self.slots, left_s)
+        batcher.set_slots(self.slots, left_s, self.fingerprint)
 
     @property
     def requests(self) -> list[asyncio.Task[None]]:

@@ -12,7 +12,7 @@ import pytest
 from serve_app.engine import deployment
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
-from serve_app.transport import Submit
+from serve_app.transport import NOT_CONTINUABLE, Frame, Submit
 from serve_app.transport.messages import NO_SLOTS
 from serve_app.types import Operation
 from tests.fakes.engines import FakeCluster, FakeReplica, model, run, until
@@ -40,6 +40,33 @@ def test_each_router_is_told_the_slots_of_the_engine_and_that_it_drains() -> Non
         draining.cancel()  # it would end this process
 
     run(scenario, model(slots=7))
+
+
+@pytest.mark.parametrize("fingerprint", ["its own", None, "another"])
+def test_what_an_engine_of_another_model_has_begun_is_not_continued(fingerprint: str | None) -> None:
+    """None: by a router, or of an engine, of a release that tells none."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        peer = await Peer.enter(replica)
+        own = peer.batches[-1].fingerprint
+        assert own is not None
+        body = {"model": "sim", "prompt": "p", "max_tokens": 5, "stream": True}
+        first = Submit(1, "r", Operation.COMPLETION, body, fingerprint="another")  # of what has not begun it is nothing
+        frames = list[Frame]()
+        await replica.engine.run(first, frames.append)
+        groups = [group for frame in frames for group in frame.groups]
+        told = own if fingerprint == "its own" else fingerprint
+        again = Submit(2, "r", Operation.COMPLETION, body, groups=groups[:1], events=1, fingerprint=told)
+        if fingerprint == "another":
+            with pytest.raises(EngineFailed, match="another model") as refused:
+                await replica.engine.run(again, frames.append)
+            assert refused.value.code == NOT_CONTINUABLE
+        else:
+            await replica.engine.run(again, frames.append)
+        peer.leave()
+
+    run(scenario)
 
 
 def test_a_request_that_comes_while_the_replica_drains_can_go_elsewhere() -> None:

@@ -120,8 +120,9 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
     asyncio.run(scenario())
     assert actor.words[0].holds == ()
     until(lambda: actor.last.loading and actor.last.holds == HOLDS)
-    grant.engine_started(1000, 80, 4)
+    grant.engine_started(1000, 80, 4, "f")
     until(lambda: (actor.last.kv_tokens, actor.last.kv_bytes, actor.last.loading) == (1000, 80, False))
+    assert actor.last.fingerprint == "f"
     grant.end()
     assert actor.last.gone
 
@@ -183,7 +184,7 @@ def test_an_engine_whose_memory_is_anothers_ends(error: Exception) -> None:
 def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Exception) -> None:
     actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
     grant = obtained(actor, ends)
-    grant.engine_started(10, 10, 1)
+    grant.engine_started(10, 10, 1, "f")
     actor.reply = error
     words = len(actor.words)
     until(lambda: len(actor.words) > words + 3)
@@ -221,7 +222,7 @@ def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
     clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
     grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, Sizes(), clock=clock)
     asyncio.run(grant.obtain(SOON_S))
-    grant.engine_started(1000, 80, 4)
+    grant.engine_started(1000, 80, 4, "f")
     for _ in range(3):
         words = len(actor.words)
         until(lambda seen=words: len(actor.words) > seen + 2)

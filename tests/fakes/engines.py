@@ -154,7 +154,8 @@ class FakeCluster:
                 await EngineReplica.__init__(engine, self.settings.model_dump(mode="json"))
                 self.replicas[name] = FakeReplica(name, engine)
                 engine.wire.run = self._recorded(name, engine.run)
-                self.quota.engine_comes(name, self.settings.max_num_seqs, self.settings.name)
+                told = self.settings.max_num_seqs, self.settings.name, engine.wire.fingerprint
+                self.quota.engine_comes(name, *told)
         self._tell(self.running | set(names))
 
     def _recorded(self, name: str, run: RunRequest) -> RunRequest:

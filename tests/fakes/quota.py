@@ -54,6 +54,7 @@ class FakeQuota:
     def __init__(self, engines: dict[str, int] | None = None) -> None:
         self.slots = {ENGINE: 2} if engines is None else engines
         self._models: dict[str, str] = {}
+        self.fingerprints: dict[str, str | None] = {}  # of the engines that have told one
         self.network = Network()
         self.calls = {"exchange": 0, "watch": 0}
         self.cut: set[str] = set()  # routers whose messages do not arrive, nor fail: they hang
@@ -168,14 +169,15 @@ class FakeQuota:
     def _engines_speak(self) -> None:
         for name, slots in self.slots.items():
             first = EngineReport(name, self._models.get(name, MODEL), (Rank("n"),), 1000, 1000, slots=slots)
+            first = replace(first, fingerprint=self.fingerprints.get(name))
             told = self._holds.setdefault(name, first)
             reply = self.core.on_engine(told, time.monotonic())
             if reply.holds:
                 self._holds[name] = replace(told, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=1000)
 
-    def engine_comes(self, name: str, slots: int, model: str) -> None:
+    def engine_comes(self, name: str, slots: int, model: str, fingerprint: str | None) -> None:
         """An engine starts, and gets its memory."""
-        self.slots[name], self._models[name] = slots, model
+        self.slots[name], self._models[name], self.fingerprints[name] = slots, model, fingerprint
         for _ in range(2):
             self._engines_speak()
         self._moved()

@@ -204,6 +204,16 @@ class EngineGrants:
             if owner not in self.drains
         ]
 
+    def fingerprint(self, owner: str) -> str | None:
+        """What an engine has reported of its model; None: nothing."""
+        engine = self._engines.get(owner)
+        return None if engine is None else engine.report.fingerprint
+
+    def fingerprints(self, model: str) -> set[str | None]:
+        """Those of a model's engines that run or start, and do not drain. O(engines)."""
+        there = (engine.report for owner, engine in self._engines.items() if owner not in self.drains)
+        return {report.fingerprint for report in there if report.model == model}
+
     def expected(self) -> dict[str, Demand]:
         """By model, the least that its next engine probably needs: as its last one reported."""
         found = {model: Demand(1, least) for model, (_, least) in self.last_requests.items()}

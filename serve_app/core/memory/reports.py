@@ -97,6 +97,7 @@ class EngineReport:
         start: how far its start is, while it loads.
         drain_s: how long it may finish its requests when it is to end.
         drain: what became of its requests since it drains; None: it does not.
+        fingerprint: equal for engines that may go on with each other's streams; None: not known yet.
     """
 
     owner: str
@@ -117,6 +118,7 @@ class EngineReport:
     start: StartReport | None = None
     drain_s: float = 0.0
     drain: DrainReport | None = None
+    fingerprint: str | None = None
 
     def __setstate__(self, state: list[Any]) -> None:
         _fill(self, state)

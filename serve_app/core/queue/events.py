@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from serve_app.errors import BadRequest, Overloaded, ServeAppError, Unavailable
+from serve_app.errors import BadRequest, EngineFailed, Overloaded, ServeAppError, Unavailable
 from serve_app.types import RequestClass
 
 # The only replica that is allowed (None: any), and the replicas that are excluded.
@@ -40,6 +41,8 @@ class Arrival:
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
             session.
+        fingerprint: that of the engine which has begun it: it goes on at engines with the same one; None: it may run on
+            any (`core.shared_queue.granting`).
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.
@@ -61,6 +64,12 @@ class Arrival:
     preemptible: bool = False
     preempted: int = 0
     produced_tokens: int = 0
+    fingerprint: str | None = None
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Unpickle; of a release that has fewer fields, with their defaults."""
+        for index, one in enumerate(fields(self)):
+            object.__setattr__(self, one.name, state[index] if index < len(state) else one.default)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -73,7 +82,7 @@ class Arrival:
     @property
     def has_begun(self) -> bool:
         """Whether it has a part of its answer."""
-        return self.preempted > 0 or self.produced_tokens > 0
+        return self.preempted > 0 or self.produced_tokens > 0 or self.fingerprint is not None
 
     @property
     def cost(self) -> int:
@@ -107,6 +116,7 @@ class RefusalReason(enum.StrEnum):
     TOO_LARGE = "too_large"  # it needs more slots or KV tokens than any replica has
     SESSIONS = "sessions"  # it waited the longest wait, and no replica had enough KV tokens beside its sessions
     LOST = "request_lost"  # an error of ours: router and quota actor do not agree on it, or one of them failed at it
+    NOT_CONTINUABLE = "not_continuable"  # another engine has begun it, and none of the same model runs or starts
 
 
 class WaitReason(enum.StrEnum):
@@ -183,15 +193,21 @@ _MESSAGES = {
     RefusalReason.NO_REPLICA: "No replica of this model can serve now; Retry-After says when one is expected.",
     RefusalReason.SESSIONS: "Sessions hold the KV tokens that the request needs; it waited the longest wait allowed.",
     RefusalReason.LOST: "The router or the quota actor failed at this request; its log says more. Try again.",
+    RefusalReason.NOT_CONTINUABLE: "The stream cannot be continued: no engine of the model that began it is left.",
     RefusalReason.TOO_LARGE: "The request needs more sequences or tokens at once than a replica of this model has.",
+}
+_KINDS: dict[RefusalReason, type[ServeAppError]] = {
+    RefusalReason.NO_REPLICA: Unavailable,
+    RefusalReason.LOST: Unavailable,
+    RefusalReason.NOT_CONTINUABLE: EngineFailed,
 }
 
 
 def refusal_error(refusal: Refuse) -> ServeAppError:
     """The error for the client of a refused request: 503 without a replica or by an error of ours, 400 if it can never
-    fit, else 429."""
+    fit, 502 of a stream that cannot go on, else 429."""
     message = _MESSAGES[refusal.reason]
     if refusal.reason is RefusalReason.TOO_LARGE:
         return BadRequest(message, param="n", code=refusal.reason.value)
-    kind = Unavailable if refusal.reason in (RefusalReason.NO_REPLICA, RefusalReason.LOST) else Overloaded
+    kind = _KINDS.get(refusal.reason, Overloaded)
     return kind(message, retry_after_s=refusal.retry_after_s, code=refusal.reason.value)

@@ -101,6 +101,10 @@ class RequestQueue:
         self.remove(waiting.arrival.request_id)
         return waiting
 
+    def begun(self) -> list[Arrival]:
+        """Those that have begun, in arbitrary order. O(of these)."""
+        return [self.by_id[request_id].arrival for request_id in self._by_age[True]]
+
     def oldest(self) -> list[QueuedRequest]:
         """The requests whose longest wait counts from the earliest moments: one that has begun, and another one."""
         return [self.by_id[top[1]] for ages in self._by_age.values() if (top := ages.peek()) is not None]

@@ -32,6 +32,7 @@ _REFUSALS: dict[str, str] = {
     RefusalReason.DEADLINE: "it could not start before its deadline",
     RefusalReason.TIMEOUT: "it could not start within the longest wait allowed",
     RefusalReason.NO_REPLICA: "no replica could serve",
+    RefusalReason.NOT_CONTINUABLE: "it had begun, and no engine of the model that began it was left",
     RefusalReason.TOO_LARGE: "it needed more sequences or tokens than any replica has",
     RefusalReason.SESSIONS: "sessions held the KV tokens that it needed during the longest wait allowed",
     RefusalReason.LOST: "the router or the quota actor failed at it; their logs name the request",
@@ -64,7 +65,7 @@ _SOURCES = {
 
 
 _NOT_CONTINUED = {
-    NotContinued.ENGINE: "the model's engines cannot go on with a stream of another",
+    NotContinued.ENGINE: "the engines that are left cannot go on with a stream of that one",
     NotContinued.REQUEST: "what it asked for can only be finished by the engine that began it",
     NotContinued.TOO_LONG: "it had produced more than is recorded of one stream",
     NotContinued.LOSSES: "it had lost as many replicas as one request may, or reached none for the longest wait",

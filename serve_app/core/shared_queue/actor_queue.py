@@ -28,6 +28,7 @@ from dataclasses import replace
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
     SESSIONS_OWNER,
+    EngineGrants,
     Ledger,
     NodeProcesses,
     Session,
@@ -56,7 +57,7 @@ class ActorQueue:
         epoch: of the actor.
         ledger: has the engines and their slots.
         sessions: the open sessions.
-        engines_of: returns the running engines of a model.
+        engines: which run, and what they have reported.
         limits: makes the limits, which answer routers by these sessions.
     """
 
@@ -65,16 +66,16 @@ class ActorQueue:
         epoch: int,
         ledger: Ledger,
         sessions: SessionLeases,
-        engines_of: Callable[[str], list[str]],
+        engines: EngineGrants,
         limits: Callable[[ActorSessions], ActorLimits],
     ) -> None:
         self.actor_sessions = ActorSessions(epoch)
         self.limits = limits(self.actor_sessions)
         self.store: messages.StoreAddress | None = None  # as the last router said
-        self._sessions = sessions
+        self._sessions, self._engines = sessions, engines
         self.accounts = ActorCredit(ledger)
-        self.granting = Granting(ledger, sessions, self._send, self.accounts)
-        self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines_of)
+        self.granting = Granting(ledger, sessions, self._send, self.accounts, engines)
+        self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines.running)
         self.postponed = PostponedRequests()
         # Engines on which the routers' holdings are unknown. A change takes effect at the end of the next event: a
         # router's report is booked before the rest is granted.
@@ -198,7 +199,7 @@ class ActorQueue:
             self.actor_sessions.end_all()
             self.postponed = PostponedRequests()
             self.postponed.gather(self.granting.models, now)
-            self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts)
+            self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts, self._engines)
             self.granting.requests.closed_engines = self.closed_engines
             self.session_admission.restart(self.granting)
             self.calm_at.clear()

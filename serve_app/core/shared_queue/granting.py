@@ -5,6 +5,8 @@ Rules
 - An engine is in a queue while some router of the model reports that it can reach it.
 - While no request waits, half of an engine is divided among the routers as credit; the rest is for requests at the
   actor.
+- What an engine has begun goes on at engines with the same fingerprint; if none runs or starts and others do, it is
+  refused at the next tick.
 - An engine that was declared gone and returns is used again once every router with an account there has reported what
   runs there. The same holds for a closed engine (holdings unknown since the actor's crash).
 
@@ -16,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from serve_app.core.memory import Ledger, SessionLeases, slots_of
-from serve_app.core.queue import QueuePolicy
+from serve_app.core.memory import EngineGrants, Ledger, SessionLeases, slots_of
+from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
@@ -36,12 +38,19 @@ class Granting:
         sessions: the open sessions.
         send: sends an action to a router.
         accounts: the routers' accounts in the ledger.
+        engines: what they have reported.
     """
 
     def __init__(
-        self, ledger: Ledger, sessions: SessionLeases, send: Callable[[str, ActorAction], None], accounts: ActorCredit
+        self,
+        ledger: Ledger,
+        sessions: SessionLeases,
+        send: Callable[[str, ActorAction], None],
+        accounts: ActorCredit,
+        engines: EngineGrants,
     ) -> None:
         self._ledger, self._sessions, self._send, self.accounts = ledger, sessions, send, accounts
+        self._engines = engines
         self.kv_debt = KvDebt()
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
         self.models = self.requests.models
@@ -125,7 +134,7 @@ class Granting:
         else:
             model_state.routers.add(router)
             self.requests.apply_actions(model_state, model_state.admission.on_policy(policy, now))
-        model_state.unreachable_cache.clear()
+        model_state.avoid_cache.clear()
         for engine in list(model_state.engines):
             self.sync(engine, now)  # this router may be the only one that reaches it
         if policy is None:
@@ -136,7 +145,7 @@ class Granting:
         model_state = self.requests.model_state(model)
         self.state_of_engine[engine] = model_state
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
-        model_state.unreachable_cache.clear()
+        model_state.avoid_cache.clear()
         self.sync(engine, now)
         if usable:
             self.requests.requeue_router(router, now)
@@ -153,7 +162,7 @@ class Granting:
         model_state = self.state_of_engine.get(engine)
         if model_state is not None:
             self._remove_reachability(router, model_state.engines[engine])
-            model_state.unreachable_cache.clear()
+            model_state.avoid_cache.clear()
             self.sync(engine, now)
             self.remove_unused(model_state)
 
@@ -163,7 +172,7 @@ class Granting:
             for engine, one in list(model_state.engines.items()):
                 if router in one.unreconciled and slots_of(engine) in self._ledger:
                     one.unreconciled.discard(router)
-                    model_state.unreachable_cache.clear()
+                    model_state.avoid_cache.clear()
                     self.sync(engine, now)
 
     # Engines
@@ -185,7 +194,7 @@ class Granting:
             one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
             one.unreconciled |= had.keys()
             one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
-            model_state.unreachable_cache.clear()
+            model_state.avoid_cache.clear()
             self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, now))
         self.requests.detach_from_sessions(had, leases, now)
         if model_state is not None:
@@ -210,6 +219,10 @@ class Granting:
         if model_state is None:
             return
         one = model_state.engines[engine]
+        fingerprint, known = self._engines.fingerprint(engine), one.fingerprint
+        if fingerprint != known:
+            one.fingerprint = fingerprint
+            model_state.avoid_cache.clear()
         debt = max(self.kv_debt.classes(engine), default=None)
         if debt != one.debt_class:
             one.debt_class = debt
@@ -220,6 +233,9 @@ class Granting:
             slots, tokens, lent, reserved = capacity
             actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
             self.requests.apply_actions(model_state, actions)
+        if fingerprint != known:  # what has begun there need not avoid it any more
+            for router in [name for name, usable in one.reachable_from.items() if usable]:
+                self.requests.requeue_router(router, now)
 
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
@@ -281,9 +297,23 @@ class Granting:
             due = model_state.admission.next_due()
             if due is not None and due <= now:
                 self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
+            self._refuse_begun(model_state, now)
             self.requests.touched_models.add(model_state.name)
 
     # Inside
+
+    def _refuse_begun(self, model_state: ModelState, now: float) -> None:
+        """Refuse what an engine has begun of which no equal one runs or starts, while others do: no wait would help.
+        O(waiting requests that have begun + engines)."""
+        begun = [one for one in model_state.admission.queue.begun() if one.fingerprint is not None]
+        there = self._engines.fingerprints(model_state.name) if begun else set()
+        if None in there:  # it starts, and may be any
+            return
+        for arrival in begun if there else ():
+            request = self.requests.by_ticket.get(arrival.request_id)
+            if request is not None and arrival.fingerprint not in there:
+                self.requests.cancel(arrival.request_id, now)
+                self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))
 
     def _capacity_of(self, engine: str, model_state: ModelState) -> Capacity:
         closed = engine in self.requests.closed_engines or slots_of(engine) not in self._ledger

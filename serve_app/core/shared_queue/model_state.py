@@ -27,6 +27,11 @@ class EngineState:
     debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
     reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
     reported_capacity: Capacity | None = None
+    fingerprint: str | None = None  # as it has reported (`core.memory.EngineReport`)
+
+    def may_take(self, router: str, fingerprint: str | None) -> bool:
+        """Whether a router may send a request there; `fingerprint`: of the engine that has begun it; None: none has."""
+        return self.reachable_from.get(router, False) and fingerprint in (None, self.fingerprint)
 
 
 @dataclass(slots=True)
@@ -37,14 +42,15 @@ class ModelState:
     admission: Admission
     routers: set[str] = field(default_factory=set)
     engines: dict[str, EngineState] = field(default_factory=dict)
-    unreachable_cache: dict[str, frozenset[str]] = field(default_factory=dict)  # by router, until a change
+    avoid_cache: dict[tuple[str, str | None], frozenset[str]] = field(default_factory=dict)  # until a change
 
-    def unreachable_from(self, router: str) -> frozenset[str]:
-        """Engines that other routers reach and this one does not. O(engines) after a change, else O(1)."""
-        found = self.unreachable_cache.get(router)
+    def to_avoid(self, router: str, fingerprint: str | None) -> frozenset[str]:
+        """Open engines to which a router may not send a request; `fingerprint`: of the engine that has begun it; None:
+        none has. O(engines) after a change, else O(1)."""
+        found = self.avoid_cache.get((router, fingerprint))
         if found is None:
-            away = [name for name, one in self.engines.items() if not one.reachable_from.get(router)]
-            found = self.unreachable_cache[router] = frozenset(filter(self.is_open, away))
+            away = [name for name, one in self.engines.items() if not one.may_take(router, fingerprint)]
+            found = self.avoid_cache[router, fingerprint] = frozenset(filter(self.is_open, away))
         return found
 
     @property

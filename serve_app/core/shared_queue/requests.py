@@ -2,8 +2,9 @@
 
 Rules
 - A grant is charged to its router's account before it is sent to the router, and returned when the request ends.
-- A request avoids the engines that its router cannot reach. When these change it is queued again with its original
-  arrival time: at once if the router reaches more engines, else when it would be granted an unreachable one.
+- A request avoids the engines that its router cannot reach or that may not go on with it. When these change it is
+  queued again with its original arrival time: at once if there are more for it, else when it would be granted one that
+  it avoids.
 - A request of a session draws on the session at arrival: its tokens, and its one slot if these tokens and the free ones
   are enough. Then it begins, and its use is charged to its tenant as usual. Otherwise it waits in the queue for the
   rest, on the session's engine only, or until the session's slot is returned and the session's tokens are enough. If
@@ -209,7 +210,7 @@ class ActorRequests:
         """Engines that a request may not be granted; the session admission sets its own."""
         if request.router == SESSIONS_OWNER:
             return request.arrival.avoid_replicas
-        return request.queue.unreachable_from(request.router)
+        return request.queue.to_avoid(request.router, request.arrival.fingerprint)
 
     def _set_avoided(self, request: ActorRequest, arrival: Arrival) -> None:
         """Set a request's arrival, with the engines that it avoids from now on."""
@@ -349,10 +350,10 @@ class ActorRequests:
             self._send(request.router, action)
 
     def _charge(self, request: ActorRequest, engine: str) -> bool:
-        """Charge a grant to its router's account; False: the router does not reach the engine, or it is not free there
-        while several requests end at once."""
+        """Charge a grant to its router's account; False: the request avoids the engine, or it is not free there while
+        several requests end at once."""
         arrival, one = request.arrival, request.queue.engines[engine]
-        if request.router != SESSIONS_OWNER and not one.reachable_from.get(request.router):
+        if request.router != SESSIONS_OWNER and not one.may_take(request.router, arrival.fingerprint):
             return False
         try:
             self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)

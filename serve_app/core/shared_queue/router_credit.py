@@ -23,7 +23,8 @@ GIVE_BACK_FACTOR = 2  # times the target credit: less would alternate between re
 
 @dataclass(slots=True)
 class RouterAccount:
-    """What a router may use of an engine. `usable`: requests can be sent there, as far as is known."""
+    """What a router may use of an engine. `usable`: requests can be sent there, as far as is known. `fingerprint`: see
+    `core.memory.EngineReport`; None: the router has not been connected to it."""
 
     model: str
     usable: bool = True
@@ -37,6 +38,11 @@ class RouterAccount:
     request_pending: bool = False
     request_again_at: float = -math.inf
     last_grant: int = 0
+    fingerprint: str | None = None
+
+    def may_continue(self, fingerprint: str | None) -> bool:
+        """Whether it may go on with what an engine with this fingerprint has begun; None: none has."""
+        return fingerprint is None or fingerprint == self.fingerprint
 
 
 class RouterCredit:
@@ -58,6 +64,11 @@ class RouterCredit:
         self._index(engine, account)
         return True
 
+    def set_fingerprint(self, engine: str, fingerprint: str | None) -> None:
+        """An engine has told its fingerprint; one without an account here is left to the actor."""
+        if engine in self.by_engine:
+            self.by_engine[engine].fingerprint = fingerprint
+
     def drop_engine(self, engine: str) -> None:
         """An engine is gone: remove its account."""
         model = self.by_engine.pop(engine).model
@@ -67,18 +78,29 @@ class RouterCredit:
             if not len(open_ones):
                 del self.engines_with_credit[model]
 
-    def choose(self, model: str, slots: int, tokens: int, affinity: str | None) -> str | None:
+    def choose(
+        self, model: str, slots: int, tokens: int, affinity: str | None, fingerprint: str | None = None
+    ) -> str | None:
         """An engine with this much credit: the affinity's, else the one with most slots, else any. O(engines) if the
-        one with most slots has too few tokens."""
-        if affinity is not None and self._fits(affinity, model, slots, tokens):
+        one with most slots has too few tokens, or may not go on with what one with this fingerprint has begun."""
+        if affinity is not None and self._fits(affinity, model, slots, tokens, fingerprint):
             return affinity
         open_ones = self.engines_with_credit.get(model)
         top = None if open_ones is None else open_ones.peek()
         if top is None or -top[0][0] < slots:
             return None
-        if self.by_engine[top[1]].credit_tokens >= tokens:
+        account = self.by_engine[top[1]]
+        if account.credit_tokens >= tokens and account.may_continue(fingerprint):
             return top[1]
-        return next((name for name in self.by_engine if self._fits(name, model, slots, tokens)), None)
+        return next((name for name in self.by_engine if self._fits(name, model, slots, tokens, fingerprint)), None)
+
+    def may_run(self, model: str, fingerprint: str | None) -> bool:
+        """Whether some engine, with credit or without, takes what one with this fingerprint has begun; None: none has.
+        O(engines)."""
+        if fingerprint is None:
+            return True
+        there = (one for one in self.by_engine.values() if one.usable and one.model == model)
+        return any(one.may_continue(fingerprint) for one in there)
 
     def grant(self, engine: str, slots: int, tokens: int) -> None:
         """A request begins or grows on credit, after `choose`."""
@@ -147,9 +169,9 @@ class RouterCredit:
         account.request_pending = True
         return CreditRequest(engine, max(0, slots), max(0, tokens))
 
-    def _fits(self, engine: str, model: str, slots: int, tokens: int) -> bool:
+    def _fits(self, engine: str, model: str, slots: int, tokens: int, fingerprint: str | None) -> bool:
         account = self.by_engine.get(engine)
-        if account is None or not account.usable or account.model != model:
+        if account is None or not account.usable or account.model != model or not account.may_continue(fingerprint):
             return False
         return account.credit_slots >= slots and account.credit_tokens >= tokens
 

@@ -355,7 +355,7 @@ class RouterQueue:
         """Grant waiting requests in order while the actor cannot."""
         actions: list[Action] = []
         for model in models:
-            while self.decides_alone(model) and (first := self.pending.first(model)) is not None:
+            while self.decides_alone(model) and (first := self.pending.first(model, self.accounts.may_run)) is not None:
                 granted = self._grant_on_credit(first, now)
                 if granted is None:
                     break

@@ -59,8 +59,7 @@ class PendingRequest:
 
 
 def needs_actor(arrival: Arrival) -> bool:
-    """Whether the actor should grant a request that has to stop for others more likely than most: it is of the lowest
-    class, or long."""
+    """Whether the actor should grant it: more likely than most it has to stop, being of the lowest class or long."""
     return arrival.preemptible and (arrival.request_class is min(RequestClass) or arrival.cost_tokens >= LONG_TOKENS)
 
 
@@ -116,11 +115,15 @@ class PendingRequests:
                 self._tokens.pop((model, level), None)
         return waiting
 
-    def first(self, model: str) -> PendingRequest | None:
-        """The next request to grant; None: none waits."""
-        queues = self.queues.get(model, {})
-        tops = (queues[level].peek() for level in sorted(queues, reverse=True))
-        return next((self.by_request_id[top[1]] for top in tops if top is not None), None)
+    def first(self, model: str, may_run: Callable[..., bool] = lambda *_: True) -> PendingRequest | None:
+        """The next request to grant of those that may run, None: none. O(n log n) if the very next one may not."""
+        tops = (heap.peek() for _, heap in sorted(self.queues.get(model, {}).items(), reverse=True))
+        first = next((self.by_request_id[top[1]] for top in tops if top is not None), None)
+        if first is None or may_run(model, first.arrival.fingerprint):
+            return first
+        waiting = [one for one in self.by_request_id.values() if one.model == model]
+        waiting.sort(key=lambda one: (-one.arrival.request_class, one.first_arrived_s))
+        return next((one for one in waiting if may_run(model, one.arrival.fingerprint)), None)
 
     def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
         """A request was submitted to the actor's queue under this ticket, with the event of this number."""
@@ -150,8 +153,7 @@ class PendingRequests:
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""
-        waiting = self.tickets.get(ticket)
-        return None if waiting is None else self.remove(waiting.request_id)
+        return self.remove(self.tickets[ticket].request_id) if ticket in self.tickets else None
 
     def forget_tickets(self) -> None:
         """The actor's queue is lost or a new one: no request counts as submitted."""
@@ -164,13 +166,11 @@ class PendingRequests:
 
     def first_overdue(self, now: float) -> PendingRequest | None:
         """A request whose wait is over; None: there is none."""
-        top = self._deadlines.peek()
-        return None if top is None or now < top[0][0] else self.by_request_id[top[1]]
+        return None if (top := self._deadlines.peek()) is None or now < top[0][0] else self.by_request_id[top[1]]
 
     def next_due(self) -> float | None:
         """The time at which the next wait is over; None: none waits."""
-        top = self._deadlines.peek()
-        return None if top is None else top[0][0]
+        return None if (top := self._deadlines.peek()) is None else top[0][0]
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ class InFlight:
         arrival, affinity = waiting.arrival, waiting.arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
-        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity)
+        engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity, arrival.fingerprint)
         if engine is not None:
             self._accounts.grant(engine, arrival.slots, arrival.cost)
             self.touched_engines.add(engine)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.queue import Admission, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue import Admission, Arrival, QueuePolicy, RefusalReason, Refuse
+from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 
 
@@ -104,3 +105,21 @@ def test_debt_goes_with_its_engine() -> None:
     assert where(made.on_arrive(of("t", "one"), 2.0)) == {"one": "a"}
     made.on_replica("unknown", 4, 2.0, 10_000)
     assert where(made.on_arrive(of("t", "two"), 2.0)) == {"two": "unknown"}
+
+
+def test_what_another_engine_has_begun_has_a_part_of_its_answer_and_may_wait_longer() -> None:
+    made = line(a=(1, 1000))
+    made.on_arrive(of("t", "runs"), 0.0)
+    made.on_arrive(of("t", "new"), 1.0)
+    made.on_arrive(of("t", "begun", fingerprint="f"), 1.0)
+    assert [one.request_id for one in made.queue.begun()] == ["begun"]
+    (refusal,) = made.on_tick(61.0)
+    assert refusal.request_id == "new"
+
+
+def test_an_arrival_of_a_release_with_fewer_fields_has_their_defaults() -> None:
+    arrival = Arrival("r", RequestClass.LOW, "t", fingerprint="f", produced_tokens=3)
+    state = arrival.__getstate__()  # type: ignore[no-untyped-call]
+    older = Arrival.__new__(Arrival)
+    older.__setstate__(state[:-1])
+    assert (older.fingerprint, older.produced_tokens) == (None, 3)

@@ -350,7 +350,12 @@ def test_an_impossible_policy_is_an_error(wrong: dict[str, Any]) -> None:
         QueuePolicy(**({"max_queued": 1, "max_wait_s": 1.0} | wrong))
 
 
-STATUSES = {RefusalReason.NO_REPLICA: 503, RefusalReason.LOST: 503, RefusalReason.TOO_LARGE: 400}
+STATUSES = {
+    RefusalReason.NO_REPLICA: 503,
+    RefusalReason.LOST: 503,
+    RefusalReason.TOO_LARGE: 400,
+    RefusalReason.NOT_CONTINUABLE: 502,
+}
 
 
 @pytest.mark.parametrize(("reason", "status"), [(reason, STATUSES.get(reason, 429)) for reason in RefusalReason])

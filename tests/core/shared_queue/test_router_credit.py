@@ -26,3 +26,20 @@ def test_an_engine_that_got_credit_after_another_left_is_found() -> None:
     assert accounts.choose("m", 2, 100, None) == "b"
     accounts.drop_engine("b")
     assert accounts.choose("m", 1, 1, None) is None
+
+
+def test_what_has_begun_is_granted_on_credit_where_the_fingerprint_is_known_to_be_the_same() -> None:
+    accounts = RouterCredit()
+    for engine, slots in (("a", 4), ("b", 2), ("c", 3)):
+        accounts.set_reachability("m", engine, usable=True)
+        accounts.change(engine, credit=(slots, 100))
+    assert accounts.choose("m", 1, 1, None, "x") is None, "none has told its fingerprint"
+    assert not accounts.may_run("m", "x")
+    accounts.by_engine["a"].fingerprint, accounts.by_engine["b"].fingerprint = "y", "x"
+    assert accounts.choose("m", 1, 1, None, "x") == "b"
+    assert accounts.choose("m", 1, 1, "a", "x") == "b", "an affinity does not change that"
+    assert accounts.choose("m", 3, 1, None, "x") is None
+    assert accounts.choose("m", 1, 1, None) == "a"
+    assert accounts.may_run("m", "x")
+    assert accounts.may_run("m", None)
+    assert not accounts.may_run("m", "z")
