@@ -89,6 +89,7 @@ class Capacity:
         self._best_known = False  # whether `_best` and `_most_free_slots` are up to date
         self._take_count = 0
         self.changes = 0  # version: rises when free capacity, KV debt or a replica's size changes
+        self.changed: set[str] = set()  # replicas whose free capacity or size has changed; `.rooms` takes them out
         self.slots = 0  # of all replicas
         self.used = 0
         self.free = 0  # not slots - used: the excess of a shrunken replica does not reduce the free slots of others
@@ -132,6 +133,14 @@ class Capacity:
         is_closed = self._kv_debts.get(replica_id, -1) >= request_class
         is_allowed = only in (None, replica_id) and replica_id not in avoid
         return is_allowed and not is_closed and self._is_large_enough(replica_id, slots, tokens)
+
+    def all_may_take(
+        self, request_class: RequestClass, slots: int, tokens: int, where: PlacementConstraint | None
+    ) -> bool:
+        """Whether `may_take` is True for every replica with slots, and there is one. O(distinct replica sizes)."""
+        if not self._sizes or where is not None or any(debt >= request_class for debt in self._kv_debts.values()):
+            return False
+        return all(size >= slots and kv_tokens >= tokens for size, _, kv_tokens in self._sizes)
 
     def is_too_large(self, arrival: Arrival) -> bool:
         """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
@@ -327,6 +336,7 @@ class Capacity:
     def _index(self, replica_id: str, replica: _ReplicaCapacity) -> None:
         """Update the entry of a replica in the indices to its present free slots and tokens."""
         self.changes += 1
+        self.changed.add(replica_id)
         self._best_known = False
         if replica.index_entry is not None:
             count = -replica.index_entry[1]

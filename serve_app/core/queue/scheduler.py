@@ -28,8 +28,9 @@ from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
 from serve_app.core.queue.events import WaitReason
 from serve_app.core.queue.policy import QueuePolicy
-from serve_app.core.queue.preemption import GrantedRequest, Preemption
+from serve_app.core.queue.preemption import Preemption
 from serve_app.core.queue.queue import RequestQueue
+from serve_app.core.queue.stoppable_runs import GrantedRequest
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
 
@@ -104,6 +105,7 @@ class Scheduler:
             more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
             run.charged_prompt += more_prompt
             run.charged_output += tokens
+            self.preemption.grown(run)
             run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * tokens)
 
     def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:

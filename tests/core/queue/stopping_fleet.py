@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, Refuse
 from serve_app.core.queue.drain_rate import GUARDED_FROM
-from serve_app.core.queue.preemption import QUANTUM_S, RESUMED_S
+from serve_app.core.queue.stoppable_runs import QUANTUM_S, RESUMED_S
 from serve_app.types import RequestClass
 
 REPLICAS = ("a", "b", "c")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue import Action, Admission, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.drain_rate import guard_slots
-from serve_app.core.queue.preemption import GROWN_S, RESUMED_S
+from serve_app.core.queue.stoppable_runs import GROWN_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrival, arrive, where
 

@@ -8,7 +8,8 @@ import pytest
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
 from serve_app.core.queue.policy import BEGUN_WAIT_S
-from serve_app.core.queue.preemption import GROWN_S, MAX_CONSIDERED, QUANTUM_S, REST_S, RESUMED_S, STOP_S
+from serve_app.core.queue.preemption import MAX_CONSIDERED, REST_S, STOP_S
+from serve_app.core.queue.stoppable_runs import GROWN_S, QUANTUM_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission
 

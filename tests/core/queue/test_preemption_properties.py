@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from serve_app.core.queue import Admission, Arrival, QueuePolicy
-from serve_app.core.queue.preemption import REST_S, RESUMED_S
+from serve_app.core.queue.preemption import REST_S
+from serve_app.core.queue.stoppable_runs import RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import HIGH, LOW
 from tests.core.queue.stopping_fleet import MAX_WAIT_S, REPLICAS, Fleet

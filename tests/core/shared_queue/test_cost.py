@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from benchmarks.actor_events import SLOTS, add_engine
@@ -12,26 +10,8 @@ from benchmarks.exchange import Router, connected
 from serve_app.core.memory import Device, SessionRequest, session_name
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import EngineReachability
+from tests.core.interpreter_steps import steps
 from tests.core.shared_queue.world import MODEL, World
-
-
-def steps(act: Callable[[], Any]) -> int:
-    """Bytecode instructions that a call takes."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def review_steps(sessions: int) -> int:

@@ -1,0 +1,223 @@
+"""The running requests that can be stopped, in the order of what they lose, without a walk over all of them.
+
+What a request loses (its KV tokens times the time since its grant) grows with time, so no order by it lasts. Requests
+of one class, as often stopped before, whose tokens are within a factor of two are in one group, by the time of their
+grants: that order lasts, and protection ends in it. A group's requests are looked at from the youngest on, as long as
+one with the fewest tokens of the group would lose less than the best that was found; so few are looked at.
+
+Invariant: a request is in exactly one group, that of its present tokens, and among those of its replica, or in none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.drain_rate import GUARDED_FROM
+from serve_app.core.queue.events import Arrival
+from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
+from serve_app.types import RequestClass
+
+RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
+QUANTUM_S = 30.0  # most answers end sooner
+GROWN_S = 1.0  # between looks for what time alone changes: the length of running requests, the number of guard slots
+
+
+@dataclass(slots=True, eq=False)
+class GrantedRequest:
+    """A granted request, and the tokens that its tenant was charged so far.
+
+    `was_due`: it was granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
+    """
+
+    arrival: Arrival
+    replica_id: str
+    class_queue: ClassQueue
+    tenant_queue: TenantQueue
+    charged_prompt: int
+    granted_s: float
+    was_due: bool = False
+    charged_output: int = 0
+    stopping_s: float | None = None
+    number: int = 0  # of its grant, among those that can be stopped
+    group: tuple[int, int] = (0, 0)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Its tokens in the KV cache, as far as they are known."""
+        return self.charged_prompt + self.arrival.produced_tokens + self.charged_output
+
+    def lost(self, now: float) -> float:
+        """KV token-seconds that are lost if it stops."""
+        return self.kv_tokens * (now - self.granted_s)
+
+
+# When it was granted, the number of its grant, and the request.
+_Entry = tuple[float, int, GrantedRequest]
+# How often it was stopped, and the bits of its KV tokens.
+_Group = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _OnReplica:
+    """What can be stopped on a replica."""
+
+    runs: list[dict[str, GrantedRequest]] = field(default_factory=lambda: [{} for _ in RequestClass])
+    slots: list[int] = field(default_factory=lambda: [0] * len(RequestClass))
+    tokens: list[int] = field(default_factory=lambda: [0] * len(RequestClass))
+
+
+class StoppableRuns:
+    """The requests. O(log n) per method, and per request that `cheapest` yields, unless stated."""
+
+    def __init__(self) -> None:
+        self._groups: list[dict[_Group, list[_Entry]]] = [{} for _ in RequestClass]
+        self._on: dict[str, _OnReplica] = {}
+        self.was_cut = False  # whether `cheapest` has left out some since the caller set this to False
+
+    def add(self, run: GrantedRequest) -> None:
+        level = run.arrival.request_class
+        self._insert(run)
+        there = self._on.setdefault(run.replica_id, _OnReplica())
+        there.runs[level][run.arrival.request_id] = run
+        there.slots[level] += run.arrival.slots
+        there.tokens[level] += run.arrival.cost
+
+    def remove(self, run: GrantedRequest) -> None:
+        level, there = run.arrival.request_class, self._on[run.replica_id]
+        self._take_out(run)
+        del there.runs[level][run.arrival.request_id]
+        there.slots[level] -= run.arrival.slots
+        there.tokens[level] -= run.arrival.cost
+        if not any(there.runs):
+            del self._on[run.replica_id]
+
+    def grown(self, run: GrantedRequest) -> None:
+        """A request has more tokens. O(1) mostly."""
+        if run.kv_tokens.bit_length() != run.group[1]:
+            self._take_out(run)
+            self._insert(run)
+
+    def could_free(self, replica_id: str, level: RequestClass) -> tuple[int, int]:
+        """Slots and tokens of a replica's requests of this class and below."""
+        there = self._on.get(replica_id)
+        return (0, 0) if there is None else (sum(there.slots[: level + 1]), sum(there.tokens[: level + 1]))
+
+    def able_on(
+        self, replica_id: str, level: RequestClass, waiting: QueuedRequest, now: float
+    ) -> list[tuple[int, float, int, GrantedRequest]]:
+        """Those of a replica that may stop now for a waiting request of this class, the cheapest first: class, what it
+        loses, number. O(requests there)."""
+        found = []
+        for runs in self._on[replica_id].runs[: level + 1]:
+            found += [
+                (run.arrival.request_class, run.lost(now), run.number, run)
+                for run in runs.values()
+                if stoppable_from(run, level, waiting, now) <= now
+            ]
+        return sorted(found, key=itemgetter(0, 1, 2))
+
+    def cheapest(
+        self, of: RequestClass, level: RequestClass, waiting: QueuedRequest, now: float, most_looks: float
+    ) -> Iterator[tuple[float, GrantedRequest]]:
+        """The requests of a class that may stop now for a waiting one of class `level`, with what they lose, in that
+        order, and after `most_looks` none further."""
+        # What it loses, or of a group, at least; whether it is known; number of the grant; the request; in its group:
+        # the entries, and where.
+        heap: list[tuple[float, bool, int, GrantedRequest, list[_Entry], int]] = []
+        for (preempted, bits), entries in self._groups[of].items():
+            if of == level and (preempted < waiting.arrival.preempted or 1 << bits <= waiting.cost):
+                continue
+            at = _protected_from(entries, _protection_s(of, level, preempted), now) - 1
+            if at >= 0:
+                granted_s, number, run = entries[at]
+                heap.append(((now - granted_s) * (1 << (bits - 1)), False, number, run, entries, at))
+        heapq.heapify(heap)
+        looks = 0
+        while heap:
+            bound, is_known, _, run, entries, at = heap[0]
+            if is_known:
+                heapq.heappop(heap)
+                yield bound, run
+                continue
+            if looks >= most_looks:
+                self.was_cut = True
+                heapq.heappop(heap)
+                continue
+            looks += 1
+            if at:
+                granted_s, number, after = entries[at - 1]
+                least = (now - granted_s) * (1 << (run.group[1] - 1))
+                heapq.heapreplace(heap, (least, False, number, after, entries, at - 1))
+            else:
+                heapq.heappop(heap)
+            if of < level or run.kv_tokens > waiting.cost:
+                heapq.heappush(heap, (run.lost(now), True, run.number, run, entries, at))
+
+    def next_able(
+        self, level: RequestClass, waiting: QueuedRequest, is_allowed: Callable[[str], bool], now: float
+    ) -> float:
+        """When the next request on an allowed replica may stop for this one; infinite: none."""
+        due = math.inf
+        for of in RequestClass:
+            if of > level:
+                break
+            for (preempted, _), entries in self._groups[of].items():
+                if of == level and preempted < waiting.arrival.preempted:
+                    continue
+                protection_s = _protection_s(of, level, preempted)
+                at = _protected_from(entries, protection_s, now)
+                if of == level and due > now + GROWN_S:
+                    early = entries[:at]
+                    if any(run.kv_tokens <= waiting.cost and is_allowed(run.replica_id) for _, _, run in early):
+                        due = now + GROWN_S  # they may have grown
+                for granted_s, _, run in entries[at:]:
+                    if granted_s + protection_s >= due:
+                        break
+                    if is_allowed(run.replica_id):
+                        due = min(due, stoppable_from(run, level, waiting, now))
+        return due
+
+    def _insert(self, run: GrantedRequest) -> None:
+        run.group = run.arrival.preempted, run.kv_tokens.bit_length()
+        group = self._groups[run.arrival.request_class].setdefault(run.group, [])
+        insort(group, (run.granted_s, run.number, run))
+
+    def _take_out(self, run: GrantedRequest) -> None:
+        groups = self._groups[run.arrival.request_class]
+        group = groups[run.group]
+        del group[bisect_left(group, (run.granted_s, run.number))]
+        if not group:
+            del groups[run.group]
+
+
+def stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> float:
+    """From when on a run may stop for a waiting request of this class; infinite: never."""
+    of, preempted = run.arrival.request_class, run.arrival.preempted
+    since = run.granted_s + _protection_s(of, level, preempted)
+    if of < level:
+        return since
+    if waiting.arrival.preempted > preempted:
+        return math.inf
+    return since if waiting.cost < run.kv_tokens else max(since, now + GROWN_S)
+
+
+def _protection_s(of: RequestClass, level: RequestClass, preempted: int) -> float:
+    """How long a request runs before it may stop for one of class `level`."""
+    if of == level:
+        return QUANTUM_S * 2.0**preempted
+    return RESUMED_S * 2.0 ** max(0, preempted - 1) if preempted or level < GUARDED_FROM else 0.0
+
+
+def _protected_from(entries: list[_Entry], protection_s: float, now: float) -> int:
+    """How many of a group are protected no more; they are the first ones."""
+    if entries[-1][0] + protection_s <= now:
+        return len(entries)
+    if entries[0][0] + protection_s > now:
+        return 0
+    return bisect_right(entries, now, key=lambda entry: entry[0] + protection_s)
