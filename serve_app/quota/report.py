@@ -20,7 +20,7 @@ class ModelFiguresRequest:
 
 
 def model_figures(core: Quota) -> dict[str, ModelFigures]:
-    """The figures of each model's queue. O(models x routers).
+    """The figures of each model's queue. O(engines).
 
     While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is known
     from the routers' last reports.
@@ -36,7 +36,9 @@ def model_figures(core: Quota) -> dict[str, ModelFigures]:
             limit = core.ledger.limit(pool)
             booked = limit - core.ledger.free(pool)
             slots += limit
-            busy += booked if is_contended else min(booked, max(one.granted_slots, core.queue.in_use(engine)[0]))
+            busy += (
+                booked if is_contended else min(booked, max(one.granted_slots, core.queue.accounts.in_use(engine)[0]))
+            )
         waiting = [one.slots for one in state.admission.queue.class_queues]
         found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
     return found

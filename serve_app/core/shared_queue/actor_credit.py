@@ -22,7 +22,8 @@ class ActorCredit:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.by_router: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
-        self.reported_in_use: dict[str, dict[str, Amount]] = {}  # by router and engine: what requests hold of that
+        self._reported_in_use: dict[str, tuple[Amount, ...]] = {}  # by router: what requests hold of its accounts
+        self._in_use: dict[str, tuple[int, int]] = {}  # slots and tokens, the sum of these by engine or session
         self.opened: set[tuple[str, str]] = set()  # pairs of router and engine, or session, with a new account
         self.freed: set[str] = set()  # engines and sessions with returned slots
         self.overdrawn = 0  # counter: tokens of reported accounts that the ledger had granted to others
@@ -41,9 +42,19 @@ class ActorCredit:
                 self._set_account(router, engine, slots, tokens)
 
     def in_use(self, engine: str) -> tuple[int, int]:
-        """Slots and tokens that requests hold, by the last report of each router. O(routers)."""
-        found = [one[engine] for one in self.reported_in_use.values() if engine in one]
-        return sum(one.slots for one in found), sum(one.tokens for one in found)
+        """Slots and tokens that requests hold, by the last report of each router."""
+        return self._in_use.get(engine, (0, 0))
+
+    def report_in_use(self, router: str, amounts: tuple[Amount, ...]) -> None:
+        """A router reports what its requests hold of its accounts. O(accounts)."""
+        for sign, reported in ((-1, self._reported_in_use.pop(router, ())), (1, amounts)):
+            for engine, slots, tokens in reported:
+                had_slots, had_tokens = self._in_use.get(engine, (0, 0))
+                self._in_use[engine] = had_slots + sign * slots, had_tokens + sign * tokens
+                if self._in_use[engine] == (0, 0):
+                    del self._in_use[engine]
+        if amounts:
+            self._reported_in_use[router] = amounts
 
     def unused_tokens(self, engine: str) -> int:
         """KV tokens of an engine in accounts but not in use, by the routers' last reports. O(routers)."""
@@ -103,7 +114,7 @@ class ActorCredit:
         engines = list(self.by_router.get(router, ()))
         for engine in engines:
             self._resize(router, engine, 0, 0)
-        self.reported_in_use.pop(router, None)
+        self.report_in_use(router, ())
         return engines
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:

@@ -127,7 +127,7 @@ class ActorQueue:
         return notes
 
     def in_use(self, engine: str) -> tuple[int, int]:
-        """The queue's slots and the KV tokens in use, by the last report of each router. O(routers)."""
+        """The queue's slots and the KV tokens in use, by the last report of each router. O(its sessions)."""
         slots, tokens = self.accounts.in_use(engine)
         return slots, tokens + sum(self.accounts.in_use(lease)[1] for lease in self._sessions.leases_on(engine))
 
@@ -248,7 +248,7 @@ class ActorQueue:
             case messages.CreditUsage():
                 granting.requests.add_usage(event)
             case messages.AccountReport(holds, accounts, heard):
-                self.accounts.reported_in_use[router] = {one.engine: one for one in holds}
+                self.accounts.report_in_use(router, holds)
                 self._compare(router, accounts, heard)
             case messages.CancelKvTokenRequest(request_id, engine):
                 granting.kv_debt.end_unticketed(engine, router, request_id)

@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.memory import Device, Hold, LeaseKind, Ledger, Phase, slots_of
 from serve_app.core.shared_queue.actor_credit import ActorCredit
+from serve_app.core.shared_queue.messages import Amount
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 
@@ -98,3 +99,14 @@ def test_accounts_end_with_their_router_and_their_engine() -> None:
     ledger.end("e")
     assert accounts.remove_engine("e") == {"a": (1, 1)}
     assert (accounts.free("e"), accounts.by_router) == ((0, 0), {})
+
+
+def test_what_requests_hold_is_the_sum_of_each_routers_last_report() -> None:
+    accounts = ActorCredit(book())
+    accounts.report_in_use("a", (Amount("e", 1, 10), Amount("f", 2, 20)))
+    accounts.report_in_use("b", (Amount("e", 1, 5),))
+    assert (accounts.in_use("e"), accounts.in_use("f")) == ((2, 15), (2, 20))
+    accounts.report_in_use("a", (Amount("e", 3, 30),))
+    assert (accounts.in_use("e"), accounts.in_use("f")) == ((4, 35), (0, 0))
+    accounts.remove_router("b")
+    assert accounts.in_use("e") == (3, 30)

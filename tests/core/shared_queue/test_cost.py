@@ -9,7 +9,8 @@ from benchmarks.actor_events import SLOTS, add_engine
 from benchmarks.exchange import Router, connected
 from serve_app.core.memory import Device, SessionRequest, session_name
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.messages import EngineReachability
+from serve_app.core.shared_queue.messages import AccountReport, Amount, EngineReachability
+from serve_app.quota.report import model_figures
 from tests.core.interpreter_steps import steps
 from tests.core.shared_queue.world import MODEL, World
 
@@ -98,3 +99,14 @@ def test_a_tick_during_a_recovery_does_not_look_at_what_waits_for_each_engine() 
         return steps(lambda: quota.on_tick(0.5))
 
     assert tick_steps(1_000) < 1.1 * tick_steps(100)
+
+
+def test_the_figures_of_the_models_do_not_look_at_each_router() -> None:
+    def figures_steps(count: int) -> int:
+        quota, routers = connected(4, 4, 100_000, count)
+        for number, router in enumerate(routers):
+            router.say(quota, (AccountReport((Amount("e0", 1, 10),), (), 0),), 0.1)
+            assert quota.queue.in_use("e0") == (number + 1, 10 * (number + 1))
+        return steps(lambda: model_figures(quota))
+
+    assert figures_steps(16) < 1.1 * figures_steps(2)
