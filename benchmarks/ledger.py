@@ -3,8 +3,9 @@
 Three parts:
 - operations: the pure ledger with 1,000 engines and 100,000 live leases, each operation timed by itself (reserve, grow,
   end, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state.
-- the actor: routers' words through the real quota actor on a local Ray of its own; an event is what a word says of one
-  engine's pool, a batch is a word. Every event changes what the router uses, so that nothing is answered from memory.
+- the actor: routers' messages through the real quota actor on a local Ray of its own; an event is what a message says
+  of one engine's pool, a batch is a message. Every event changes what the router has, so that nothing is answered from
+  memory: credit is returned and asked for again.
 - openb: the placement policies on a real cluster's trace (`benchmarks.openb`).
 
 Prints conditions, tables, and as its last line one JSON object.
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,12 +35,12 @@ from benchmarks.common.stats import quantile_us
 from benchmarks.openb import main as openb
 from serve_app.core.memory import Device, EngineReport, Hold, LeaseKind, Ledger, Rank
 from serve_app.core.queue import QueuePolicy
-from serve_app.core.shared_queue import RouterQueue
+from serve_app.core.shared_queue import messages
 from serve_app.quota import quota_actor
 from serve_app.settings import QuotaSettings
 
 ENGINES, LEASES, ROUTERS = 1_000, 100_000, 16
-POOL_TOKENS = 1_000_000
+POOL_TOKENS, SLOTS = 1_000_000, 64
 DEVICE_BYTES = 80 * 10**9
 OPERATIONS, QUICK_OPERATIONS = 1_000_000, 200_000
 TTL_S = 4.0
@@ -132,13 +134,13 @@ async def speak(seconds: float) -> tuple[int, float]:
     pools = [f"engine-{number}" for number in range(POOLS)]
 
     async def engine(name: str) -> None:
-        told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6)
+        told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, slots=SLOTS)
         reply = await actor.engine.remote(told)
         for _ in range(2 * POOLS):
             if reply.may_load:
                 break
             reply = await actor.engine.remote(told)
-        await actor.engine.remote(EngineReport(name, "m", (Rank(node),), 10**6, 10**6, reply.holds, POOL_TOKENS, 10**6))
+        await actor.engine.remote(replace(told, holds=reply.holds, kv_tokens=POOL_TOKENS))
 
     for name in pools:
         await engine(name)
@@ -155,24 +157,37 @@ async def keep_alive(actor: Any, node: str, pools: list[str], ends: float) -> No
     """The engines' heartbeats."""
     while time.monotonic() < ends:
         for name in pools:
-            told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, (Hold(f"{node}/0", 10**6),), POOL_TOKENS, 10**6)
-            await actor.engine.remote(told)
+            holds = (Hold(f"{node}/0", 10**6),)
+            report = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, holds, POOL_TOKENS, slots=SLOTS)
+            await actor.engine.remote(report)
         await asyncio.sleep(1.0)
 
 
 async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
-    """One router's words; returns how many events they were."""
-    line = RouterQueue(name)
-    line.serve("m", QueuePolicy(max_queued=10, max_wait_s=60.0))
-    for pool in pools:
-        line.set_reachability("m", pool, True, time.monotonic())
-    events = 0
-    while (sent_at := time.monotonic()) < ends:
-        told = line.next_message(sent_at, beat=True)
-        assert told is not None
-        events += max(1, len(told.events))
-        line.on_reply(await actor.exchange.remote(told), sent_at, time.monotonic())
-    return events
+    """One router's messages, which return half of its credit on every engine and ask for it again; returns how many
+    events they were."""
+    policy = messages.ModelPolicy("m", QueuePolicy(max_queued=10, max_wait_s=60.0))
+    reaches = (messages.EngineReachability("m", pool, True) for pool in pools)
+    events: tuple[messages.RouterEvent, ...] = (messages.Hello(()), policy, *reaches)
+    epoch = (await actor.exchange.remote(messages.RouterMessage(name, 1, 0, 1, events, 0, 0))).epoch  # a stale one
+    has: dict[str, tuple[int, int]] = {}
+    count, seq, taken, ack = 0, 1, 0, 0
+    while time.monotonic() < ends:
+        told = messages.RouterMessage(name, 1, epoch, seq, events, taken, ack)
+        reply: messages.ActorReply = await actor.exchange.remote(told)
+        assert not reply.is_stale
+        count, seq = count + len(events), seq + len(events)
+        taken, ack = reply.last_taken_event, reply.seq + len(reply.actions) - 1
+        for action in reply.actions:
+            if isinstance(action, messages.CreditGrant):
+                had_slots, had_tokens = has.get(action.engine, (0, 0))
+                has[action.engine] = had_slots + action.slots, had_tokens + action.tokens
+        if isinstance(events[0], messages.CreditRequest):
+            events = tuple(messages.GiveBack(pool, slots // 2, tokens // 2) for pool, (slots, tokens) in has.items())
+            has = {pool: (slots - slots // 2, tokens - tokens // 2) for pool, (slots, tokens) in has.items()}
+        else:
+            events = tuple(messages.CreditRequest(pool, *has.get(pool, (0, 0))) for pool in pools)
+    return count
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

@@ -294,6 +294,8 @@ class Admission:
 
     def _grant_waiting(self) -> list[Action]:
         actions: list[Action] = []
+        if not self.queue.by_id:
+            return actions
         while (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             waited_s = self._now - waiting.arrived_s

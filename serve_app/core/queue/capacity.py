@@ -180,11 +180,13 @@ class Capacity:
         """Add a replica, or change its size, the slots and KV tokens used outside this queue (`used_elsewhere`) and the
         KV tokens among these that sessions hold (`session_kv`). Running requests stay."""
         replica = self.replicas.setdefault(replica_id, _ReplicaCapacity())
-        self._count_size(replica.size, -1)
+        before = replica.size
         replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
         replica.used_elsewhere, replica.kv_used_elsewhere = used_elsewhere
         replica.session_kv = session_kv
-        self._count_size(replica.size, 1)
+        if replica.size != before:
+            self._count_size(before, -1)
+            self._count_size(replica.size, 1)
         self._index(replica_id, replica)
 
     def drop_replica(self, replica_id: str) -> list[str]:

@@ -316,12 +316,13 @@ class Granting:
                 self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))
 
     def _capacity_of(self, engine: str, model_state: ModelState) -> Capacity:
-        closed = engine in self.requests.closed_engines or slots_of(engine) not in self._ledger
+        pool = slots_of(engine)
+        closed = engine in self.requests.closed_engines or pool not in self._ledger
         if closed or engine in self.draining_engines or not model_state.is_open(engine):
             return 0, 0, (0, 0), 0
         one = model_state.engines[engine]
-        slots, tokens = self._ledger.limit(slots_of(engine)), self._ledger.limit(engine)
-        free_slots, free_tokens = self.accounts.free(engine)
+        slots, tokens = self._ledger.limit(pool), self._ledger.limit(engine)
+        free_slots, free_tokens = self._ledger.free(pool), self._ledger.free(engine)
         lent = max(0, slots - free_slots - one.granted_slots), max(0, tokens - free_tokens - one.granted_tokens)
         return slots, tokens, lent, self._sessions.reserved_tokens[engine]
 
