@@ -89,6 +89,10 @@ class Preemption:
         elif self._stopping.pop(run.arrival.request_id, None) is not None:
             self._rooms.stop(run.replica_id, run.arrival, -1)
 
+    def replica_gone(self) -> None:
+        """A replica is gone, after its requests have ended: nothing of it is kept."""
+        self._rooms.refresh()
+
     def slots_below(self, request_class: RequestClass) -> int:
         """Slots of requests that can be stopped for this class."""
         return sum(self._slots[:request_class])

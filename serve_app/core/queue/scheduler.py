@@ -128,6 +128,7 @@ class Scheduler:
         """A replica is gone with its running requests. O(these requests + tenants with a share)."""
         for request_id in self.capacity.drop_replica(replica_id):
             self._settle(self.running.pop(request_id), None, None)
+        self.preemption.replica_gone()
         self.update_below_share(self.shares)
 
     def is_below_share(self, tenant: str) -> bool:

@@ -54,6 +54,9 @@ class ReferencePreemption:
             self._running[run.arrival.request_class][run.arrival.request_id] = run
             self._slots[run.arrival.request_class] += run.arrival.slots
 
+    def replica_gone(self) -> None:
+        """A replica is gone."""
+
     def grown(self, run: GrantedRequest) -> None:
         """A granted request has more tokens."""
 

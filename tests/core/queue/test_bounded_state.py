@@ -112,3 +112,14 @@ def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> Non
     seen = admission.snapshot(20.0)
     assert (admission.waiting, seen.tenants.keys()) == (0, {"t1"})
     assert sum(one.granted for one in seen.classes.values()) == 9_000
+
+
+def test_replicas_that_came_and_went_leave_nothing_in_memory() -> None:
+    """Nothing waits, so that no look for what could stop follows what has changed."""
+    admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9))
+    for number in range(100):
+        admission.on_replica(f"replica-{number}", 2, float(number))
+        admission.on_arrive(Arrival(f"q{number}", RequestClass.NORMAL, "t", preemptible=True), float(number))
+        if number >= 3:
+            admission.on_replica_gone(f"replica-{number - 3}", float(number))
+        assert len(admission.capacity.changed) <= 4
