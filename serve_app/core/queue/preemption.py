@@ -73,7 +73,7 @@ class Preemption:
             self._slots[level] += run.arrival.slots
 
     def grown(self, run: GrantedRequest) -> None:
-        """A granted request has more tokens."""
+        """The tokens of a granted request have changed."""
         if run.number and run.stopping_s is None:
             self.runs.grown(run)
 

@@ -98,7 +98,7 @@ class StoppableRuns:
             del self._on[run.replica_id]
 
     def grown(self, run: GrantedRequest) -> None:
-        """A request has more tokens. O(1) mostly."""
+        """The tokens of a request have changed. O(1) mostly."""
         if run.kv_tokens.bit_length() != run.group[1]:
             self._take_out(run)
             self._insert(run)

@@ -58,7 +58,7 @@ class ReferencePreemption:
         """A replica is gone."""
 
     def grown(self, run: GrantedRequest) -> None:
-        """A granted request has more tokens."""
+        """The tokens of a granted request have changed."""
 
     def end(self, run: GrantedRequest) -> None:
         """A granted request has ended."""
