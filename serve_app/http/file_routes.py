@@ -10,6 +10,8 @@ Invariant: a file is complete and each of its lines is a row, or there is no fil
 wrong and a client that leaves all end the upload, and nothing is kept. Neither an upload nor a download is in memory
 as a whole. Another tenant's file is answered like an unknown one.
 
+While an upload arrives, its bytes are reserved, so that several of a tenant stay within its bound together.
+
 An upload has a record before it has content, and the record of a deleted file outlives its content: what a router
 leaves behind that dies meanwhile is found by a worker.
 """
@@ -47,6 +49,7 @@ FIELDS = ("purpose", ANCHOR_FIELD, SECONDS_FIELD, "file")
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400  # OpenAI's bounds
 MAX_PAGE = 10_000  # files; OpenAI's bound, and its default
 PIECE_BYTES = 2**20  # of a download: large beside the cost of a read, small beside a router's memory
+RESERVED_BYTES = 2**20  # of its tenant, ahead of what has arrived, at most: a call of the store for each
 DAY_S = 86_400.0
 _CONTENT: Headers = [(b"content-type", b"application/octet-stream")]
 
@@ -100,10 +103,9 @@ class FileRoutes:
                 return 200, JSON, msgspec.json.encode(shown_file(record))
 
     async def _upload(self, lane: BatchLane, identity: Identity, open_form: OpenForm) -> FileRecord:
-        batch, stored = self._settings().batch, 0
+        batch = self._settings().batch
         if batch.max_bytes_per_tenant is not None:
-            stored = await lane.get_store().stored_bytes(identity.tenant)
-            check_stored(stored, 1, batch.max_bytes_per_tenant)
+            check_stored(await lane.get_store().stored_bytes(identity.tenant), 1, batch.max_bytes_per_tenant)
         form = open_form(batch.max_file_bytes)
         fields: dict[str, str] = {}
         record: FileRecord | None = None
@@ -121,15 +123,14 @@ class FileRoutes:
                     raise BadRequest("`file` must be a file: its part of the form has no filename", param="file")
                 record = self._new_record(identity, part.filename, fields)
                 await lane.get_store().add_file(record)
-                size = await self._write(lane, record, form, batch, stored)
+                size = await self._write(lane, record, form, batch)
             if record is None:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
                 raise BadRequest(f"`purpose` is missing; it must be {INPUT_PURPOSE!r}", param="purpose")
-            try:
-                return await lane.get_store().finish_file(record.file_id, size, batch.max_bytes_per_tenant)
-            except KeyError:
-                raise BodyTooSlow("the upload took too long, and its file was removed", param="file") from None
+            return await lane.get_store().finish_file(record.file_id, size, batch.max_bytes_per_tenant)
+        except KeyError:
+            raise BodyTooSlow("the upload took too long, and its file was removed", param="file") from None
         except BaseException:
             if record is not None:
                 await self._discard(lane, record)
@@ -149,18 +150,18 @@ class FileRoutes:
             expires_at=now + (self._settings().batch.files_expire_days * DAY_S if lives_s is None else lives_s),
         )
 
-    async def _write(
-        self, lane: BatchLane, record: FileRecord, form: FormReader, batch: BatchSettings, stored: int
-    ) -> int:
-        """Write the file of the form, each line checked before it is written, to a tenant that has `stored` bytes.
-        Returns its bytes."""
-        check = LineCheck(batch.max_rows)
+    async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader, batch: BatchSettings) -> int:
+        """Write the file of the form, each line checked and each byte reserved before it is written. Returns its bytes.
+        Raises KeyError: the file was removed."""
+        check, most = LineCheck(batch.max_rows), batch.max_bytes_per_tenant
 
         async def checked() -> AsyncGenerator[bytes, None]:
-            size = 0
+            size = reserved = 0
             async for piece in form.file():
                 size += len(piece)
-                check_stored(stored, size, batch.max_bytes_per_tenant)
+                if most is not None and size > reserved:
+                    wanted = size + min(size, RESERVED_BYTES)
+                    reserved = await lane.get_store().reserve_bytes(record.file_id, size, wanted, most)
                 await self._thread.run(check.pending + len(piece), functools.partial(check.feed, piece))
                 yield piece
             await self._thread.run(check.pending, check.end)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
 
 from serve_app.core.batches import INPUT_PURPOSE, BatchRecord, BatchStatus, FileRecord, RowError
 from serve_app.store.tables import BATCH_FILES, BATCHES
@@ -40,13 +40,18 @@ def input_of(batch: BatchRecord) -> list[ColumnElement[bool]]:
     return [*of_tenant(batch.input_file_id, batch.tenant), *is_there, lives]
 
 
-def stored_bytes(connection: Connection, tenant: str, *, is_locked: bool = False) -> int:
-    """Of all complete files of the tenant. `is_locked`: no upload of it is completed before this transaction ends."""
+def stored_bytes(
+    connection: Connection, tenant: str, now: float, *, without: str | None = None, is_locked: bool = False
+) -> int:
+    """Of all complete files of the tenant, and what its uploads have reserved. `without`: this file. `is_locked`: no
+    upload of it is completed or grows before this transaction ends."""
     files = FILES.tenant == tenant, FILES.deleted_at.is_(None)
     if is_locked:
         uploads = select(FILES.file_id).where(*files, FILES.size.is_(None)).order_by(FILES.file_id)
         connection.execute(uploads.with_for_update()).all()
-    return int(connection.execute(select(func.coalesce(func.sum(FILES.size), 0)).where(*files)).scalar_one())
+    reserved = case((FILES.reserved_until > now, FILES.reserved), else_=0)
+    chosen = select(func.coalesce(func.sum(func.coalesce(FILES.size, reserved)), 0)).where(*files)
+    return int(connection.execute(chosen if without is None else chosen.where(FILES.file_id != without)).scalar_one())
 
 
 def one_batch(connection: Connection, batch_id: str, tenant: str | None) -> BatchRecord:

@@ -44,8 +44,17 @@ class BatchStore:
         """
         return await self._call("batches.finish_file", file_id, size, max_tenant_bytes)  # type: ignore[no-any-return]
 
+    async def reserve_bytes(self, file_id: str, size: int, wanted: int, max_tenant_bytes: int) -> int:
+        """Reserve bytes of the tenant for content that arrives: `wanted`, or as many as are left, `size` at least.
+        Returns how many.
+
+        Raises:
+            KeyError, BodyTooLarge: as `finish_file`; counting what other uploads have reserved.
+        """
+        return await self._call("batches.reserve_bytes", file_id, size, wanted, max_tenant_bytes)  # type: ignore[no-any-return]
+
     async def stored_bytes(self, tenant: str) -> int:
-        """Of all complete files of the tenant."""
+        """Of all complete files of the tenant, and what its uploads have reserved."""
         return await self._call("batches.stored_bytes", tenant)  # type: ignore[no-any-return]
 
     async def file(self, file_id: str, tenant: str | None) -> FileRecord:

@@ -60,6 +60,7 @@ from serve_app.store.tables import BATCH_FILES, BATCH_ROWS, BATCHES
 ENDED_AT = func.coalesce(B.completed_at, B.failed_at, B.cancelled_at, B.expired_at)
 IS_LIVE = B.status.in_([str(one) for one in BatchStatus if one not in ENDED])  # few: found by their index
 UPLOAD_S = 7 * 86_400.0  # what is not complete by then never will be, even if files or store were away for days
+RESERVED_S = 120.0  # an upload reserves anew for each MiB, which takes 16 s at its slowest; its router may die
 MAX_CLAIM = 10_000  # rows: SQLite takes 32,766 parameters
 FORGET_ROWS = 2000  # of one transaction: some 10 MB of results, so that SQLite's other writers wait for milliseconds
 
@@ -99,14 +100,32 @@ class SqlBatches:
         with self._writing() as connection:
             file = one_file(connection, *chosen)
             if file.size is None and max_tenant_bytes is not None:
-                check_stored(stored_bytes(connection, file.tenant, is_locked=True), size, max_tenant_bytes)
+                others = stored_bytes(connection, file.tenant, self._now(), without=file_id, is_locked=True)
+                check_stored(others, size, max_tenant_bytes)
             connection.execute(update(BATCH_FILES).where(*chosen).values(size=size))
             return one_file(connection, *chosen)
 
+    def reserve_bytes(self, file_id: str, size: int, wanted: int, max_tenant_bytes: int) -> int:
+        """Reserve bytes of the tenant for content that arrives: `wanted`, or as many as are left, `size` at least; for
+        `RESERVED_S` from now. Returns how many.
+
+        Raises:
+            KeyError, BodyTooLarge: as `finish_file`.
+        """
+        chosen, now = (FILES.file_id == file_id, FILES.deleted_at.is_(None)), self._now()
+        with self._writing() as connection:
+            file = one_file(connection, *chosen)
+            others = stored_bytes(connection, file.tenant, now, without=file_id, is_locked=True)
+            check_stored(others, size, max_tenant_bytes)
+            reserved = min(wanted, max_tenant_bytes - others)
+            held = {"reserved": reserved, "reserved_until": now + RESERVED_S}
+            connection.execute(update(BATCH_FILES).where(*chosen).values(held))
+            return reserved
+
     def stored_bytes(self, tenant: str) -> int:
-        """Of all complete files of the tenant."""
+        """Of all complete files of the tenant, and what its uploads have reserved."""
         with self._reading() as connection:
-            return stored_bytes(connection, tenant)
+            return stored_bytes(connection, tenant, self._now())
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""

@@ -89,6 +89,8 @@ BATCH_FILES = Table(
     Column("expires_at", Double, index=True),
     Column("deleted_at", Double),
     Column("removed_at", Double, index=True),  # its content is gone
+    Column("reserved", BigInteger),  # bytes of its tenant, while its content arrives
+    Column("reserved_until", Double),
 )
 
 BATCHES = Table(

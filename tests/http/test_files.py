@@ -266,7 +266,7 @@ def test_an_upload_is_refused_as_soon_as_it_is_above_the_bound_and_before_it_whe
     run(scenario, batch={"max_bytes_per_tenant": BOUND})
 
 
-def test_of_two_uploads_at_once_that_are_above_the_bound_together_the_later_one_is_refused() -> None:
+def test_uploads_at_once_are_within_the_bound_together_while_they_arrive() -> None:
     async def scenario(lane: Lane) -> None:
         may_end, whole = asyncio.Event(), form(PURPOSE, part("file", LARGE, "rows.jsonl"))
 
@@ -274,13 +274,33 @@ def test_of_two_uploads_at_once_that_are_above_the_bound_together_the_later_one_
             await may_end.wait()
             return {"type": "http.request", "body": whole[-1], "more_body": False}
 
+        async def never() -> dict[str, Any]:
+            raise AssertionError("read on")
+
         slow = asyncio.create_task(lane.request("POST", "/v1/files", whole[:-1], FORM, rest=rest))
-        await turns(20)
-        made = await lane.sdk().files.create(file=("1.jsonl", LARGE), purpose="batch")
+        for _ in range(1000):  # bound: a call of the store each
+            if await lane.store.batches.stored_bytes("night"):
+                break
+            await turns()
+        second = await lane.request("POST", "/v1/files", [PURPOSE, part("file", LARGE, "2.jsonl")], FORM, rest=never)
+        assert (second.status, second.error["code"]) == (413, "storage_quota_exceeded")
         may_end.set()
-        reply = await slow
-        assert (reply.status, reply.error["code"]) == (413, "storage_quota_exceeded")
-        assert await kept(lane) == ([made.id], [made.id])
+        first = await slow
+        assert first.status == 200
+        made = json.loads(first.body)["id"]
+        assert await kept(lane) == ([made], [made])
+        assert await lane.store.batches.stored_bytes("night") == len(LARGE)
+
+    run(scenario, batch={"max_bytes_per_tenant": BOUND})
+
+
+def test_an_upload_that_ends_gives_back_what_it_had_reserved() -> None:
+    async def scenario(lane: Lane) -> None:
+        bad = part("file", LARGE + b"no row", "rows.jsonl")
+        reply = await lane.request("POST", "/v1/files", [*form(PURPOSE, bad)], FORM)
+        assert reply.status == 400
+        assert await lane.store.batches.stored_bytes("night") == 0
+        await lane.sdk().files.create(file=("1.jsonl", LARGE), purpose="batch")
 
     run(scenario, batch={"max_bytes_per_tenant": BOUND})
 

@@ -132,6 +132,28 @@ def test_the_bytes_of_a_tenant_s_complete_files_are_bounded_where_a_bound_is_giv
     asyncio.run(main())
 
 
+def test_uploads_reserve_what_is_left_of_their_tenant_s_bytes_until_they_end(batches: BatchStore) -> None:
+    async def main() -> None:
+        for number, tenant in enumerate(("acme", "acme", "other")):
+            await batches.add_file(replace(FILE, file_id=f"file-{number}", tenant=tenant))
+        assert await batches.reserve_bytes("file-0", 10, 20, 100) == 20
+        assert await batches.reserve_bytes("file-1", 10, 200, 100) == 80
+        assert await batches.stored_bytes("acme") == 100
+        with pytest.raises(BodyTooLarge):
+            await batches.reserve_bytes("file-0", 21, 40, 100)
+        with pytest.raises(BodyTooLarge):
+            await batches.finish_file("file-0", 21, 100)
+        assert await batches.reserve_bytes("file-2", 100, 100, 100) == 100
+        assert (await batches.finish_file("file-1", 30, 100)).size == 30
+        assert await batches.reserve_bytes("file-0", 21, 400, 100) == 70
+        await batches.delete_file("file-0", "acme", 7.0)
+        assert await batches.stored_bytes("acme") == 30
+        with pytest.raises(KeyError):
+            await batches.reserve_bytes("file-0", 1, 1, 100)
+
+    asyncio.run(main())
+
+
 def test_a_batch_is_made_once_listed_by_tenant_and_changed_only_as_it_was(batches: BatchStore) -> None:
     async def main() -> None:
         for tenant in ("acme", "other"):
