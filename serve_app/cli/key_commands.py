@@ -6,7 +6,7 @@ Invariant: a key is printed once, by the command that made it, and is in no file
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -69,6 +69,10 @@ def create(
     requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None,
     tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None,
     budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None,
+    batch_limit: Annotated[
+        list[str] | None,
+        typer.Option("--batch-limit", help="Of its batches' rows, such as tokens_per_day=1000000; may be given again."),
+    ] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     key: KeyOption = None,
@@ -97,8 +101,22 @@ def create(
         "metrics": metrics,
         "expires_at": None if expires is None else expiry(expires, datetime.now(UTC)),
         "limits": given or None,
+        "batch_limits": batch_limits(batch_limit or ()) or None,
     }
     _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", json=body), as_json)
+
+
+def batch_limits(given: Iterable[str]) -> dict[str, float]:
+    """Limits as NAME=NUMBER, checked by the endpoint. Raises BadRequest: not of this form."""
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            raise BadRequest(f"--batch-limit {text}: give a name and a number, such as max_concurrent=8") from None
+        found[name] = int(number) if number.is_integer() else number
+    return found
 
 
 @command(app, "list")
@@ -212,6 +230,8 @@ def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
     listing.say(f"{found['id']} of {found['name']!r}, tenant {found['tenant']}", ())
     scopes = [("key", limits["key"]), (f"tenant {found['tenant']}", limits["tenant"])]
     scopes += [(f"{model} of tenant {found['tenant']}", one) for model, one in limits["models"].items()]
+    batches = limits.get("batches", {})  # an endpoint of an earlier release has none
+    scopes += [(f"batches of {of}", batches.get(name, {})) for name, of in (("key", "this key"), ("tenant", "tenant"))]
     rows = [(scope, name, f"{value:.15g}") for scope, one in scopes for name, value in one.items()]
     if rows:
         listing.table("limit", LIMIT_COLUMNS, rows)

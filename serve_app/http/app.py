@@ -121,7 +121,7 @@ class RouterApp:
         self._file_routes = FileRoutes(batches, lambda: self.settings, self._body_thread)
         self._batch_routes = BatchRoutes(batches, lambda: self.settings)
         self.estimator = Estimator()
-        self._limits = RequestLimits(limits, self.estimator, metrics, lambda identity: self.keys.limits_of(identity))
+        self._limits = RequestLimits(limits, self.estimator, metrics, lambda: self.keys)
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:

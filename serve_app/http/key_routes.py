@@ -76,6 +76,7 @@ class _KeyFields(BaseModel):
     models: list[ModelName] | None = Field(None, max_length=MAX_MODELS)
     expires_at: str | None = None
     limits: LimitSettings | None = None
+    batch_limits: LimitSettings | None = None
 
 
 class _RotateFields(BaseModel):
@@ -147,6 +148,7 @@ class KeyRoutes:
             metrics=asked.metrics,
             models=None if asked.models is None else tuple(asked.models),
             limits=None if asked.limits is None else asked.limits.limits(),
+            batch_limits=None if asked.batch_limits is None else asked.batch_limits.limits(),
             created_at=now,
             expires_at=None if asked.expires_at is None else _expiry(asked.expires_at, now),
         )
@@ -227,12 +229,14 @@ class KeyRoutes:
             "metrics": record.metrics,
             "models": record.models,
             "limits": None if record.limits is None else shown_limits(record.limits),
+            "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
             **times,
         }
 
 
 def effective_limits(record: KeyRecord, settings: Settings) -> dict[str, Any]:
-    """All limits that a request of this key has to be within: of the key, of its tenant, of single models."""
+    """All limits that a request of this key has to be within: of the key, of its tenant, of single models. A row of its
+    batches has to be within those of the key for a day or a month, and within `batches`."""
     tenant = settings.admission.tenants.get(record.tenant)
     key = settings.auth.key_limits.limits() if record.limits is None else record.limits
     models = {} if tenant is None else tenant.models
@@ -241,6 +245,10 @@ def effective_limits(record: KeyRecord, settings: Settings) -> dict[str, Any]:
         "tenant": {} if tenant is None else shown_limits(tenant.limits.limits()),
         "models": {name: shown_limits(limits.limits()) for name, limits in models.items()},
         "over_limit": "refuse" if tenant is None else tenant.over_limit,
+        "batches": {
+            "key": {} if record.batch_limits is None else shown_limits(record.batch_limits),
+            "tenant": {} if tenant is None else shown_limits(tenant.batch_limits.limits()),
+        },
     }
 
 

@@ -29,6 +29,7 @@ from serve_app.types import Identity, RequestClass
 
 ID_DIGITS = 8  # of its digest, in the id of a key of the configuration that has no name
 NO_LIST_RETRY_S = 1.0  # a list comes within a second once the store is back
+NO_LIMITS = Limits()
 INCORRECT = "Incorrect API key provided"  # OpenAI's words: LiteLLM tells this error from other wrong requests by them
 
 
@@ -121,10 +122,17 @@ class KeyRing:
 
     def limits_of(self, identity: Identity) -> Limits:
         """The limits of a key: its own, else those of `auth.key_limits`."""
-        record = self.configured.get(identity.key_id)
-        if record is None and self._stored is not None:
-            record = self._stored.get(identity.key_id)
+        record = self._record_of(identity)
         return self._key_limits if record is None or record.limits is None else record.limits
+
+    def batch_limits_of(self, identity: Identity) -> Limits:
+        """The limits of the rows of a key's batches."""
+        record = self._record_of(identity)
+        return NO_LIMITS if record is None or record.batch_limits is None else record.batch_limits
+
+    def _record_of(self, identity: Identity) -> KeyRecord | None:
+        record = self.configured.get(identity.key_id)
+        return self._stored.get(identity.key_id) if record is None and self._stored is not None else record
 
 
 def _no_list() -> StoreAway:
@@ -147,6 +155,7 @@ def configured_key(key: KeySettings) -> KeyRecord:
         metrics=key.metrics,
         models=key.models,
         limits=None if key.limits is None else key.limits.limits(),
+        batch_limits=None if key.batch_limits is None else key.batch_limits.limits(),
         expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
     )
 

@@ -1,5 +1,5 @@
 """Charges each request against the limits of its key, of its tenant, and of its tenant's use of the model; a row of a
-batch against its tenant's limits for batches alone.
+batch against its key's limits of a day and a month, and the limits of its key and of its tenant for batches.
 
 Invariant: a charge is ended exactly once, however the request ends: settled by the tokens that the engine made, or
 refunded if the request was refused or failed.
@@ -24,6 +24,7 @@ from serve_app.core.queue import RefusalReason, Refuse, refusal_error
 from serve_app.errors import RateLimited
 from serve_app.http import request_size
 from serve_app.http.error_responses import Headers
+from serve_app.http.keys import KeyRing
 from serve_app.http.request_record import RequestRecord
 from serve_app.router import LimitCharge, LimitClient, RouterMetrics
 from serve_app.settings import Settings
@@ -58,7 +59,7 @@ class RequestLimits:
 
     Args:
         client: charges them, together with all other routers.
-        limits_of: the limits of a key.
+        keys: those that hold now.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class RequestLimits:
         client: LimitClient,
         estimator: Estimator,
         metrics: RouterMetrics,
-        limits_of: Callable[[Identity], Limits],
+        keys: Callable[[], KeyRing],
     ) -> None:
-        self._client, self._estimator, self._metrics, self._limits_of = client, estimator, metrics, limits_of
+        self._client, self._estimator, self._metrics, self._keys = client, estimator, metrics, keys
         self._of_tenant: dict[str, tuple[str, Limits]] = {}
         self._of_batches: dict[str, tuple[str, Limits]] = {}  # by tenant
         self._of_model: dict[tuple[str, str], tuple[str, Limits]] = {}  # by tenant and model
@@ -90,13 +91,15 @@ class RequestLimits:
 
     def _scopes(self, identity: Identity, model: str) -> Scopes:
         """The scopes with limits that a request of this key to this model is charged to."""
-        found: tuple[tuple[str, Limits] | None, ...] = (
-            (f"key:{identity.key_id}", self._limits_of(identity)),
-            self._of_tenant.get(identity.tenant),
-            self._of_model.get((identity.tenant, model)),
-        )
+        key_id, of_key, found = identity.key_id, self._keys().limits_of(identity), list[tuple[str, Limits] | None]()
+        allowance = f"allowance:{key_id}", of_key.of_periods
         if identity.is_row:
-            found = (self._of_batches.get(identity.tenant),)
+            of_rows = f"rows:{key_id}", self._keys().batch_limits_of(identity)
+            found += [allowance, of_rows, self._of_batches.get(identity.tenant)]
+        else:
+            tenant = identity.tenant
+            found += [(f"key:{key_id}", of_key.of_rates), allowance]
+            found += [self._of_tenant.get(tenant), self._of_model.get((tenant, model))]
         return tuple(one for one in found if one is not None and one[1] != Limits())
 
     def charge(

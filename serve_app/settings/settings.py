@@ -91,6 +91,7 @@ class KeySettings(FrozenSettings):
     models: tuple[str, ...] | None = None  # that it may use; None: all
     expires_at: AwareDatetime | None = None  # it is refused from then on; with its offset from UTC
     limits: LimitSettings | None = None  # None: those of `auth.key_limits`
+    batch_limits: LimitSettings | None = None  # of the rows of its batches; None: none
 
     @model_validator(mode="after")
     def _one_secret(self) -> KeySettings:

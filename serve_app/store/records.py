@@ -33,7 +33,7 @@ class KeyRecord:
         digest: SHA-256 of the key; the key itself is nowhere.
         previous_digest: of the key before a rotation, valid until `previous_until`.
         models: that it may use; None: all.
-        limits: its own; None: the default ones of the configuration.
+        limits: its own; None: the default ones of the configuration. `batch_limits`: of the rows of its batches.
         version: of the change that made it what it is; the store sets it.
     """
 
@@ -49,6 +49,7 @@ class KeyRecord:
     metrics: bool = False
     models: tuple[str, ...] | None = None
     limits: Limits | None = None
+    batch_limits: Limits | None = None
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None

@@ -180,8 +180,8 @@ class SqlStore:
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
-        """What a scope has used since a day, with that day: `key:ID`, `tenant:NAME`, `model:TENANT\\0MODEL`, or
-        `batch:TENANT`, which alone counts the rows of batches."""
+        """What a scope has used since a day, with that day: `key:ID`, `tenant:NAME` and `model:TENANT\\0MODEL` without
+        the rows of batches, `rows:ID` and `batch:TENANT` of them alone, and `allowance:ID` of a key with its rows."""
         self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
         tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
@@ -241,9 +241,9 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
     columns = dict(fields)
     if columns.get("models") is not None:
         columns["models"] = json.dumps(columns["models"])
-    limits = columns.get("limits")
-    if limits is not None:
-        columns["limits"] = json.dumps(asdict(limits) if isinstance(limits, Limits) else limits)
+    for name in ("limits", "batch_limits"):
+        if (limits := columns.get(name)) is not None:
+            columns[name] = json.dumps(asdict(limits) if isinstance(limits, Limits) else limits)
     for name in ("max_class", "default_class"):
         if name in columns:
             columns[name] = int(columns[name])
@@ -256,8 +256,9 @@ def _record(row: Row[Any]) -> KeyRecord:
         values[name] = RequestClass(values[name])
     if values["models"] is not None:
         values["models"] = tuple(json.loads(values["models"]))
-    if values["limits"] is not None:
-        values["limits"] = Limits(**json.loads(values["limits"]))
+    for name in ("limits", "batch_limits"):
+        if values[name] is not None:
+            values[name] = Limits(**json.loads(values[name]))
     return KeyRecord(**values)
 
 
@@ -281,8 +282,10 @@ def _of_scope(scope: str) -> Any:
     """The condition for the rows of a scope. Raises ValueError: no such scope."""
     kind, _, name = scope.partition(":")
     of_batches = USAGE.c.model.endswith(BATCH_SUFFIX, autoescape=True)
-    if kind == "key":
-        return and_(USAGE.c.key_id == name, ~of_batches)
+    if kind == "allowance":
+        return USAGE.c.key_id == name
+    if kind in ("key", "rows"):
+        return and_(USAGE.c.key_id == name, of_batches if kind == "rows" else ~of_batches)
     if kind == "tenant":
         return and_(USAGE.c.tenant == name, ~of_batches)
     if kind == "batch":

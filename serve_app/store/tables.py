@@ -34,6 +34,7 @@ API_KEYS = Table(
     Column("metrics", Boolean, nullable=False),
     Column("models", Text),  # JSON
     Column("limits", Text),  # JSON
+    Column("batch_limits", Text),  # JSON
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),

@@ -118,6 +118,16 @@ def test_json_is_what_the_route_answers(keys: Keys, store: FakeStore) -> None:
     assert [one["id"] for one in listed["data"]] == ["ops", made["id"]]
 
 
+def test_the_limits_of_a_key_s_batches_are_given_by_name_and_shown(keys: Keys, store: FakeStore) -> None:
+    limits = ("--batch-limit", "max_concurrent=8", "--batch-limit", "tokens_per_day=1000000")
+    made = json.loads(keys("create", "night", *limits, "--json").stdout)
+    assert made["batch_limits"] == {"max_concurrent": 8, "tokens_per_day": 1_000_000}
+    shown = keys("show-limits", made["id"]).stdout.splitlines()
+    assert "limit\tbatches of this key\tmax_concurrent\t8" in shown
+    for wrong in ("max_concurrent", "max_concurrent=many", "no_such=1"):
+        assert keys("create", "night", "--batch-limit", wrong).exit_code != 0
+
+
 def test_limits_are_shown_by_what_has_them(keys: Keys, store: FakeStore) -> None:
     made = asyncio.run(store.create_key(record(MINE)))
     lines = keys("show-limits", made.key_id).stdout.splitlines()

@@ -176,14 +176,16 @@ def test_the_list_has_the_keys_of_the_file_too(store: FakeStore) -> None:
 
 def test_the_limits_that_hold_for_a_key_are_told(store: FakeStore) -> None:
     async def scenario(client: Client) -> None:
-        made = await create(client, limits=LIMITS)
+        made = await create(client, limits=LIMITS, batch_limits={"max_concurrent": 3})
+        assert made["batch_limits"] == {"max_concurrent": 3}
         assert (await got(client, f"{KEYS}/{made['id']}"))["effective_limits"] == {
             "key": LIMITS,
             "tenant": {"max_concurrent": 9},
             "models": {MODEL: {"tokens_per_day": 5}},
             "over_limit": "wait",
+            "batches": {"key": {"max_concurrent": 3}, "tenant": {}},
         }
-        nothing = {"key": {}, "tenant": {}, "models": {}, "over_limit": "refuse"}
+        nothing = {"key": {}, "tenant": {}, "models": {}, "over_limit": "refuse", "batches": {"key": {}, "tenant": {}}}
         assert (await got(client, f"{KEYS}/ops"))["effective_limits"] == nothing
 
     with_keys(store, scenario)

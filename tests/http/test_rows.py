@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.limits import LimitReason
+from serve_app.core.limits import LimitReason, Limits
 from serve_app.errors import RateLimited
 from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.http.error_responses import Headers
@@ -105,6 +105,33 @@ def test_a_row_is_no_load_for_scaling_unless_the_model_s_settings_count_it(count
         await asyncio.wait(asked)
 
     run(counts, model(replicas=AutoscaleSettings(count_batch_rows=count_batch_rows)))
+
+
+def test_a_row_is_charged_to_its_key_s_day_and_month_and_not_to_its_minute() -> None:
+    async def scenario(client: Client) -> None:
+        await client.post(ask("one"))
+        await answer_of(client, ask("one"))
+        request, row = (dict(one.scopes) for one in client.limits.asked)
+        assert list(request) == ["key:desk", "allowance:desk", "tenant:people"]
+        assert list(row) == ["allowance:desk", "batch:people"]
+        assert row["allowance:desk"] == request["allowance:desk"] == Limits(tokens_per_day=100, budget_per_month=5)
+        assert request["key:desk"] == Limits(requests_per_minute=60, max_concurrent=2)
+
+    limits = {"requests_per_minute": 60, "max_concurrent": 2, "tokens_per_day": 100, "budget_per_month": 5}
+    check(scenario, limits=limits, admission={"tenants": TENANTS})
+
+
+def test_a_row_is_charged_to_its_key_s_limits_for_batches() -> None:
+    async def scenario(client: Client) -> None:
+        client.edge.keys.configured["desk"] = replace(
+            client.edge.keys.configured["desk"], batch_limits=Limits(max_concurrent=3)
+        )
+        await client.post(ask("one"))
+        await answer_of(client, ask("one"))
+        (row,) = client.limits.asked
+        assert row.scopes == (("rows:desk", Limits(max_concurrent=3)),)
+
+    check(scenario)
 
 
 def test_a_row_over_its_limit_is_told_when_to_come_back() -> None:

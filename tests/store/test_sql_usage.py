@@ -73,6 +73,8 @@ def test_what_a_scope_has_used_counts_from_its_day_on(open_store: OpenStore) -> 
             assert await store.used(scope, "2026-11-01") == Used(4, 30, 14), "rows of batches are apart"
         assert await store.used("batch:t", "2026-11-01") == Used(1, 5, 1)
         assert await store.used("batch:other", "2026-11-01") == Used()
+        assert await store.used("rows:k", "2026-11-01") == Used(1, 5, 1)
+        assert await store.used("allowance:k", "2026-11-01") == Used(5, 35, 15), "a key with its rows"
         both = await store.usage(UsageQuery(by=("model",), model="m/x"))
         assert [one.model for one in both] == ["m/x", "m/x (batch)"]
         with pytest.raises(ValueError, match="nothing"):

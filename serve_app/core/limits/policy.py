@@ -7,7 +7,7 @@ at most burst + rate x t is charged. A limit a day is whole again at midnight UT
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 MICRO = 1_000_000  # costs are counted in millionths of the prices' currency: sums of whole numbers are exact
@@ -89,6 +89,20 @@ class Limits:
         }
         return {kind: float(capacity) for kind, capacity in found.items() if capacity is not None}
 
+    @property
+    def of_periods(self) -> Limits:
+        """Those of a day and a month alone."""
+        return Limits(
+            requests_per_day=self.requests_per_day,
+            tokens_per_day=self.tokens_per_day,
+            budget_per_month=self.budget_per_month,
+        )
+
+    @property
+    def of_rates(self) -> Limits:
+        """The others: those a minute, and of concurrency."""
+        return replace(self, requests_per_day=None, tokens_per_day=None, budget_per_month=None)
+
     def rate(self, kind: Kind) -> float:
         """What a pool refills a second."""
         minute = {Kind.REQUESTS: self.requests_per_minute, Kind.TOKENS: self.tokens_per_minute}.get(kind)
@@ -104,6 +118,8 @@ def _burst(per_minute: float | None, burst: int | None) -> float | None:
 Scopes = tuple[tuple[str, Limits], ...]  # with the id of each: a kind of `SCOPE_NAMES`, a colon, and whose it is
 SCOPE_NAMES = {
     "key": "this key",
+    "allowance": "this key",  # its limits of a day and a month, for its requests and its rows together
+    "rows": "the batches of this key",
     "tenant": "this tenant",
     "model": "this tenant for this model",
     "batch": "the batches of this tenant",
