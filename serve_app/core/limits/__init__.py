@@ -7,7 +7,15 @@ Never: reads a clock; every event carries its time.
 
 from serve_app.core.limits.actor_limits import ActorLimits
 from serve_app.core.limits.decisions import Charged, LimitDecision
-from serve_app.core.limits.messages import LimitAction, LimitEvent, LimitGrant, LimitRecall, LimitRefuse, LimitState
+from serve_app.core.limits.messages import (
+    LimitAction,
+    LimitEvent,
+    LimitGrant,
+    LimitRecall,
+    LimitRefuse,
+    LimitRequest,
+    LimitState,
+)
 from serve_app.core.limits.policy import (
     Kind,
     LimitedRequest,
@@ -30,6 +38,7 @@ __all__ = [
     "LimitReason",
     "LimitRecall",
     "LimitRefuse",
+    "LimitRequest",
     "LimitState",
     "LimitedRequest",
     "Limits",

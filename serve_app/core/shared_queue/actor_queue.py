@@ -10,7 +10,8 @@ Rules
   drains there is neither credit nor a grant.
 - All routers receive opened and ended sessions (`core.shared_queue.session_admission`) in their ordered action streams.
 - At every heartbeat a router's reported accounts are compared with the ledger, except engines with an action in
-  transit. A difference ends the router's session, an error in an event ends all; the router begins a new incarnation.
+  transit. A difference ends the router's session, as does an error in its event (`applied_events`); one that concerns
+  all ends all. The router begins a new incarnation.
 - A router that is gone loses its waiting requests and its accounts. One that acknowledges nothing for a second is
   granted nothing more, long before it counts as gone: such grants would stay unused.
 
@@ -24,6 +25,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
@@ -39,12 +41,13 @@ from serve_app.core.memory import (
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
+from serve_app.core.shared_queue.applied_events import AppliedEvents
 from serve_app.core.shared_queue.delivery import ActorSessions
+from serve_app.core.shared_queue.early_refusal import class_figures
 from serve_app.core.shared_queue.granting import Granting
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, Amount, RouterEvent, RouterMessage
 from serve_app.core.shared_queue.postponed import PostponedRequests
 from serve_app.core.shared_queue.session_admission import SessionAdmission
-from serve_app.types import RequestClass
 
 CALM_S = 0.25  # minimum period of withdrawing and granting credit when a queue empties and fills again
 FIGURES_S = 0.1  # between updates of the queue figures for early refusal; a queue with an arrival is updated at once
@@ -84,9 +87,8 @@ class ActorQueue:
         self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
         self._ledger = ledger
-        self._notes: list[str] = []
+        self.applied = AppliedEvents(self._send, lambda: self.accounts.recount(self.actor_sessions.sessions))
         self.processes: dict[str, NodeProcesses] = {}  # of routers, by name
-        self._mismatched = False  # the router whose message is processed reports other accounts than the ledger's
 
     # Routers
 
@@ -101,14 +103,14 @@ class ActorQueue:
             self._admit_postponed(now)
             events = self.actor_sessions.receive(session, message)
             self._apply_events(message.router, events, now)
-            if self._mismatched:
-                self._mismatched = False
-                self._end_sessions([message.router], now)
+            self._end_unsure_sessions(now)
             self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
             if any(isinstance(event, messages.AccountReport) for event in events):
                 accounts = self.accounts.by_router.get(message.router, {})
                 booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
+            if message.router not in self.actor_sessions.sessions:  # it has ended, and with it what it was granted
+                return self.actor_sessions.stale_reply(message)
             return self.actor_sessions.reply(session, booked)
 
     def remove_routers(self, routers: Sequence[str], now: float) -> None:
@@ -123,7 +125,7 @@ class ActorQueue:
 
     def take_notes(self) -> list[str]:
         """The messages for the operator since the last call."""
-        notes, self._notes = self._notes, []
+        notes, self.applied.notes = self.applied.notes, []
         return notes
 
     def in_use(self, engine: str) -> tuple[int, int]:
@@ -172,6 +174,7 @@ class ActorQueue:
         """End unresponsive routers and run what is due."""
         with self._reset_on_error(now):
             self._admit_postponed(now)
+            self._end_unsure_sessions(now)
             for router in self.actor_sessions.unresponsive(now):
                 self._end_sessions([router], now)
             self.granting.on_tick(now)
@@ -203,7 +206,7 @@ class ActorQueue:
             self.granting.requests.closed_engines = self.closed_engines
             self.session_admission.restart(self.granting)
             self.calm_at.clear()
-            self._mismatched = False
+            self.applied.unsure.clear()
             raise
 
     def _compare(self, router: str, accounts: tuple[Amount, ...], last_action: int) -> None:
@@ -219,15 +222,15 @@ class ActorQueue:
             mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
             if mine != its and settled and slots_of(engine) in self._ledger:
-                self._mismatched = True
-                self._notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
+                self.applied.unsure.add(router)
+                self.applied.notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
 
     def _apply_events(self, router: str, events: Sequence[RouterEvent], now: float) -> None:
         for event in events:
-            self._apply_event(router, event, now)
+            self.applied.apply(router, event, self._apply_event, self.granting.requests, now)
         for event in events:  # last: credit must not take what a request of the same message needs
             if isinstance(event, messages.CreditRequest):
-                self.granting.grant_credit(router, event, self.actor_sessions.state.contended, now)
+                self.applied.apply(router, event, self._grant_credit, self.granting.requests, now)
 
     def _apply_event(self, router: str, event: RouterEvent, now: float) -> None:
         granting = self.granting
@@ -274,6 +277,15 @@ class ActorQueue:
                 if not isinstance(event, messages.CreditRequest):
                     self.limits.on_event(router, event, now)
 
+    def _grant_credit(self, router: str, event: RouterEvent, now: float) -> None:
+        if isinstance(event, messages.CreditRequest):
+            self.granting.grant_credit(router, event, self.actor_sessions.state.contended, now)
+
+    def _end_unsure_sessions(self, now: float) -> None:
+        if self.applied.unsure:
+            routers, self.applied.unsure = sorted(self.applied.unsure), set()
+            self._end_sessions(routers, now)
+
     def _arrive(self, router: str, model: str, arrival: Arrival, waited_s: float, now: float) -> None:
         if arrival.deadline is not None:
             arrival = replace(arrival, deadline=arrival.deadline + now)
@@ -285,7 +297,12 @@ class ActorQueue:
     def _admit_postponed(self, now: float) -> None:
         """Admit requests that waited during recovery."""
         for router, model, arrival, arrived_s in self.postponed.take(now):
-            self.granting.requests.arrive(router, model, arrival, arrived_s, now)
+            event, admit = messages.Arrive(model, arrival, now - arrived_s), partial(self._admit, arrived_s)
+            self.applied.apply(router, event, admit, self.granting.requests, now)
+
+    def _admit(self, arrived_s: float, router: str, event: RouterEvent, now: float) -> None:
+        assert isinstance(event, messages.Arrive)
+        self.granting.requests.arrive(router, event.model, event.arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
@@ -359,7 +376,7 @@ class ActorQueue:
         if now >= self._figures_at + FIGURES_S:
             self._figures_at, arrived = now, contended
         for model in arrived & contended:
-            self.actor_sessions.set_figures(model, self._class_figures(model))
+            self.actor_sessions.set_figures(model, class_figures(models[model].admission))
 
     def _settle(self, now: float) -> None:
         """Retry grants, and report opened and ended sessions."""
@@ -372,16 +389,3 @@ class ActorQueue:
             news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else one
             for router in self.actor_sessions.sessions:
                 self.actor_sessions.send(router, news)
-
-    def _class_figures(self, model: str) -> tuple[messages.ClassQueueFigures, ...]:
-        admission = self.granting.models[model].admission
-        claimed = dict(admission.ahead(min(RequestClass)))
-        return tuple(
-            messages.ClassQueueFigures(
-                claimed.get(level, 0),
-                admission.is_full(level),
-                admission.forecast.backlog(level),
-                admission.slots_by_tenant(level, messages.MAX_TENANTS_REPORTED),
-            )
-            for level in RequestClass
-        )

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from serve_app.core.queue import (
     DEFAULT_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
+    Admission,
     Arrival,
     Backlog,
     QueuePolicy,
@@ -126,3 +127,17 @@ class EarlyRefusal:
         above = sum(self._uncounted[model, level] for level in RequestClass if level > request_class)
         slots = found.backlog.slots + self._uncounted[model, request_class]
         return found.backlog._replace(slots_above=found.backlog.slots_above + above, slots=slots)
+
+
+def class_figures(admission: Admission) -> tuple[ClassQueueFigures, ...]:
+    """At the actor: the figures of a queue, by class, from the lowest."""
+    claimed = dict(admission.ahead(min(RequestClass)))
+    return tuple(
+        ClassQueueFigures(
+            claimed.get(level, 0),
+            admission.is_full(level),
+            admission.forecast.backlog(level),
+            admission.slots_by_tenant(level, MAX_TENANTS_REPORTED),
+        )
+        for level in RequestClass
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.core.limits import Charged, Limits
-from serve_app.core.limits.router_limits import Refusal
+from serve_app.core.limits.decisions import Refusal
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.types import RequestClass
 from tests.core.limits.stream_world import StreamWorld
