@@ -1,7 +1,8 @@
 """Bounds the prompt of a request by what its model could hold, before anything validates, renders or tokenizes it.
 
 That work costs microseconds a byte and up to a tenth of a millisecond an entry, of an event loop that all tenants
-share, and vLLM compares the prompt with the model's length only after it. Here each value is visited once.
+share, and vLLM compares the prompt with the model's length only after it. Here each value is visited once. What passes
+and is still large (`is_large`) is read in a process of its own.
 
 Invariant: a prompt that fits the model passes. A token may have `MAX_TOKEN_BYTES` bytes; entries and text may become no
 token at all, up to `SPARE_ENTRIES` and `SPARE_BYTES`. Text that the engine truncates fits, however long it is. Each
@@ -21,6 +22,9 @@ MAX_TOKEN_BYTES = 128  # the longest tokens of Llama 3's and GPT-4o's vocabulari
 SPARE_BYTES = 2**16  # of text that a template strips or leaves out
 ENTRIES_PER_TOKEN = 2  # a message of one part, which is one token
 SPARE_ENTRIES = 4096  # that a template leaves out, or whose texts merge into one token
+LARGE_OBJECTS = 512  # 15 ms of validation and rendering by vLLM; an item of Responses counts twice
+LARGE_TEXT_CHARS = 2**16  # 50 ms of a tokenizer, which takes one text after the other
+NUMBERS_PER_OBJECT = 256  # so many token ids are copied in the time of one message
 TOO_LONG = "context_length_exceeded"  # OpenAI's code, which clients know how to handle
 
 # Fields that are rendered or tokenized, as one prompt; of a list in the second ones, each entry is a prompt.
@@ -28,8 +32,10 @@ _PROMPT_FIELDS = ("messages", "input", "prompt", "instructions", "suffix", "tool
 _SCORE_FIELDS = ("queries", "query", "documents", "items", "text_1", "text_2", "data_1", "data_2", "instruction")
 _TRUNCATE_FIELDS = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
 # Media, and what only OpenAI itself can read.
-_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds", "audio_embeds", "file_data")
-_NOT_TEXT = frozenset({*_MEDIA, "encrypted_content"})
+_MEDIA = frozenset(
+    ("image_url", "video_url", "audio_url", "input_audio", "image_embeds", "audio_embeds", "video_embeds", "file_data")
+)
+_NOT_TEXT = _MEDIA | {"encrypted_content"}
 
 
 @dataclass(slots=True)
@@ -64,6 +70,41 @@ def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: i
             raise _too_long(field, f"{size.numbers} token ids", most_numbers, max_model_len)
         if size.text_bytes > most_bytes and not truncates:
             raise _too_long(field, f"{size.text_bytes} bytes of text", most_bytes, max_model_len)
+
+
+def is_large(operation: Operation, body: Mapping[str, Any]) -> bool:
+    """Whether reading this body would stop an event loop, or hold up the tokenizer, for longer than others notice. It
+    looks at no more values than it takes to know that."""
+    left, chars = LARGE_OBJECTS * NUMBERS_PER_OBJECT, LARGE_TEXT_CHARS
+    each = NUMBERS_PER_OBJECT * (2 if operation in (Operation.RESPONSES, Operation.INPUT_TOKENS) else 1)
+    levels: list[Iterator[Any]] = [iter(body.values())]
+    while levels:
+        for value in levels[-1]:
+            if type(value) is str:
+                chars -= len(value)
+            elif type(value) is dict or type(value) is list:
+                left -= each
+                levels.append(iter(value.values() if type(value) is dict else value))
+                break
+            else:
+                left -= 1
+            if left < 0 or chars < 0:
+                return True
+        else:
+            levels.pop()
+        if left < 0:
+            return True
+    return False
+
+
+def has_media(body: Any) -> bool:
+    """Whether a body has an image, audio or video in it."""
+    nodes = [body]
+    for node in nodes:  # grows meanwhile
+        if type(node) is dict and not _MEDIA.isdisjoint(node):
+            return True
+        nodes += [child for child in (node.values() if type(node) is dict else node) if type(child) in (dict, list)]
+    return False
 
 
 def _too_long(field: str, found: str, most: int, max_model_len: int) -> BadRequest:

@@ -5,7 +5,7 @@ child process compiles each new grammar first. A grammar for which the child had
 compiles only the others.
 
 Rules
-- One compile at a time. Tenants take turns, each in order of arrival. Cancelled requests are skipped.
+- One compile at a time, in the order of `HelperQueue`.
 - The most recently used verdicts are kept, up to `KEPT_CPU_S` and `KEPT_BYTES` in all. The engine's own cache holds the
   same grammars, so a known grammar costs the engine nothing, and all of them at once cost at most `KEPT_CPU_S`.
 
@@ -14,8 +14,6 @@ Invariant: a grammar that `check` accepts took at most `limit_s` of CPU when it 
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
-from serve_app.core.turns import TenantTurns
+from serve_app.engine.helper_queue import HelperQueue
 from serve_app.errors import BadRequest
 
 MAX_COMPILED_BYTES = 8 * 2**20  # per running sequence; a choice of 3,000 words has 4.4 MB
@@ -57,7 +55,6 @@ class GrammarVerdict:
 class _Job(NamedTuple):
     grammar: Grammar
     digest: bytes
-    verdict: asyncio.Future[GrammarVerdict]
 
 
 class GrammarQueue:
@@ -70,10 +67,9 @@ class GrammarQueue:
 
     def __init__(self, compile: Callable[[Grammar], Awaitable[GrammarVerdict]]) -> None:
         self._compile = compile
-        self._turns = TenantTurns[_Job]()
+        self._queue = HelperQueue(self._verdict_of)
         self._cached_verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()  # the most recently used last
         self._weight = 0.0
-        self._worker: asyncio.Task[None] | None = None
 
     async def check(self, tenant: str, grammar: Grammar) -> None:
         """Return when the engine may compile the grammar; cancelling this removes it from the queue.
@@ -84,31 +80,14 @@ class GrammarQueue:
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         digest = hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
-        verdict = self._cached(digest)
-        if verdict is None:
-            job = _Job(grammar, digest, asyncio.get_running_loop().create_future())
-            self._turns.arrive(tenant, job)
-            if self._worker is None or self._worker.done():
-                self._worker = asyncio.create_task(self._work(), name="grammars", context=contextvars.Context())
-            verdict = await job.verdict
+        verdict = self._cached(digest) or await self._queue.ask(tenant, _Job(grammar, digest))
         if verdict.complex:
             raise too_complex(verdict.refusal)
         if verdict.refusal:
             raise BadRequest(f"the grammar or schema cannot be built: {verdict.refusal}")
 
-    async def _work(self) -> None:
-        while (begun := self._turns.begin()) is not None:
-            tenant, job = begun
-            try:
-                if not job.verdict.done():
-                    verdict = self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
-                    if not job.verdict.done():
-                        job.verdict.set_result(verdict)
-            except BaseException as error:  # noqa: BLE001 - raised in the waiting `check`
-                if not job.verdict.done():
-                    job.verdict.set_exception(error)
-            finally:
-                self._turns.end(tenant)
+    async def _verdict_of(self, job: _Job) -> GrammarVerdict:
+        return self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
 
     def _cached(self, digest: bytes) -> GrammarVerdict | None:
         verdict = self._cached_verdicts.get(digest)

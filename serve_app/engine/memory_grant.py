@@ -24,6 +24,7 @@ import psutil
 import pynvml
 
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, StartReport
+from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 from serve_app.system import start_ticks
@@ -58,7 +59,8 @@ class MemoryMeter:
         resident: dict[int, int] = {}
         for process in (me, *me.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                resident[process.pid] = process.memory_info().rss
+                is_renderer = process.cmdline()[1:] == RENDER_PROCESS  # the machine's memory, and not the grant's
+                resident[process.pid] = 0 if is_renderer else process.memory_info().rss
         self.resident_bytes = sum(resident.values())
         processes = tuple((pid, ticks) for pid in resident if (ticks := start_ticks(pid)) is not None)
         if self.gpus:

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from serve_app.core.body_bounds import (
     ENTRIES_PER_TOKEN,
+    LARGE_OBJECTS,
+    LARGE_TEXT_CHARS,
     MAX_TOKEN_BYTES,
     SPARE_BYTES,
     SPARE_ENTRIES,
     TOO_LONG,
     check_prompt,
+    has_media,
+    is_large,
 )
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
@@ -99,3 +103,29 @@ def test_a_prompt_that_may_fit_passes(operation: Operation, body: dict[str, Any]
 @given(st.sampled_from(list(Operation)), st.dictionaries(fields, json_values, max_size=4))
 def test_a_body_of_any_shape_is_scanned_and_a_small_one_passes(operation: Operation, body: dict[str, Any]) -> None:
     check_prompt(operation, body, 1)
+    assert not is_large(operation, body)
+    assert not has_media(body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "large"),
+    [
+        (Operation.CHAT, {"messages": [MESSAGE] * 400}, False),
+        (Operation.CHAT, {"messages": [MESSAGE] * (LARGE_OBJECTS + 1)}, True),
+        (Operation.RESPONSES, {"input": [MESSAGE] * 400}, True),  # an item costs twice as much
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [PART] * LARGE_OBJECTS}]}, True),
+        (Operation.CHAT, {"messages": [MESSAGE], "tools": [{"a": {}}] * LARGE_OBJECTS}, True),
+        (Operation.COMPLETION, {"prompt": "a" * (LARGE_TEXT_CHARS - 16)}, False),
+        (Operation.COMPLETION, {"prompt": "a" * (LARGE_TEXT_CHARS + 1)}, True),
+        (Operation.COMPLETION, {"prompt": [1] * 100_000}, False),
+        (Operation.COMPLETION, {"prompt": [1] * 200_000}, True),
+        (Operation.TOKENIZE, {"prompt": ["a" * 1000] * 100}, True),
+    ],
+)
+def test_a_body_is_large_by_its_objects_and_its_text(operation: Operation, body: dict[str, Any], large: bool) -> None:
+    assert is_large(operation, {"model": "tiny", **body}) is large
+
+
+def test_media_are_found_wherever_they_are() -> None:
+    assert has_media({"messages": [MESSAGE, {"role": "user", "content": [PART, IMAGE]}]})
+    assert not has_media({"messages": [MESSAGE], "tools": [{"type": "function"}]})

@@ -73,6 +73,8 @@ async def main() -> dict[str, Any]:
     await backend.start()
     try:
         await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
+        long = [{"role": "user", "content": "word " * 20_000}]  # starts the process that reads large requests
+        await asyncio.wait_for(ask(backend, "other", TRIVIAL, messages=long), LATE_S)
         alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
         before = cpu_s()
         attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]

@@ -14,6 +14,7 @@ import pytest
 
 from serve_app.core.memory import Hold
 from serve_app.engine import memory_grant
+from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.memory_grant import MemoryMeter
 from serve_app.system import start_ticks
 
@@ -61,6 +62,24 @@ def test_without_gpus_it_is_the_resident_memory_of_all_its_processes() -> None:
         assert both is not None
         assert both > alone
         assert {(ME, start_ticks(ME)), (child.pid, start_ticks(child.pid))} <= set(processes)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_process_that_reads_large_requests_is_no_part_of_the_grant() -> None:
+    def measured() -> int:
+        _, (found,) = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])
+        assert found is not None
+        return found
+
+    alone = measured()
+    child = subprocess.Popen([sys.executable, *RENDER_PROCESS], stdin=subprocess.PIPE)
+    try:
+        beside = measured()
+        processes, _ = MemoryMeter("n", gpus=False).measure([Hold("n/0", 1)])
+        assert beside - alone < 4e6  # an interpreter has more
+        assert (child.pid, start_ticks(child.pid)) in processes
     finally:
         child.kill()
         child.wait()

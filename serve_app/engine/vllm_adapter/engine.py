@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import pickle
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
@@ -32,13 +33,16 @@ from serve_app.engine.continuation import EarlierRuns, is_continued, not_continu
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
+from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
-from serve_app.engine.vllm_adapter import log_probabilities, replay, serving
+from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
+from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.private_names import missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
+from serve_app.engine.vllm_adapter.rendered import take_rendered
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, FirstTokenReport, Frame, Submit, Unsent
@@ -64,6 +68,7 @@ class VllmEngine:
         self._report_first_token: FirstTokenReport | None = None
         self._llm: RecordedLLM | None = None
         self._state = State()
+        self._large: LargeRequests | None = None
         self._stall = StallDetector(settings.health_stall_s)
         self._probe: asyncio.Task[bool] | None = None
         self._continues = False
@@ -93,7 +98,12 @@ class VllmEngine:
         serving.reduce_per_token_cost(llm)
         log_probabilities.install()
         tasks = await llm.get_supported_tasks()
-        await init_app_state(llm, self._state, serving.frontend_arguments(arguments, self._settings), tasks)
+        frontend = serving.frontend_arguments(arguments, self._settings)
+        await init_app_state(llm, self._state, frontend, tasks)
+        if self._settings.task == "generate":
+            setup = pickle.dumps(render_process.RenderSetup(llm.vllm_config, frontend, self._settings.tool_strict))
+            self._large = LargeRequests(lambda: HelperProcess("reads large requests", RENDER_PROCESS, setup).ask)
+            take_rendered(self._state.online_renderer)
         self._continues = self._settings.task == "generate" and await replay.prepare(llm)
         cache = llm.vllm_config.cache_config
         blocks = cache.num_gpu_blocks or 0
@@ -152,7 +162,8 @@ class VllmEngine:
         entries = log_probabilities.keep_entries(not submit.body.get("stream"))
         replay.identity_of_request.set(replay.AnswerIdentity(submit.request_id, submit.created))
         try:
-            answer = await serving.answer(self._running(), self._state, submit, self._settings.tool_strict)
+            llm, strict = self._running(), self._settings.tool_strict
+            answer = await serving.answer(llm, self._state, submit, strict, self._large)
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:

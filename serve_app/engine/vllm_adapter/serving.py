@@ -36,7 +36,9 @@ from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
+from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
+from serve_app.engine.vllm_adapter.rendered import rendered_of_request
 from serve_app.errors import BadRequest, NotFound, RequestFailed
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
@@ -56,6 +58,16 @@ _EARLY_EVENTS = ("response.created", "response.in_progress")
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
 # An adapter that is freed while a validated body still has a lazy iterator of it panics in Rust: none is made per call.
+_SERVING_OBJECTS = {  # by operation: its name in the state, and what a model without it does not support
+    Operation.CHAT: ("openai_serving_chat", "chat completions"),
+    Operation.COMPLETION: ("openai_serving_completion", "completions"),
+    Operation.RESPONSES: ("openai_serving_responses", "responses"),
+    Operation.INPUT_TOKENS: ("openai_serving_responses", "responses"),
+    Operation.EMBEDDING: ("serving_embedding", "embeddings"),
+    Operation.SCORE: ("serving_scores", "scores"),
+    Operation.RERANK: ("serving_scores", "scores"),
+}
+
 _TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
 _EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
 
@@ -89,60 +101,83 @@ def frontend_arguments(arguments: AsyncEngineArgs, settings: ModelSettings) -> N
 
 
 async def answer(
-    llm: RecordedLLM, state: State, submit: Submit, tool_strict: bool
+    llm: RecordedLLM, state: State, submit: Submit, tool_strict: bool, large: LargeRequests | None = None
 ) -> BaseModel | bytes | AsyncGenerator[str, None]:
     """The answer of vLLM's serving object: a body, vLLM's error, or a stream of SSE events. Raises vLLM's errors.
+
+    Args:
+        tool_strict: as for `request_of`.
+        large: reads and renders large requests; None: all are read here.
+    """
+    serving, raw = _serving_object(state, submit.operation), _raw_request(submit.request_id)
+    read = None if large is None else await large.read(submit)
+    if isinstance(read, ErrorResponse | bytes):
+        return read
+    if not submit.operation.takes_slot:
+        return await answer_unqueued(state, submit)
+    if read is None:
+        request = request_of(submit, tool_strict)
+    else:
+        request = read.request
+        rendered_of_request.set(read)
+    match submit.operation:
+        case Operation.CHAT:
+            # here, since with tools the grammar is tried before `add_request`
+            await llm.check_grammar(request.extract_structured_outputs())
+            return with_tier(await serving.create_chat_completion(request, raw), submit.service_tier)
+        case Operation.COMPLETION:
+            return with_tier(await serving.create_completion(request, raw), submit.service_tier)
+        case Operation.RESPONSES:
+            await llm.check_grammar(request.extract_structured_outputs())  # its stream begins before `add_request`
+            responses = await serving.create_responses(request, raw)
+            return _not_stored(responses) if isinstance(responses, BaseModel) else responses_events(responses)
+    return bytes((await serving(request, raw)).body)
+
+
+def request_of(submit: Submit, tool_strict: bool) -> Any:
+    """vLLM's model of a request that takes slots. Raises vLLM's errors.
 
     Args:
         tool_strict: calls that the request demands have arguments that satisfy the tool's schema.
     """
     body = dict(submit.body)
-    raw = _raw_request(submit.request_id)
     if submit.operation.generates:
         body["priority"] = submit.priority
-    if submit.operation.takes_slot and submit.cache_salt is not None:  # pooling finds cached prefixes, too
+    if submit.cache_salt is not None:  # pooling finds cached prefixes, too
         body["cache_salt"] = submit.cache_salt
-    answered: BaseModel | bytes | AsyncGenerator[str, None]
     match submit.operation:
         case Operation.CHAT:
-            serving = _serving_object(state, "openai_serving_chat", "chat completions")
-            chat = ChatCompletionRequest.model_validate(body)
-            if tool_strict:
-                enforce_tool_schemas(chat)
-            # here, since with tools the grammar is tried before `add_request`
-            await llm.check_grammar(chat.extract_structured_outputs())
-            answered = with_tier(await serving.create_chat_completion(chat, raw), submit.service_tier)
+            request: Any = ChatCompletionRequest.model_validate(body)
         case Operation.COMPLETION:
-            serving = _serving_object(state, "openai_serving_completion", "completions")
-            completion = CompletionRequest.model_validate(body)
-            answered = with_tier(await serving.create_completion(completion, raw), submit.service_tier)
+            return CompletionRequest.model_validate(body)
         case Operation.RESPONSES:
-            serving = _serving_object(state, "openai_serving_responses", "responses")
             body |= {"request_id": f"resp_{submit.request_id}", "store": False}
             if submit.service_tier is not None:
                 body["service_tier"] = submit.service_tier
-            asked = ResponsesRequest.model_validate(as_vllm_reads(body))
-            if tool_strict:
-                enforce_tool_schemas(asked)
-            await llm.check_grammar(asked.extract_structured_outputs())  # its stream begins before `add_request`
-            responses = await serving.create_responses(asked, raw)
-            answered = _not_stored(responses) if isinstance(responses, BaseModel) else responses_events(responses)
+            request = ResponsesRequest.model_validate(as_vllm_reads(body))
         case Operation.EMBEDDING:
-            serving = _serving_object(state, "serving_embedding", "embeddings")
-            response = await serving(_EMBEDDING.validate_python(body), raw)
-            answered = bytes(response.body)
-        case Operation.SCORE | Operation.RERANK:
-            serving = _serving_object(state, "serving_scores", "scores")
-            response = await serving(_scoring_model(submit.operation, body).model_validate(body), raw)
-            answered = bytes(response.body)
+            return _EMBEDDING.validate_python(body)
+        case _:
+            return _scoring_model(submit.operation, body).model_validate(body)
+    if tool_strict:
+        enforce_tool_schemas(request)
+    return request
+
+
+async def answer_unqueued(state: State, submit: Submit) -> BaseModel | bytes:
+    """The answer to work that takes no slot; vLLM's error. Raises vLLM's errors."""
+    body, raw = submit.body, _raw_request(submit.request_id)
+    tokenization = state.serving_tokenization
+    answered: BaseModel | bytes
+    match submit.operation:
         case Operation.TOKENIZE:
-            answered = await state.serving_tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+            answered = await tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
         case Operation.INPUT_TOKENS:
             answered = await _count_input(state, ResponsesRequest.model_validate(as_vllm_reads(body)))
-        case Operation.TOKENIZER_INFO:
-            answered = await state.serving_tokenization.get_tokenizer_info()
         case Operation.DETOKENIZE:
-            answered = await state.serving_tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+            answered = await tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+        case _:
+            answered = await tokenization.get_tokenizer_info()
     return answered
 
 
@@ -162,10 +197,7 @@ def _scoring_model(operation: Operation, body: dict[str, Any]) -> type[BaseModel
 
 async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | bytes:
     """OpenAI's count of the input tokens that a response would have."""
-    serving = _serving_object(state, "openai_serving_responses", "responses")
-    rendered = await serving.online_renderer.render_responses(
-        asked, previous_messages=None, previous_response_outputs=None, tool_server=None
-    )
+    rendered = await state.online_renderer.render_responses(asked)
     if isinstance(rendered, ErrorResponse):
         return rendered
     tokens = len(rendered.engine_input["prompt_token_ids"])
@@ -221,9 +253,11 @@ def _not_stored(response: BaseModel) -> BaseModel:
     return response if isinstance(response, ErrorResponse) else response.model_copy(update={"store": False})
 
 
-def _serving_object(state: State, name: str, what: str) -> Any:
+def _serving_object(state: State, operation: Operation) -> Any:
+    """vLLM's serving object of an operation; None: it has none. Raises ValueError: the model does not support it."""
+    name, what = _SERVING_OBJECTS.get(operation, ("", ""))
     serving = getattr(state, name, None)
-    if serving is None:
+    if name and serving is None:
         raise ValueError(f"this model does not support {what}")
     return serving
 

@@ -1,0 +1,109 @@
+"""Reads and renders large requests in a process of its own: `python -m serve_app.engine.vllm_adapter.render_process`.
+
+vLLM validates a body in native code that holds the interpreter, and renders its messages in Python, so a thread would
+stop the event loop for as long. The process has vLLM's renderer, made from the engine's own configuration, but no
+engine. It is a `HelperProcess`: its set-up is a pickled `RenderSetup`, each question a `Submit` in MessagePack, each
+answer a pickled one of these: `Rendered`; vLLM's error; the whole answer of work that takes no slot, as JSON; None: it
+has media, which only the engine's own process may read, with the cache that it shares with EngineCore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import State
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.render.app_state import init_render_app_state
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from serve_app.core.body_bounds import has_media
+from serve_app.engine.helper_process import frame, read_message
+from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter.rendered import Rendered, without_history
+from serve_app.transport import Submit
+from serve_app.types import Operation
+
+NICENESS = 5  # behind the engine and its event loop, whose requests are smaller
+
+_submits = msgspec.msgpack.Decoder(Submit)
+
+Answer = Rendered | ErrorResponse | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderSetup:
+    """What the process is made from: vLLM's configuration of the engine, and of its front end."""
+
+    config: VllmConfig
+    frontend: Namespace
+    tool_strict: bool
+
+
+class Reader:
+    """Reads and renders requests as the engine's serving objects would."""
+
+    def __init__(self, setup: RenderSetup) -> None:
+        self._setup = setup
+        self._state = State()
+
+    async def start(self) -> None:
+        """Make vLLM's renderer."""
+        await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
+
+    async def read(self, submit: Submit) -> Answer:
+        """The request, validated and rendered; errors in the words that the engine's process has for them."""
+        if self._setup.config.model_config.is_multimodal_model and has_media(submit.body):
+            return None
+        try:
+            if not submit.operation.takes_slot:
+                answered = await serving.answer_unqueued(self._state, submit)
+                return answered if isinstance(answered, ErrorResponse | bytes) else _json(answered)
+            return await self._render(submit)
+        except ValidationError as error:
+            return serving.validation_error(error, submit)
+        except Exception as error:  # noqa: BLE001 - every error is the request's, and its answer
+            return serving.error_response(error, submit)
+
+    async def _render(self, submit: Submit) -> Rendered | ErrorResponse:
+        renderer, request = self._state.online_renderer, serving.request_of(submit, self._setup.tool_strict)
+        match submit.operation:
+            case Operation.CHAT:
+                rendered = await renderer.render_chat(request)
+            case Operation.RESPONSES:
+                rendered = await renderer.render_responses(request)
+            case _:
+                rendered = await renderer.render_completion(request)
+        return rendered if isinstance(rendered, ErrorResponse) else without_history(Rendered(request, rendered))
+
+
+def _json(answered: BaseModel) -> bytes:
+    return answered.model_dump_json(by_alias=True).encode()
+
+
+def main() -> None:
+    """Answer questions until the input ends."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # vLLM logs to standard output
+    os.nice(NICENESS)
+    questions = sys.stdin.buffer
+    setup = read_message(questions)
+    if setup is None:
+        return
+    reader = Reader(pickle.loads(setup))
+    with asyncio.Runner() as runner, open(answers, "wb") as output:
+        runner.run(reader.start())
+        while (question := read_message(questions)) is not None:
+            answer = runner.run(reader.read(_submits.decode(question)))
+            output.write(frame(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)))
+            output.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""An engine alone under large requests: `python -m tests.e2e.large_attack` prints what it saw as JSON.
+
+One tenant sends twenty of a kind at once; another one's trivial requests come beside them. What fits the model is
+answered as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import selectors
+import time
+from typing import Any
+
+from serve_app.engine.deployment import make_backend
+from serve_app.settings.settings import BUILT_IN_MODEL
+from serve_app.transport import EngineBackend, Submit
+from serve_app.types import Operation
+
+AT_ONCE, TRIVIALS = 20, 5
+ITEM = {"role": "user", "content": "a"}
+TRIVIAL: dict[str, Any] = {"messages": [{"role": "user", "content": "Say."}], "max_tokens": 8}
+# As large as the bounds of a prompt let them be (`core.body_bounds`), but for a model whose length is not known yet.
+ATTACKS: dict[str, tuple[Operation, dict[str, Any]]] = {
+    "responses": (Operation.RESPONSES, {"input": [ITEM] * 20_000}),
+    "unbounded_responses": (Operation.RESPONSES, {"input": [ITEM] * 40_000}),
+    "chat": (Operation.CHAT, {"messages": [ITEM] * 20_000}),
+    "unbounded_chat": (Operation.CHAT, {"messages": [ITEM] * 80_000}),
+    "tokenize": (Operation.TOKENIZE, {"prompt": "word " * 200_000}),
+    "input_tokens": (Operation.INPUT_TOKENS, {"input": [ITEM] * 20_000}),
+    "small_chat": (Operation.CHAT, {"messages": [ITEM] * 400}),  # read in the engine's own process
+}
+FITS: dict[str, tuple[Operation, dict[str, Any]]] = {
+    "chat": (Operation.CHAT, {"messages": [ITEM] * 600, "max_tokens": 5}),
+    "stream": (Operation.CHAT, {"messages": [ITEM] * 600, "max_tokens": 5, "stream": True}),
+    "responses": (Operation.RESPONSES, {"input": [ITEM] * 600, "max_output_tokens": 5}),
+    "responses_stream": (Operation.RESPONSES, {"input": [ITEM] * 600, "max_output_tokens": 5, "stream": True}),
+    "tokenize": (Operation.TOKENIZE, {"messages": [ITEM] * 600}),
+    "input_tokens": (Operation.INPUT_TOKENS, {"input": [ITEM] * 600}),
+}
+
+
+class TurnMeter(selectors.DefaultSelector):
+    """Notes the longest turn of an event loop, in CPU seconds of its thread: from one wait for events to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest_s, self._began_s = 0.0, time.thread_time()
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.longest_s = max(self.longest_s, time.thread_time() - self._began_s)
+        found = super().select(timeout)
+        self._began_s = time.thread_time()
+        return found
+
+    def take(self) -> float:
+        """The longest turn since the last call, in ms."""
+        longest_s, self.longest_s = self.longest_s, 0.0
+        return round(1000 * longest_s, 1)
+
+
+async def ask(backend: EngineBackend, tenant: str, operation: Operation, body: dict[str, Any]) -> dict[str, Any]:
+    submit = Submit(1, f"r{random.random()}", operation, {"model": BUILT_IN_MODEL.name, **body}, cache_salt=tenant)
+    began, answer, status = time.monotonic(), b"", 0
+    async for piece in backend.run(submit):
+        status = status or piece.status
+        answer += piece.body
+    return {"status": status, "seconds": time.monotonic() - began, "answer": answer.decode()}
+
+
+async def main(meter: TurnMeter) -> dict[str, Any]:
+    backend = make_backend(BUILT_IN_MODEL.model_copy(update={"enforce_eager": True}))
+    await backend.start()
+    try:
+        for operation in (Operation.CHAT, Operation.CHAT, Operation.RESPONSES):  # imports, caches
+            body = TRIVIAL if operation is Operation.CHAT else {"input": "Say.", "max_output_tokens": 8}
+            await ask(backend, "other", operation, body)
+        fits = {name: await ask(backend, "other", *one) for name, one in FITS.items()}
+        under: dict[str, Any] = {}
+        for name, (operation, body) in ATTACKS.items():
+            meter.take()
+            attack = [asyncio.create_task(ask(backend, "attacker", operation, body)) for _ in range(AT_ONCE)]
+            trivial = [await ask(backend, "other", Operation.CHAT, TRIVIAL) for _ in range(TRIVIALS)]
+            ended = await asyncio.gather(*attack)
+            under[name] = {
+                "longest_turn_ms": meter.take(),
+                "trivial": [one["status"] for one in trivial],
+                "trivial_s": round(max(one["seconds"] for one in trivial), 3),
+                "attack": sorted({one["status"] for one in ended}),
+                "attack_s": round(max(one["seconds"] for one in ended), 3),
+                "answer": ended[0]["answer"][:200],
+            }
+        return {"fits": fits, "under": under}
+    finally:
+        await backend.shutdown()
+
+
+if __name__ == "__main__":
+    turns = TurnMeter()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
+        print(json.dumps(runner.run(main(turns))), flush=True)
