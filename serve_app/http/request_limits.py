@@ -2,7 +2,7 @@
 batch against its key's limits of a day and a month, and the limits of its key and of its tenant for batches.
 
 Invariant: a charge is ended exactly once, however the request ends: settled by the tokens that the engine made, or
-refunded if the request was refused or failed.
+refunded if the request was refused or failed. A large request that is wrong pays for its prompt: it was read.
 
 The rate-limit headers are OpenAI's. Of several limits of one kind, they tell the one with the least left.
 """
@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.body_bounds import is_large
 from serve_app.core.estimate import Estimator
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, refusal_error
@@ -45,6 +46,7 @@ class Charge:
         fingerprint: recognises the repeat of a refused request: clients send the same bytes again.
         prompt_tokens, output_tokens: by the estimate.
         is_repeat: whether the client says that it repeats a request; None: it does not say.
+        is_large: reading it costs much, whatever comes of it.
     """
 
     scopes: Scopes
@@ -52,6 +54,7 @@ class Charge:
     prompt_tokens: int = 0
     output_tokens: int = 0
     is_repeat: bool | None = None
+    is_large: bool = False
 
 
 class RequestLimits:
@@ -125,12 +128,13 @@ class RequestLimits:
             return Charge(scopes)
         digest = hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest()
         is_repeat = None if retry_count is None else retry_count != b"0"
+        large = is_large(record.operation, body)
         if not record.operation.takes_slot:
-            return Charge(scopes, digest, is_repeat=is_repeat)
+            return Charge(scopes, digest, is_repeat=is_repeat, is_large=large)
         cost = request_size.estimate(
             self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes, longest
         )
-        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens, is_repeat)
+        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens, is_repeat, large)
 
     def _prices_of(self, model: str) -> TokenPrices:
         return self._prices.get(model, NO_PRICES)
@@ -198,6 +202,8 @@ class RequestLimits:
             raise
         if status() < 400:
             self._settle(charged, prices, record.tokens_used())
+        elif charge.is_large and status() < 500:
+            charged.settle(prompt, 0)  # to read it was work, though no money's worth
         else:
             charged.refund()
 

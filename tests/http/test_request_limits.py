@@ -118,6 +118,19 @@ def test_an_engine_s_refusal_is_refunded() -> None:
     check(scenario)
 
 
+def test_a_large_request_that_is_wrong_pays_for_its_prompt() -> None:
+    """It was read, in a process that all tenants share; who repeats it without end meets the limit."""
+
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        reply = await client.post(ask("word " * 20_000))
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        reply = await client.post({"model": MODEL, "tokens": [-1] * 6000 + [{"a": 1}] * 600}, "/detokenize")
+        assert reply.status == 400
+        assert client.limits.ends == [(8192, 0), (0, 0)]  # of tokens no more than the model holds
+
+    check(scenario)
+
+
 def test_a_client_that_leaves_pays_for_what_was_made_until_then() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         task, _ = await running(client)
