@@ -59,7 +59,8 @@ class ActorRequests:
         self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
         self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
         self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
-        self._avoiding: dict[str, dict[str, None]] = {}  # by router: its tickets that avoid some engines
+        # By router: its tickets that avoid some engines, and when these arrived.
+        self._avoiding: dict[str, dict[str, float]] = {}
         self._to_requeue: OrderedDict[str, None] = (
             OrderedDict()
         )  # tickets that avoid engines which their routers reach now
@@ -179,9 +180,8 @@ class ActorRequests:
     def requeue_router(self, router: str, now: float) -> None:
         """A router reaches other engines: queue its requests again that avoid them, the oldest first. O(its requests
         that avoid some engine)."""
-        avoiding = [(self.by_ticket[one].arrived_s, one) for one in self._avoiding.get(router, ())]
-        for _, ticket in sorted(avoiding, key=itemgetter(0)):
-            self._to_requeue[ticket] = None
+        avoiding = self._avoiding.get(router, {}).items()
+        self._to_requeue.update((ticket, None) for ticket, _ in sorted(avoiding, key=itemgetter(1)))
         self._requeue_next(now)
 
     def _requeue_next(self, now: float) -> None:
@@ -217,7 +217,7 @@ class ActorRequests:
         avoided = self._engines_to_avoid(request)
         request.arrival = replace(arrival, avoid_replicas=avoided)
         if avoided:
-            self._avoiding.setdefault(request.router, {})[arrival.request_id] = None
+            self._avoiding.setdefault(request.router, {})[arrival.request_id] = request.arrived_s
         else:
             self._forget_avoiding(request.router, arrival.request_id)
 
