@@ -21,7 +21,7 @@ class Verdict(enum.Enum):
     """What becomes of a row after an answer."""
 
     RESULT = "result"
-    LATER = "later"  # goes back, and its tenant and model pause
+    LATER = "later"  # goes back, and its key and model pause
     AGAIN = "again"  # goes back with one attempt more
 
 

@@ -196,7 +196,7 @@ class RowFeed:
         waiting = [
             WaitingRows(batch_id, self._batches[batch_id].tenant, self._batches[batch_id].created_at, count)
             for (batch_id, of_model), count in self._waiting.items()
-            if of_model == model and not self._pauses.is_paused(self._batches[batch_id].tenant, model, now)
+            if of_model == model and not self._pauses.is_paused(self._batches[batch_id].payer, model, now)
         ]
         return share_rows(need + ahead, waiting, rows.held_by_tenant, self._weights)
 
@@ -296,15 +296,16 @@ class RowFeed:
             self.rows_again += 1
             self._give_back(held, count_attempt=ended.count_attempt)
             if ended.pause_s:
-                self._pause(held.batch.tenant, held.row.model, ended.pause_s)
+                self._pause(held.batch.payer, held.row.model, ended.pause_s)
         self._start_ready()
         self._wake.set()
 
-    def _pause(self, tenant: str, model: str, pause_s: float) -> None:
-        """Send no rows of a tenant and a model for a time; other workers may have those that were ready."""
-        self._pauses.pause(tenant, model, _now() + pause_s)
+    def _pause(self, key: str, model: str, pause_s: float) -> None:
+        """Send no rows of a key and a model for a time; other workers may have those that were ready. Other keys of its
+        tenant have limits of their own."""
+        self._pauses.pause(key, model, _now() + pause_s)
         for held in list(self._models[model].ready):
-            if held.batch.tenant == tenant and not held.is_ending:
+            if held.batch.payer == key and not held.is_ending:
                 self._give_back(held)
 
     def _give_back(self, held: HeldRow, *, count_attempt: bool = False) -> None:

@@ -30,7 +30,7 @@ READ_WEIGHT = 0.1  # of the newest read in the mean
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended: with a result, or the row goes back, after which its tenant and model pause for `pause_s`."""
+    """How a run ended: with a result, or the row goes back, after which its key and model pause for `pause_s`."""
 
     result: RowResult | None = None
     count_attempt: bool = False
@@ -49,7 +49,7 @@ class RowRun:
         self.read_s = 0.0  # mean of what the read of a line takes
         self._in_flight = self._body_bytes = 0
         self._answer_bytes = float(FIRST_ANSWER_BYTES)
-        self._refused: dict[tuple[str, str], int] = {}  # pauses in a row, by tenant and model
+        self._refused: dict[tuple[str, str], int] = {}  # pauses in a row, by key and model
         self._paused_until: dict[tuple[str, str], float] = {}
 
     def begin(self, row: ClaimedRow) -> None:
@@ -78,10 +78,10 @@ class RowRun:
                 answer = await self._runner.run(batch, batch.endpoint, body, key)
         except (ServeAppError, TimeoutError, OSError) as error:
             logger.info("row %d of %s: no router answered (%r)", row.number, batch.batch_id, error)
-            return Ended(pause_s=self._pause_s(batch.tenant, row.model, None))
+            return Ended(pause_s=self._pause_s(batch.payer, row.model, None))
         except Exception:
             logger.exception("row %d of %s", row.number, batch.batch_id)
-            return Ended(pause_s=self._pause_s(batch.tenant, row.model, None))
+            return Ended(pause_s=self._pause_s(batch.payer, row.model, None))
         self._answer_bytes = max(float(len(answer.body)), self._answer_bytes * FORGET)
         return self._ended(batch, row, answer)
 
@@ -97,17 +97,17 @@ class RowRun:
     def _ended(self, batch: BatchRecord, row: ClaimedRow, answer: RowAnswer) -> Ended:
         verdict = verdict_of(row, answer)
         if verdict is Verdict.LATER:
-            return Ended(pause_s=self._pause_s(batch.tenant, row.model, answer.retry_after_s))
-        self._refused.pop((batch.tenant, row.model), None)
+            return Ended(pause_s=self._pause_s(batch.payer, row.model, answer.retry_after_s))
+        self._refused.pop((batch.payer, row.model), None)
         if verdict is Verdict.AGAIN:
             return Ended(count_attempt=True)
         return Ended(answer_result(row, answer))
 
-    def _pause_s(self, tenant: str, model: str, retry_after_s: float | None) -> float:
+    def _pause_s(self, key: str, model: str, retry_after_s: float | None) -> float:
         """Retry-After, or twice as long as the last time; rows refused during a pause are of the same time."""
         if retry_after_s is not None:
             return max(MIN_PAUSE_S, retry_after_s)
-        now, at = asyncio.get_running_loop().time(), (tenant, model)
+        now, at = asyncio.get_running_loop().time(), (key, model)
         if now < self._paused_until.get(at, 0.0):
             return MIN_PAUSE_S
         times = self._refused.get(at, 0)

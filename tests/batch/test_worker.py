@@ -161,6 +161,23 @@ def test_a_refused_tenant_pauses_and_another_one_goes_on() -> None:
     scenario(play)
 
 
+def test_a_key_over_its_limits_pauses_and_another_one_of_its_tenant_goes_on() -> None:
+    async def play() -> None:
+        lane = Lane({"small": 4})
+        lane.router.retry_after_s = MINUTES_S
+        refused = lane.submit([{"answers": [429, 200]}] * 20, name="a", key_id="a")
+        served = lane.submit([{}] * 200, name="b", key_id="b")
+        lane.start()
+        [batch] = await lane.ended(served)
+        lane.assert_complete(batch, 200)
+        assert wall() - BEGIN < 60.0
+        [batch] = await lane.ended(refused)
+        lane.assert_complete(batch, 20)
+        await lane.end()
+
+    scenario(play)
+
+
 def test_an_engine_that_fails_three_times_on_a_row_is_its_result() -> None:
     async def play() -> None:
         lane = Lane()

@@ -153,17 +153,17 @@ def share_rows(
 
 
 class Pauses:
-    """Until when the rows of a tenant and a model are not sent: it was told to come later."""
+    """Until when the rows of a key and a model are not sent: they were told to come later."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[str, str], float] = {}
 
-    def pause(self, tenant: str, model: str, until: float) -> None:
-        self._until[tenant, model] = max(until, self._until.get((tenant, model), -math.inf))
+    def pause(self, key: str, model: str, until: float) -> None:
+        self._until[key, model] = max(until, self._until.get((key, model), -math.inf))
 
-    def is_paused(self, tenant: str, model: str, now: float) -> bool:
-        until = self._until.get((tenant, model))
+    def is_paused(self, key: str, model: str, now: float) -> bool:
+        until = self._until.get((key, model))
         if until is not None and until <= now:
-            del self._until[tenant, model]
+            del self._until[key, model]
             return False
         return until is not None

@@ -116,6 +116,11 @@ class BatchRecord:
     completed: int = 0
     failed: int = 0
 
+    @property
+    def payer(self) -> str:
+        """Whose limits its rows are charged to: its key, and the tenant of that."""
+        return f"{self.tenant}\0{self.key_id}"
+
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
