@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, RequestFailed, ServeAppError
 from serve_app.transport import channel, stream
 from serve_app.transport.messages import Batch, Frame, Submit, TokenUsage, batch_encoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
@@ -143,10 +143,16 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
 
 
 @pytest.mark.parametrize(
-    ("raised", "match"),
-    [(EngineFailed("no KV left"), "no KV left"), (ValueError("a bug"), "ValueError: a bug"), (None, "dropped")],
+    ("raised", "kind", "match"),
+    [
+        (EngineFailed("no KV left"), EngineFailed, "no KV left"),
+        (ValueError("a bug"), RequestFailed, "ValueError: a bug"),
+        (None, EngineFailed, "dropped"),
+    ],
 )
-def test_whatever_ends_a_request_on_the_replica_ends_its_stream(raised: Exception | None, match: str) -> None:
+def test_whatever_ends_a_request_on_the_replica_ends_its_stream(
+    raised: Exception | None, kind: type[ServeAppError], match: str
+) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
@@ -158,7 +164,7 @@ def test_whatever_ends_a_request_on_the_replica_ends_its_stream(raised: Exceptio
 
         cluster[REPLICA].engine.wire.run = fails
         async with link.run(asked("a", 3), nothing) as stream:
-            with pytest.raises(EngineFailed, match=match):
+            with pytest.raises(kind, match=match):
                 await asyncio.wait_for(stream.next(), SOON_S)
 
     run(scenario)
