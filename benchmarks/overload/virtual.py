@@ -109,6 +109,7 @@ class Engine:
             age_s=age_s,
             preemptible=self.stops,
             preempted=run.stopped,
+            produced_tokens=run.produced,
         )
         self.take(self.line.on_arrive(arrival, self.now))
 

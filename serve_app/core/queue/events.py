@@ -91,11 +91,9 @@ class Arrival:
 
     @property
     def unpaid_tokens(self) -> int:
-        """The tokens that its tenant and its class pay for its grant: its cost, and of a request that has begun only
-        what is left of it, since its earlier runs have paid for the prompt and what they produced. At least one."""
-        if not self.has_begun:
-            return self.cost
-        return max(1, self.cost - self.prompt_tokens - self.produced_tokens)
+        """The tokens that its class pays for its grant (`core.queue.min_share`): its cost without what its earlier runs
+        have produced. The prompt is read again, and paid again. At least one."""
+        return max(1, self.cost - self.produced_tokens)
 
     @property
     def placement(self) -> PlacementConstraint | None:

@@ -12,7 +12,7 @@ of the tenant alone, covers it. So
 
 Requests that have begun go before all these, the eligible tenants' and the others': they have a part of their answer,
 and there are no more of them than ran at once. Among them the one that is earned first is next. Their tenants pay as
-for others, but only for what is left of them (`Arrival.unpaid_tokens`).
+for others, but not for what earlier runs have produced (`Arrival.unpaid_tokens`).
 
 A tenant's savings are lost when it has no waiting request any more, except what the next request of the class needs.
 While no replica has capacity for a due request, the deficit is capped at its cost. A grant in the class's own turn

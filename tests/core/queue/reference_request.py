@@ -31,9 +31,8 @@ class Request:
 
     @property
     def unpaid(self) -> int:
-        """What its tenant pays: not what its earlier runs have paid."""
-        earlier = self.arrival.prompt_tokens + self.arrival.produced_tokens if self.arrival.has_begun else 0
-        return max(1, self.cost - earlier)
+        """What its class pays: not what its earlier runs have produced."""
+        return max(1, self.cost - self.arrival.produced_tokens)
 
     @property
     def tenant(self) -> str:

@@ -144,9 +144,9 @@ def test_of_those_that_have_begun_the_one_that_is_earned_first_is_next() -> None
 
 
 def test_a_class_pays_for_what_has_begun_only_what_is_left() -> None:
-    """5% of 100 tokens a turn: 100 tokens are earned in 20 turns, 6,000 in 1,200."""
+    """5% of 100 tokens a turn: prompt and rest, 100 tokens, are earned in 20 turns, 6,020 in 1,204."""
     line = busy()
-    line.on_arrive(of("a", "begun", LOW, 500, 6000, accepted=True, produced_tokens=5900), 0.0)
+    line.on_arrive(of("a", "begun", LOW, 20, 6000, accepted=True, produced_tokens=5920), 0.0)
     granted = turns(line, 30)
     assert 18 <= granted.index("begun") <= 22
 
