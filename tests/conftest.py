@@ -42,7 +42,7 @@ STACKS = {
     ),
     "changing": ("model_changes", "quota", "sessions"),
     "continuations": ("continued_streams", "preemption"),
-    "": ("chaos", "gcs_still", "grammar_bounds", "plain_serve", "redis_streams", "serve_ways"),
+    "": ("chaos", "gcs_still", "grammar_bounds", "large_requests", "plain_serve", "redis_streams", "serve_ways"),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END, CLUSTER = "tests/e2e/", "tests/cluster/"
