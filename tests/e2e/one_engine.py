@@ -5,7 +5,8 @@ completed greedily, all at once, or embedded where that is the model's task (`sa
 salts, one after the other). The answer, the last line on the output, is a JSON object with `tokens` (the produced ids)
 or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
 Of an embedding model, `scores` are bodies of scores (with a `query`: of reranks) and a salt for each, one after the
-other; `scored` has the status of each, its answer, its prompt tokens and those of them that were cached.
+other; `scored` has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are
+bodies of embeddings; `statuses` has the status of each.
 """
 
 from __future__ import annotations
@@ -72,6 +73,13 @@ async def embed(
     return [entry["embedding"] for entry in json.loads(piece.body)["data"]], piece.usage.cached_tokens
 
 
+async def status(backend: EngineBackend, model: str, body: dict[str, Any]) -> int:
+    """The status of an embedding's answer."""
+    order = Submit(1, "status", Operation.EMBEDDING, {"model": model} | body)
+    (piece,) = [piece async for piece in backend.run(order)]
+    return piece.status
+
+
 async def score(backend: EngineBackend, body: dict[str, Any], salt: str | None) -> tuple[int, Any, int, int]:
     operation = Operation.RERANK if "query" in body else Operation.SCORE
     order = Submit(1, f"scored-{salt}", operation, body, cache_salt=salt)
@@ -90,7 +98,8 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
             answers = [await embed(backend, settings.name, order["prompts"], salt) for salt in salts]
             cached = [count for _, count in answers]
             scored = [await score(backend, body, salt) for body, salt in order.get("scores", [])]
-            found = {"embeddings": answers[-1][0], "cached": cached, "scored": scored}
+            found: dict[str, Any] = {"embeddings": answers[-1][0], "cached": cached, "scored": scored}
+            found["statuses"] = [await status(backend, settings.name, body) for body in order.get("bodies", [])]
             return found | {"info": msgspec.to_builtins(info)}
         tokens = await asyncio.gather(
             *(

@@ -30,8 +30,11 @@ def test_embeddings_equal_the_librarys_and_scores_are_their_cosines() -> None:
         ({"queries": texts[:3], "items": texts[3:]}, "a"),
         ({"query": texts[0], "documents": texts, "top_n": 2}, "a"),
     ]
-    order = {"settings": settings, "prompts": asked, "max_tokens": 1, "scores": scores}
+    parts: list[Any] = [{"type": "text", "text": "a"}, {"type": "text", "text": 5}, {"type": "none"}, 5, None]
+    bodies = [{"messages": [{"role": "user", "content": [part]}]} for part in parts]
+    order = {"settings": settings, "prompts": asked, "max_tokens": 1, "scores": scores, "bodies": bodies}
     answer = one_engine.run_alone(order)
+    assert answer["statuses"] == [200, 400, 400, 400, 400]
     assert "embed" in answer["info"][1]
     for prompt, embedding in zip(asked, answer["embeddings"], strict=True):
         assert math.isclose(math.hypot(*embedding), 1.0, abs_tol=NEAR)
