@@ -77,6 +77,7 @@ async def main(meter: TurnMeter) -> dict[str, Any]:
         fits = {name: await ask(backend, "other", *one) for name, one in FITS.items()}
         gc.collect()
         gc.freeze()  # as an engine replica does once it is up
+        await asyncio.sleep(0)  # the collection is a turn of its own
         under: dict[str, Any] = {}
         for name, (operation, body) in ATTACKS.items():
             meter.take()
