@@ -10,6 +10,8 @@ everything is back to what it was before: slots and KV tokens of requests and se
 /admin/quota), waiting requests, processes, threads and file descriptors of every process by the kernel. At last as many
 requests as there are slots run at once, so a slot that no book shows as taken but nobody can have is found, too.
 
+`--stalls` asks another question (`benchmarks.abuse.stalls`): how long do others wait beside costly requests?
+
 Prints conditions, a table, and as its last line one JSON object.
 """
 
@@ -27,6 +29,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.abuse import stalls
 from benchmarks.abuse.clients import Counts, Crowd
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
@@ -180,10 +183,15 @@ def show(console: Console, found: Mapping[str, Any]) -> None:
 def main() -> int:
     """0 when the load was done, whatever it left; 1 when the stack did not come up."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SPAN_S:g} s of it")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_SPAN_S:g} s of it; {stalls.QUICK_SPAN_S:g} s an arm"
+    )
+    parser.add_argument("--stalls", action="store_true", help="another tenant's waits beside costly requests, instead")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.stalls:
+        return stalls.run(quick=options.quick)
     options.span = QUICK_SPAN_S if options.quick else SPAN_S
     console = Console(stderr=True, width=140)
     conditions = here(seed=options.seed, clients=options.clients, span_s=options.span)
