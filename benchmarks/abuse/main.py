@@ -183,9 +183,8 @@ def show(console: Console, found: Mapping[str, Any]) -> None:
 def main() -> int:
     """0 when the load was done, whatever it left; 1 when the stack did not come up."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_SPAN_S:g} s of it; {stalls.QUICK_SPAN_S:g} s an arm"
-    )
+    spans = f"{QUICK_SPAN_S:g} s of load; with --stalls {stalls.QUICK_SPAN_S:g} s an arm"
+    parser.add_argument("--quick", action="store_true", help=spans)
     parser.add_argument("--stalls", action="store_true", help="another tenant's waits beside costly requests, instead")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seed", type=int, default=1)
