@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from serve_app.core.body_bounds import is_large
 from serve_app.core.routing import FirstFrames
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
@@ -95,7 +96,7 @@ class Channel:
             stream.fingerprint = self.fingerprint
             submit = make(number)
             connection.submit(submit)
-            if submit.body.get("stream"):  # any other answer has only its last frame
+            if _has_prompt_first_frame(submit):
                 self.first_frames.on_sent(number, submit.prompt_tokens + stream.tokens, time.monotonic())
                 self._watch_silence()
             yield stream
@@ -270,3 +271,9 @@ class Channel:
     def restore(self) -> None:
         """The replica is back in Serve's set."""
         self._retired = False
+
+
+def _has_prompt_first_frame(submit: Submit) -> bool:
+    """Whether its first frame says how fast its engine answers. An answer without a stream may have only its last one,
+    and a large request is read before, one at a time, by a process that the first of them starts."""
+    return bool(submit.body.get("stream")) and not is_large(submit.operation, submit.body)

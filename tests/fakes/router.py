@@ -117,12 +117,13 @@ class Router:
         then: Callable[[], Awaitable[None]] | None = None,
         key: AffinityKey | None = None,
         is_row: bool = False,
+        padding: str = "",
         **arrival: Any,
     ) -> list[Frame]:
-        """One request to its end; `then` runs once its first frames are there."""
+        """One request to its end, with this at the end of its prompt; `then` runs once its first frames are there."""
         self._given += 1
         name = f"{self._given}"
-        body = {"prompt": f"prompt {name}", "max_tokens": tokens, "stream": True}
+        body: dict[str, Any] = {"prompt": f"prompt {name}{padding}", "max_tokens": tokens, "stream": True}
 
         async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
             assert trace.replica_id is not None
@@ -140,7 +141,7 @@ class Router:
         trace = self.traces[name] = RequestTrace(is_row=is_row)
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
         await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
-        assert text(told) == said(f"prompt {name}", tokens)
+        assert text(told) == said(body["prompt"], tokens)
         return told
 
     def asking(self, tokens: int = 5, **more: Any) -> asyncio.Task[list[Frame]]:

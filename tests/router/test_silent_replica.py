@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.body_bounds import LARGE_TEXT_CHARS
 from serve_app.core.routing import silence
 from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, model, run, until
@@ -52,3 +53,23 @@ def test_a_silent_replica_is_waited_for_where_giving_it_up_gains_nothing(more: d
         await asyncio.gather(*asked)
 
     run(scenario, model(slots=32, **more), waits=QUICK)
+
+
+def test_a_replica_that_reads_a_large_request_is_not_silent() -> None:
+    """Its helper process reads one at a time, and starts with the first of them."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        router = await with_history(cluster, "r1", "r2")
+        for replica in cluster.replicas.values():
+            replica.freeze()
+        before = len(cluster.submits)
+        asked = [router.asking(3, padding="x" * LARGE_TEXT_CHARS) for _ in range(4)]
+        await until(lambda: len(cluster.submits) == before + 4, SOON_S, "they are there")
+        await asyncio.sleep(3 * silence.FLOOR_S)  # in which it would be given up
+        assert len(cluster.submits) == before + 4
+        assert not sum(router.model.replica_set.ejections.values())
+        for replica in cluster.replicas.values():
+            replica.thaw()
+        await asyncio.gather(*asked)
+
+    run(scenario, model(slots=32), waits=QUICK)
