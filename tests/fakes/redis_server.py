@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +19,14 @@ from tests.requires import requires
 
 COMMAND_S = 60.0  # for a start or an end: a tenth of a second on an idle machine
 POLL_S = 0.02
-PR_SET_PDEATHSIG = 1  # Linux's prctl
+# A process that becomes the command behind it, and ends with this one (Linux's prctl, PR_SET_PDEATHSIG). It is not a
+# function between fork and exec: where gRPC has threads, as in a process that has used Ray, its handlers of fork break
+# the child.
+DIES_WITH_US = (
+    sys.executable,
+    "-Ic",
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])",
+)
 
 
 class RedisServer:
@@ -34,7 +41,7 @@ class RedisServer:
         command = ["redis-server", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
         command += ["--appendfsync", "always"]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_die_with_the_parent)
+            self._process = subprocess.Popen([*DIES_WITH_US, *command], stdout=log, stderr=log)
         deadline = time.monotonic() + COMMAND_S
         while True:
             try:
@@ -61,10 +68,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _die_with_the_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

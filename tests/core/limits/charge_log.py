@@ -33,3 +33,15 @@ class ChargeLog:
                 total += amount
                 worst = max(worst, total - self.burst - self.rate * (at - begin))
         return worst
+
+    def excess_with_late_refunds(self, late_s: float) -> float:
+        """The same where the pool may learn of a refund so much later: charges of a window that begins in between may
+        be made of it."""
+        entries = sorted(self.entries, key=lambda one: one[0])
+        worst = 0.0
+        for first, (begin, _) in enumerate(entries):
+            total = sum(amount for at, amount in entries[:first] if amount < 0 and at >= begin - late_s)
+            for at, amount in entries[first:]:
+                total += amount
+                worst = max(worst, total - self.burst - self.rate * (at - begin))
+        return worst
