@@ -15,7 +15,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 TOKENIZE, INPUT_TOKENS = "/tokenize", "/v1/responses/input_tokens"
 GZIP_FROM_BYTES = 16_384  # smaller bodies cost less to send than to compress
 ITEM = {"role": "user", "content": "a"}
-LARGE_MESSAGES = 600  # above the 512 objects from which on a helper process reads a request, and fits 2,048 tokens
+LARGE_TEXT = "word " * 50_000  # far above the 64 kB from which on a helper process reads a request
 
 # The bounds of `bad_words` and of the log probabilities of a prompt, as of `serve_app.http` and the engine.
 BAD_WORDS, BAD_WORDS_BYTES = 128, 32_768
@@ -38,7 +38,7 @@ def chat(messages: int = 1, **more: Any) -> Asked:
 
 
 TRIVIAL = chat()
-LARGE = chat(LARGE_MESSAGES)
+LARGE = Asked(TOKENIZE, {"prompt": LARGE_TEXT})
 
 
 def arms() -> dict[str, Asked | None]:
@@ -58,7 +58,7 @@ def arms() -> dict[str, Asked | None]:
         "bad_words_800_kb": chat(bad_words=["a" * 800_000] * 10),
         "bad_words_at_bound": chat(bad_words=[word] * BAD_WORDS),
         "repetition_1e9": chat(repetition_detection=repetition, **long_answer),
-        "tokenize_250_kb": Asked(TOKENIZE, {"prompt": "word " * 50_000}),
+        "tokenize_250_kb": LARGE,
         "input_tokens_4000_items": Asked(INPUT_TOKENS, {"input": [ITEM] * 4_000}),
         "prompt_logprobs_at_bound": Asked(COMPLETIONS, {**of_prompt, "prompt_logprobs": TOP_LOGPROBS}),
         "echo_logprobs": Asked(COMPLETIONS, {**of_prompt, "echo": True, "logprobs": TOP_LOGPROBS}),

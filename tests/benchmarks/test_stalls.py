@@ -13,7 +13,7 @@ import pytest
 from benchmarks.abuse.stall_bodies import ANSWERS, LARGE, TOP_LOGPROBS, TRIVIAL, arms, encoded
 from benchmarks.abuse.stall_clients import CUT, LEFT, TIMEOUT, exchange, flood, probe
 from benchmarks.abuse.stalls import BAR_S, figures, met
-from serve_app.core.body_bounds import LARGE_OBJECTS
+from serve_app.core.body_bounds import LARGE_OBJECTS, LARGE_TEXT_CHARS
 from serve_app.errors import BadRequest
 from serve_app.http.parameter_bounds import LIST_BOUNDS, check_parameters
 
@@ -46,7 +46,8 @@ def test_a_request_has_as_many_entries_as_its_arm_says(arm: str, field: str, cou
 
 
 def test_a_chat_below_the_helpers_threshold_and_a_large_one_are_on_both_sides_of_it() -> None:
-    assert len(body("chat_500_messages")["messages"]) < LARGE_OBJECTS < len(LARGE.body["messages"])
+    assert len(body("chat_500_messages")["messages"]) < LARGE_OBJECTS
+    assert len(LARGE.body["prompt"]) > LARGE_TEXT_CHARS
 
 
 def test_bad_words_are_exactly_at_their_bound_and_far_above_it() -> None:
