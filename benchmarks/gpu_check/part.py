@@ -137,9 +137,8 @@ class PartChecks:
     def _kv(self, quota: Mapping[str, Any], baseline: Baseline, facts: EngineFacts) -> Result:
         (engine,) = quota["engines"]
         settings, granted = self.settings, engine["granted_bytes"] // self._part.ranks
-        platform, weights = environment.platform(), model_lookup.weights_bytes(settings)
-        estimate = memory_size.estimated_need(settings, platform, weights, self._known.config)
-        need = memory_history.history_of(settings, platform, weights, self._known.config, time.monotonic).need(estimate)
+        weights = model_lookup.weights_bytes(settings)
+        need = memory_history.need_here(settings, environment.platform(), weights, self._known.config)
         kv_bytes = memory_size.kv_bytes_of(settings, need, granted)
         kv_bytes = min(kv_bytes, round((settings.kv_cache_gb or 0.0) * GB))
         each = kv_bytes_per_token(settings, text_config(settings, self._known.config))

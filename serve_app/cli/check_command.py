@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -67,11 +66,8 @@ def _need(
     model: ModelSettings, known: model_lookup.ModelFacts, platform: environment.Platform, *, here: bool
 ) -> memory_size.MemoryNeed:
     """What was measured counts where it was: on this machine."""
-    weights = known.weights_bytes or 0
-    estimate = memory_size.estimated_need(model, platform, weights, known.config)
-    if not here or model.engine == "simulated":
-        return estimate
-    return memory_history.history_of(model, platform, weights, known.config, time.monotonic).need(estimate)
+    need_of = memory_history.need_here if here else memory_size.estimated_need
+    return need_of(model, platform, known.weights_bytes or 0, known.config)
 
 
 def this_machine(quota: QuotaSettings, num_cpus: int | None = None) -> Cluster:

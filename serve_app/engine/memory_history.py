@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ import pynvml
 
 from serve_app.engine.engine_args import engine_arguments
 from serve_app.engine.environment import Platform
-from serve_app.engine.memory_size import MEASURED_MARGIN, MemoryNeed
+from serve_app.engine.memory_size import MEASURED_MARGIN, MemoryNeed, estimated_need
 from serve_app.engine.tiny_model import default_root
 from serve_app.engine.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
@@ -79,6 +80,16 @@ def history_of(
     """The history of a model on this machine."""
     key = need_key(settings, platform, weights_bytes, config, device_kind(platform), vllm_version())
     return MemoryHistory(default_root().parent / "memory", key, clock)
+
+
+def need_here(
+    settings: ModelSettings, platform: Platform, weights_bytes: int, config: Mapping[str, Any] | None
+) -> MemoryNeed:
+    """What an engine on this machine would ask for, beside its KV pool: as measured, else estimated."""
+    estimate = estimated_need(settings, platform, weights_bytes, config)
+    if settings.engine == "simulated":
+        return estimate
+    return history_of(settings, platform, weights_bytes, config, time.monotonic).need(estimate)
 
 
 @dataclass(eq=False)
