@@ -223,12 +223,15 @@ class Place:
         self.wait_serving(*(one["name"] for one in config["models"]))
 
     def wait_running(self, config: Config) -> None:
-        wanted = {one.name: one.replicas for one in parse(config).models}
+        """Its models and its routers, as many as it names, and no model more."""
+        settings = parse(config)
+        wanted = {one.name: one.replicas for one in settings.models}
 
         def runs(state: dict[str, Any]) -> bool:
             found = {one["name"]: len(one["replicas"]) for one in state["models"]}
             return (
                 state["state"] == "running"
+                and len(running(state, ["Router"])["Router"]) == settings.router.replicas
                 and all(
                     name in found and bounds.min_replicas <= found.pop(name) <= bounds.max_replicas
                     for name, bounds in wanted.items()
