@@ -1,7 +1,7 @@
 """One engine in a process of its own: `python -m benchmarks.memory_estimate.engine FOLDER SHAPE`.
 
-It is started, loaded with the longest step, a full batch and a grammar, and measured all the while. The last line on
-the output is a JSON object.
+It is started, loaded with the longest step, a full batch and a grammar, and measured all the while; then once more for
+as long as what is kept for the next start has to stand. The last line on the output is a JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common.output import write_line
 from benchmarks.memory_estimate.shapes import Shape
-from serve_app.engine import deployment, environment, memory_grant, memory_size, model_lookup
+from serve_app.engine import deployment, environment, memory_grant, memory_history, memory_size, model_lookup
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineBackend, EngineInfo, Submit
 from serve_app.types import Operation
@@ -33,10 +33,12 @@ SHORT_TOKENS, ANSWER_TOKENS = 16, 4
 
 @dataclass(eq=False)
 class Watch:
-    """The largest memory of this process and its children that stood for two measurements: a fork counts twice."""
+    """The largest memory of this process and its children that stood for two measurements: a fork counts twice. And the
+    least since `least_bytes` was reset."""
 
     meter: memory_grant.MemoryMeter = field(default_factory=lambda: memory_grant.MemoryMeter("here", gpus=False))
     most_bytes: int = 0
+    least_bytes: int = sys.maxsize
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -45,6 +47,7 @@ class Watch:
             self.meter.measure(())
             self.most_bytes = max(self.most_bytes, min(before, self.meter.resident_bytes))
             before = self.meter.resident_bytes
+            self.least_bytes = min(self.least_bytes, before)
 
     def end(self) -> None:
         self._ended.set()
@@ -98,6 +101,8 @@ async def main(folder: Path, shape: Shape) -> dict[str, Any]:
         await asyncio.sleep(IDLE_S)
         idle_bytes = watch.meter.resident_bytes - info.kv_cache_bytes
         await load(backend, shape, info)
+        watch.least_bytes = sys.maxsize
+        await asyncio.sleep(memory_history.STOOD_S)
     finally:
         watch.end()
         thread.join()
@@ -108,6 +113,7 @@ async def main(folder: Path, shape: Shape) -> dict[str, Any]:
         "estimated_bytes": need.fixed_bytes,
         "idle_bytes": idle_bytes,
         "measured_bytes": watch.most_bytes - info.kv_cache_bytes,
+        "kept_bytes": watch.least_bytes - info.kv_cache_bytes,
     }
 
 

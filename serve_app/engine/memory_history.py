@@ -1,11 +1,11 @@
 """What engines were measured to need beside their KV cache, kept on this machine for their next start.
 
-A file for each combination of model, settings, device and versions. A need above the estimate counts from its first
-measurement. One below it counts once an engine has run for `SETTLED_S`: what takes memory seldom (a long step, a full
-batch, the first grammar) has not happened before.
+A file for each combination of model, settings, device and versions. A need above the estimate counts from the first
+measurements that stood for `STOOD_S`. One below it counts once an engine has run for `SETTLED_S`: what takes memory
+seldom (a long step, a full batch, the first grammar) has not happened before.
 
-Invariant: a kept need never becomes smaller, and a measurement that stood for a single report is not kept: while a
-process forks, its memory is counted twice.
+Invariant: a kept need never becomes smaller, and what did not stand is not kept: while a process forks its memory is
+counted twice, and the first start on a machine compiles kernels that later ones find.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.engine.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
 
+STOOD_S = 30.0  # longer than a kernel compiles
 SETTLED_S = 600.0  # of running: until then an engine may not have done yet what needs most memory
 STEP = 1.01  # what is written anew is larger by this: a file each second for a few pages more helps nobody
 # Arguments that do not change the need: names, and the size of the KV pool.
@@ -106,7 +107,7 @@ class MemoryHistory:
     key: str
     clock: Callable[[], float]
     _began: float | None = field(default=None, init=False)  # of the first measurement of this run
-    _before_bytes: int | None = field(default=None, init=False)  # the measurement before
+    _stands: tuple[float, int] = field(default=(0.0, 0), init=False)  # since when at least so many bytes
     _kept: tuple[int, bool] = field(default=(0, False), init=False)  # bytes, whether they are settled
 
     def __post_init__(self) -> None:
@@ -124,13 +125,14 @@ class MemoryHistory:
 
     def measured(self, fixed_bytes: int) -> None:
         """A measurement of a running engine, without its KV pool: at each report."""
-        now, before = self.clock(), self._before_bytes
-        self._began = now if self._began is None else self._began
-        self._before_bytes = fixed_bytes
-        if before is None:
-            return
+        now = self.clock()
+        if self._began is None:
+            self._began, self._stands = now, (now, fixed_bytes)
+        since, least_bytes = self._stands[0], min(self._stands[1], fixed_bytes)
+        has_stood = now - since >= STOOD_S
+        self._stands = (now, fixed_bytes) if has_stood else (since, least_bytes)
         kept_bytes, settled = self._kept
-        largest = max(kept_bytes, min(before, fixed_bytes))
+        largest = max(kept_bytes, least_bytes) if has_stood else kept_bytes
         now_settled = settled or now - self._began >= SETTLED_S
         if largest > kept_bytes * STEP or now_settled > settled:
             self._kept = (largest, now_settled)

@@ -26,8 +26,9 @@ GRAMMAR_BYTES = GRAMMAR_CACHE_MB * 2**20 + 320 * 2**20
 # Besides weights and KV: two Python processes with torch and vLLM in each (2.0 GiB resident measured, tiny model).
 CPU_OVERHEAD_BYTES = int(2.5 * GIB) + GRAMMAR_BYTES
 # The same for a model whose shape is known, and of each entry of its vocabulary: tokenizers in two processes and what
-# grammars are compiled with in three. Measured with six shallow models, see docs/memory.md.
+# grammars are compiled with in three. Measured with eight shallow models, see docs/memory.md.
 CPU_BASE_BYTES, VOCABULARY_ENTRY_BYTES = int(1.9 * GB) + GRAMMAR_CACHE_MB * 2**20, 6_600
+COMPILER_BYTES = int(0.4 * GB)  # of a C++ compiler, at the first start on a machine: torch compiles its kernels there
 SIMULATED_BYTES = GIB // 4  # the process of a simulated engine; `memory_gb` sets the memory of the engine it simulates
 # Tokens of a step where `max_num_batched_tokens` is not set: vLLM's own default, of a GPU of 70 GB and more.
 STEP_TOKENS: Mapping[Platform, int] = {"cpu": 2048, "gpu": 8192}
@@ -146,7 +147,7 @@ def estimated_need(
         return MemoryNeed(max(GPU_OVERHEAD_BYTES, GPU_BASE_BYTES + step) + weights)
     weights = shape.weights_bytes(weights_bytes) + shape.vocabulary_bytes()
     step = (weights + shape.step_bytes(tokens)) // settings.ranks + shape.logits_bytes(settings.engine_seqs)
-    return MemoryNeed(CPU_BASE_BYTES + step + VOCABULARY_ENTRY_BYTES * shape.vocabulary)
+    return MemoryNeed(CPU_BASE_BYTES + COMPILER_BYTES + step + VOCABULARY_ENTRY_BYTES * shape.vocabulary)
 
 
 def kv_bytes_of(settings: ModelSettings, need: MemoryNeed, granted_bytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.memory_history import SETTLED_S, MemoryHistory, need_key
+from serve_app.engine.memory_history import SETTLED_S, STOOD_S, MemoryHistory, need_key
 from serve_app.engine.memory_size import GIB, MEASURED_MARGIN, MemoryNeed
 from serve_app.settings import ModelSettings
 
@@ -27,17 +27,18 @@ class Clock:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., MemoryNeed]:
-    """Runs an engine that is measured at these bytes, a second apart; what its next start asks for."""
+    """Runs an engine that is measured at these bytes, a second apart, and at the last for this long; what its next
+    start asks for."""
 
-    def measured(*sizes: int, for_s: float = 0.0, folder: Path = tmp_path) -> MemoryNeed:
+    def measured(*sizes: int, for_s: float = STOOD_S, folder: Path = tmp_path) -> MemoryNeed:
         clock = Clock()
         history = MemoryHistory(folder, "k", clock)
         for size in sizes:
             history.measured(size)
             clock.now += 1.0
-        clock.now += for_s
-        if sizes:
+        for _ in range(int(for_s) if sizes else 0):
             history.measured(sizes[-1])
+            clock.now += 1.0
         return MemoryHistory(folder, "k", clock).need(ESTIMATE)
 
     return measured
@@ -60,6 +61,10 @@ def test_a_need_below_the_estimate_counts_once_the_engine_has_run_for_a_while(ru
     assert run(2 * GIB, 2 * GIB, for_s=SETTLED_S) == with_margin(2 * GIB)
 
 
+def test_what_stands_for_half_a_minute_between_lower_measurements_counts(run: Callable[..., MemoryNeed]) -> None:
+    assert run(2 * GIB, *[6 * GIB] * int(2 * STOOD_S), 2 * GIB) == with_margin(6 * GIB)
+
+
 def test_the_largest_of_all_runs_counts(run: Callable[..., MemoryNeed]) -> None:
     run(6 * GIB, 6 * GIB)
     assert run(5 * GIB, 5 * GIB, for_s=SETTLED_S) == with_margin(6 * GIB)
@@ -67,6 +72,11 @@ def test_the_largest_of_all_runs_counts(run: Callable[..., MemoryNeed]) -> None:
 
 def test_memory_that_is_counted_twice_while_a_process_forks_is_not_kept(run: Callable[..., MemoryNeed]) -> None:
     assert run(2 * GIB, 9 * GIB, 2 * GIB) == ESTIMATE
+
+
+def test_a_compiler_that_runs_at_the_first_start_is_not_kept(run: Callable[..., MemoryNeed]) -> None:
+    compiling = [int((2 + index % 5) * GIB) for index in range(120)]
+    assert run(*compiling, 2 * GIB, for_s=SETTLED_S) == with_margin(2 * GIB)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"fixed_bytes": None, "settled": True})])
