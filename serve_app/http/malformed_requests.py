@@ -4,28 +4,50 @@ to which uvicorn would send a stream in chunks, which that version does not have
 Serve runs uvicorn and decodes some headers before it calls the application (`X-Request-Id`, `X-Session-Id`): a header
 that is not UTF-8 raises there, and the answer is a plain 500.
 
-Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends. The end of a stream to an
+Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends. A connection that ends
+while a request arrives ends as `lingering_close` describes, whatever the answer was. The end of a stream to an
 HTTP/1.0 client is the end of its connection, and requests after it on that connection are not answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serve_app.errors import BadRequest
 from serve_app.http.error_responses import error_response
+from serve_app.http.lingering_close import LingeringTransport
 
 
 class StrictProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with refusals in OpenAI's format."""
+    """uvicorn's protocol, with refusals in OpenAI's format, and answers that reach a client which is still sending."""
 
     refused: BadRequest | None = None
+    _lingering: LingeringTransport
     _running: RequestResponseCycle | None = None  # of pipelined requests the one that is answered now
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        self._lingering = LingeringTransport(transport, self.loop)
+        super().connection_made(cast(asyncio.Transport, self._lingering))
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.lingers:
+            self._lingering.drop(data)
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._lingering.is_arriving = True
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._lingering.is_arriving = False
+        super().on_message_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Raises UnicodeDecodeError, which leads to `send_400_response`, for a value that is not UTF-8."""
@@ -51,6 +73,7 @@ class StrictProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+        self._lingering.on_lost()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
