@@ -87,3 +87,15 @@ def test_an_error_of_vllm_is_the_request_s_and_says_so() -> None:
     error = json.loads(frame.body)["error"]
     assert (error["code"], error["type"]) == ("request_failed", "internal_server_error")
     assert error["message"].startswith("the engine could not handle this request")
+
+
+def test_json_in_a_string_that_is_too_deep_for_a_parser_is_refused_as_the_client_s() -> None:
+    """It was a 500: the arguments of an earlier tool call, an item of Responses, a structural tag."""
+    submit = Submit(1, "r", Operation.CHAT, {"model": "m", "messages": []})
+    with pytest.raises(RecursionError) as caught:
+        json.loads("[" * 50_000)
+    frame = serving.refusal(serving.error_response(caught.value, submit), submit)
+    assert frame.status == 400
+    error = json.loads(frame.body)["error"]
+    assert (error["code"], error["type"]) == ("invalid_request_error", "invalid_request_error")
+    assert "nested too deep" in error["message"]

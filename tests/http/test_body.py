@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.json_bounds import SLICE_BYTES, structural_count
+from serve_app.core.json_bounds import LONG_DIGITS, SLICE_BYTES, SLOW_NUMBER_VALUES, structural_count
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow
 from serve_app.http import body as body_module
 from serve_app.http.body import (
@@ -171,14 +171,34 @@ def test_values_are_counted_alike_wherever_the_text_is_cut(value: dict[str, Any]
 
 
 def _counted(value: Any) -> int:
-    """Of each container itself and the commas in it."""
+    """Of each container itself and the commas in it, and of numbers with an exponent."""
+    if isinstance(value, float) and "e" in json.dumps(value):
+        return SLOW_NUMBER_VALUES
     if not isinstance(value, dict | list):
         return 0
     inner = value.values() if isinstance(value, dict) else value
     return max(1, len(value)) + sum(map(_counted, inner))
 
 
+SLOW_NUMBERS = (b"1e300", b"4.9E-324", b"1." + b"9" * 17 + b"e-300", b"7" * 300 + b".5", b"0." + b"3" * 800)
+
+
+@pytest.mark.parametrize("number", SLOW_NUMBERS)
+def test_numbers_that_take_a_parser_long_are_bounded_by_what_they_cost(number: bytes) -> None:
+    """200,000 times `1e300`, 1.2 MB, hold the interpreter for more than a second."""
+    body = b'{"logit_bias":[%s]}' % b",".join([number] * (MOST // SLOW_NUMBER_VALUES))
+    assert f"more than {MOST} values" in refusal(body).message
+    few = b'{"logit_bias":[%s]}' % b",".join([number] * (MOST // SLOW_NUMBER_VALUES // 32))
+    assert len(decode(few, BOUNDS)["logit_bias"]) == MOST // SLOW_NUMBER_VALUES // 32
+
+
+def test_text_that_looks_like_such_numbers_is_text() -> None:
+    text = "1e300, " * (MOST // 8) + "7" * LONG_DIGITS * (MOST // SLOW_NUMBER_VALUES)
+    assert decode(json.dumps({"prompt": text, "stream": True}).encode(), BOUNDS)["prompt"] == text
+
+
 ATTACKS = {
+    "numbers with exponents": b'{"prompt":[%s1]}' % (b"1e300," * (7 * 2**20 // 6)),
     "tools enum": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b"1," * (7 * 2**19)),
     "strings": b'{"tools":[{"function":{"parameters":{"enum":[%s1]}}}]}' % (b'"",' * (7 * 2**20 // 3)),
     "integers": b'{"prompt":[%s1]}' % (b"1," * (7 * 2**19)),

@@ -341,7 +341,10 @@ def refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
 
 def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     """The response to an error before the first output: vLLM's own errors unchanged; other errors of a request with a
-    grammar become client errors."""
+    grammar become client errors, and so does text in it that is nested deeper than a parser goes (the arguments of an
+    earlier tool call are JSON in a string)."""
+    if isinstance(error, RecursionError):
+        return create_error_response("JSON in a string of the request is nested too deep")
     response = create_error_response(error)
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
         return response
