@@ -14,13 +14,22 @@ from typing import Any
 import pytest
 
 from serve_app.engine.vllm_adapter import private_names, produced_tokens, replay
-from serve_app.engine.vllm_adapter.private_names import ENGINE_NAMES, NAMES, SCORING_NAMES, PrivateName, missing
+from serve_app.engine.vllm_adapter.private_names import (
+    ENGINE_NAMES,
+    NAMES,
+    RENDER_NAMES,
+    SCORING_NAMES,
+    PrivateName,
+    missing,
+)
 from tests.requires import requires
 
 requires("vllm")
 
 
-@pytest.mark.parametrize("name", [*NAMES, *SCORING_NAMES], ids=lambda name: f"{name}:{','.join(name.parts)}")
+@pytest.mark.parametrize(
+    "name", [*NAMES, *SCORING_NAMES, *RENDER_NAMES], ids=lambda name: f"{name}:{','.join(name.parts)}"
+)
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:
     assert missing([name]) == []
 

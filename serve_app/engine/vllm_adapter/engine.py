@@ -42,6 +42,7 @@ from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.private_names import missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
+from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import take_rendered
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
@@ -97,6 +98,7 @@ class VllmEngine:
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
         serving.reduce_per_token_cost(llm)
         log_probabilities.install()
+        take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)

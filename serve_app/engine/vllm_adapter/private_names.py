@@ -1,5 +1,6 @@
-"""Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), or making
-log probabilities of prompts in slices (`SCORING_NAMES`: `log_probabilities`).
+"""Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), making
+log probabilities of prompts in slices (`SCORING_NAMES`: `log_probabilities`), or rendering in turns (`RENDER_NAMES`:
+`render_turns`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -108,6 +109,26 @@ SCORING_NAMES = (
     ),
     PrivateName(f"{_OPENAI}.chat_completion.protocol", "ChatCompletionLogProbs", ("content",)),
     PrivateName(f"{_OPENAI}.completion.protocol", "CompletionLogProbs", ("text_offset", "tokens")),
+)
+
+RENDER_NAMES = (
+    PrivateName("vllm.renderers.base", "BaseRenderer", ("_executor",)),
+    PrivateName("vllm.renderers.base", "_SwappableExecutor.submit", ("fn",)),
+    PrivateName("vllm.renderers.params", "TokenizeParams", ("truncate_prompt_tokens", "truncation_side")),
+    PrivateName("vllm.renderers.params", "TokenizeParams.max_input_tokens"),
+    PrivateName("vllm.renderers.params", "TokenizeParams._text_len_check", ("tokenizer", "text")),
+    PrivateName("vllm.tokenizers.protocol", "TokenizerLike", ("max_chars_per_token", "truncation_side")),
+    PrivateName("vllm.entrypoints.pooling.base.serving", "PoolingBaseServing._preprocessing", ("io_processor", "ctx")),
+    PrivateName(
+        "vllm.entrypoints.pooling.base.io_processor",
+        "PoolingIOProcessor",
+        ("get_request_factory_online", "render_async", "renderer"),
+    ),
+    PrivateName(
+        "vllm.entrypoints.pooling.scoring.io_processor",
+        "truncate_text_to_tokens",
+        ("text", "tokenizer", "max_tokens"),
+    ),
 )
 
 
