@@ -69,7 +69,9 @@ def run(folder: Path, serve: Serve, **changes: Any) -> list[Answer]:
                 size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
                 await serve(json.loads(await reader.readexactly(size)), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+            pass  # the client has left
+        finally:
+            writer.close()  # also when the loop ends with the connection open
 
     async def whole() -> dict[str, Any]:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)

@@ -103,9 +103,11 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 def answering(answer: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        writer.close()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+        finally:
+            writer.close()  # also when the loop ends with the connection open
 
     return serve
 
@@ -143,8 +145,10 @@ def test_abusers_requests_are_counted_also_those_that_the_end_of_the_span_cuts_o
     answer: bytes | None, statuses: set[str]
 ) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the client leaves
-        writer.close()
+        try:
+            await reader.read()  # until the client leaves
+        finally:
+            writer.close()
 
     async def ask(address: tuple[str, int]) -> dict[str, int]:
         return await asyncio.to_thread(flood, address, b"GET /\r\n\r\n", 3, 1.0, BOUND_S)
