@@ -345,6 +345,7 @@ class Quota:
             except (LeaseNotFound, LeaseConflict, InsufficientMemory):
                 self.checkpoint.forget((kind, name))
                 self._unreported.discard(name)  # recovery does not wait for it
+        self.queue.closed_engines = self._closed_engines()  # before any event: closed sessions may be in use there
 
     def _unreadable(self) -> list[CheckpointKey]:
         """The checkpoint keys of engines without a report whose entries could not be read."""

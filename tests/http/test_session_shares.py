@@ -148,3 +148,48 @@ def test_a_critical_request_of_a_tenant_with_a_share_is_served_beside_sessions_t
             assert (await call(client, "DELETE", f"/{name}"))[0] == 200
 
     run(scenario, model(SLOTS, session_slots=16, max_session_share=1.0), waits=WAITS)
+
+
+def test_closing_a_session_while_its_request_runs_makes_no_room_for_another_until_that_ends() -> None:
+    """A tenant held more than its part of the model by opening, asking for everything, closing, and opening again."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await door(cluster)
+        names = await opened(client)
+        queue = client.model.queue.core
+        await until(lambda: len(queue.sessions) == len(names), SOON_S, "the router has heard of the sessions")
+        running = queue.in_flight.running
+        all_of_it = ask("on", SESSION_TOKENS - 1)  # the prompt is one token
+        tasks = [client.posting(all_of_it, key=AGENTS, headers={"X-Session-Id": name}) for name in names]
+        drawn = cluster.quota.core.sessions.in_use
+        leases = [session.lease for session in queue.sessions.values()]
+        await until(lambda: all(map(drawn, leases)), SOON_S, "a request runs in each session")
+        for name in names:
+            assert (await call(client, "DELETE", f"/{name}"))[0] == 200
+        assert await opened(client) == []
+        desk_session = json.dumps({"model": MODEL, "session_id": "d", "kv_tokens": POOL * 4 // 10}).encode()
+        assert (await client.request("POST", "/v1/sessions", desk_session, key=DESK)).status == 201
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await until(lambda: not running, SOON_S, "the requests have ended")
+        assert len(await opened(client)) == len(names)
+
+    run(scenario, model(SLOTS, 0.1, session_slots=16), waits=WAITS | {(session_admission, "RECALL_S"): 0.2})
+
+
+def test_a_tenant_at_its_bound_that_closes_a_session_can_open_the_next_at_once() -> None:
+    """The end of the last request and the closing reach the actor by two ways."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await door(cluster)
+        size = POOL * 9 // 20
+        for turn in range(10):
+            name = f"s{turn}"
+            assert (await call(client, "POST", model=MODEL, session_id=name, kv_tokens=size))[0] == 201
+            await until(lambda name=name: f"agents {name}" in client.model.queue.core.sessions, SOON_S, "it is known")
+            reply = await client.post(ask("on", 5), key=AGENTS, headers={"X-Session-Id": name})
+            assert reply.status == 200
+            assert (await call(client, "DELETE", f"/{name}"))[0] == 200
+
+    run(scenario, model(SLOTS, session_slots=16), waits=WAITS)

@@ -4,7 +4,8 @@ Rules
 - A session is a lease on its engine, and a pool for its requests: its tokens, and one slot besides those of the queue
   (`core.shared_queue.requests` draws on it). An engine takes as many sessions as it has such slots.
 - Requests renew a session when they arrive and when they end; a session with a running request does not expire.
-- A session closed while its request runs is unknown at once, and keeps what the request holds until that ends.
+- A session closed while its request runs is unknown at once, and keeps what the request holds until that ends. So long
+  it counts for its tenant, with that many tokens.
 - A session can be taken back for others that wait (`core.shared_queue.session_reclaim`). Its agent is told why.
 
 Invariant: an open session has its tokens; no other party uses them, also while the agent runs a tool.
@@ -70,7 +71,8 @@ class SessionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
-    """A session in the checkpoint: its request, lease and engine. `closed`: it is closed, a request still runs."""
+    """A session in the checkpoint: its request, lease and engine. `closed`: it is closed, a request still runs, and the
+    request's tokens are those that the lease has kept."""
 
     request: SessionRequest
     lease: str
@@ -155,7 +157,9 @@ class SessionLeases:
         self._by_engine: dict[str, dict[str, None]] = {}  # the leases of `by_lease` on each engine
         self.closed_leases: set[str] = set()  # leases of closed sessions with a running request
         self.reserved_tokens: Counter[str] = Counter()  # KV tokens of open sessions, by engine
-        self.held_by_tenant = defaultdict[str, Counter[str]](Counter)  # these, by model and tenant
+        # KV tokens of sessions by model and tenant, and their number by tenant; closed ones included
+        self.held_by_tenant = defaultdict[str, Counter[str]](Counter)
+        self.count_by_tenant: Counter[str] = Counter()
         self.notices: dict[str, float] = {}  # leases that are to be taken back, and when
         self._taken_back: dict[str, str] = {}  # why these sessions have ended, by name
         self._opened_and_ended: list[SessionEntry] = []
@@ -178,13 +182,14 @@ class SessionLeases:
         self._ledger.open_slots(entry.lease, 1)
         self.by_lease[entry.lease] = entry
         self._by_engine.setdefault(entry.engine, {})[entry.lease] = None
+        self._count(entry, 1)
         self.version += 1
         if entry.closed:
             self.closed_leases.add(entry.lease)
         else:
             self.by_session_id[entry.request.session_id] = entry
             self._taken_back.pop(entry.request.session_id, None)
-            self._count(entry, 1)
+            self.reserved_tokens[entry.engine] += entry.request.tokens
             self._opened_and_ended.append(entry)
 
     def renew(self, session_id: str, now: float) -> Session:
@@ -207,9 +212,13 @@ class SessionLeases:
         one = self._require_open(session_id)
         self._mark_closed(one)
         if self.in_use(one.lease):
-            self._ledger.resize(one.lease, [max(1, self._ledger.held(one.lease))])
-            self.by_lease[one.lease] = replace(one, closed=True)
-            self._checkpoint.put((EntryKind.SESSION, one.lease), self.by_lease[one.lease])
+            kept = max(1, self._ledger.held(one.lease))
+            self._ledger.resize(one.lease, [kept])
+            self._count(one, -1)
+            closed = replace(one, request=replace(one.request, tokens=kept), closed=True)
+            self.by_lease[one.lease] = closed
+            self._count(closed, 1)
+            self._checkpoint.put((EntryKind.SESSION, one.lease), closed)
             self.closed_leases.add(one.lease)
         else:
             self.forget(one.lease)
@@ -240,6 +249,7 @@ class SessionLeases:
             if not self._by_engine[one.engine]:
                 del self._by_engine[one.engine]
             self.closed_leases.discard(lease)
+            self._count(one, -1)
             self._checkpoint.forget((EntryKind.SESSION, lease))
             self.version += 1
             if not one.closed and self.by_session_id.get(one.request.session_id) is one:
@@ -252,13 +262,15 @@ class SessionLeases:
     def _mark_closed(self, entry: SessionEntry) -> None:
         del self.by_session_id[entry.request.session_id]
         self.notices.pop(entry.lease, None)
-        self._count(entry, -1)
+        self.reserved_tokens[entry.engine] -= entry.request.tokens
         self.version += 1
         self._opened_and_ended.append(replace(entry, closed=True))
 
     def _count(self, entry: SessionEntry, sign: int) -> None:
         request, held = entry.request, self.held_by_tenant[entry.request.model]
-        self.reserved_tokens[entry.engine] += sign * request.tokens
+        self.count_by_tenant[request.tenant] += sign
+        if not self.count_by_tenant[request.tenant]:
+            del self.count_by_tenant[request.tenant]
         held[request.tenant] += sign * request.tokens
         if not held[request.tenant]:
             del held[request.tenant]
@@ -281,9 +293,14 @@ class SessionLeases:
         return len(self._by_engine.get(engine, ()))
 
     def held_tokens(self, model: str, tenant: str) -> int:
-        """The KV tokens of a tenant's open sessions of a model."""
+        """The KV tokens of a tenant's sessions of a model, closed ones included."""
         held = self.held_by_tenant.get(model)
         return 0 if held is None else held[tenant]
+
+    def has_closed(self, model: str, tenant: str) -> bool:
+        """Whether a request runs in a closed session of a tenant. O(closed sessions)."""
+        closed = (self.by_lease[lease].request for lease in self.closed_leases)
+        return any((one.model, one.tenant) == (model, tenant) for one in closed)
 
     def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""

@@ -227,17 +227,20 @@ class Admission:
             return None
         return {tenant_queue.tenant: tenant_queue.slots for tenant_queue in class_queue.waiting_tenants()}
 
-    def kv_demand(self) -> dict[str, int]:
-        """About how many KV tokens requests wait for, by tenant; empty: for some other reason, or none waits.
-        O(waiting tenants)."""
-        demand, capacity, lacks = dict[str, int](), self.capacity, False
-        for class_queue in self.queue.class_queues:
-            for tenant_queue in class_queue.waiting_tenants():
-                tenant, need = tenant_queue.tenant, tenant_queue.first.need
-                demand[tenant] = demand.get(tenant, 0) + need[1] * len(tenant_queue.order)
+    def kv_demand(self) -> dict[RequestClass, dict[str, int]]:
+        """About how many KV tokens requests wait for, by class and tenant. A class whose requests wait for some other
+        reason is left out. O(waiting tenants)."""
+        found, capacity = dict[RequestClass, dict[str, int]](), self.capacity
+        for level in RequestClass:
+            demand, lacks = dict[str, int](), False
+            for tenant_queue in self.queue.class_queues[level].waiting_tenants():
+                need = tenant_queue.first.need
+                demand[tenant_queue.tenant] = need[1] * len(tenant_queue.order)
                 lacks = lacks or not capacity.could_fit(*need)
                 lacks = lacks or (not capacity.fits(*need) and capacity.shortage(*need) is WaitReason.KV_TOKENS)
-        return demand if lacks else {}
+            if lacks:
+                found[level] = demand
+        return found
 
     def is_full(self, request_class: RequestClass) -> bool:
         """Whether an arrival of this class is refused for every tenant because higher classes fill the queue. False if

@@ -10,8 +10,10 @@ Rules
   the order of their classes, then of what their tenants' sessions hold for their weights.
 - The sessions of one tenant hold at most a part of the model's KV tokens (`SessionRequest.max_share`), and none of what
   is guaranteed to other tenants (`core.shared_queue.session_shares`). An opening above that waits for an end, too.
+  Closed sessions count until their running request ends, in these bounds and in the number that a tenant may have.
 - An opening that can never fit is refused at once, with its own error code. So is one that does not wait, unless enough
-  of the tokens are unused credit of routers: then it waits until they are returned (`RECALL_S`).
+  of the tokens are unused credit of routers, or its tenant has closed sessions: then it waits until what they hold is
+  returned (`RECALL_S`): the end of a request may arrive after the closing that followed it.
 
 Invariant: an opening ends as exactly one of opened, refused, withdrawn, or still waits.
 """
@@ -94,7 +96,10 @@ class SessionAdmission:
                     self._ledger.free(one) + self._granting.accounts.unused_tokens(one)
                     for one in self._candidate_engines(ask)
                 )
-                if ask.wait_until is not None or not any(one >= ask.tokens for one in free):
+                returns_soon = self._sessions.has_closed(ask.model, ask.tenant) or any(
+                    one >= ask.tokens for one in free
+                )
+                if ask.wait_until is not None or not returns_soon:
                     del self.pending_sessions[ask.session_id]
                     raise InsufficientMemory(self._shortage(ask, engines))
                 waiting.ask = replace(ask, wait_until=now + RECALL_S)
@@ -181,7 +186,7 @@ class SessionAdmission:
     def _candidate_engines(self, ask: SessionRequest) -> tuple[str, ...]:
         """The engines that can open a session once all their requests have ended."""
         sessions = self._sessions
-        if self._room(ask).tokens < ask.tokens:
+        if self._room(ask).tokens < ask.tokens or sessions.count_by_tenant[ask.tenant] >= ask.per_tenant:
             return ()
         return tuple(
             engine
@@ -259,11 +264,11 @@ class SessionAdmission:
         if model_state is None:
             return
         admission, total = model_state.admission, sum(map(self._ledger.limit, self._engines_of(model)))
-        demand = Counter(admission.kv_demand())
+        demand = {level: Counter(waits) for level, waits in admission.kv_demand().items()}
         for one in self.pending_sessions.values():
             ask, has = one.ask, self._sessions.held_tokens(model, one.ask.tenant)
             if ask.model == model and not one.ticket and has + ask.tokens <= ask.max_share * total:
-                demand[ask.tenant] += ask.tokens
+                demand.setdefault(ask.request_class, Counter())[ask.tenant] += ask.tokens
         for name in self._reclaim.due(model, total, demand, admission.scheduler.policy, now):
             one_open = self._sessions.by_session_id[name]
             held = self._sessions.held_tokens(model, one_open.request.tenant)
@@ -307,4 +312,6 @@ class SessionAdmission:
         places = f"; {fullest} sessions are open there, {ask.per_engine} at most" if fullest >= ask.per_engine else ""
         room = self._room(ask)
         shares = f"; {room.why}, {room.tokens} are left of that" if room.tokens < ask.tokens else ""
-        return f"{text} on the best engine of {ask.model}{places}{shares}"
+        has, most = self._sessions.count_by_tenant[ask.tenant], ask.per_tenant
+        number = f"; its tenant has {has} of {most} sessions, some closed ones in use" if has >= most else ""
+        return f"{text} on the best engine of {ask.model}{places}{shares}{number}"

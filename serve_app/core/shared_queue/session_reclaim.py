@@ -1,27 +1,33 @@
-"""Which agent sessions are taken back: idle ones of tenants that hold more than their part while others wait.
+"""Which agent sessions are taken back: those of tenants that hold more than their part while others wait.
 
 Rules
-- Only while requests or openings of other tenants wait for KV tokens of the model, and no more than these need.
-- A tenant's part is that of its weight among the tenants that hold sessions or wait; at least its guaranteed share, and
-  no more than the guaranteed shares of the others leave. No session of a tenant within its part is taken back.
+- Only while requests or openings of other tenants wait for KV tokens of the model, of the session's class or above; and
+  no more than these need.
+- A tenant's part is that of its weight among the tenants that hold sessions or so wait; at least its guaranteed share,
+  and no more than the guaranteed shares of the others leave. No session of a tenant within its part is taken back.
 - A session gets notice first (`NOTICE_S`), which its own state says. The notice ends when nobody else waits any more.
-  Renewals do not end it; a session with a running request is taken back once that has ended.
-- The tenant that is furthest beyond its part gives first, and of its sessions the one that was not used or renewed for
-  longest. One that is larger than what the tenant has beyond its part is only taken back if sessions leave the others
-  less than half of theirs.
+  Neither renewals nor requests end it. A request that then runs keeps what it holds until it ends.
+- Sessions of lower classes give first. Among those of a class, the tenant that is furthest beyond its part gives first,
+  and of its sessions the idle ones, then the one that was not used or renewed for longest. One that is larger than what
+  the tenant has beyond its part is only taken back if sessions leave the others less than half of theirs.
 
-Invariant: only sessions under notice are taken back, and only idle ones.
+Invariant: only sessions under notice are taken back.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from serve_app.core.memory import SessionEntry, SessionLeases
 from serve_app.core.queue import QueuePolicy
+from serve_app.types import RequestClass
 
 # Longer than most peaks of load; a request that waits for it still starts well within the usual longest wait of 60 s.
 NOTICE_S = 10.0
+
+
+Demand = Mapping[RequestClass, Mapping[str, int]]  # KV tokens that are waited for, by class and tenant
 
 
 class SessionReclaim:
@@ -34,12 +40,12 @@ class SessionReclaim:
     def __init__(self, sessions: SessionLeases) -> None:
         self._sessions = sessions
 
-    def due(self, model: str, total: int, demand: Mapping[str, int], policy: QueuePolicy, now: float) -> list[str]:
-        """Give and withdraw notices; returns the sessions whose notice is over and that are idle.
+    def due(self, model: str, total: int, demand: Demand, policy: QueuePolicy, now: float) -> list[str]:
+        """Give and withdraw notices; returns the sessions whose notice is over.
 
         Args:
             total: the KV tokens of the model.
-            demand: KV tokens that requests and openings wait for, by tenant; empty: nothing waits for KV tokens.
+            demand: what requests and openings wait for; empty: nothing waits for KV tokens.
             policy: weights and guaranteed shares.
         """
         sessions = self._sessions
@@ -51,39 +57,45 @@ class SessionReclaim:
             del sessions.notices[lease]
         for one in chosen:
             sessions.notices.setdefault(one.lease, now + NOTICE_S)
-        over = [one for one in chosen if sessions.notices[one.lease] <= now and not sessions.in_use(one.lease)]
-        return [one.request.session_id for one in over]
+        return [one.request.session_id for one in chosen if sessions.notices[one.lease] <= now]
 
-    def _chosen(self, model: str, total: int, demand: Mapping[str, int], policy: QueuePolicy) -> list[SessionEntry]:
+    def _chosen(self, model: str, total: int, demand: Demand, policy: QueuePolicy) -> list[SessionEntry]:
         """The sessions that are under notice from now on."""
         held: Mapping[str, int] = self._sessions.held_by_tenant.get(model, {})
-        wanted, chosen = sum(demand.values()), list[SessionEntry]()
-        if not wanted or not held:
-            return []
-        parts = {tenant: part_of(tenant, held.keys() | demand.keys(), policy) for tenant in held}
-        beyond = {tenant: tokens - parts[tenant] * total for tenant, tokens in held.items()}
-        free = total - sum(held.values())
-        for tenant in sorted(beyond, key=lambda name: (-beyond[name], name)):
-            left, needed = beyond[tenant], wanted - demand.get(tenant, 0)
-            for one in self._in_order(model, tenant):
-                tokens = one.request.tokens
-                crowded = left > 0 and free < (1.0 - parts[tenant]) * total / 2
-                if needed > 0 and (tokens <= left or crowded):
-                    chosen.append(one)
-                    left, needed, wanted, free = left - tokens, needed - tokens, wanted - tokens, free + tokens
+        chosen, given = list[SessionEntry](), Counter[str]()  # the tokens of these, by tenant
+        for level in RequestClass:
+            waits = Counter[str]()
+            for above in [one for one in demand if one >= level]:
+                waits.update(demand[above])
+            if not waits:
+                continue
+            mine = self._in_order(model, level)
+            parts = {tenant: part_of(tenant, held.keys() | waits.keys(), policy) for tenant in held}
+            left = {tenant: tokens - parts[tenant] * total - given[tenant] for tenant, tokens in held.items()}
+            for tenant in sorted(mine, key=lambda name: (-left[name], name)):
+                for one in mine[tenant]:
+                    tokens, free = one.request.tokens, total - sum(held.values()) + given.total()
+                    crowded = left[tenant] > 0 and free < (1.0 - parts[tenant]) * total / 2
+                    needed = waits.total() - waits[tenant] - given.total()
+                    if needed > 0 and (tokens <= left[tenant] or crowded):
+                        chosen.append(one)
+                        left[tenant] -= tokens
+                        given[tenant] += tokens
         return chosen
 
-    def _in_order(self, model: str, tenant: str) -> list[SessionEntry]:
-        """A tenant's sessions that may be taken back: those under notice, then the idle ones, least recently used."""
+    def _in_order(self, model: str, level: RequestClass) -> dict[str, list[SessionEntry]]:
+        """The sessions of a class, by tenant: those under notice, then idle ones, then the least recently used."""
+        sessions, found = self._sessions, dict[str, list[SessionEntry]]()
+        for one in sessions.by_session_id.values():
+            if one.request.model == model and one.request.request_class == level:
+                found.setdefault(one.request.tenant, []).append(one)
+        for entries in found.values():
+            entries.sort(key=self._order)
+        return found
+
+    def _order(self, one: SessionEntry) -> tuple[bool, bool, float]:
         sessions = self._sessions
-        mine = [
-            one
-            for one in sessions.by_session_id.values()
-            if one.request.model == model
-            and one.request.tenant == tenant
-            and (one.lease in sessions.notices or not sessions.in_use(one.lease))
-        ]
-        return sorted(mine, key=lambda one: (one.lease not in sessions.notices, sessions.used_at(one.lease)))
+        return one.lease not in sessions.notices, sessions.in_use(one.lease), sessions.used_at(one.lease)
 
 
 def part_of(tenant: str, tenants: set[str], policy: QueuePolicy) -> float:

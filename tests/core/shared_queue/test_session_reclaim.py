@@ -31,6 +31,7 @@ class Load:
     there: World
     tenants: tuple[str, ...]
     depth: int = 6
+    level: RequestClass = NORMAL
     reqs: list[tuple[str, Req]] = field(default_factory=list)
 
     def run(self, span_s: float) -> Counter[str]:
@@ -42,7 +43,7 @@ class Load:
                 there.quota.sessions.renew(name, there.now)
             for tenant in self.tenants:
                 while sum(req.state == "waits" for name, req in self.reqs if name == tenant) < self.depth:
-                    self.reqs.append((tenant, there.arrive("r0", NORMAL, tokens=TOKENS, tenant=tenant)))
+                    self.reqs.append((tenant, there.arrive("r0", self.level, tokens=TOKENS, tenant=tenant)))
             there.settle(2)
             there.wait(1.0)
             for tenant, req in self.reqs:
@@ -141,19 +142,75 @@ def test_a_tenant_keeps_its_part_by_weight_or_guaranteed_share() -> None:
         assert len(names(there)) == kept
 
 
-def test_a_session_whose_request_runs_is_taken_back_after_it() -> None:
+def test_a_session_whose_request_runs_is_taken_back_and_the_request_keeps_its_tokens() -> None:
     there = world(slots=9)
     (name,) = hold(there, 1, 850)
+    lease = there.routers["r0"].line.sessions[name].lease
     load = Load(there, ("one",))
     load.run(2.0)
-    step = there.arrive("r0", NORMAL, tokens=50, tenant="agents", session=there.routers["r0"].line.sessions[name].lease)
+    step = there.arrive("r0", NORMAL, tokens=50, tenant="agents", session=lease)
     there.settle(1)
     assert step.state == "runs"
-    load.run(SPAN_S)
-    assert name in names(there)
-    there.finish("r0", f"q{step.number}")
-    load.run(3.0)
+    load.run(NOTICE_S + 2.0)
     assert name not in names(there)
+    assert step.state == "runs"
+    assert there.quota.ledger.lease(lease).amount == 50
+    there.finish("r0", f"q{step.number}")
+    there.settle(2)
+    assert lease not in there.quota.ledger
+    load.leave()
+    there.bring_to_rest()
+
+
+def test_a_session_that_is_never_idle_is_taken_back() -> None:
+    """An agent whose next request was there before the last one had ended kept its session for ever."""
+    there = world(slots=9)
+    (name,) = hold(there, 1, 850)
+    lease = there.routers["r0"].line.sessions[name].lease
+    load, steps, began = Load(there, ("one", "two"), 3), list[Req](), there.now
+    while name in names(there) and there.now < began + SPAN_S:
+        steps.append(there.arrive("r0", NORMAL, tokens=10, tenant="agents", session=lease))
+        there.settle(2)
+        for one in steps[:-1]:
+            if one.state == "runs":
+                there.finish("r0", f"q{one.number}")
+        there.settle(2)
+        assert there.quota.sessions.in_use(lease)
+        load.run(1.0)
+    assert NOTICE_S < there.now - began < NOTICE_S + 5.0
+
+
+@pytest.mark.parametrize(("level", "kept"), [(LOW, 4), (HIGH, 4), (CRITICAL, 3)])
+def test_no_session_is_taken_back_for_requests_of_a_lower_class(level: RequestClass, kept: int) -> None:
+    there = world(slots=9)
+    for number in range(4):
+        opened(there, "agents", f"s{number}", 110, max_share=0.5, request_class=CRITICAL)
+    load = Load(there, ("one", "two"), level=level)
+    load.run(SPAN_S)
+    assert len(names(there)) == kept
+    load.leave()
+
+
+@pytest.mark.parametrize(("level", "kept"), [(LOW, 1), (NORMAL, 0)])
+def test_no_session_is_taken_back_for_an_opening_of_a_lower_class(level: RequestClass, kept: int) -> None:
+    there = world()
+    hold(there, 1, 850)
+    waits = ask("other", "s0", 300, wait_until=there.now + 60.0, request_class=level)
+    assert there.quota.on_open_session(waits, there.now) is None
+    pass_time(there, NOTICE_S + 3.0)
+    assert len(names(there) & {"agents s0"}) == kept
+
+
+def test_sessions_of_lower_classes_are_taken_back_first_and_idle_ones_before_those_in_use() -> None:
+    there = world(slots=9)
+    for name, level in (("high", HIGH), ("used", LOW), ("idle", LOW)):
+        opened(there, "agents", name, 280, max_share=1.0, request_class=level)
+    lease = there.routers["r0"].line.sessions["agents used"].lease
+    there.arrive("r0", LOW, tokens=20, tenant="agents", session=lease)
+    load = Load(there, ("one",), depth=2, level=HIGH)
+    load.run(NOTICE_S + 3.0)
+    assert names(there) == {"agents high", "agents used"}
+    load.leave()
 
 
 def test_a_session_is_taken_back_for_another_tenants_that_waits_to_be_opened() -> None:

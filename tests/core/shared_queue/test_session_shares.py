@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from serve_app.core.memory import Session, SessionRequest, session_name
 from serve_app.core.queue import QueuePolicy, TenantPolicy
+from serve_app.core.shared_queue.session_admission import RECALL_S
 from serve_app.core.shared_queue.session_shares import session_room
 from serve_app.errors import InsufficientMemory
 from serve_app.types import RequestClass
-from tests.core.shared_queue.world import MODEL, World
+from tests.core.shared_queue.world import MODEL, Req, World
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
 TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth
@@ -76,6 +77,91 @@ def test_an_opening_above_the_bound_waits_for_a_session_of_its_own_tenant() -> N
 
 def test_a_tenant_may_have_all_of_a_model_where_the_setting_says_so() -> None:
     assert opened(world(), "agents", "s", LIMIT, max_share=1.0).request.tokens == LIMIT
+
+
+# Closed sessions whose request runs.
+
+
+def open_use_and_close(there: World, tenant: str, name: str, tokens: int, **more: object) -> Req:
+    """A session is opened, a request draws all of it, and it is closed; returns the request, which runs."""
+    session = opened(there, tenant, name, tokens, **more)
+    lease = there.routers["r0"].line.sessions[session.request.session_id].lease
+    request = there.arrive("r0", NORMAL, tokens=tokens, tenant=tenant, session=lease)
+    there.settle(3)
+    there.quota.queue.close_session(session.request.session_id, there.now)
+    there.settle(3)
+    assert request.state == "runs"
+    return request
+
+
+def outcome(there: World, tenant: str, name: str) -> object:
+    return there.quota.queue.session_admission.take_outcomes().get(session_name(tenant, name))
+
+
+def test_a_tenant_that_closes_its_sessions_while_their_requests_run_stays_within_its_part() -> None:
+    """By opening, drawing everything, closing, and opening again, it held 880 of 900 with a bound of a quarter."""
+    there = world(slots=8)
+    request = open_use_and_close(there, "agents", "s0", 220, max_share=0.25)
+    assert there.quota.on_open_session(ask("agents", "s1", 220, max_share=0.25), there.now) is None
+    there.wait(RECALL_S + 0.1)
+    there.settle(2)
+    refused = outcome(there, "agents", "s1")
+    assert isinstance(refused, InsufficientMemory)
+    assert "may hold 0.25 of the model's KV tokens, 5 are left of that" in refused.message
+    assert opened(there, "other", "s0", 220).request.tokens == 220
+    there.finish("r0", f"q{request.number}")
+    there.settle(2)
+    opened(there, "agents", "s1", 220, max_share=0.25)
+
+
+def test_what_requests_of_closed_sessions_hold_is_not_guaranteed_to_others_again() -> None:
+    there = world(slots=8, desk=TenantPolicy(share=0.5))
+    open_use_and_close(there, "agents", "s0", 400, max_share=1.0)
+    refusal(there, "other", "s0", 100)
+    assert opened(there, "desk", "s0", 450).request.tokens == 450
+
+
+def test_closed_sessions_count_in_the_number_of_a_tenants_sessions_until_their_requests_end() -> None:
+    there = world(slots=8)
+    request = open_use_and_close(there, "agents", "s0", 20, per_tenant=1)
+    assert there.quota.on_open_session(ask("agents", "s1", 20, per_tenant=1), there.now) is None
+    there.wait(RECALL_S + 0.1)
+    there.settle(2)
+    refused = outcome(there, "agents", "s1")
+    assert isinstance(refused, InsufficientMemory)
+    assert "its tenant has 1 of 1 sessions, some closed ones in use" in refused.message
+    there.finish("r0", f"q{request.number}")
+    there.settle(2)
+    assert opened(there, "agents", "s1", 20, per_tenant=1).request.tokens == 20
+
+
+def test_an_opening_that_does_not_wait_is_not_refused_because_the_end_of_a_request_comes_after_the_closing() -> None:
+    there = world(slots=8)
+    request = open_use_and_close(there, "agents", "s0", 450, per_tenant=1)
+    assert there.quota.on_open_session(ask("agents", "s1", 450, per_tenant=1), there.now) is None
+    there.finish("r0", f"q{request.number}")
+    there.settle(2)
+    assert isinstance(outcome(there, "agents", "s1"), Session)
+
+
+def test_a_closed_session_has_after_a_crash_of_the_actor_what_its_request_held() -> None:
+    there = world(slots=8)
+    session = opened(there, "agents", "s0", 400)
+    lease = there.routers["r0"].line.sessions[session.request.session_id].lease
+    request = there.arrive("r0", NORMAL, tokens=100, tenant="agents", session=lease)
+    there.settle(3)
+    there.quota.queue.close_session(session.request.session_id, there.now)
+    there.store()
+    there.crash()
+    there.engine_speaks("e0")
+    there.settle(8)
+    assert request.state == "runs"
+    assert there.quota.ledger.lease(lease).amount == 100
+    assert there.quota.sessions.held_tokens(MODEL, "agents") == 100
+    there.finish("r0", f"q{request.number}")
+    there.settle(4)
+    assert there.quota.sessions.held_tokens(MODEL, "agents") == 0
+    assert not there.quota.sessions.count_by_tenant
 
 
 # Guaranteed shares.
