@@ -295,15 +295,16 @@ class RouterApp:
             if len(bodies) == 1:
                 await self._run_queued(call, sequences)
             else:
-                await self._run_list(call, bodies, sequences // len(bodies))
+                await self._run_list(call, bodies)
 
-    async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]], sequences: int) -> None:
-        """Run the prompts of a list, each as a request of its own."""
-        merged = MergedExchange(call.exchange, len(bodies), sequences)
+    async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]]) -> None:
+        """Run the parts of a list, each as a request of its own."""
         record, parts = call.record, []
-        turns = PromptTurns(max(1, call.model.limits.slots // sequences))  # as many as an engine runs
+        counts = [request_size.sequence_count(record.operation, body, self.settings.http) for body in bodies]
+        merged = MergedExchange(call.exchange, counts)
+        turns = PromptTurns(max(1, call.model.limits.slots // max(counts)))  # as many as an engine runs
 
-        async def run(part: _HttpCall) -> None:
+        async def run(part: _HttpCall, sequences: int) -> None:
             async with turns.turn() as part.on_granted:
                 has_begun = any(one.granted_at is not None for one in record.parts)
                 if has_begun:
@@ -316,7 +317,7 @@ class RouterApp:
             parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
         record.parts = [part.record for part in parts]
         try:
-            await run_together([asyncio.ensure_future(run(part)) for part in parts])
+            await run_together([asyncio.ensure_future(run(*one)) for one in zip(parts, counts, strict=True)])
             await merged.end()
         finally:
             record.add_up_parts()

@@ -1,8 +1,10 @@
-"""A completion with a list of prompts: one request of the queue for each prompt, one answer to the client.
+"""A completion with a list of prompts, or embeddings of a list of inputs: one request of the queue for each prompt or
+each few inputs, one answer to the client.
 
-Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile.
-Queued together, they would fill the queue and wait for each other. So one waits at a time. The first is an arrival as
-any other; with its grant the list has begun, and a full queue or a forecast refuses no later prompt of it.
+Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile;
+2,000 inputs would hold a replica for as long as they all take. Queued together, they would fill the queue and wait for
+each other. So one part waits at a time. The first is an arrival as any other; with its grant the list has begun, and a
+full queue or a forecast refuses no later part of it.
 
 Invariant: the merged answer has the choices, numbers and usage that one engine would give for the whole list; events of
 one prompt stay in order.
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,24 +27,53 @@ from serve_app.http.response import HttpExchange
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
+# Inputs that are embedded together: as many keep an engine busy, and 8,000 tokens take it well under a second.
+INPUTS_TOGETHER, BYTES_TOGETHER = 32, 32_768
+_BYTES_PER_ID = 4  # as in `request_size`
 _DATA, _DONE = b"data: ", b"[DONE]"
+_whole = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entries_of = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The body of each prompt; the body itself, if it has one prompt.
+    """The body of each part; the body itself, if it has one.
 
     Raises:
         BadRequest: a list whose entries are not all texts or lists of token ids.
     """
-    prompts = body.get("prompt")
-    if operation is not Operation.COMPLETION or type(prompts) is not list or len(prompts) < 2:
-        return [body]
-    if all(type(prompt) is int for prompt in prompts):
-        return [body]
+    match operation:
+        case Operation.COMPLETION:
+            return [{**body, "prompt": prompt} for prompt in _entries("prompt", body)] or [body]
+        case Operation.EMBEDDING if body.get("messages") is None:
+            return [{**body, "input": inputs} for inputs in _together(_entries("input", body))] or [body]
+    return [body]
+
+
+def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
+    """The prompts in a field; none, if it has one. Raises as `bodies_of`."""
+    prompts = body.get(field)
+    if type(prompts) is not list or len(prompts) < 2 or all(type(prompt) is int for prompt in prompts):
+        return []
     for number, prompt in enumerate(prompts):
         if type(prompt) is not str and not (type(prompt) is list and prompt and type(prompt[0]) is int):
-            raise BadRequest(f"`prompt.{number}` must be a string or a list of token ids", param=f"prompt.{number}")
-    return [{**body, "prompt": prompt} for prompt in prompts]
+            raise BadRequest(f"`{field}.{number}` must be a string or a list of token ids", param=f"{field}.{number}")
+    return prompts
+
+
+def _together(inputs: list[Any]) -> Iterator[list[Any]]:
+    """The inputs of each part, in their order."""
+    part, left = list[Any](), 0
+    for one in inputs:
+        size = len(one) * (1 if type(one) is str else _BYTES_PER_ID)
+        if part and (len(part) == INPUTS_TOGETHER or size > left):
+            yield part
+            part = []
+        if not part:
+            left = BYTES_TOGETHER
+        part.append(one)
+        left -= size
+    if part:
+        yield part
 
 
 class MergedExchange:
@@ -49,12 +81,13 @@ class MergedExchange:
 
     Args:
         exchange: the client's.
-        prompts: how many there are; `choices`: of each.
+        counts: of the choices, or embeddings, of each part.
     """
 
-    def __init__(self, exchange: HttpExchange, prompts: int, choices: int) -> None:
-        self._exchange, self._choices = exchange, choices
-        self._documents: list[dict[str, Any]] = [{}] * prompts
+    def __init__(self, exchange: HttpExchange, counts: Sequence[int]) -> None:
+        self._exchange = exchange
+        self._first = list(itertools.accumulate(counts, initial=0))  # number of each part's first choice
+        self._documents: list[dict[str, Any]] = [{}] * len(counts)
         self._usage_event: dict[str, Any] | None = None
         self._has_begun = False
         self._created: int | None = None  # as the first event or document says
@@ -66,9 +99,14 @@ class MergedExchange:
         is_first, self._has_begun = not self._has_begun, True
         return is_first
 
-    def keep(self, number: int, document: dict[str, Any]) -> None:
-        """Keep the whole answer to one prompt."""
-        self._documents[number] = self._renumbered(number, document)
+    def keep(self, number: int, document: bytes) -> None:
+        """Keep the whole answer to one part: of embeddings, which may be many megabytes, without looking into them."""
+        parts: dict[str, Any] = _whole.decode(document)
+        for name, value in parts.items():
+            parts[name] = _entries_of.decode(value) if name == "data" else msgspec.json.decode(value)
+        for entry in parts.get("data", ()):
+            entry["index"] = msgspec.json.decode(entry["index"])
+        self._documents[number] = self._renumbered(number, parts)
 
     async def send_events(self, number: int, events: bytes) -> None:
         """Send events of one prompt. Raises the error that one of them carries."""
@@ -85,8 +123,9 @@ class MergedExchange:
             await self._exchange.send_events(usage + _DATA + _DONE + EVENT_END, is_last=True)
             return
         first, *others = self._documents
+        entries = _name_of_entries(first)
         for other in others:
-            first["choices"] += other["choices"]
+            first[entries] += other[entries]
             first["usage"] = _sum(first.get("usage"), other.get("usage"))
         await self._exchange.send_answer(200, JSON, msgspec.json.encode(first))
 
@@ -105,12 +144,14 @@ class MergedExchange:
         return b""
 
     def _renumbered(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
-        answer["id"] = answer["id"].removesuffix(f"-{number}")
-        if self._created is None:
-            self._created = answer["created"]
-        answer["created"] = self._created
-        for choice in answer["choices"]:
-            choice["index"] += number * self._choices
+        if "id" in answer:
+            answer["id"] = answer["id"].removesuffix(f"-{number}")
+        if "created" in answer:
+            if self._created is None:
+                self._created = answer["created"]
+            answer["created"] = self._created
+        for choice in answer[_name_of_entries(answer)]:
+            choice["index"] += self._first[number]
         return answer
 
 
@@ -133,7 +174,7 @@ class PromptExchange:
             body = b"".join([frame.body for frame in frames])
             if first.status >= 400:
                 raise error_of(first.status, [], body)
-            self._merged.keep(self._number, msgspec.json.decode(body))
+            self._merged.keep(self._number, body)
             return frames[-1]
         stream.client_has_seen = True
         while True:
@@ -174,6 +215,10 @@ async def run_together(tasks: Sequence[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name_of_entries(answer: Mapping[str, Any]) -> str:
+    return "data" if "data" in answer else "choices"
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

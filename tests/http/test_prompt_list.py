@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.http.prompt_list import MergedExchange, bodies_of
+from serve_app.http.prompt_list import BYTES_TOGETHER, INPUTS_TOGETHER, MergedExchange, bodies_of
 from serve_app.types import Operation, Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Reply, ask, cancel, running, started
-from tests.fakes.engines import FakeCluster, model, run, turns, until
+from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, said
 
 PROMPTS = [f"p {number}" for number in range(20)]  # LangChain's default batch
@@ -80,7 +80,7 @@ def test_an_answer_states_one_time_also_if_a_later_prompt_was_granted_in_another
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     async def scenario() -> None:
-        merged = MergedExchange(Sent(), 2, 1)  # type: ignore[arg-type]
+        merged = MergedExchange(Sent(), [1, 1])  # type: ignore[arg-type]
         for number, created in ((1, 1_001), (0, 1_000)):
             events = event(number, created, {"index": 0, "text": "a"}) + event(number, created)
             await merged.send_events(number, events)
@@ -234,3 +234,85 @@ def test_an_entry_that_is_no_prompt_is_refused_by_its_number(wrong: Any) -> None
     with pytest.raises(BadRequest) as caught:
         bodies_of(Operation.COMPLETION, {"prompt": ["a", wrong]})
     assert caught.value.param == "prompt.1"
+
+
+def embed(inputs: Any, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": inputs, **more}
+
+
+@pytest.mark.parametrize("more", [{}, {"encoding_format": "base64"}])
+def test_many_inputs_are_embedded_as_one_after_the_other(more: dict[str, Any]) -> None:
+    inputs = [f"input {number}" for number in range(2 * INPUTS_TOGETHER + 5)]
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        reply = await client.post(embed(inputs, **more), path="/v1/embeddings")
+        assert reply.status == 200, reply.body
+        answer = json.loads(reply.body)
+        alone = json.loads((await client.post(embed(inputs[-1], **more), path="/v1/embeddings")).body)
+        assert [one["index"] for one in answer["data"]] == list(range(len(inputs)))
+        assert answer["data"][-1]["embedding"] == alone["data"][0]["embedding"]
+        assert len({str(one["embedding"]) for one in answer["data"]}) == len(inputs)
+        assert answer["usage"]["prompt_tokens"] == len(inputs) * alone["usage"]["prompt_tokens"]
+        assert client.outcomes == {Outcome.OK: 2}
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=8, task="embed"))
+
+
+def test_many_inputs_of_one_hold_no_replica_until_they_are_embedded() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        many = asyncio.create_task(client.post(embed(["a"] * 40 * INPUTS_TOGETHER), path="/v1/embeddings"))
+        await until(lambda: not client.at_rest(), SOON_S, "the list has begun")
+        reply = await client.post(embed("b"), path="/v1/embeddings")
+        assert (reply.status, many.done()) == (200, False)
+        assert (await many).status == 200
+
+    run(scenario, model(slots=INPUTS_TOGETHER, task="embed"))
+
+
+def test_inputs_are_embedded_together_up_to_a_number_and_to_their_bytes() -> None:
+    short, long, ids = "a", "b" * (BYTES_TOGETHER // 2), [7] * BYTES_TOGETHER
+    inputs = [short] * (INPUTS_TOGETHER + 1) + [long, long, ids, short]
+    bodies = bodies_of(Operation.EMBEDDING, {"input": inputs, "user": "u"})
+    parts = [body["input"] for body in bodies]
+    assert parts == [[short] * INPUTS_TOGETHER, [short, long], [long], [ids], [short]]
+    assert all(body["user"] == "u" for body in bodies)
+
+
+@pytest.mark.parametrize("given", ["a", ["a"], [1, 2, 3], None, [[1, 2]]])
+def test_one_input_is_no_list(given: Any) -> None:
+    assert bodies_of(Operation.EMBEDDING, {"input": given}) == [{"input": given}]
+
+
+def test_an_input_that_is_none_is_refused_by_its_number() -> None:
+    """In a part of its own a list of numbers would be one prompt, and its answer one embedding."""
+    inputs = ["a"] * INPUTS_TOGETHER + [1, 2, 3]
+    with pytest.raises(BadRequest) as caught:
+        bodies_of(Operation.EMBEDDING, {"input": inputs})
+    assert caught.value.param == f"input.{INPUTS_TOGETHER}"
+
+
+def test_embeddings_are_merged_without_a_look_at_their_numbers() -> None:
+    """Of 2,000 embeddings they are megabytes, which an event loop should not read."""
+    sent = list[bytes]()
+
+    class Sent:
+        async def send_answer(self, status: int, headers: Any, body: bytes) -> None:
+            sent.append(body)
+
+    async def scenario() -> None:
+        merged = MergedExchange(Sent(), [2, 1])  # type: ignore[arg-type]
+        first = b'{"id":"r-0","created":1,"data":[{"index":0,"embedding":[1.50]},{"index":1,"embedding":[0.0010]}]}'
+        merged.keep(1, b'{"id":"r-1","created":2,"data":[{"index":0,"embedding":"AAA="}],"usage":null}')
+        merged.keep(0, first)
+        await merged.end()
+
+    asyncio.run(scenario())
+    (body,) = sent
+    assert b"[1.50]" in body
+    assert b"[0.0010]" in body
+    answer = json.loads(body)
+    assert [one["index"] for one in answer["data"]] == [0, 1, 2]
+    assert answer["id"] == "r"
