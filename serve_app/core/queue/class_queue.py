@@ -3,8 +3,10 @@
 Fair order is that of weighted virtual token counters (VTC; Sheng et al., "Fairness in Serving Large Language Models",
 OSDI 2024): each tenant has a counter of its service in this class, divided by its weight; the tenant with the lowest
 counter is next. When a tenant begins to wait again, its counter is raised to the lowest counter of the waiting tenants
-(if none waits, to that of the tenant that waited last): idle time earns nothing. Tenants below their guaranteed share
-come first. Counters are reset when no request of the class waits or runs.
+(if none waits, to that of the tenant that waited last): idle time earns nothing. Of that counter, what is charged by
+estimates that no engine has confirmed does not count: where they are far too high and soon refunded, who comes would
+wait for service that the other never had. Tenants below their guaranteed share come first.
+Counters are reset when no request of the class waits or runs.
 
 Of the requests of one size class (slots, tokens within a factor of two, placement constraint) only the first in fair
 order, the head, can be next: none passes a request of equal size. The first request and the heads are cached until they
@@ -241,9 +243,9 @@ class ClassQueue:
 
     def _lowest_counter(self) -> float:
         """The counter to which a tenant that begins to wait is raised."""
-        lowest = [one.counter for heap in self._tenant_heaps if (one := self._lowest_tenant(heap)) is not None]
-        last = 0.0 if self._last_to_leave is None else self._last_to_leave.counter
-        return min(lowest, default=last)
+        lowest = [one for heap in self._tenant_heaps if (one := self._lowest_tenant(heap)) is not None]
+        found = min(lowest, key=lambda one: (one.counter, one.waiting_since), default=self._last_to_leave)
+        return 0.0 if found is None else found.counter - found.unconfirmed / found.weight
 
     def _update_order(self, tenant_queue: TenantQueue) -> None:
         """A tenant's fair key has changed: drop the cached results in which the tenant is first."""

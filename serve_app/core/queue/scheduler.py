@@ -13,7 +13,8 @@ it; one is stopped only for a higher class, or after its quantum for shorter one
 
 A running request is charged to its tenant's counter (`core.queue.class_queue`): input tokens at the start, output
 tokens as produced. As in VTC, an output token costs two input tokens. At the end the charges are corrected to the
-engine's token counts. A request that has begun has paid for its prompt, and is not charged for it again.
+engine's token counts; until then they raise no counter of a tenant that comes. A request that has
+begun has paid for its prompt, and is not charged for it again.
 
 Invariant: a running request is counted in capacity, charges and use, or in none of them. An ended request has charged
 its tenant exactly its known use, and is removed. A tenant without running requests takes no memory.
@@ -103,6 +104,8 @@ class Scheduler:
         run = self.running.get(request_id)
         if run is not None:
             more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
+            if prompt_tokens is not None:
+                _confirm(run)
             run.charged_prompt += more_prompt
             run.charged_output += tokens
             self.preemption.grown(run)
@@ -199,6 +202,9 @@ class Scheduler:
         replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
         run = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt, now, was_due)
+        if not arrival.has_begun:
+            run.unconfirmed = prompt
+            tenant_queue.unconfirmed += INPUT_WEIGHT * prompt
         self.running[arrival.request_id] = run
         self.preemption.begin(run)
         self._add_use(arrival.tenant, waiting.slots, waiting.cost)
@@ -212,6 +218,7 @@ class Scheduler:
 
     def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """Correct the charges of an ended request to these tokens, and end its use. None: as charged."""
+        _confirm(run)
         more_prompt = 0 if prompt_tokens is None else max(1, prompt_tokens) - run.charged_prompt
         more_output = 0 if output_tokens is None else output_tokens - run.charged_output
         run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
@@ -236,6 +243,12 @@ class Scheduler:
                 self._below_share ^= {tenant}
                 for class_queue in self.queue.class_queues:
                     class_queue.set_below_share(tenant, below_share)
+
+
+def _confirm(run: GrantedRequest) -> None:
+    """What its tenant is charged for its prompt is no estimate any more."""
+    run.tenant_queue.unconfirmed -= INPUT_WEIGHT * run.unconfirmed
+    run.unconfirmed = 0
 
 
 def _shares(policy: QueuePolicy) -> dict[str, float]:

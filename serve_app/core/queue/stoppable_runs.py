@@ -32,7 +32,8 @@ GROWN_S = 1.0  # between looks for what time alone changes: the length of runnin
 class GrantedRequest:
     """A granted request, and the tokens that its tenant was charged so far.
 
-    `was_due`: it was granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
+    `unconfirmed`: of these the input tokens by its estimate, until its engine has counted them. `was_due`: it was
+    granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
     """
 
     arrival: Arrival
@@ -43,6 +44,7 @@ class GrantedRequest:
     granted_s: float
     was_due: bool = False
     charged_output: int = 0
+    unconfirmed: int = 0
     stopping_s: float | None = None
     number: int = 0  # of its grant, among those that can be stopped
     group: tuple[int, int] = (0, 0)

@@ -58,6 +58,7 @@ class TenantQueue:
     weight: float
     below_share: bool  # below its guaranteed share
     counter: float = 0.0  # VTC: weighted tokens of service, divided by `weight`
+    unconfirmed: float = 0.0  # weighted input tokens in it that are estimates: no engine has counted them yet
     waiting_since: int = 0
     fair_key: Key = ()  # its sort key in fair order
     slots: int = 0

@@ -242,10 +242,10 @@ class Reference:
 
     def floor(self, level: int) -> float:
         """What a tenant begins with that comes, or comes back, to a level."""
-        lowest = [self.served[level, r.tenant] for r in self.waiting(level)]
-        if level in self.last_tenant and not lowest:
-            lowest = [self.served[level, self.last_tenant[level]]]
-        return min(lowest, default=0.0)
+        lowest = {(self.served[level, r.tenant], self.since[level, r.tenant], r.tenant) for r in self.waiting(level)}
+        tenant = min(lowest)[2] if lowest else self.last_tenant.get(level)
+        expected = sum(r.unconfirmed for r in self.running() if (r.level, r.tenant) == (level, tenant))
+        return 0.0 if tenant is None else self.served[level, tenant] - expected / self.policy.weight(tenant)
 
     def busy(self, level: int) -> bool:
         return bool(self.waiting(level)) or any(r.level == level for r in self.running())

@@ -22,6 +22,11 @@ class Request:
     produced: int = 0
 
     @property
+    def unconfirmed(self) -> int:
+        """What its prompt is charged while it runs: an estimate, as no engine of these tests counts a prompt before."""
+        return 0 if self.arrival.has_begun else self.prompt
+
+    @property
     def slots(self) -> int:
         return self.arrival.slots
 

@@ -171,7 +171,8 @@ def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> 
         line.on_arrive(of("guessed", f"g{turn}", prompt=1000), 0.0)
     assert where(line.on_done("u0", 1.0, 200, 0)) == {"u1": "a"}
     assert where(line.on_done("g0", 1.0, 10, 0)) == {"g1": "a"}  # 990 of its 1,000 tokens of input were none
-    assert where(line.on_done("u1", 1.0, 200, 0)) == {"g2": "a"}  # 10 + 1,000 are fewer than what "usual" has paid
+    assert where(line.on_done("u1", 1.0, 200, 0)) == {"u2": "a"}  # 400 are fewer than 10 + 1,000
+    assert where(line.on_done("g1", 1.0, 10, 0)) == {"g2": "a"}  # 20 are fewer than 400 + 200
 
 
 # Between classes.
@@ -360,3 +361,16 @@ def test_a_share_follows_the_policy_and_the_replicas() -> None:
 
 def policy_with(line: Admission, **tenants: TenantPolicy) -> Any:
     return dataclasses.replace(line.scheduler.policy, tenants=tenants)
+
+
+def test_who_comes_does_not_wait_for_service_that_another_only_seemed_to_need() -> None:
+    """Prompts that are truncated are estimated at 50,000 tokens and have 5. Who came while one of them ran was raised
+    to its charge, and waited for 10,000 more of them."""
+    line = Admission(patient())
+    line.on_replica("r", 8, 0.0, kv_tokens=60_000)
+    running = where(line.on_arrive(of("many", "m0", prompt=50_000, output=0), 0.0))
+    for number in range(1, 6):
+        line.on_arrive(of("many", f"m{number}", prompt=50_000, output=0), 0.0)
+    line.on_arrive(of("one", "o", prompt=20_000, output=0), 1.0)
+    assert list(running) == ["m0"]
+    assert list(where(line.on_done("m0", 2.0, prompt_tokens=5, output_tokens=0))) == ["o"]
