@@ -44,27 +44,32 @@ def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]
     match operation:
         case Operation.COMPLETION:
             return [{**body, "prompt": prompt} for prompt in _entries("prompt", body)] or [body]
-        case Operation.EMBEDDING if body.get("messages") is None:
-            return [{**body, "input": inputs} for inputs in _together(_entries("input", body))] or [body]
+        case Operation.EMBEDDING:
+            field = "input" if body.get("messages") is None else "messages"
+            return [{**body, field: inputs} for inputs in _together(_entries(field, body))] or [body]
     return [body]
 
 
 def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
-    """The prompts in a field; none, if it has one. Raises as `bodies_of`."""
-    prompts = body.get(field)
-    if type(prompts) is not list or len(prompts) < 2 or all(type(prompt) is int for prompt in prompts):
+    """The prompts in a field, or the conversations; none, if it has one. Raises as `bodies_of`."""
+    entries = body.get(field)
+    if type(entries) is not list or len(entries) < 2:
         return []
-    for number, prompt in enumerate(prompts):
-        if type(prompt) is not str and not (type(prompt) is list and prompt and type(prompt[0]) is int):
+    if field == "messages":
+        return entries if all(type(one) is list for one in entries) else []
+    if all(type(one) is int for one in entries):
+        return []
+    for number, one in enumerate(entries):
+        if type(one) is not str and not (type(one) is list and one and type(one[0]) is int):
             raise BadRequest(f"`{field}.{number}` must be a string or a list of token ids", param=f"{field}.{number}")
-    return prompts
+    return entries
 
 
 def _together(inputs: list[Any]) -> Iterator[list[Any]]:
     """The inputs of each part, in their order."""
     part, left = list[Any](), 0
     for one in inputs:
-        size = len(one) * (1 if type(one) is str else _BYTES_PER_ID)
+        size = _size(one)
         if part and (len(part) == INPUTS_TOGETHER or size > left):
             yield part
             part = []
@@ -74,6 +79,13 @@ def _together(inputs: list[Any]) -> Iterator[list[Any]]:
         left -= size
     if part:
         yield part
+
+
+def _size(one: Any) -> int:
+    """Bytes of a text, token ids, or a conversation."""
+    if type(one) is str:
+        return len(one)
+    return _BYTES_PER_ID * len(one) if one and type(one[0]) is int else len(msgspec.json.encode(one))
 
 
 class MergedExchange:

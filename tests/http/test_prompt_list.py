@@ -281,9 +281,22 @@ def test_inputs_are_embedded_together_up_to_a_number_and_to_their_bytes() -> Non
     assert all(body["user"] == "u" for body in bodies)
 
 
+def test_conversations_are_embedded_together_like_inputs() -> None:
+    short, long = [{"role": "user", "content": "a"}], [{"role": "user", "content": "b" * BYTES_TOGETHER}]
+    bodies = bodies_of(Operation.EMBEDDING, {"messages": [short] * (INPUTS_TOGETHER + 2) + [long]})
+    assert [body["messages"] for body in bodies] == [[short] * INPUTS_TOGETHER, [short] * 2, [long]]
+
+
 @pytest.mark.parametrize("given", ["a", ["a"], [1, 2, 3], None, [[1, 2]]])
 def test_one_input_is_no_list(given: Any) -> None:
     assert bodies_of(Operation.EMBEDDING, {"input": given}) == [{"input": given}]
+
+
+@pytest.mark.parametrize(
+    "given", [[{"role": "user", "content": "a"}] * 50, [[{"role": "user", "content": "a"}]], [1, []]]
+)
+def test_one_conversation_is_no_list(given: Any) -> None:
+    assert bodies_of(Operation.EMBEDDING, {"messages": given}) == [{"messages": given}]
 
 
 def test_an_input_that_is_none_is_refused_by_its_number() -> None:
