@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import vllm.envs
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import State
 from starlette.requests import Request
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -18,13 +18,9 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion import serving as completion_serving
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
-from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.tool_parsers.structural_tag_registry import resolve_tool_strictness
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
@@ -36,6 +32,7 @@ from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
+from serve_app.engine.vllm_adapter.body_models import validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.engine.vllm_adapter.rendered import rendered_of_request
@@ -57,7 +54,6 @@ _EARLY_EVENTS = ("response.created", "response.in_progress")
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
-# An adapter that is freed while a validated body still has a lazy iterator of it panics in Rust: none is made per call.
 _SERVING_OBJECTS = {  # by operation: its name in the state, and what a model without it does not support
     Operation.CHAT: ("openai_serving_chat", "chat completions"),
     Operation.COMPLETION: ("openai_serving_completion", "completions"),
@@ -67,9 +63,6 @@ _SERVING_OBJECTS = {  # by operation: its name in the state, and what a model wi
     Operation.SCORE: ("serving_scores", "scores"),
     Operation.RERANK: ("serving_scores", "scores"),
 }
-
-_TOKENIZE: TypeAdapter[Any] = TypeAdapter(TokenizeRequest)
-_EMBEDDING: TypeAdapter[Any] = TypeAdapter(EmbeddingRequest)
 
 
 def reduce_per_token_cost(llm: RecordedLLM) -> None:
@@ -145,21 +138,13 @@ def request_of(submit: Submit, tool_strict: bool) -> Any:
         body["priority"] = submit.priority
     if submit.cache_salt is not None:  # pooling finds cached prefixes, too
         body["cache_salt"] = submit.cache_salt
-    match submit.operation:
-        case Operation.CHAT:
-            request: Any = ChatCompletionRequest.model_validate(body)
-        case Operation.COMPLETION:
-            return CompletionRequest.model_validate(body)
-        case Operation.RESPONSES:
-            body |= {"request_id": f"resp_{submit.request_id}", "store": False}
-            if submit.service_tier is not None:
-                body["service_tier"] = submit.service_tier
-            request = ResponsesRequest.model_validate(as_vllm_reads(body))
-        case Operation.EMBEDDING:
-            return _EMBEDDING.validate_python(body)
-        case _:
-            return _scoring_model(submit.operation, body).model_validate(body)
-    if tool_strict:
+    if submit.operation is Operation.RESPONSES:
+        body |= {"request_id": f"resp_{submit.request_id}", "store": False}
+        if submit.service_tier is not None:
+            body["service_tier"] = submit.service_tier
+        body = as_vllm_reads(body)
+    request = validated(submit.operation, body)
+    if tool_strict and submit.operation in (Operation.CHAT, Operation.RESPONSES):
         enforce_tool_schemas(request)
     return request
 
@@ -171,28 +156,14 @@ async def answer_unqueued(state: State, submit: Submit) -> BaseModel | bytes:
     answered: BaseModel | bytes
     match submit.operation:
         case Operation.TOKENIZE:
-            answered = await tokenization.create_tokenize(_TOKENIZE.validate_python(body), raw)
+            answered = await tokenization.create_tokenize(validated(submit.operation, body), raw)
         case Operation.INPUT_TOKENS:
-            answered = await _count_input(state, ResponsesRequest.model_validate(as_vllm_reads(body)))
+            answered = await _count_input(state, validated(submit.operation, as_vllm_reads(body)))
         case Operation.DETOKENIZE:
-            answered = await tokenization.create_detokenize(DetokenizeRequest.model_validate(body), raw)
+            answered = await tokenization.create_detokenize(validated(submit.operation, body), raw)
         case _:
             answered = await tokenization.get_tokenizer_info()
     return answered
-
-
-def _scoring_model(operation: Operation, body: dict[str, Any]) -> type[BaseModel]:
-    """vLLM's model of the body, by the form that its documents have; of vLLM's union, an error would name the fields of
-    another form."""
-    if operation is Operation.RERANK:
-        return scoring.RerankRequest
-    by_documents: dict[str, type[BaseModel]] = {
-        "items": scoring.ScoreQueriesItemsRequest,
-        "text_2": scoring.ScoreTextRequest,
-        "data_2": scoring.ScoreDataRequest,
-    }
-    found = (model for name, model in by_documents.items() if body.get(name) is not None)
-    return next(found, scoring.ScoreQueriesDocumentsRequest)
 
 
 async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | bytes:
