@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from serve_app.core.claims import KEPT_S, Claim, ClaimState
+from serve_app.core.messages import message
 from serve_app.errors import AnswerNotKept, BadRequest
 from serve_app.http.error_responses import Headers
 
@@ -62,6 +63,7 @@ def not_kept() -> AnswerNotKept:
     )
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
     """A piece of an answer; `head` is None until the answer has begun. `error`: there is nothing more to come."""
@@ -72,6 +74,7 @@ class AnswerPart:
     error: BaseException | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class AnswerCopy:
     """A whole answer, for a second router."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session, slots_of
+from serve_app.core.messages import message
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
 
@@ -14,6 +15,7 @@ SIZES = ("total_bytes", "reserved_bytes", "granted_bytes", "free_bytes")
 FRAGMENTED = 0.3  # usual bound above which defragmentation pays
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ModelFiguresRequest:
     """Asks for the figures of all models' queues."""

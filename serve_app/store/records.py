@@ -11,6 +11,7 @@ import secrets
 from dataclasses import asdict, dataclass
 
 from serve_app.core.limits import Limits
+from serve_app.core.messages import message
 from serve_app.core.usage import InFlightUse
 from serve_app.types import RequestClass
 
@@ -25,6 +26,7 @@ def is_key_id(text: str) -> bool:
     return KEY_ID.fullmatch(text) is not None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
     """One key of the store. Times are seconds since 1970 UTC.
@@ -49,13 +51,14 @@ class KeyRecord:
     metrics: bool = False
     models: tuple[str, ...] | None = None
     limits: Limits | None = None
-    batch_limits: Limits | None = None
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
     version: int = 0
+    batch_limits: Limits | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
     """Which use, and by what it is summed: any of day, key_id, tenant, model. Days are inclusive; None: all."""
@@ -68,6 +71,7 @@ class UsageQuery:
     model: str | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Used:
     """What one scope has used: `requests` with the unsettled ones, `tokens` of prompts and outputs."""

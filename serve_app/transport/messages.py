@@ -21,6 +21,12 @@ from serve_app.errors import EngineFailed, EngineUnreachable, RequestFailed, Ser
 from serve_app.types import Operation
 
 
+def _in_order(self: msgspec.Struct) -> tuple[Any, ...]:
+    """Pickle a Struct so that a release with fewer or more fields reads it (`core.messages`, which is for other
+    classes): as MessagePack does, by the order of the fields."""
+    return msgspec.convert, (msgspec.structs.astuple(self), type(self))
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True):
     """One request submitted to an engine replica.
 
@@ -155,6 +161,7 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     start_s: float = 0.0
     kv_block_tokens: int = 1
     continues: bool = False
+    __reduce__ = _in_order
 
 
 class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -163,6 +170,7 @@ class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
     ticket: bytes
+    __reduce__ = _in_order
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +200,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     batches: int = 0
     batched_requests: int = 0
     prefilled_tokens: int = 0
+    __reduce__ = _in_order
 
 
 class EngineBackend(Protocol):

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from serve_app.core.messages import message
+
 RATE_WINDOW_S = 2.0  # over which ends are counted: short enough to follow people, hundreds of ends of short rows
 RATE_ENDS = 8  # the last ends count whatever their age: one end of a long row is no rate
 IDLE_LOSS = 0.02  # of the slots: a loss by hand-overs below this needs no row that waits
@@ -24,6 +26,7 @@ MAX_HAND_OVER_S = 2.0  # a longer one is a stall and no reason to queue more row
 FIGURES_VALID_S = 5.0  # older figures say nothing about now: a router starts again in this time
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
     """Figures of one model's queue, at one moment.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from serve_app.core.messages import message
 from serve_app.errors import BodyTooLarge
 
 
@@ -32,6 +33,7 @@ ENDED = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRE
 INPUT_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"  # of files
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """One file. Its content is elsewhere, under its id.
@@ -70,6 +72,7 @@ def check_stored(stored_bytes: int, added_bytes: int, max_bytes: int | None) -> 
         )
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RowError:
     """What is wrong with a batch or one of its rows; `line` counts from 1, `param` names a field."""
@@ -80,6 +83,7 @@ class RowError:
     param: str | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
     """One batch, in OpenAI's words.
@@ -122,6 +126,7 @@ class BatchRecord:
         return f"{self.tenant}\0{self.key_id}"
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A row of a batch: a line of its input file.
@@ -140,6 +145,7 @@ class NewRow:
     prefix: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ClaimedRow:
     """A row that a worker may run. `attempts`: that ended without a result before."""
@@ -153,6 +159,7 @@ class ClaimedRow:
     attempts: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """The complete line of a row in the output file, or in the error file if it `is_failed`."""
@@ -163,6 +170,7 @@ class RowResult:
     line: str
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class BatchWork:
     """A batch that has not ended. `waiting`: rows that can be claimed, by model; `running`: rows under a lease."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from serve_app.core.messages import message
+
 Generation = tuple[int, int]  # of what the actor knows from one router; another one: the actor knows nothing from it
 KEPT_S = 600.0  # a client's retries are over within minutes: the OpenAI SDK's own time limit is ten
 
@@ -21,6 +23,7 @@ class ClaimState(enum.IntEnum):
     KEPT = 2
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One key of one tenant.
@@ -41,6 +44,7 @@ class Claim:
     restarts: int = 0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """A router asks what becomes of a request. Asking again with the same `run` changes nothing.
@@ -74,6 +78,7 @@ class ClaimVerdict(enum.Enum):
     WAIT = "wait"  # not known yet: ask again
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ClaimReply:
     """The actor's answer to a claim. `restarts` as in `Claim`."""
@@ -84,6 +89,7 @@ class ClaimReply:
     restarts: int = 0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ClaimReport:
     """What a router has.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serve_app.core.limits.policy import NOTHING, Amounts, Kind, LimitReason, Limits, Period, Scopes, ended_quotas
+from serve_app.core.messages import message
 
 Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
 
 
+@message
 class LimitState(NamedTuple):
     """Action: what is left of a scope.
 
@@ -33,6 +35,7 @@ class LimitState(NamedTuple):
     period: Period = (0, 0)
 
 
+@message
 class LimitRequest(NamedTuple):
     """Event: a request wants to be charged. Answered by `LimitGrant` or `LimitRefuse`, once.
 
@@ -51,12 +54,14 @@ class LimitRequest(NamedTuple):
     mean_s: float
 
 
+@message
 class LimitCancel(NamedTuple):
     """Event: the client of a `LimitRequest` is gone."""
 
     ticket: str
 
 
+@message
 class LimitReport(NamedTuple):
     """Event: what a router has spent of its credit since its last report, and what it gives back of it; a refund is
     spent negatively, a debt given back negatively.
@@ -87,6 +92,7 @@ class LimitReport(NamedTuple):
         return self._replace(spent=tuple(spent), returned=tuple(returned), refund=NOTHING)
 
 
+@message
 class ScopeAccount(NamedTuple):
     """What a router knows of a scope.
 
@@ -103,6 +109,7 @@ class ScopeAccount(NamedTuple):
     age_s: float
 
 
+@message
 class ToldReservation(NamedTuple):
     """A refused request whose client was told to come back in `due_in_s`."""
 
@@ -112,6 +119,7 @@ class ToldReservation(NamedTuple):
     due_in_s: float
 
 
+@message
 class LimitAccounts(NamedTuple):
     """Event, one of the first of every incarnation: all that a router holds and remembers. What it does not name, it
     does not have."""
@@ -120,6 +128,7 @@ class LimitAccounts(NamedTuple):
     reservations: tuple[ToldReservation, ...]
 
 
+@message
 class LimitGrant(NamedTuple):
     """Action: the request is charged. The router also gets credit for `more` such requests, and `slots` of concurrency
     of each scope. `period`: in which it is charged."""
@@ -130,6 +139,7 @@ class LimitGrant(NamedTuple):
     period: Period = (0, 0)
 
 
+@message
 class LimitRefuse(NamedTuple):
     """Action: the request is refused.
 
@@ -147,6 +157,7 @@ class LimitRefuse(NamedTuple):
     is_reserved: bool
 
 
+@message
 class LimitRecall(NamedTuple):
     """Action: give back all credit of a scope, and keep none; answered by a `LimitReport`."""
 

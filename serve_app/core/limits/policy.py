@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from serve_app.core.messages import message
+
 MICRO = 1_000_000  # costs are counted in millionths of the prices' currency: sums of whole numbers are exact
 MINUTE_S = 60.0
 
@@ -63,6 +65,7 @@ def ended_quotas(then: Period, now: Period) -> set[Kind]:
     return of_day | ({Kind.COST_OF_MONTH} if then[1] != now[1] else set())
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one scope; None: none. The bursts default to one minute's."""

@@ -18,12 +18,14 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from serve_app.core.memory.reports import DrainReport, EngineReport
+from serve_app.core.messages import message
 
 MOVE_S = 5.0  # from an engine's deadline to its end: its requests are on their way within milliseconds
 KEPT_S = 600.0  # how long the figures of an ended drain can be asked for
 RESUMED = "it drained before the quota actor started"
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
     """An operator's order to drain an engine. `within_s`: None: its model's `drain_s`."""

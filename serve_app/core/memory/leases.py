@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from serve_app.core.messages import message
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 DEFAULT_RESERVED_BYTES = 2 * 10**9  # 2 GB a device: the driver's context, NCCL's buffers and CUDA graphs have no lease
@@ -79,6 +80,7 @@ class Device:
         return self.total_bytes - self.reserved_bytes
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Amount that a lease holds of one node of the tree: bytes of a device, or KV tokens of another lease."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from serve_app.core.memory.leases import Hold
+from serve_app.core.messages import message
 
 OWNER_TTL_S = 4.0  # a dead owner's leases are free within 5 s: this, and a check every half second
 FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's message in transit and for clock drift
@@ -14,13 +14,7 @@ NodeProcesses = tuple[str, tuple[Process, ...]]  # a node and processes there
 LOADING_TTL_S = 9.0  # loading holds Python's GIL for seconds; 10 s with the check
 
 
-def _fill(report: Any, state: list[Any]) -> None:
-    """Unpickle: of a release that has fewer fields, with their defaults, and of one that has more, without them."""
-    for index, field in enumerate(fields(report)):
-        value = state[index] if index < len(state) else field.default
-        object.__setattr__(report, field.name, value)
-
-
+@message
 @dataclass(frozen=True, slots=True)
 class Rank:
     """Location of a rank of an engine: the node and its device; None: any device."""
@@ -29,6 +23,7 @@ class Rank:
     device: int | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class StartReport:
     """How far an engine's start is.
@@ -49,10 +44,8 @@ class StartReport:
     last_s: float | None = None
     total_bytes: int | None = None
 
-    def __setstate__(self, state: list[Any]) -> None:
-        _fill(self, state)
 
-
+@message
 @dataclass(frozen=True, slots=True)
 class DrainReport:
     """What became of the requests of an engine since it drains.
@@ -69,10 +62,8 @@ class DrainReport:
     finished: int = 0
     moved: int = 0
 
-    def __setstate__(self, state: list[Any]) -> None:
-        _fill(self, state)
 
-
+@message
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """An engine replica's report.
@@ -120,15 +111,13 @@ class EngineReport:
     drain: DrainReport | None = None
     fingerprint: str | None = None
 
-    def __setstate__(self, state: list[Any]) -> None:
-        _fill(self, state)
-
     def __post_init__(self) -> None:
         if not self.ranks or not 0 < self.least_bytes <= self.wanted_bytes:
             sizes = f"{self.least_bytes} to {self.wanted_bytes} bytes"
             raise ValueError(f"{self.owner}: {len(self.ranks)} ranks, {sizes} each")
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineReply:
     """Reply to an engine. `holds`: its grant; empty while it waits for memory, with the reason in `why`. `may_load`: it
@@ -139,6 +128,3 @@ class EngineReply:
     why: str = ""
     drain: bool = False
     drain_s: float = 0.0
-
-    def __setstate__(self, state: list[Any]) -> None:
-        _fill(self, state)

@@ -22,6 +22,7 @@ from math import inf
 from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind, slots_of
 from serve_app.core.memory.ledger import Ledger
+from serve_app.core.messages import message
 from serve_app.errors import LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -30,6 +31,7 @@ UNLIMITED = 2**31
 MAX_TAKEN_BACK = 1024  # sessions whose agents are told why; each is a name and a sentence
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
     """A request to open a session.
@@ -69,6 +71,7 @@ class SessionRequest:
         return self.session_id.rpartition(" ")[0]
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
     """A session in the checkpoint: its request, lease and engine. `closed`: it is closed, a request still runs, and the
@@ -80,6 +83,7 @@ class SessionEntry:
     closed: bool = False
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Session:
     """An open session, as its callers see it. `taken_back_at`: when it ends for others that wait; None: it does not."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from serve_app.core.memory.engine_grants import EngineGrants, best_devices
 from serve_app.core.memory.leases import Hold
 from serve_app.core.memory.ledger import Ledger
+from serve_app.core.messages import message
 
 Need = tuple[int, int]  # wanted and least bytes of one device
 
@@ -30,6 +31,7 @@ FAILURE_TTL_S = 600.0  # the next attempt may take as long to fail
 SHORTAGE_TTL_S = 15.0  # a reason not renewed for this long is outdated
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Start:
     """A replica that Serve starts.
@@ -45,6 +47,7 @@ class Start:
     placed: bool = False
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class StartsRequest:
     """The controller's request for a model.
@@ -64,6 +67,7 @@ class StartsRequest:
     requested_bytes: int | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class StartsReply:
     """The node of each replica, None: Ray chooses (replicas without an entry ask again); the number of further replicas

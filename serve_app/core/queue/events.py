@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
+from serve_app.core.messages import message
 from serve_app.errors import BadRequest, EngineFailed, Overloaded, ServeAppError, Unavailable
 from serve_app.types import RequestClass
 
@@ -18,6 +18,7 @@ from serve_app.types import RequestClass
 PlacementConstraint = tuple[str | None, frozenset[str]]
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request that asks for a grant on a replica.
@@ -65,11 +66,6 @@ class Arrival:
     preempted: int = 0
     produced_tokens: int = 0
     fingerprint: str | None = None
-
-    def __setstate__(self, state: list[Any]) -> None:
-        """Unpickle; of a release that has fewer fields, with their defaults."""
-        for index, one in enumerate(fields(self)):
-            object.__setattr__(self, one.name, state[index] if index < len(state) else one.default)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -132,6 +128,7 @@ class WaitReason(enum.StrEnum):
     QUOTA_ACTOR = "quota_actor"  # the quota actor, which did not answer
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The request may run on this replica; its slots and KV tokens stay taken until `on_done` or `on_cancel`."""
@@ -142,6 +139,7 @@ class Grant:
     waited_for: WaitReason | None = field(default=None, compare=False)  # an explanation; None: it did not wait
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """The request is refused. `retry_after_s`: after this a repeat is expected to run at once; None: it never can."""
@@ -151,6 +149,7 @@ class Refuse:
     retry_after_s: float | None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Preempt:
     """A running request stops at its engine, which ends its grant, and arrives again with what it has produced.
@@ -167,6 +166,7 @@ Decision = Grant | Refuse  # of a waiting request
 Action = Decision | Preempt
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
     """The position of a waiting request.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from serve_app.core.messages import message
 from serve_app.types import RequestClass
 
 # Longer than others, a request may wait that has begun and was stopped for others or lost its replica: it has a part of
@@ -19,6 +20,7 @@ DEFAULT_WEIGHT = 1.0  # tenants are equal unless configured
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ClassBound:
     """How much of one class may wait; None: only the bounds of the whole queue apply."""
@@ -27,6 +29,7 @@ class ClassBound:
     max_queued_tokens: int | None = None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """The rights of one tenant.
@@ -40,6 +43,7 @@ class TenantPolicy:
     share: float = 0.0
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """The bounds of a queue.

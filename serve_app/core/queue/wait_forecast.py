@@ -16,12 +16,14 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple
 
+from serve_app.core.messages import message
 from serve_app.core.queue.events import QueueStatus
 from serve_app.core.queue.scheduler import Scheduler
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
 
 
+@message
 class Backlog(NamedTuple):
     """The backlog before an arrival of a class, in slots, and the rate at which it drains.
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from serve_app.core.limits import LimitAction, LimitEvent
 from serve_app.core.memory import NodeProcesses, SessionEntry
+from serve_app.core.messages import message
 from serve_app.core.queue import Arrival, Backlog, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
@@ -22,6 +23,7 @@ MAX_TENANTS_REPORTED = 32  # tenants of a class in the figures, which are sent w
 DEFAULT_POLICY = QueuePolicy(max_queued=1000, max_wait_s=60.0)  # of a model without a `ModelPolicy`
 
 
+@message
 class Amount(NamedTuple):
     """Slots and KV tokens of one engine, or of one session."""
 
@@ -33,6 +35,7 @@ class Amount(NamedTuple):
 # Events: router to actor
 
 
+@message
 class Hello(NamedTuple):
     """First event of every incarnation: the router's accounts, of which the actor books as much as is free; and its
     process, so that its death is seen at once (None: only by its silence)."""
@@ -41,6 +44,7 @@ class Hello(NamedTuple):
     process: NodeProcesses | None = None
 
 
+@message
 class ModelPolicy(NamedTuple):
     """The router serves this model, with these bounds of its queue; None: it no longer does."""
 
@@ -48,12 +52,14 @@ class ModelPolicy(NamedTuple):
     policy: QueuePolicy | None
 
 
+@message
 class StoreAddress(NamedTuple):
     """Where the store of keys and use is; None: the SQLite file of the head node."""
 
     url: str | None
 
 
+@message
 class EngineReachability(NamedTuple):
     """Whether the router can send requests to this engine now."""
 
@@ -62,6 +68,7 @@ class EngineReachability(NamedTuple):
     usable: bool
 
 
+@message
 class EngineDropped(NamedTuple):
     """The router drops an engine: its account there is zero, its requests there are forgotten. Answered by
     `EngineDropAcknowledged`; the router does not use that engine again before that."""
@@ -69,6 +76,7 @@ class EngineDropped(NamedTuple):
     engine: str
 
 
+@message
 class Arrive(NamedTuple):
     """A request enters the queue.
 
@@ -83,12 +91,14 @@ class Arrive(NamedTuple):
     waited_s: float
 
 
+@message
 class Cancel(NamedTuple):
     """The caller of this ticket is gone, or was served on credit; this event returns what the ticket was granted."""
 
     ticket: str
 
 
+@message
 class TokenProgress(NamedTuple):
     """A running request has generated this many tokens since its last report. `prompt_tokens`: of its prompt, once its
     engine has counted them; 0: not yet, or in an earlier report."""
@@ -98,6 +108,7 @@ class TokenProgress(NamedTuple):
     prompt_tokens: int = 0
 
 
+@message
 class Done(NamedTuple):
     """A granted request has ended; this event returns all that the account held for it."""
 
@@ -106,6 +117,7 @@ class Done(NamedTuple):
     output_tokens: int
 
 
+@message
 class CreditUsage(NamedTuple):
     """Tokens of requests granted on credit since the last report, for the queue's fairness counters."""
 
@@ -116,6 +128,7 @@ class CreditUsage(NamedTuple):
     output_tokens: int
 
 
+@message
 class GiveBack(NamedTuple):
     """Returns credit of this account, or what a request without a ticket had drawn on a session."""
 
@@ -124,6 +137,7 @@ class GiveBack(NamedTuple):
     tokens: int
 
 
+@message
 class CreditRequest(NamedTuple):
     """The router has this credit left on the engine and requests more."""
 
@@ -132,6 +146,7 @@ class CreditRequest(NamedTuple):
     tokens: int
 
 
+@message
 class KvTokenRequest(NamedTuple):
     """A running request of this class needs more tokens than estimated. `ticket`: empty if granted on credit.
     `reclaimed`: the request had these tokens; `Reclaim` took them off the account.
@@ -147,6 +162,7 @@ class KvTokenRequest(NamedTuple):
     reclaimed: bool = False
 
 
+@message
 class AccountReport(NamedTuple):
     """The router's accounts, sent at every heartbeat; the actor compares them with the ledger.
 
@@ -161,6 +177,7 @@ class AccountReport(NamedTuple):
     last_action: int
 
 
+@message
 class CancelKvTokenRequest(NamedTuple):
     """A request granted on credit has ended: cancels its `KvTokenRequest`."""
 
@@ -168,6 +185,7 @@ class CancelKvTokenRequest(NamedTuple):
     engine: str
 
 
+@message
 class StatusRequest(NamedTuple):
     """Requests the queue position of this ticket. Answered by a `QueueStatus` with the ticket as its id, while it
     waits."""
@@ -179,6 +197,7 @@ class StatusRequest(NamedTuple):
 # `SessionEntry` of `core.memory`: the session is open
 
 
+@message
 class SessionEnded(NamedTuple):
     """A session has ended; a later one of the same name has another lease."""
 
@@ -186,6 +205,7 @@ class SessionEnded(NamedTuple):
     lease: str
 
 
+@message
 class Booked(NamedTuple):
     """Answer to `Hello`: the part of the reported accounts that could not be booked, and the open sessions."""
 
@@ -193,6 +213,7 @@ class Booked(NamedTuple):
     sessions: tuple[SessionEntry, ...]
 
 
+@message
 class SessionDraw(NamedTuple):
     """A submitted request has this of its session. With the slot it runs at once, outside the queue; without, it waits
     in the queue for the rest."""
@@ -208,12 +229,14 @@ class SessionDraw(NamedTuple):
         return (0, missing) if self.slots else (arrival.slots, max(1, missing))
 
 
+@message
 class EngineDropAcknowledged(NamedTuple):
     """Answer to `EngineDropped`."""
 
     engine: str
 
 
+@message
 class CreditChange(NamedTuple):
     """Change of the router's account, positive or negative."""
 
@@ -222,6 +245,7 @@ class CreditChange(NamedTuple):
     tokens: int
 
 
+@message
 class CreditGrant(NamedTuple):
     """Answer to `CreditRequest`: increase of the account, zero possible; `target_*`: the credit of each router there
     while no request waits."""
@@ -233,6 +257,7 @@ class CreditGrant(NamedTuple):
     target_tokens: int
 
 
+@message
 class KvTokenGrant(NamedTuple):
     """The request has this many more tokens, of its engine or its session. If it has ended, they become credit, or with
     a ticket were returned at its end."""
@@ -243,6 +268,7 @@ class KvTokenGrant(NamedTuple):
     tokens: int
 
 
+@message
 class Reclaim(NamedTuple):
     """A request of this class waits: tokens beyond the estimates of lower classes on the engine are returned
     (`KvTokenRequest.reclaimed`) and become KV debt again."""
@@ -264,6 +290,7 @@ ActorAction = RequestAction | CreditAction | LimitAction | Booked | EngineDropAc
 # Both directions: the numbered batches
 
 
+@message
 class ClassQueueFigures(NamedTuple):
     """One class of a queue with waiting requests.
 
@@ -280,6 +307,7 @@ class ClassQueueFigures(NamedTuple):
     tenant_slots: Mapping[str, int] | None
 
 
+@message
 class QueueFigures(NamedTuple):
     """A model's queue with waiting requests.
 
@@ -294,6 +322,7 @@ class QueueFigures(NamedTuple):
     classes: tuple[ClassQueueFigures, ...]
 
 
+@message
 class ActorState(NamedTuple):
     """The actor's state for all routers; part of every reply, so that no reply's actions are newer than its state.
 
@@ -310,6 +339,7 @@ class ActorState(NamedTuple):
     blocked: Mapping[str, int]
 
 
+@message
 class RouterMessage(NamedTuple):
     """A router's message.
 
@@ -334,6 +364,7 @@ class RouterMessage(NamedTuple):
     resend: bool = False
 
 
+@message
 class ActorReply(NamedTuple):
     """The actor's message.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from serve_app.core.messages import message
+
 BATCH_SUFFIX = " (batch)"  # of a model's name, for the use of rows of batches: reports and limits have them apart
 
 
@@ -36,6 +38,7 @@ class RequestUse:
     is_settled: bool = True
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class UsageRow:
     """Use of one day, key, tenant and model; in an answer empty where it is not grouped by it.
@@ -66,6 +69,7 @@ USAGE_KEY = UsageKey._fields
 USAGE_COUNTS = tuple(field.name for field in fields(UsageRow) if field.name not in USAGE_KEY)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class InFlightUse:
     """Requests of one kind that a source has begun and not settled."""
@@ -77,6 +81,7 @@ class InFlightUse:
     count: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
     """What a source (a router replica) adds: the use since its last batch, and what is in flight after it.
