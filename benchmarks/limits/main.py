@@ -13,7 +13,9 @@ In virtual time, on the pure cores (`benchmarks.limits.virtual`): ten minutes of
 
     over_limit_share            by how much the worst window of all has more than burst + rate x t, or the most at once
                                 more than its limit [0.01]
-    under_use_share             the worst part of what limits allow that was not used while somebody asked [0.02]
+    under_use_share             the worst part of what limits allow that was not used while somebody asked [0.02]. Of
+                                limits a minute that is as much however long a run is (what is reserved for clients that
+                                may still come, for 1.5 s): a shorter run counts it as a part of three minutes
     failed_after_retries        requests of the SDK that its own retries did not bring to an answer [0]
     us_per_decision             CPU of router and actor for a request that the actor decides, and its end [50]
     actor_messages_per_request  calls to the actor that limits add while none is near [0.1]
@@ -108,12 +110,19 @@ async def _told(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> d
     return loads.figures(load, crowd, await loads.charges_of(stage, crowd.asks), span_s)
 
 
-def result_of(real: Mapping[str, Any], virtual: Mapping[int, Any], us: Mapping[str, float]) -> dict[str, float]:
-    """The figures of the issue: the worst of all loads and of virtual time."""
+def result_of(
+    real: Mapping[str, Any], virtual: Mapping[int, Any], us: Mapping[str, float], minutes: float = MINUTES
+) -> dict[str, float]:
+    """The figures of the issue: the worst of all loads and of virtual time. `minutes`: of the loads."""
     loads_ = real["loads"]
     calls = {name: sum(values) / len(values) for name, values in real["calls"].items()}
     over = [share for one in loads_.values() for share in one["over"].values()]
-    unused = [one["unused"] for name, one in loads_.items() if one["unused"] is not None and name != TOLD]
+    of_minutes = {load.name: min(1.0, minutes / MINUTES) for load in LOADS if load.buckets}
+    unused = [
+        one["unused"] * of_minutes.get(name, 1.0)
+        for name, one in loads_.items()
+        if one["unused"] is not None and name != TOLD
+    ]
     return {
         "over_limit_share": round(max(0.0, *over, *(one["over"] for one in virtual.values())), 4),
         "under_use_share": round(max(0.0, *unused, *(one["unused"] for one in virtual.values())), 4),
@@ -192,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)
         return 1
-    result = result_of(real, virtual, us)
+    result = result_of(real, virtual, us, options.minutes)
     show(console, real, virtual, result)
     write_json({**result, "bars": BARS, "real": real, "virtual": virtual, "us": us, "conditions": conditions})
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,21 @@ def test_the_result_is_the_worst_of_all() -> None:
         "actor_messages_per_request": 0.15,
     }
     assert found.keys() == BARS.keys()
+
+
+@pytest.mark.parametrize(("load", "minutes", "share"), [("requests", 1.0, 0.01), ("requests", 3.0, 0.03)])
+def test_what_is_reserved_at_the_end_of_a_shorter_run_is_a_part_of_three_minutes(
+    load: str, minutes: float, share: float
+) -> None:
+    real: dict[str, Any] = {
+        "loads": {load: {"over": {"requests": 0.0}, "unused": 0.03, "failed": 0}},
+        "calls": {"none": [0.0], "limits": [0.0]},
+    }
+    found = result_of(real, {1: {"over": 0.0, "unused": 0.0, "failed": 0}}, {"near": 1.0}, minutes)
+    assert found["under_use_share"] == share
+    slots = {"slots, waiting": real["loads"].pop(load)}
+    found = result_of(real | {"loads": slots}, {1: {"over": 0.0, "unused": 0.0, "failed": 0}}, {"near": 1.0}, minutes)
+    assert found["under_use_share"] == 0.03
 
 
 def test_quick_is_a_minute_unless_minutes_are_given() -> None:

@@ -51,8 +51,8 @@ from serve_app.core.limits.policy import (
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
 from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, key_of
-from serve_app.core.limits.scopes import Calendar, Scope, version_counter
-from serve_app.core.limits.undecided import Undecided, UndecidedRequests
+from serve_app.core.limits.scopes import Calendar, Key, Scope, version_counter
+from serve_app.core.limits.undecided import Answer, Undecided, UndecidedRequests
 
 RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
 MAX_ENTRIES = 1000  # reservations and waiting requests of a scope
@@ -184,7 +184,7 @@ class ActorLimits:
             self.scopes[scope.name] = self.reservations.touched[scope.name] = scope
         for told in recovery.reservations:
             scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
-            entry = Entry(scopes, told.need, told.fingerprint, now + told.due_in_s)
+            entry = Entry(scopes, told.need, key_of(told.scopes, told.fingerprint), now + told.due_in_s)
             self.reservations.add(entry, now)
             self.reservations.send_away(entry)
         self.after_event(now)
@@ -239,23 +239,24 @@ class ActorLimits:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
         self.reservations.serve(now)  # who waits here comes before who comes now
-        need, short = request.need, list[tuple[Scope, Kind]]()
+        need, key, answers = request.need, key_of(request.scopes, request.fingerprint), set[Answer]()
         for scope in scopes:
             for kind, pool in scope.pools.items():
                 if need[kind] > pool.capacity:
                     self._refuse(router, request, scope, kind, None)
                     return
-        if self._claim(router, request, scopes, now):
-            return
-        if request.is_repeat is not False and self.reservations.comes_back(scopes, request.fingerprint, now):
-            request = request._replace(may_wait=True)  # it is not refused again
-        if is_last and not all(scope.is_known for scope in scopes):
+            if not scope.is_known:
+                answers.add((scope.name, ""))
+        if request.is_repeat is not False:
+            if self._claim(router, request, key, scopes, now):
+                return
+            if self.reservations.comes_back(scopes, key, now):
+                request = request._replace(may_wait=True)  # it is not refused again
+        if is_last and answers:
             unknown = LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False)
             self._send(router, unknown)
             return
-        for scope in scopes:
-            short += [(scope, kind) for kind, pool in scope.pools.items() if not pool.has(need[kind])]
-        answers = {(scope.name, "") for scope in scopes if not scope.is_known}
+        short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
         wait_s = UNKNOWN_S if answers else RECALL_S
         if short and not is_last:
             for scope in {scope.name: scope for scope, _ in short}.values():
@@ -271,7 +272,7 @@ class ActorLimits:
         if quota is not None:
             self._refuse(router, request, *quota, self.calendar.reset_s(quota[1], now))
         else:
-            self._reserve(router, request, scopes, now)
+            self._reserve(router, request, key, scopes, now)
 
     def _recall(self, scope: Scope, router: str, kinds: Iterable[Kind]) -> set[tuple[str, str]]:
         """Have the other routers give back their credit of a scope; returns the answers to wait for."""
@@ -303,16 +304,16 @@ class ActorLimits:
         for scope in scopes:
             self._tell(router, scope)
 
-    def _reserve(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
+    def _reserve(self, router: str, request: LimitRequest, key: Key, scopes: list[Scope], now: float) -> None:
         """Reserve the first moment at which a request is covered; it waits for it here, or its client is told."""
         wait_s, last_scope, last_kind = first_moment(scopes, request.need, request.mean_s)
         is_far = wait_s > RESERVED_S and not request.may_wait
         if is_far or any(len(scope.entries) >= MAX_ENTRIES for scope in scopes):
             wait_s = min(wait_s, RESERVED_S)
-            self.reservations.tell_estimate(scopes, request.fingerprint, now + wait_s, now)
+            self.reservations.tell_estimate(scopes, key, now + wait_s, now)
             self._refuse(router, request, last_scope, last_kind, wait_s)
             return
-        entry = Entry(scopes, request.need, request.fingerprint, now + wait_s)
+        entry = Entry(scopes, request.need, key, now + wait_s)
         self.reservations.add(entry, now)
         for scope in scopes:
             scope.is_near = True  # its router, too, must give back at once what this one waits for
@@ -324,10 +325,10 @@ class ActorLimits:
         self.reservations.send_away(entry)
         self._refuse(router, request, last_scope, last_kind, wait_s, is_reserved=True)
 
-    def _claim(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> bool:
+    def _claim(self, router: str, request: LimitRequest, key: Key, scopes: list[Scope], now: float) -> bool:
         """Let a client that comes back have its reservation; False: it has none."""
-        alike = self.reservations.away.get(key_of(scopes, request.fingerprint))
-        if request.is_repeat is False or not alike:
+        alike = self.reservations.away.get(key)
+        if not alike:
             return False
         entry = alike[0]
         if entry.due > now + EARLY_S:

@@ -38,6 +38,16 @@ NAMES = {
     Kind.COST_OF_MONTH: "budget per month",
 }
 
+NO_KINDS = frozenset[Kind]()
+
+FIGURES = {  # the field of `Limits`
+    Kind.REQUESTS: "requests_per_minute",
+    Kind.TOKENS: "tokens_per_minute",
+    Kind.CONCURRENT: "max_concurrent",
+    Kind.REQUESTS_OF_DAY: "requests_per_day",
+    Kind.TOKENS_OF_DAY: "tokens_per_day",
+    Kind.COST_OF_MONTH: "budget_per_month",
+}
 Period = tuple[int, int]  # a day and a month, as days since 1970 on which they begin
 
 Amounts = tuple[float, ...]  # one number for each `Kind`
@@ -59,10 +69,12 @@ REASONS = {
 }
 
 
-def ended_quotas(then: Period, now: Period) -> set[Kind]:
+def ended_quotas(then: Period, now: Period) -> frozenset[Kind]:
     """The quotas that have begun anew since a period."""
-    of_day = {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if then[0] != now[0] else set()
-    return of_day | ({Kind.COST_OF_MONTH} if then[1] != now[1] else set())
+    if then == now:
+        return NO_KINDS
+    of_day = NO_KINDS if then[0] == now[0] else frozenset((Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY))
+    return of_day if then[1] == now[1] else of_day | {Kind.COST_OF_MONTH}
 
 
 @message
@@ -133,10 +145,7 @@ def in_words(limits: Limits | None, kind: Kind, scope: str) -> str:
     """A limit as an error names it: `60 requests per minute of this key`."""
     if limits is None:
         return NAMES[kind]
-    capacity = limits.capacities()[kind]
-    figure = {Kind.REQUESTS: limits.requests_per_minute, Kind.TOKENS: limits.tokens_per_minute}.get(kind, capacity)
-    if kind is Kind.COST_OF_MONTH:
-        figure = limits.budget_per_month
+    figure = getattr(limits, FIGURES[kind])
     of = scope.partition(":")[0]
     return f"{figure:,g} {NAMES[kind]} of {SCOPE_NAMES.get(of, of)}"
 

@@ -80,7 +80,7 @@ class Pool:
         return self.level >= self.capacity - ROUNDING
 
     def has(self, need: float) -> bool:
-        return need <= 0.0 or self.available >= need - ROUNDING
+        return need <= self.level or need <= 0.0 or self.available >= need - ROUNDING
 
     def refill(self, now: float) -> None:
         """Add what has come since the last call; for pools that have a rate. A clock that steps back adds nothing."""
@@ -88,7 +88,8 @@ class Pool:
         if gone_s <= 0.0:
             return
         self._refilled_at = now
-        room, more = self.capacity - self.balance, self.rate * gone_s
+        present, more = self.level + self.reserved + self.spare, self.rate * gone_s  # `balance`, without its call
+        room = self.capacity - (present + sum(self.credit.values()) if self.credit else present)
         if room > 0.0:
             self.level += more if more < room else room
         if self.spare:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from serve_app.core.limits.policy import Amounts, Kind
+from serve_app.core.limits.policy import Amounts, Kind, Scopes
 from serve_app.core.limits.pools import ROUNDING, Pool
 from serve_app.core.limits.scopes import Key, Scope
 
@@ -36,6 +36,7 @@ class Entry:
     """One reservation.
 
     Args:
+        key: of its request.
         need: as reserved; `wanted`: of the request that came back, since estimates change.
         due: its moment.
         held: what is still reserved of which pool.
@@ -44,7 +45,7 @@ class Entry:
 
     scopes: list[Scope]
     need: Amounts
-    fingerprint: bytes
+    key: Key
     due: float
     number: str = ""
     wanted: Amounts = ()
@@ -53,10 +54,6 @@ class Entry:
     ticket: str = ""
     is_vacant: bool = False
     is_over: bool = False
-
-    @property
-    def key(self) -> Key:
-        return key_of(self.scopes, self.fingerprint)
 
     def slots(self) -> Iterable[Pool]:
         return (scope.pools[Kind.CONCURRENT] for scope in self.scopes if Kind.CONCURRENT in scope.pools)
@@ -94,16 +91,16 @@ class LimitReservations:
         self.away.setdefault(entry.key, deque()).append(entry)
         self._set_timer(entry.due + GRACE_S, entry)
 
-    def tell_estimate(self, scopes: list[Scope], fingerprint: bytes, at: float, now: float) -> None:
+    def tell_estimate(self, scopes: list[Scope], key: Key, at: float, now: float) -> None:
         """A client was told this moment, and nothing is reserved for it."""
         told = scopes[0].told  # one key's loops make nobody else's forgotten
-        told.setdefault(key_of(scopes, fingerprint), []).append(at)
+        told.setdefault(key, []).append(at)
         while len(told) > MAX_TOLD or told[next(iter(told))][-1] < now - RESERVED_S:
             del told[next(iter(told))]
 
-    def comes_back(self, scopes: list[Scope], fingerprint: bytes, now: float) -> bool:
+    def comes_back(self, scopes: list[Scope], key: Key, now: float) -> bool:
         """Whether a client was told an estimate that is over; once for each."""
-        told, key = scopes[0].told, key_of(scopes, fingerprint)
+        told = scopes[0].told
         if key not in told or told[key][0] > now + EARLY_S:
             return False
         told[key].pop(0)
@@ -234,8 +231,9 @@ class LimitReservations:
         heapq.heappush(self._timers, (at, next(self._numbers), entry))
 
 
-def key_of(scopes: Iterable[Scope], fingerprint: bytes) -> Key:
-    return tuple(scope.name for scope in scopes), fingerprint
+def key_of(scopes: Scopes, fingerprint: bytes) -> Key:
+    """The scopes and the bytes of a request, by which it is known when it comes back."""
+    return tuple([name for name, _ in scopes]), fingerprint
 
 
 def _debt_s(entry: Entry) -> float:

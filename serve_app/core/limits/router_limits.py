@@ -200,11 +200,18 @@ class RouterLimits:
     def on_action(self, action: LimitAction, now: float) -> None:
         """Take an action; decisions are added to `decided`."""
         match action:
+            case LimitState(name, version, level, left, is_near, slots_kept, period):  # with each of the next two
+                self._set_period(period)
+                scope = self.scopes.get(name)
+                if scope is not None and scope.version < version:
+                    scope.version, scope.level, scope.left = version, level, left
+                    scope.is_near, scope.slots_kept, scope.heard_at = is_near, slots_kept, now
+                    self._return_surplus(name, scope)
+            case LimitRefuse():
+                self._on_refuse(action, now)
             case LimitGrant(ticket, more, slots, period):
                 self._set_period(period)
                 self._on_grant(ticket, more, slots, now)
-            case LimitRefuse():
-                self._on_refuse(action, now)
             case LimitRecall(name):
                 scope = self.scopes.get(name)
                 if scope is None:
@@ -212,13 +219,6 @@ class RouterLimits:
                 else:
                     scope.is_near = True
                     self._report(name, scope, scope.account, is_answer=True)
-            case LimitState(name, version, level, left, is_near, slots_kept, period):
-                self._set_period(period)
-                scope = self.scopes.get(name)
-                if scope is not None and scope.version < version:
-                    scope.version, scope.level, scope.left = version, level, left
-                    scope.is_near, scope.slots_kept, scope.heard_at = is_near, slots_kept, now
-                    self._return_surplus(name, scope)
 
     def ask_pending(self, room: int) -> None:
         """Hand in so many requests that were not yet."""
@@ -300,6 +300,8 @@ class RouterLimits:
 
     def _set_period(self, period: Period) -> None:
         """Quotas begin anew with it: what was settled of the earlier ones, and not told yet, is over."""
+        if period == self._period:
+            return
         for kind in ended_quotas(self._period, period):
             for scope in self.scopes.values():
                 scope.refund[kind] = 0.0
@@ -314,13 +316,14 @@ class RouterLimits:
     def _ask(self, waiting: _Pending) -> None:
         request = waiting.request
         self._unasked.pop(request.request_id, None)
+        mean_s = 0.0
         for name, _ in request.scopes:
             scope = self.scopes[name]
+            mean_s = max(mean_s, scope.mean_s)
             if any(scope.account) or any(scope.spent) or any(scope.refund):
                 self._report(name, scope, scope.account, is_silent=True)
         waiting.ticket = f"{self._router}:{next(self._numbers)}"
         self.tickets[waiting.ticket] = waiting
-        mean_s = max(self.scopes[name].mean_s for name, _ in request.scopes)
         is_repeat = True if waiting.is_repeat else request.is_repeat
         self._put(
             LimitRequest(
@@ -362,12 +365,15 @@ class RouterLimits:
 
     def _return_surplus(self, name: str, scope: _Scope) -> None:
         """Give back what the router may not keep."""
-        back = list(scope.account if scope.is_near else NOTHING)
-        back[Kind.CONCURRENT] = max(back[Kind.CONCURRENT], scope.account[Kind.CONCURRENT] - scope.slots_kept)
-        share = 0.0 if scope.is_near else REFUND_SHARE
+        if scope.is_near:
+            if any(scope.account) or any(scope.refund):
+                self._report(name, scope, scope.account, is_silent=True)
+            return
+        back = max(0.0, scope.account[Kind.CONCURRENT] - scope.slots_kept)
         for kind, capacity in scope.capacities.items():
-            if back[kind] or not 0.0 <= scope.refund[kind] <= share * capacity:
-                self._report(name, scope, back, is_silent=True)
+            if back or not 0.0 <= scope.refund[kind] <= REFUND_SHARE * capacity:
+                slots = (back if one is Kind.CONCURRENT else 0.0 for one in Kind)
+                self._report(name, scope, slots, is_silent=True)
                 return
 
     def _report(
