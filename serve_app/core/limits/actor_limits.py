@@ -38,6 +38,7 @@ from serve_app.core.limits.messages import (
     ScopeAccount,
 )
 from serve_app.core.limits.policy import (
+    NO_KINDS,
     NOTHING,
     QUOTAS,
     REASONS,
@@ -206,9 +207,9 @@ class ActorLimits:
         scope = self.scopes.get(name)
         if scope is None or scope.is_known:
             return
-        scope.is_known = True
-        for kind in scope.pools.keys() & set(QUOTAS) - ended_quotas(period, self.calendar.period):
+        for kind in scope.unknown - ended_quotas(period, self.calendar.period):
             scope.pools[kind].put(-used[kind])
+        scope.unknown = NO_KINDS
         self._undecided.on_answer((name, ""))
         self.after_event(now)
 
@@ -219,15 +220,19 @@ class ActorLimits:
         if scope is None:
             pools = new_pools(limits, now, self._empty_since)
             scope = self.scopes[name] = Scope(name, limits, pools)
-            if self.asks_store and any(kind in QUOTAS for kind in pools):
-                scope.is_known = False
-                self._unknown.append(name)
+            self._ask_store(scope, frozenset(pools.keys() & set(QUOTAS)))
             return scope
         if scope.limits is not limits and scope.limits != limits:
-            scope.change(limits, now)
+            self._ask_store(scope, scope.change(limits, now))
             self.reservations.touched[name] = scope
         scope.refill(now)
         return scope
+
+    def _ask_store(self, scope: Scope, quotas: frozenset[Kind]) -> None:
+        """These quotas are new here: what was used of them is unknown."""
+        if self.asks_store and quotas:
+            scope.unknown |= quotas
+            self._unknown.append(scope.name)
 
     def _on_request(self, router: str, request: LimitRequest, now: float) -> None:
         if self.is_recovering:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
-from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits, Period
+from serve_app.core.limits.policy import NO_KINDS, NOTHING, QUOTAS, Amounts, Kind, Limits, Period
 from serve_app.core.limits.pools import ROUNDING, Pool
 
 DAY_S = 86_400.0
@@ -31,7 +31,7 @@ class Scope:
         entries: numbers of all its reservations, in order.
         told: moments that clients were told of which nothing is reserved, by request.
         undecided: requests that wait for an answer before they can be decided.
-        is_known: what was used of its quotas is counted; until then no request is charged here.
+        unknown: quotas of which it is not counted what was used; until then no request is charged here.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Scope:
     entries: dict[str, None] = field(default_factory=dict)
     told: dict[Key, list[float]] = field(default_factory=dict)
     undecided: int = 0
-    is_known: bool = True
+    unknown: frozenset[Kind] = NO_KINDS
     refilled_at: float | None = None
 
     def refill(self, now: float) -> None:
@@ -55,9 +55,10 @@ class Scope:
             if pool.rate:
                 pool.refill(now)
 
-    def change(self, limits: Limits, now: float) -> None:
-        """Take over changed limits; what was used of those that stay is kept."""
+    def change(self, limits: Limits, now: float) -> frozenset[Kind]:
+        """Take over changed limits; what was used of those that stay is kept. Returns the quotas that it had not."""
         wanted = limits.capacities()
+        added = (wanted.keys() - self.pools.keys()) & set(QUOTAS)
         for kind in self.pools.keys() - wanted.keys():
             del self.pools[kind]
         for kind, capacity in wanted.items():
@@ -66,7 +67,13 @@ class Scope:
             else:
                 self.pools[kind] = Pool(kind, limits, capacity, now)
         self.pools = {kind: self.pools[kind] for kind in sorted(self.pools)}
-        self.limits = limits
+        self.limits, self.unknown = limits, self.unknown & wanted.keys()
+        return frozenset(added)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether requests can be charged here."""
+        return not self.unknown
 
     @property
     def is_idle(self) -> bool:

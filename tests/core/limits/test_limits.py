@@ -197,6 +197,25 @@ def test_nothing_is_charged_to_a_quota_of_which_the_use_is_unknown() -> None:
     assert found[-1].limit
 
 
+def test_a_quota_that_a_key_gets_during_the_day_counts_what_was_used_of_it_before_and_of_no_other_twice() -> None:
+    world = World()
+    world.actor.asks_store = True
+    world.ask("r0", Limits(requests_per_day=10))
+    world.run(0.1)
+    assert world.actor.take_unknown() == [SCOPE]
+    world.actor.on_used(SCOPE, used(3), world.actor.calendar.period, world.now)
+    world.run(0.1)
+    both = Limits(requests_per_day=10, tokens_per_day=100)
+    found: list[object] = []
+    world.ask("r1", both, tokens=40, done=found.append)
+    world.run(0.1)
+    assert (found, world.actor.take_unknown()) == ([], [SCOPE])
+    amounts = {Kind.REQUESTS_OF_DAY: 4.0, Kind.TOKENS_OF_DAY: 70.0}
+    world.actor.on_used(SCOPE, tuple(amounts.get(kind, 0.0) for kind in Kind), world.actor.calendar.period, world.now)
+    assert kinds(decisions(world, 10, both, tokens=2)) == (6, 4)  # 3 were used, and one is charged
+    assert [type(one) for one in found] == [Refusal]
+
+
 def test_another_store_is_asked_for_all_that_is_unknown() -> None:
     world = World()
     world.actor.asks_store = True
