@@ -258,8 +258,7 @@ class ActorLimits:
             if self.reservations.comes_back(scopes, key, now):
                 request = request._replace(may_wait=True)  # it is not refused again
         if is_last and answers:
-            unknown = LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False)
-            self._send(router, unknown)
+            self._send(router, LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False))
             return
         short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
         wait_s = UNKNOWN_S if answers else RECALL_S
