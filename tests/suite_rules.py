@@ -18,7 +18,7 @@ FOREIGN_PRIVATE = frozenset({
     "_scheduled",  # asyncio: timers that are left
     "_shutdown",  # vLLM's tests: how their server is ended
 })  # fmt: skip
-NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
+NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_field_defaults", "_make"})
 
 
 def private_reads(texts: Mapping[str, str], allowed: frozenset[str] = FOREIGN_PRIVATE) -> list[str]:
