@@ -31,6 +31,7 @@ from rich.table import Table
 
 from benchmarks.abuse import stalls
 from benchmarks.abuse.clients import Counts, Crowd
+from benchmarks.abuse.stall_bodies import arms
 from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
@@ -186,11 +187,12 @@ def main() -> int:
     spans = f"{QUICK_SPAN_S:g} s of load; with --stalls {stalls.QUICK_SPAN_S:g} s an arm"
     parser.add_argument("--quick", action="store_true", help=spans)
     parser.add_argument("--stalls", action="store_true", help="another tenant's waits beside costly requests, instead")
+    parser.add_argument("--arms", nargs="*", choices=list(arms()), help="of --stalls: these alone")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.stalls:
-        return stalls.run(quick=options.quick)
+        return stalls.run(quick=options.quick, names=options.arms)
     options.span = QUICK_SPAN_S if options.quick else SPAN_S
     console = Console(stderr=True, width=140)
     conditions = here(seed=options.seed, clients=options.clients, span_s=options.span)

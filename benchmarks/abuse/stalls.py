@@ -1,4 +1,4 @@
-"""Does one tenant's costly request hold up the others: `python -m benchmarks.abuse --stalls [--quick]`.
+"""Does one tenant's costly request hold up the others: `python -m benchmarks.abuse --stalls [--quick] [--arms NAME]`.
 
 The whole stack with one real engine of the built-in model. In each arm (`stall_bodies.arms`) twenty clients of one
 tenant send the same request again and again for 12 s, and another tenant sends a trivial chat of the same model every
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -96,13 +96,17 @@ async def warm_up(tenants: Tenants) -> float:
     return round(wait_s, 3)
 
 
-async def attack(tenants: Tenants, span_s: float, console: Console) -> dict[str, dict[str, Any]]:
-    """The figures of each arm."""
+async def attack(
+    tenants: Tenants, span_s: float, names: Collection[str], console: Console
+) -> dict[str, dict[str, Any]]:
+    """The figures of each of these arms."""
     trivial, found = tenants.request(OTHER, TRIVIAL), dict[str, dict[str, Any]]()
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         await loop.run_in_executor(pool, int)  # the process starts before it counts
         for name, asked in arms().items():
+            if name not in names:
+                continue
             abuse: asyncio.Future[dict[str, int]] | None = None
             if asked is not None:
                 request = tenants.request(ABUSER, asked)
@@ -128,8 +132,8 @@ def show(console: Console, stalls: Mapping[str, Mapping[str, Any]]) -> None:
     console.print(table)
 
 
-def run(*, quick: bool) -> int:
-    """0 when all arms ran, whatever they showed; 1 when the stack did not come up, or its warm-up failed."""
+def run(*, quick: bool, names: Collection[str] | None) -> int:
+    """0 when these arms, or all, ran, whatever they showed; 1 when the stack did not come up, or its warm-up failed."""
     console = Console(stderr=True, width=140)
     span_s = QUICK_SPAN_S if quick else SPAN_S
     conditions = here(abusers=ABUSERS, span_s=span_s, every_s=EVERY_S)
@@ -141,7 +145,7 @@ def run(*, quick: bool) -> int:
             tenants = Tenants((instance.host, instance.http_port), keys)
             first_large_s = asyncio.run(warm_up(tenants))
             console.print(f"  first large request: {first_large_s} s", highlight=False)
-            stalls = asyncio.run(attack(tenants, span_s, console))
+            stalls = asyncio.run(attack(tenants, span_s, names or arms(), console))
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)
         return 1

@@ -7,6 +7,7 @@ wait. A tenant that waits gets its next turn after at most one work of each othe
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -47,8 +48,15 @@ class TenantTurns(Generic[T]):
         if self._running.total() >= at_once:
             return None
         tenant = next((name for name in self._waiting if self._running[name] < of_tenant), None)
-        if tenant is None:
-            return None
+        return None if tenant is None else self._begin(tenant)
+
+    def begin_if(self, fits: Callable[[T], bool]) -> tuple[str, T] | None:
+        """Begin the next work if it fits beside those that run, however many these are. One that does not keeps its
+        turn: no other work begins before it."""
+        tenant = next(iter(self._waiting), None)
+        return None if tenant is None or not fits(self._waiting[tenant][0]) else self._begin(tenant)
+
+    def _begin(self, tenant: str) -> tuple[str, T]:
         works = self._waiting.pop(tenant)
         work = works.popleft()
         if works:

@@ -36,6 +36,15 @@ def test_one_tenant_runs_no_more_than_its_part_and_waits_no_longer_than_its_boun
     assert turns.begin(4, 2) == ("heavy", 2)
 
 
+def test_a_work_that_does_not_fit_keeps_its_turn() -> None:
+    turns = TenantTurns[int]()
+    for tenant, work in (("a", 2), ("b", 9), ("a", 1)):
+        turns.arrive(tenant, work)
+    begun = [turns.begin_if(lambda work: work <= 5) for _ in range(2)]
+    assert begun == [("a", 2), None]
+    assert [turns.begin_if(lambda _: True) for _ in range(3)] == [("b", 9), ("a", 1), None]
+
+
 def test_a_work_that_leaves_has_no_turn() -> None:
     turns = TenantTurns[str]()
     turns.arrive("a", "a1")

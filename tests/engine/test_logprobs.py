@@ -327,8 +327,9 @@ def test_more_log_probabilities_are_refused_before_the_request_begins(entries: i
     llm = RecordedLLM.__new__(RecordedLLM)
     llm.model_config = SimpleNamespace(get_vocab_size=lambda: 2048)
     prompt = {"type": "token", "prompt_token_ids": [1] * 4000}
+    llm.prompt_turns = None
     with pytest.raises(VLLMValidationError) as refused:
-        asyncio.run(llm.add_request("r", prompt, SamplingParams(prompt_logprobs=entries)))
+        llm.generate(prompt, SamplingParams(prompt_logprobs=entries), "r")
     message = str(refused.value)
     for body, name in (({"prompt_logprobs": entries}, "prompt_logprobs"), ({"logprobs": 5, "echo": True}, "logprobs")):
         text, param = in_client_words(message, "prompt_logprobs", body)

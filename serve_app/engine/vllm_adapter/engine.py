@@ -34,6 +34,7 @@ from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
+from serve_app.engine.prompt_turns import PromptTurns
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, serving
@@ -65,7 +66,7 @@ class VllmEngine:
     def __init__(self, settings: ModelSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._stats = LiveStats(self._tell_first_tokens)
+        self._stats = LiveStats(self._on_first_tokens)
         self._report_first_token: FirstTokenReport | None = None
         self._llm: RecordedLLM | None = None
         self._state = State()
@@ -97,7 +98,8 @@ class VllmEngine:
             )
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
         serving.reduce_per_token_cost(llm)
-        log_probabilities.install()
+        if log_probabilities.install():
+            llm.prompt_turns = PromptTurns(config.scheduler_config.max_num_batched_tokens)
         take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
@@ -146,8 +148,11 @@ class VllmEngine:
             return
         self._report_first_token = report
 
-    def _tell_first_tokens(self) -> None:
-        if self._report_first_token is None or self._llm is None:
+    def _on_first_tokens(self) -> None:
+        if self._llm is None:
+            return
+        self._llm.end_prompt_turns()
+        if self._report_first_token is None:
             return
         for request_id, prompt in replay.first_tokens(self._llm, self._recorders):
             self._report_first_token(request_id, prompt)

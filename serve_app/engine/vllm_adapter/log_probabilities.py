@@ -3,6 +3,7 @@
 vLLM 0.32.0 makes all entries of a prompt in one turn, for every answer of `n`, and decodes each entry's token anew:
 8,000 tokens with 20 entries each took 3.7 s, in which the engine served nobody.
 
+- EngineCore computes as many prompts at once as fill a step (`computed_in_turn`).
 - Each token is decoded once (`decoded_once`).
 - The entries of a prompt are made when its request reads them, by vLLM's own code, in slices: one slice in each turn of
   the event loop, tenants in turn, of a tenant the prompt that came first (`ScoringTurns`).
@@ -26,6 +27,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
 from serve_app.engine.vllm_adapter.private_names import CHAT_SERVING, COMPLETION_SERVING, SCORING_NAMES, missing
 
 logger = logging.getLogger("ray.serve")
@@ -156,11 +158,11 @@ def _step(entries: int) -> int:
     return max(1, SLICE_ENTRIES // max(1, entries))
 
 
-def install() -> None:
-    """Patch vLLM's front end in this process."""
+def install() -> bool:
+    """Patch vLLM's front end in this process; returns whether it has all the names."""
     if lacking := missing(SCORING_NAMES):
         logger.warning("log probabilities of prompts are made in one turn of the event loop: %s", ", ".join(lacking))
-        return
+        return False
     module: Any = importlib.import_module("vllm.v1.engine.logprobs")
     if not hasattr(module.convert_ids_list_to_tokens, "__wrapped__"):
         module.convert_ids_list_to_tokens = decoded_once(module.convert_ids_list_to_tokens)
@@ -170,6 +172,7 @@ def install() -> None:
         chat._create_chat_logprobs = _kept_of_answer(chat._create_chat_logprobs)
         completion: Any = importlib.import_module(COMPLETION_SERVING).OpenAIServingCompletion
         completion._create_completion_logprobs = _kept_of_answer(completion._create_completion_logprobs)
+    return True
 
 
 def decoded_once(convert: Convert) -> Convert:
@@ -234,4 +237,13 @@ async def made_in_turns(
             if isinstance(entries := output.prompt_logprobs, PromptEntries):
                 await turns.run(tenant, entries.slices())
                 output.prompt_logprobs = entries.made
+            yield output
+
+
+async def computed_in_turn(
+    outputs: AsyncGenerator[Any, None], prompt: ScoredPrompt, turns: PromptTurns
+) -> AsyncGenerator[Any, None]:
+    """The outputs of a request, which begins when its prompt has its turn."""
+    async with turns.turn(prompt), aclosing(outputs):
+        async for output in outputs:
             yield output

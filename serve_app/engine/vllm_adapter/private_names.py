@@ -101,6 +101,7 @@ SCORING_NAMES = (
     ),
     PrivateName("vllm.v1.outputs", "LogprobsTensors", ("logprob_token_ids", "logprobs", "selected_token_ranks")),
     PrivateName("vllm.v1.engine.output_processor", "RequestState._new_request_output"),
+    PrivateName("vllm.v1.engine.output_processor", "RequestState", ("is_prefilling", "external_req_id")),
     PrivateName(CHAT_SERVING, "OpenAIServingChat._create_chat_logprobs", ("token_ids", "top_logprobs")),
     PrivateName(
         COMPLETION_SERVING,

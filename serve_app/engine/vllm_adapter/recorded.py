@@ -16,11 +16,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.engine.grammar_queue import GrammarQueue
+from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
 from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.engine.vllm_adapter.log_probabilities import (
     AnswerEntries,
     ScoringTurns,
+    computed_in_turn,
     made_in_turns,
     too_many_entries,
 )
@@ -33,6 +35,7 @@ class RecordedLLM(AsyncLLM):
     """AsyncLLM that passes outputs through the recorder of their request, and grammars first through `grammars`."""
 
     grammars: GrammarQueue | None = None
+    prompt_turns: PromptTurns | None = None  # of prompts whose log probabilities are asked for
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +50,10 @@ class RecordedLLM(AsyncLLM):
         outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         recorder = recorder_of_request.get()
         if sampling_params.prompt_logprobs is not None:
-            outputs = made_in_turns(outputs, "" if recorder is None else recorder.tenant, self._scoring_turns)
+            tenant, tokens = "" if recorder is None else recorder.tenant, self._scored_tokens(prompt, sampling_params)
+            scored = ScoredPrompt(request_id, tenant, kwargs.get("priority", 0), tokens)
+            outputs = made_in_turns(outputs, tenant, self._scoring_turns)
+            outputs = outputs if self.prompt_turns is None else computed_in_turn(outputs, scored, self.prompt_turns)
         return outputs if recorder is None else recorder.record(outputs, request_id)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
@@ -56,7 +62,6 @@ class RecordedLLM(AsyncLLM):
         return outputs if recorder is None else recorder.record(outputs, pooling=True)
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        self._check_prompt_entries(prompt, params)
         await self.check_grammar(getattr(params, "structured_outputs", None))
         add = functools.partial(super().add_request, request_id, prompt, params, *args, **kwargs)
         recorder = recorder_of_request.get()
@@ -72,15 +77,29 @@ class RecordedLLM(AsyncLLM):
         for entries in kept:
             await self._scoring_turns.run(tenant, entries.slices())
 
-    def _check_prompt_entries(self, prompt: Any, params: Any) -> None:
-        """Raises VLLMValidationError: too many log probabilities of the prompt are asked for."""
-        entries = getattr(params, "prompt_logprobs", None)
-        if entries is None or not isinstance(prompt, dict):
+    def end_prompt_turns(self) -> None:
+        """Ends the turns of the prompts that EngineCore has computed; called after a step with first tokens."""
+        if self.prompt_turns is None or not self.prompt_turns.running:
             return
-        tokens = len(prompt.get("prompt_token_ids") or ())
+        states = self.output_processor.request_states.values()
+        prefilling = {state.external_req_id for state in states if state.is_prefilling}
+        known = {
+            state.external_req_id for state in states
+        }  # the others are not there yet, or end their turns themselves
+        for request_id in self.prompt_turns.running & known - prefilling:
+            self.prompt_turns.end(request_id)
+
+    def _scored_tokens(self, prompt: Any, params: Any) -> int:
+        """The tokens of a prompt whose log probabilities are asked for, of all its answers. Raises VLLMValidationError:
+        too many are."""
+        tokens, entries = (
+            len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0,
+            params.prompt_logprobs,
+        )
         each = self.model_config.get_vocab_size() if entries == -1 else max(1, entries)
         if why := too_many_entries(tokens, each, params.n):
             raise VLLMValidationError(why, parameter="prompt_logprobs", value=entries)
+        return tokens * params.n
 
     async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
         """Return when the engine may compile it. Raises VLLMValidationError: refused; the recorder has the reason."""
