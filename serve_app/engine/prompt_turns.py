@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
 
 from serve_app.core.turns import TenantTurns
@@ -49,7 +49,7 @@ class PromptTurns:
         self._tokens = Counter[int]()  # of those that run, by priority
 
     @property
-    def running(self) -> Collection[str]:
+    def running(self) -> Set[str]:
         """The requests whose prompts are computed."""
         return self._running.keys()
 

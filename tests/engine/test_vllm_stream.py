@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import pytest
@@ -94,13 +94,17 @@ def test_an_error_after_the_first_event_is_an_event_in_openai_s_format() -> None
     assert last.usage is not None
 
 
+async def no_entries(entries: Iterable[Any]) -> None:
+    assert not list(entries)
+
+
 def responses(*sent: BaseModel) -> list[str]:
     async def events() -> AsyncGenerator[BaseModel, None]:
         for event in sent:
             yield event
 
     async def collect() -> list[str]:
-        return [text async for text in responses_events(events())]
+        return [text async for text in responses_events(events(), no_entries)]
 
     return asyncio.run(collect())
 

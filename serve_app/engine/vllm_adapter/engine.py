@@ -37,7 +37,7 @@ from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
 from serve_app.engine.prompt_turns import PromptTurns
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
-from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, serving
+from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, response_entries, serving
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
@@ -100,6 +100,7 @@ class VllmEngine:
         serving.reduce_per_token_cost(llm)
         if log_probabilities.install():
             llm.prompt_turns = PromptTurns(config.scheduler_config.max_num_batched_tokens)
+        response_entries.install()
         take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
@@ -185,7 +186,7 @@ class VllmEngine:
             return serving.refused(recorder, submit) or serving.refusal(answer, submit)
         if isinstance(answer, BaseModel | bytes):
             await self._running().make_entries(recorder.tenant, entries)
-            body = answer if isinstance(answer, bytes) else answer.model_dump_json(by_alias=True).encode()
+            body = answer if isinstance(answer, bytes) else response_entries.encoded(answer, entries)
             return Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
         return answer
 

@@ -7,7 +7,7 @@ vLLM 0.32.0 makes all entries of a prompt in one turn, for every answer of `n`, 
 - Each token is decoded once (`decoded_once`).
 - The entries of a prompt are made when its request reads them, by vLLM's own code, in slices: one slice in each turn of
   the event loop, tenants in turn, of a tenant the prompt that came first (`ScoringTurns`).
-- Those of a whole answer are converted to OpenAI's format in the same way (`AnswerEntries`).
+- Those of a whole answer are converted to OpenAI's format in the same way (`AnswerEntries`; `response_entries`).
 - A prompt with more than `MAX_PROMPT_ENTRIES` is refused, since its answer is encoded in one turn.
 
 Invariant: the entries are those that vLLM makes. Without one of `private_names.SCORING_NAMES` nothing is patched.
@@ -24,7 +24,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
@@ -63,7 +63,7 @@ class PromptEntries:
         while self.unmade:
             tensors = self.unmade.pop(0)
             rows, columns = tensors.logprobs.shape
-            step = _step(columns)
+            step = tokens_of_slice(columns)
             for start in range(0, rows, step):
                 part = slice(start, start + step)
                 self._make(
@@ -75,6 +75,14 @@ class PromptEntries:
                     ),
                 )
                 yield
+
+
+class Entries(Protocol):
+    """Log probabilities that are made later."""
+
+    def slices(self) -> Iterator[None]:
+        """Makes the next entries at each step."""
+        ...
 
 
 class AnswerEntries:
@@ -90,7 +98,7 @@ class AnswerEntries:
 
     def slices(self) -> Iterator[None]:
         """Makes the next entries at each step."""
-        given, step = dict(self._given), _step(len(self._entries[-1] or ()))
+        given, step = dict(self._given), tokens_of_slice(len(self._entries[-1] or ()))
         for start in range(0, len(self._tokens), step):
             part = slice(start, start + step)
             made = self._make(token_ids=self._tokens[part], top_logprobs=self._entries[part], **given)
@@ -102,14 +110,22 @@ class AnswerEntries:
 
 
 # Of the whole answer that this task makes; None: none of its log probabilities are kept.
-_kept: contextvars.ContextVar[list[AnswerEntries] | None] = contextvars.ContextVar("kept", default=None)
+_kept: contextvars.ContextVar[list[Entries] | None] = contextvars.ContextVar("kept", default=None)
 
 
-def keep_entries(is_whole: bool) -> list[AnswerEntries]:
+def keep_entries(is_whole: bool) -> list[Entries]:
     """The log probabilities of the answer that this task makes next, which it has to make itself; of a stream none."""
-    kept: list[AnswerEntries] = []
+    kept: list[Entries] = []
     _kept.set(kept if is_whole else None)
     return kept
+
+
+def keep(entries: Entries) -> bool:
+    """Leave these of the answer that this task makes to it; False: it is a stream, which makes its own."""
+    kept = _kept.get()
+    if kept is not None:
+        kept.append(entries)
+    return kept is not None
 
 
 class _Scoring(NamedTuple):
@@ -153,7 +169,7 @@ class ScoringTurns:
             self._call_soon()
 
 
-def _step(entries: int) -> int:
+def tokens_of_slice(entries: int) -> int:
     """How many tokens with so many entries each are in a slice."""
     return max(1, SLICE_ENTRIES // max(1, entries))
 
@@ -207,14 +223,15 @@ def _kept_of_answer(make: MakeAnswer) -> MakeAnswer:
     """vLLM's method that makes the log probabilities of a choice: many of a whole answer are left to `slices`."""
 
     @functools.wraps(make)
-    def keep(serving: Any, *, token_ids: Sequence[int], top_logprobs: Sequence[Any], **given: Any) -> Any:
-        kept, made_here = _kept.get(), functools.partial(make, serving)
-        if kept is None or not token_ids or len(token_ids) <= _step(len(top_logprobs[-1] or ())):
-            return made_here(token_ids=token_ids, top_logprobs=top_logprobs, **given)
-        kept.append(AnswerEntries(made_here, token_ids, top_logprobs, given))
-        return kept[-1].made
+    def made(serving: Any, *, token_ids: Sequence[int], top_logprobs: Sequence[Any], **given: Any) -> Any:
+        made_here = functools.partial(make, serving)
+        if token_ids and len(token_ids) > tokens_of_slice(len(top_logprobs[-1] or ())):
+            entries = AnswerEntries(made_here, token_ids, top_logprobs, given)
+            if keep(entries):
+                return entries.made
+        return made_here(token_ids=token_ids, top_logprobs=top_logprobs, **given)
 
-    return keep
+    return made
 
 
 def too_many_entries(tokens: int, entries: int, answers: int) -> str | None:

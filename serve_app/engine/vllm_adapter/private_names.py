@@ -1,6 +1,6 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), making
-log probabilities of prompts in slices (`SCORING_NAMES`: `log_probabilities`), or rendering in turns (`RENDER_NAMES`:
-`render_turns`).
+log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering in
+turns (`RENDER_NAMES`: `render_turns`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -17,6 +17,7 @@ from typing import Any
 
 _OPENAI = "vllm.entrypoints.openai"
 CHAT_SERVING, COMPLETION_SERVING = f"{_OPENAI}.chat_completion.serving", f"{_OPENAI}.completion.serving"
+RESPONSES_SERVING = f"{_OPENAI}.responses.serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,11 @@ RENDER_NAMES = (
         "vllm.entrypoints.pooling.scoring.io_processor",
         "truncate_text_to_tokens",
         ("text", "tokenizer", "max_tokens"),
+    ),
+)
+RESPONSE_NAMES = (
+    PrivateName(
+        RESPONSES_SERVING, "OpenAIServingResponses._create_response_logprobs", ("token_ids", "logprobs", "top_logprobs")
     ),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
 from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.engine.vllm_adapter.log_probabilities import (
-    AnswerEntries,
+    Entries,
     ScoringTurns,
     computed_in_turn,
     made_in_turns,
@@ -72,8 +72,8 @@ class RecordedLLM(AsyncLLM):
             return await add()
         return await replayed_queue(self, add, params, number, recorder.earlier)
 
-    async def make_entries(self, tenant: str, kept: list[AnswerEntries]) -> None:
-        """Make the log probabilities of a whole answer, in its tenant's turns."""
+    async def make_entries(self, tenant: str, kept: Iterable[Entries]) -> None:
+        """Make these log probabilities of an answer, in its tenant's turns."""
         for entries in kept:
             await self._scoring_turns.run(tenant, entries.slices())
 
@@ -99,7 +99,7 @@ class RecordedLLM(AsyncLLM):
         each = self.model_config.get_vocab_size() if entries == -1 else max(1, entries)
         if why := too_many_entries(tokens, each, params.n):
             raise VLLMValidationError(why, parameter="prompt_logprobs", value=entries)
-        return tokens * params.n
+        return tokens * int(params.n)
 
     async def check_grammar(self, constraint: StructuredOutputsParams | None) -> None:
         """Return when the engine may compile it. Raises VLLMValidationError: refused; the recorder has the reason."""

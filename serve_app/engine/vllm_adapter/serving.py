@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from argparse import Namespace
 from collections.abc import AsyncGenerator
@@ -36,6 +37,7 @@ from serve_app.engine.vllm_adapter.body_models import validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.engine.vllm_adapter.rendered import rendered_of_request
+from serve_app.engine.vllm_adapter.response_entries import MakeEntries, event_body
 from serve_app.errors import BadRequest, NotFound, RequestFailed
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
@@ -51,6 +53,7 @@ ERROR_EVENT = 'data: {"error":'
 _CHUNK, _DATA = 'data: {"id":', "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
 _EARLY_EVENTS = ("response.created", "response.in_progress")
+_DONE_EVENTS = ("response.content_part.done", "response.output_item.done")  # those that repeat all log probabilities
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
@@ -123,7 +126,9 @@ async def answer(
         case Operation.RESPONSES:
             await llm.check_grammar(request.extract_structured_outputs())  # its stream begins before `add_request`
             responses = await serving.create_responses(request, raw)
-            return _not_stored(responses) if isinstance(responses, BaseModel) else responses_events(responses)
+            if isinstance(responses, BaseModel):
+                return _not_stored(responses)
+            return responses_events(responses, functools.partial(llm.make_entries, submit.cache_salt or ""))
     return bytes((await serving(request, raw)).body)
 
 
@@ -238,23 +243,26 @@ def _raw_request(request_id: str) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", request_id.encode())]})
 
 
-def _event_text(event: Any) -> str:
+async def _event_text(event: Any, make_entries: MakeEntries) -> str:
     """vLLM calls an answer that was cut off complete, and leaves out OpenAI's `store`: nothing is stored here."""
-    if getattr(event, "response", None) is None:
+    has_response = getattr(event, "response", None) is not None
+    if not has_response and event.type not in _DONE_EVENTS:
         return f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
-    body = event.model_dump(mode="json", by_alias=True)
-    body["response"]["store"] = False
-    if body["response"]["status"] == "incomplete":
-        body["type"] = "response.incomplete"
+    body = await event_body(event, make_entries)
+    if has_response:
+        body["response"]["store"] = False
+        if body["response"]["status"] == "incomplete":
+            body["type"] = "response.incomplete"
     return f"event: {body['type']}\ndata: {msgspec.json.encode(body).decode()}\n\n"
 
 
-async def responses_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
-    """Responses API events as SSE, with their type in an `event:` line."""
+async def responses_events(events: AsyncGenerator[Any, None], make_entries: MakeEntries) -> AsyncGenerator[str, None]:
+    """Responses API events as SSE, with their type in an `event:` line. `make_entries`: as `RecordedLLM`'s, of its
+    tenant."""
     early = ""
     try:
         async for event in events:
-            text = _event_text(event)
+            text = await _event_text(event, make_entries)
             if event.type in _EARLY_EVENTS:
                 early += text
                 continue
