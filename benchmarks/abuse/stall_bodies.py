@@ -19,7 +19,7 @@ LARGE_TEXT = "word " * 50_000  # far above the 64 kB from which on a helper proc
 
 # The bounds of `bad_words` and of the log probabilities of a prompt, as of `serve_app.http` and the engine.
 BAD_WORDS, BAD_WORDS_BYTES = 128, 32_768
-PROMPT_ENTRIES, TOP_LOGPROBS = 65_536, 20  # entries: tokens x log probabilities of each x answers
+PROMPT_ENTRIES, TOP_LOGPROBS = 49_152, 20  # entries: tokens x log probabilities of each x answers
 ANSWERS = 2  # with one answer of 20 log probabilities, 2,048 tokens stay below the bound
 BYTE_TOKENS = range(16, 240)  # token ids of plain bytes in the built-in model's vocabulary
 

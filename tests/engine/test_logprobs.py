@@ -302,7 +302,7 @@ def test_a_prompt_whose_request_is_cancelled_or_fails_holds_nobody_up() -> None:
     assert len(seen) < 1000
 
 
-@pytest.mark.parametrize(("tokens", "entries"), [(3276, 20), (8192, 8), (32_768, 2), (MAX_PROMPT_ENTRIES, 1)])
+@pytest.mark.parametrize(("tokens", "entries"), [(2457, 20), (8192, 6), (24_576, 2), (MAX_PROMPT_ENTRIES, 1)])
 def test_a_prompt_may_have_as_many_log_probabilities_as_its_bound(tokens: int, entries: int) -> None:
     assert too_many_entries(tokens, entries, 1) is None
     why = too_many_entries(tokens, entries + 1, 1)
