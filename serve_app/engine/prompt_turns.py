@@ -35,7 +35,7 @@ class _Turn:
     begun: asyncio.Future[None]
 
 
-class PromptTurns:
+class PrefillTurns:
     """The turns at one engine. Not thread-safe: one event loop.
 
     Args:

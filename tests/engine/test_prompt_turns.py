@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
+from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from tests.requires import requires
 
 STEP = 1000  # tokens
@@ -19,7 +19,7 @@ class Engine:
     """Computes the prompts that enter until `finish`; notes who is in, and who has ever been."""
 
     def __init__(self) -> None:
-        self.turns = PromptTurns(STEP)
+        self.turns = PrefillTurns(STEP)
         self.inside: list[str] = []
         self.entered: list[str] = []
         self.finished: dict[str, asyncio.Event] = {}
@@ -185,7 +185,7 @@ def test_a_turn_ends_with_the_first_token_of_the_last_answer(monkeypatch: pytest
 
     async def scenario() -> None:
         llm = RecordedLLM()
-        llm.prompt_turns = PromptTurns(STEP)
+        llm.prompt_turns = PrefillTurns(STEP)
         prompt = {"type": "token", "prompt_token_ids": [1] * STEP}
 
         async def read(request_id: str, params: SamplingParams) -> None:

@@ -34,7 +34,7 @@ from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
-from serve_app.engine.prompt_turns import PromptTurns
+from serve_app.engine.prompt_turns import PrefillTurns
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, response_entries, serving
@@ -99,7 +99,7 @@ class VllmEngine:
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
         serving.reduce_per_token_cost(llm)
         if log_probabilities.install():
-            llm.prompt_turns = PromptTurns(config.scheduler_config.max_num_batched_tokens)
+            llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
         response_entries.install()
         take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()

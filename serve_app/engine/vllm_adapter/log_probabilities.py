@@ -27,7 +27,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
+from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from serve_app.engine.vllm_adapter.private_names import CHAT_SERVING, COMPLETION_SERVING, SCORING_NAMES, missing
 
 logger = logging.getLogger("ray.serve")
@@ -258,7 +258,7 @@ async def made_in_turns(
 
 
 async def computed_in_turn(
-    outputs: AsyncGenerator[Any, None], prompt: ScoredPrompt, turns: PromptTurns
+    outputs: AsyncGenerator[Any, None], prompt: ScoredPrompt, turns: PrefillTurns
 ) -> AsyncGenerator[Any, None]:
     """The outputs of a request, which begins when its prompt has its turn."""
     async with turns.turn(prompt), aclosing(outputs):

@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.engine.grammar_queue import GrammarQueue
-from serve_app.engine.prompt_turns import PromptTurns, ScoredPrompt
+from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.engine.vllm_adapter.log_probabilities import (
@@ -35,7 +35,7 @@ class RecordedLLM(AsyncLLM):
     """AsyncLLM that passes outputs through the recorder of their request, and grammars first through `grammars`."""
 
     grammars: GrammarQueue | None = None
-    prompt_turns: PromptTurns | None = None  # of prompts whose log probabilities are asked for
+    prompt_turns: PrefillTurns | None = None  # of prompts whose log probabilities are asked for
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
