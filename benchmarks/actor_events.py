@@ -5,6 +5,8 @@
 - recovery: a new actor with 300 engines and three routers, of which the first two submit 5,000 requests each, and the
   last one reports late.
 - sessions: 1,200 open sessions on 100 engines, which take no more, and 200 pending ones of as many sizes; some close.
+- router end: a router of which 5,000 requests run and 5,000 wait begins anew under its name, before 5,000 that wait of
+  another one, which then takes all slots and is gone.
 
 An event is one message or one tick. The CPU time of the longest one counts, without collections of garbage: which
 event one falls in is chance, and `benchmarks.admission` has the longest one.
@@ -29,6 +31,7 @@ ROUTERS, SLOTS, POOL_TOKENS = 3, 64, 1_000_000
 SCALE_UP_ENGINES, SCALE_UP_WAITING = 8, 50_000
 RECOVERY_ENGINES, RECOVERY_WAITING = 300, 10_000
 SESSION_ENGINES, SESSIONS, PENDING = 100, 1_200, 200
+END_ENGINES, END_REQUESTS = 79, 10_000
 BATCH = 256  # events a message, as routers send
 MAX_TICKS = 4_000  # until what is left of an event is done
 
@@ -162,6 +165,29 @@ def sessions() -> dict[str, Any]:
     return spans.figures() | {"open": len(quota.sessions.by_session_id)}
 
 
+def router_end() -> dict[str, Any]:
+    """Requests of two routers wait behind those that one of them runs. That one begins anew; then both are gone."""
+    quota, (ends, other) = connected(END_ENGINES, SLOTS, POOL_TOKENS, 2)
+    submit(quota, ends, END_REQUESTS, 0.0)
+    submit(quota, other, END_REQUESTS // 2, 0.0)
+    spans, now, known = Spans(), 0.1, quota.queue.granting.requests.by_ticket
+    running = sum(bool(one.engine) for one in known.values())
+    again = Router(ends.name, [f"e{number}" for number in range(END_ENGINES)])
+    told = messages.RouterMessage(again.name, 2, quota.epoch, 1, again.first, 0, 0)
+    spans.timed(partial(quota.on_exchange, told, now))
+    finish(quota, now, spans)
+    for _ in range(END_REQUESTS // BATCH):  # the other one takes what it was granted
+        spans.add(other.say(quota, (), now))
+    finish(quota, now, spans)
+    for router in (other, again):
+        now += TICK_S
+        quota.ledger.leave(router.name)  # it was silent for too long
+        spans.timed(partial(quota.on_tick, now))
+        finish(quota, now, spans)
+    assert not known, "something is left of the requests"
+    return spans.figures() | {"running": running}
+
+
 def events() -> dict[str, Any]:
     """The figures of all of them."""
     gc.disable()
@@ -169,6 +195,7 @@ def events() -> dict[str, Any]:
         f"scale_up_{SCALE_UP_WAITING}": scale_up(),
         f"recovery_{RECOVERY_ENGINES}": recovery(),
         f"sessions_{SESSIONS}": sessions(),
+        f"router_end_{END_REQUESTS}": router_end(),
     }
     gc.enable()
     return {"event_ms": {name: one["longest_ms"] for name, one in found.items()}, "events": found}

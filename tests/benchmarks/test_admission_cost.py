@@ -35,10 +35,13 @@ def test_each_large_event_of_the_actor_is_measured(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(actor_events, name, small)
     for name, small in (("SESSION_ENGINES", 4), ("SESSIONS", 24), ("PENDING", 8)):
         monkeypatch.setattr(actor_events, name, small)
+    for name, small in (("END_ENGINES", 4), ("END_REQUESTS", 600)):
+        monkeypatch.setattr(actor_events, name, small)
     found = actor_events.events()
-    assert set(found["event_ms"]) == {"scale_up_2000", "recovery_4", "sessions_24"}
+    assert set(found["event_ms"]) == {"scale_up_2000", "recovery_4", "sessions_24", "router_end_600"}
     assert min(found["event_ms"].values()) > 0
     events = found["events"]
     assert events["scale_up_2000"]["waiting"] == 2_048 - 9 * actor_events.SLOTS
     assert events["recovery_4"]["waiting"] == 600 - 4 * actor_events.SLOTS
+    assert events["router_end_600"]["running"] == 4 * actor_events.SLOTS
     assert events["sessions_24"]["open"] == 24 - 20 + 8, "as many as have closed make room for those that wait"

@@ -2,7 +2,7 @@
 
 Rules
 - A model with waiting requests is contended: routers get no credit, return unused credit and submit every arrival here
-  (`core.shared_queue.granting`). It stays contended for `CALM_S` after the queue empties, and always if some requests
+  (`core.shared_queue.granting`). It stays contended for a moment after the queue empties, and always if some requests
   may not wait (`max_queued: 0`): credit of one router would make another refuse while slots are idle.
 - After a crash of the actor an engine is closed until every router that may hold part of it has reported. A model whose
   engines are all closed is recovering: its routers grant from credit; then all waiting requests are admitted in order.
@@ -41,16 +41,14 @@ from serve_app.core.memory import (
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
-from serve_app.core.shared_queue.applied_events import AppliedEvents
+from serve_app.core.shared_queue.applied_events import AppliedEvents, agree
 from serve_app.core.shared_queue.delivery import ActorSessions
-from serve_app.core.shared_queue.early_refusal import class_figures
 from serve_app.core.shared_queue.granting import Granting
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, Amount, RouterEvent, RouterMessage
 from serve_app.core.shared_queue.postponed import PostponedRequests
+from serve_app.core.shared_queue.published_state import PublishedState
+from serve_app.core.shared_queue.scope import StepScope
 from serve_app.core.shared_queue.session_admission import SessionAdmission
-
-CALM_S = 0.25  # minimum period of withdrawing and granting credit when a queue empties and fills again
-FIGURES_S = 0.1  # between updates of the queue figures for early refusal; a queue with an arrival is updated at once
 
 
 class ActorQueue:
@@ -77,17 +75,17 @@ class ActorQueue:
         self.store: messages.StoreAddress | None = None  # as the last router said
         self._sessions, self._engines = sessions, engines
         self.accounts = ActorCredit(ledger)
-        self.granting = Granting(ledger, sessions, self._send, self.accounts, engines)
-        self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines.running)
+        self.scope = StepScope(self._recount, lambda: agree(self.granting.requests))
+        self.granting = Granting(ledger, sessions, self._send, self.accounts, engines, self.scope)
+        self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines.running, self.scope)
         self.postponed = PostponedRequests()
         # Engines on which the routers' holdings are unknown. A change takes effect at the end of the next event: a
         # router's report is booked before the rest is granted.
         self.closed_engines: frozenset[str] = frozenset()
         self.draining_engines: frozenset[str] = frozenset()  # these get no requests; takes effect in the same way
-        self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
-        self._figures_at = -math.inf
+        self.published = PublishedState(self.actor_sessions)
         self._ledger = ledger
-        self.applied = AppliedEvents(self._send, lambda: self.accounts.recount(self.actor_sessions.sessions))
+        self.applied = AppliedEvents(self._send, self.scope)
         self.processes: dict[str, NodeProcesses] = {}  # of routers, by name
 
     # Routers
@@ -125,7 +123,7 @@ class ActorQueue:
 
     def take_notes(self) -> list[str]:
         """The messages for the operator since the last call."""
-        notes, self.applied.notes = self.applied.notes, []
+        notes, self.scope.notes = self.scope.notes, []
         return notes
 
     def in_use(self, engine: str) -> tuple[int, int]:
@@ -146,7 +144,7 @@ class ActorQueue:
         with self._reset_on_error(now):
             for engine in engines:
                 self._end_sessions(sorted(self.granting.unreconciled_routers(engine)), now)
-                self.granting.sync(engine, now)
+                self.granting.sync_each([engine], now)
             self._after_event(now)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
@@ -154,7 +152,8 @@ class ActorQueue:
         try:
             return self.session_admission.open_session(ask, now)
         finally:
-            self._after_event(now)
+            with self._reset_on_error(now):
+                self._after_event(now)
 
     def close_session(self, session_id: str, now: float) -> None:
         """Close a session, or withdraw its pending opening. Raises LeaseNotFound."""
@@ -162,13 +161,15 @@ class ActorQueue:
             one = self._sessions.by_session_id.get(session_id)
             self._sessions.close(session_id)
             self.granting.sync("" if one is None else one.engine, now)
-        self._after_event(now)
+        with self._reset_on_error(now):
+            self._after_event(now)
 
     def session_ended(self, lease: str, engine: str, now: float) -> None:
         """The ledger has ended the lease of a session that has no running request."""
         self._sessions.forget(lease)
-        self.granting.sync(engine, now)
-        self._after_event(now)
+        with self._reset_on_error(now):
+            self.granting.sync(engine, now)
+            self._after_event(now)
 
     def on_tick(self, now: float) -> None:
         """End unresponsive routers and run what is due."""
@@ -178,8 +179,8 @@ class ActorQueue:
             for router in self.actor_sessions.unresponsive(now):
                 self._end_sessions([router], now)
             self.granting.on_tick(now)
-            self.limits.on_tick(now)
-            self.session_admission.on_tick(now)
+            self.scope.run("a tick of the limits", "", partial(self.limits.on_tick, now))
+            self.scope.run("a tick of the sessions", "", partial(self.session_admission.on_tick, now))
             self._after_event(now)
 
     def next_due(self) -> float | None:
@@ -187,7 +188,7 @@ class ActorQueue:
         if self.granting.requests.is_unfinished:
             return -math.inf
         queues = (one.admission.next_due() for one in self.granting.models.values())
-        dues = (*queues, *self.calm_at.values(), self.postponed.next_due(), self.limits.next_due())
+        dues = (*queues, *self.published.calm_at.values(), self.postponed.next_due(), self.limits.next_due())
         return min((due for due in dues if due is not None), default=None)
 
     # Inside
@@ -198,16 +199,19 @@ class ActorQueue:
         try:
             yield
         except Exception:
-            self.accounts.recount(self.actor_sessions.sessions)
+            self._recount()
             self.actor_sessions.end_all()
             self.postponed = PostponedRequests()
             self.postponed.gather(self.granting.models, now)
-            self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts, self._engines)
+            self.granting = Granting(self._ledger, self._sessions, self._send, self.accounts, self._engines, self.scope)
             self.granting.requests.closed_engines = self.closed_engines
             self.session_admission.restart(self.granting)
-            self.calm_at.clear()
+            self.published.calm_at.clear()
             self.applied.unsure.clear()
             raise
+
+    def _recount(self) -> None:
+        self.accounts.recount(self.actor_sessions.sessions)
 
     def _compare(self, router: str, accounts: tuple[Amount, ...], last_action: int) -> None:
         """Compare a router's report with its accounts, except engines with actions it has not received."""
@@ -223,7 +227,7 @@ class ActorQueue:
             settled = router not in self.granting.unreconciled_routers(engine)
             if mine != its and settled and slots_of(engine) in self._ledger:
                 self.applied.unsure.add(router)
-                self.applied.notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
+                self.scope.notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
 
     def _apply_events(self, router: str, events: Sequence[RouterEvent], now: float) -> None:
         for event in events:
@@ -238,10 +242,10 @@ class ActorQueue:
             case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
             case messages.Done(ticket, prompt_tokens, output_tokens):
-                self.postponed.forget(ticket)
+                self.postponed.forget(router, ticket)
                 granting.requests.done(ticket, prompt_tokens, output_tokens, now)
             case messages.Cancel(ticket):
-                self.postponed.forget(ticket)
+                self.postponed.forget(router, ticket)
                 granting.requests.cancel(ticket, now)
             case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
@@ -305,15 +309,15 @@ class ActorQueue:
         self.granting.requests.arrive(router, event.model, event.arrival, arrived_s, now)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
-        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
+        """Routers' incarnations have ended: forget their requests (`core.shared_queue.incarnations`)."""
         if not routers:
             return
         for router in routers:
             self.limits.end_session(router, now)
-        self.postponed.forget_routers(routers)
+            self.postponed.forget_router(router)
         for engine in self.granting.kv_debt.forget_routers(routers):
             self.granting.sync(engine, now)
-        self.granting.requests.forget_routers(routers, now)
+        self.granting.requests.forget_routers(routers)
 
     def _end_sessions(self, routers: Sequence[str], now: float) -> None:
         """End routers' sessions; the next message of one that is alive begins a new incarnation."""
@@ -347,44 +351,37 @@ class ActorQueue:
             self.actor_sessions.send(router, action)
 
     def _after_event(self, now: float, arrived: Set[str] = frozenset()) -> None:
-        """Update the state sent to routers after an event; `arrived`: models with new requests."""
-        self.limits.after_event(now)
-        state = self.actor_sessions.state
-        recovering = state.recovering
+        """What follows from an event, in steps that fail one by one; `arrived`: models with new requests."""
+        steps: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("the limits", partial(self.limits.after_event, now)),
+            ("closed and draining engines", partial(self._follow_engines, now)),
+            ("recovery", partial(self._follow_recovery, now)),
+            ("the requests to move", partial(self.granting.retry_grants, now)),
+            ("requests of sessions", partial(self.granting.requests.grant_freed_sessions, now)),
+            ("closed sessions", lambda: self.granting.sync_each(self._sessions.end_unused(self.closed_engines), now)),
+            ("openings of sessions", partial(self.session_admission.settle, now)),
+            ("news of sessions", self._send_session_news),
+            ("KV debt", partial(self.granting.reclaim, now)),
+            ("the state for the routers", partial(self.published.update, self.granting, now)),
+            ("the figures for the routers", partial(self.published.update_figures, self.granting, arrived, now)),
+        )
+        for what, act in steps:
+            self.scope.run("after an event", what, act)
+
+    def _follow_engines(self, now: float) -> None:
         if self.closed_engines != self.granting.requests.closed_engines:
             self.granting.set_closed_engines(self.closed_engines, now)
         if self.draining_engines != self.granting.draining_engines:
             self.granting.set_draining_engines(self.draining_engines, now)
-        if self.closed_engines or recovering:
-            before, recovering = recovering, self.granting.recovering_models()
-            self.postponed.gather(before - recovering, now)
-        self._settle(now)
-        self.granting.reclaim(now)
-        models = self.granting.models
-        contended = {name for name in state.contended if name in models}
-        for model in self.granting.requests.touched_models | contended:
-            if model in models and models[model].admission.is_contended:
-                self.calm_at.pop(model, None)
-                contended.add(model)
-            elif model in contended and now >= self.calm_at.setdefault(model, now + CALM_S):
-                contended.discard(model)
-        self.granting.requests.touched_models.clear()
-        for model in self.calm_at.keys() - contended:
-            del self.calm_at[model]
-        without_credit = frozenset(contended | self.granting.kv_debt.debts.keys() | self.draining_engines)
-        self.actor_sessions.set_state(state._replace(contended=without_credit, recovering=recovering))
-        if now >= self._figures_at + FIGURES_S:
-            self._figures_at, arrived = now, contended
-        for model in arrived & contended:
-            self.actor_sessions.set_figures(model, class_figures(models[model].admission))
 
-    def _settle(self, now: float) -> None:
-        """Retry grants, and report opened and ended sessions."""
-        self.granting.requests.retry_grants(now)
-        self.granting.requests.grant_freed_sessions(now)
-        for engine in self._sessions.end_unused(self.closed_engines):
-            self.granting.sync(engine, now)
-        self.session_admission.settle(now)
+    def _follow_recovery(self, now: float) -> None:
+        state = self.actor_sessions.state
+        if self.closed_engines or state.recovering:
+            recovering = self.granting.recovering_models()
+            self.postponed.gather(state.recovering - recovering, now)
+            self.actor_sessions.set_state(state._replace(recovering=recovering))
+
+    def _send_session_news(self) -> None:
         for one in self._sessions.take_opened_and_ended():
             news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else one
             for router in self.actor_sessions.sessions:

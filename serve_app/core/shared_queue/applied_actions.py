@@ -12,18 +12,12 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from serve_app.core.limits import RouterLimits
-from serve_app.core.queue import Action, RefusalReason, Refuse
+from serve_app.core.queue import Action, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import ActorAction
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequests
-
-LOST_RETRY_S = 1.0  # for the client of a request that was ended by an error of ours
-
-
-def lost(request_id: str) -> Refuse:
-    """The end of a request that the router and the quota actor do not agree on, or failed at."""
-    return Refuse(request_id, RefusalReason.LOST, LOST_RETRY_S)
+from serve_app.core.shared_queue.scope import lost
 
 
 class FailedAction(NamedTuple):

@@ -8,15 +8,15 @@ Invariant: after an event that has failed, the queues know exactly the requests 
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from serve_app.core.limits import Kind, LimitReason, LimitRefuse, LimitRequest
 from serve_app.core.shared_queue import messages
-from serve_app.core.shared_queue.applied_actions import LOST_RETRY_S, lost
 from serve_app.core.shared_queue.messages import ActorAction, RouterEvent
 from serve_app.core.shared_queue.requests import ActorRequests
+from serve_app.core.shared_queue.scope import LOST_RETRY_S, StepScope
 
 # These only report: without one of them no account is wrong.
 _REPORTS = (messages.TokenProgress, messages.CreditUsage, messages.StatusRequest, messages.StoreAddress)
@@ -28,33 +28,22 @@ class AppliedEvents:
 
     Args:
         send: sends an action to a router.
-        recount: sets the routers' accounts from the ledger.
+        scope: runs each event.
     """
 
-    def __init__(self, send: Callable[[str, ActorAction], None], recount: Callable[[], None]) -> None:
-        self._send, self._recount = send, recount
-        self.notes: list[str] = []  # for the operator, since they were taken
+    def __init__(self, send: Callable[[str, ActorAction], None], scope: StepScope) -> None:
+        self._send, self._scope = send, scope
         self.unsure: set[str] = set()  # routers of which an event is lost: their sessions have to end
 
     def apply(self, router: str, event: RouterEvent, act: Apply, requests: ActorRequests, now: float) -> None:
         """Apply an event by `act`. Raises what it raised if the requests of all routers are concerned."""
-        try:
-            act(router, event, now)
-        except Exception as error:
-            told = "".join(traceback.format_exception(error))
-            self.notes.append(f"an event of router {router} failed: {event!r}\n{told}")
-            self._recount()
-            self._end(router, event, requests, now)
-            if not agree(requests):
-                raise
+        end = partial(self._end, router, event, requests, now)
+        self._scope.run(f"an event of router {router}", event, partial(act, router, event, now), end)
 
     def _end(self, router: str, event: RouterEvent, requests: ActorRequests, now: float) -> None:
         match event:
             case messages.Arrive(arrival=arrival):
-                request = requests.by_ticket.get(arrival.request_id)
-                if request is None or not request.engine:  # else it was granted before the error, and runs
-                    requests.cancel(arrival.request_id, now)
-                    self._send(router, lost(arrival.request_id))
+                requests.lose(router, arrival.request_id, now)
             case LimitRequest(ticket):
                 refusal = LimitRefuse(ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", LOST_RETRY_S, False)
                 self._send(router, refusal)

@@ -16,7 +16,8 @@ Invariant: what a queue may grant on an engine is free there in the ledger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from serve_app.core.memory import EngineGrants, Ledger, SessionLeases, slots_of
 from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
@@ -26,6 +27,7 @@ from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
 from serve_app.core.shared_queue.model_state import Capacity, EngineState, ModelState
 from serve_app.core.shared_queue.requests import ActorRequests
+from serve_app.core.shared_queue.scope import StepScope
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from serve_app.types import RequestClass
 
@@ -39,6 +41,7 @@ class Granting:
         send: sends an action to a router.
         accounts: the routers' accounts in the ledger.
         engines: what they have reported.
+        scope: runs each step that follows from events.
     """
 
     def __init__(
@@ -48,11 +51,12 @@ class Granting:
         send: Callable[[str, ActorAction], None],
         accounts: ActorCredit,
         engines: EngineGrants,
+        scope: StepScope,
     ) -> None:
         self._ledger, self._sessions, self._send, self.accounts = ledger, sessions, send, accounts
-        self._engines = engines
+        self._engines, self._scope = engines, scope
         self.kv_debt = KvDebt()
-        self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync)
+        self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync, scope)
         self.models = self.requests.models
         self.state_of_engine: dict[str, ModelState] = {}  # by engine, as routers report
         self.draining_engines: frozenset[str] = frozenset()
@@ -80,7 +84,7 @@ class Granting:
     def request_kv_tokens(self, router: str, event: KvTokenRequest, now: float) -> None:
         """A running request exceeds its estimate: grant tokens of its session, record the rest as KV debt and pay it
         from free capacity."""
-        request, tokens = self.requests.by_ticket.get(event.ticket), event.tokens
+        request, tokens = self.requests.live(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
         if event.reclaimed:
@@ -107,7 +111,7 @@ class Granting:
         except (InsufficientMemory, LeaseNotFound, LeaseConflict):
             return False
         self.kv_debt.end(engine, owed)
-        request = self.requests.by_ticket.get(owed.ticket)
+        request = self.requests.live(owed.ticket)
         if request is not None:
             request.tokens += tokens
         self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
@@ -153,7 +157,8 @@ class Granting:
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
         requests = self.requests
-        for ticket in [one for one in requests.tickets.get(router, ()) if requests.by_ticket[one].engine == engine]:
+        there = requests.incarnations.requests(router).items()
+        for ticket in [ticket for ticket, request in there if request.engine == engine]:
             requests.cancel(ticket, now)
         self.kv_debt.forget(engine, router)
         self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
@@ -231,43 +236,52 @@ class Granting:
         if capacity != one.reported_capacity:
             one.reported_capacity = capacity
             slots, tokens, lent, reserved = capacity
-            actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
+            try:
+                actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
+            except Exception:
+                one.reported_capacity = None  # the next call repeats it
+                raise
             self.requests.apply_actions(model_state, actions)
         if fingerprint != known:  # what has begun there need not avoid it any more
             for router in [name for name, usable in one.reachable_from.items() if usable]:
                 self.requests.requeue_router(router, now)
+
+    def sync_each(self, engines: Iterable[str], now: float) -> None:
+        """Update the free capacity of each of these engines; one that fails is repeated by its next `sync`."""
+        for engine in engines:
+            self._scope.run("an update of an engine's capacity", engine, partial(self.sync, engine, now))
 
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
         such request waits. O(engines with KV debt)."""
         for engine in list(self.kv_debt.debts):
             model_state = self.state_of_engine.get(engine)
-            if model_state is None:
-                continue
-            one = model_state.engines[engine]
+            if model_state is not None:
+                self._scope.run("reclaiming KV tokens", engine, partial(self._reclaim, engine, model_state, now))
+
+    def _reclaim(self, engine: str, model_state: ModelState, now: float) -> None:
+        one = model_state.engines[engine]
+        waits = model_state.highest_waiting_class
+        if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
+            one.reclaimed_for = None
+            self.sync(engine, now)
             waits = model_state.highest_waiting_class
-            if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
-                one.reclaimed_for = None
-                self.sync(engine, now)
-                waits = model_state.highest_waiting_class
-            if waits is None or one.reclaimed_for is not None:
-                continue
-            if min(self.kv_debt.classes(engine), default=waits) < waits:
-                one.reclaimed_for = waits
-                for router in [name for name, accounts in self.accounts.by_router.items() if engine in accounts]:
-                    self._send(router, messages.Reclaim(engine, waits))
+        if waits is None or one.reclaimed_for is not None:
+            return
+        if min(self.kv_debt.classes(engine), default=waits) < waits:
+            one.reclaimed_for = waits
+            for router in [name for name, accounts in self.accounts.by_router.items() if engine in accounts]:
+                self._send(router, messages.Reclaim(engine, waits))
 
     def set_closed_engines(self, engines: frozenset[str], now: float) -> None:
         """Close exactly these engines: the routers' holdings there are unknown."""
         changed, self.requests.closed_engines = self.requests.closed_engines ^ engines, engines
-        for engine in sorted(changed):
-            self.sync(engine, now)
+        self.sync_each(sorted(changed), now)
 
     def set_draining_engines(self, engines: frozenset[str], now: float) -> None:
         """Exactly these engines drain."""
         changed, self.draining_engines = self.draining_engines ^ engines, engines
-        for engine in sorted(changed):
-            self.sync(engine, now)
+        self.sync_each(sorted(changed), now)
 
     def recovering_models(self) -> frozenset[str]:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
@@ -279,6 +293,13 @@ class Granting:
             ):
                 found.add(model)
         return frozenset(found)
+
+    def retry_grants(self, now: float) -> None:
+        """See `ActorRequests.retry_grants`; then remove what only forgotten requests have kept."""
+        self.requests.retry_grants(now)
+        for name in self.requests.take_left_models():
+            if name in self.models:
+                self.remove_unused(self.models[name])
 
     def remove_unused(self, model_state: ModelState) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
@@ -294,13 +315,16 @@ class Granting:
     def on_tick(self, now: float) -> None:
         """Run what is due in the queues."""
         for model_state in list(self.models.values()):
-            due = model_state.admission.next_due()
-            if due is not None and due <= now:
-                self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
-            self._refuse_begun(model_state, now)
-            self.requests.touched_models.add(model_state.name)
+            self._scope.run("a tick of a queue", model_state.name, partial(self._tick, model_state, now))
 
     # Inside
+
+    def _tick(self, model_state: ModelState, now: float) -> None:
+        due = model_state.admission.next_due()
+        if due is not None and due <= now:
+            self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
+        self._refuse_begun(model_state, now)
+        self.requests.touched_models.add(model_state.name)
 
     def _refuse_begun(self, model_state: ModelState, now: float) -> None:
         """Refuse what an engine has begun of which no equal one runs or starts, while others do: no wait would help.
@@ -310,7 +334,7 @@ class Granting:
         if None in there:  # it starts, and may be any
             return
         for arrival in begun if there else ():
-            request = self.requests.by_ticket.get(arrival.request_id)
+            request = self.requests.live(arrival.request_id)
             if request is not None and arrival.fingerprint not in there:
                 self.requests.cancel(arrival.request_id, now)
                 self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))

@@ -1,4 +1,4 @@
-"""A model's queue at the actor: its engines, its routers, and a request of it.
+"""A model's queue at the actor: its engines and its routers.
 
 Invariant: an engine is open while some router of the model reaches it and none has to report what runs there.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serve_app.core.queue import Admission, Arrival
-from serve_app.core.shared_queue.kv_debt import OwedRequest
-from serve_app.core.shared_queue.messages import SessionDraw
+from serve_app.core.queue import Admission
 from serve_app.types import RequestClass
 
 # slots and tokens; those of them in use outside the queue; tokens of sessions
@@ -63,29 +61,3 @@ class ModelState:
         """Whether a granted request can be sent to this engine."""
         one = self.engines[engine]
         return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
-
-
-@dataclass(slots=True)
-class ActorRequest:
-    """A waiting or running request.
-
-    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
-    """
-
-    router: str
-    queue: ModelState
-    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
-    arrived_s: float
-    engine: str = ""  # empty: it waits
-    slots: int = 0
-    tokens: int = 0
-    drawn: SessionDraw | None = None
-    original_arrival: Arrival | None = None  # as submitted, if it waits for less
-    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
-    owed: OwedRequest | None = None  # as it had KV debt on its engine
-    reported_tokens: int = 0  # output tokens reported so far
-
-    @property
-    def runs_in_session_slot(self) -> bool:
-        """Whether it runs in its session's own slot, outside the queue."""
-        return self.drawn is not None and self.drawn.slots > 0

@@ -6,7 +6,7 @@ Invariant: no request that arrives later is admitted before those that were post
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -27,12 +27,13 @@ class PostponedRequest(NamedTuple):
 
 
 class PostponedRequests:
-    """The requests, by ticket. O(1) per method, unless stated."""
+    """The requests. O(1) per method, unless stated."""
 
     def __init__(self) -> None:
-        self.by_ticket: dict[str, PostponedRequest] = {}
+        self.by_router: dict[str, dict[str, PostponedRequest]] = {}  # by router and ticket
         self._gather_until: dict[str, float] = {}  # by recovered model: when its requests are admitted
-        self._ready: dict[str, deque[str]] = {}  # by model: the tickets that are admitted next, the first one first
+        # by model: routers and tickets of those that are admitted next, the first one first
+        self._ready: dict[str, deque[tuple[str, str]]] = {}
 
     def gather(self, models: Iterable[str], now: float) -> None:
         """These models have recovered: wait until all routers have submitted their requests again."""
@@ -43,29 +44,38 @@ class PostponedRequests:
         return model in self._ready or now < self._gather_until.get(model, now)
 
     def add(self, router: str, model: str, arrival: Arrival, arrived_s: float) -> None:
-        self.by_ticket[arrival.request_id] = PostponedRequest(router, model, arrival, arrived_s)
+        postponed = PostponedRequest(router, model, arrival, arrived_s)
+        self.by_router.setdefault(router, {})[arrival.request_id] = postponed
         if model in self._ready:
-            self._ready[model].append(arrival.request_id)
+            self._ready[model].append((router, arrival.request_id))
 
-    def forget(self, ticket: str) -> None:
-        """A request has ended. An unknown ticket changes nothing."""
-        self.by_ticket.pop(ticket, None)
+    def forget(self, router: str, ticket: str) -> PostponedRequest | None:
+        """A request has ended, or is admitted; returns it. An unknown ticket changes nothing."""
+        requests = self.by_router.get(router, {})
+        found = requests.pop(ticket, None)
+        if found is not None and not requests:
+            del self.by_router[router]
+        return found
 
-    def forget_routers(self, routers: Sequence[str]) -> None:
-        """Routers' incarnations have ended. O(postponed requests)."""
-        for ticket in [one for one, found in self.by_ticket.items() if found.router in routers]:
-            del self.by_ticket[ticket]
+    def forget_router(self, router: str) -> None:
+        """A router's incarnation has ended."""
+        self.by_router.pop(router, None)
 
     def take(self, now: float) -> list[PostponedRequest]:
         """The requests to admit next, at most `AT_ONCE`. O(n log n) once when a model has recovered."""
         for model in [model for model, until in self._gather_until.items() if until <= now]:
             del self._gather_until[model]
-            waits = [(one.arrived_s, ticket) for ticket, one in self.by_ticket.items() if one.model == model]
+            waits = [
+                (one.arrived_s, (one.router, ticket))
+                for requests in self.by_router.values()
+                for ticket, one in requests.items()
+                if one.model == model
+            ]
             self._ready[model] = deque(ticket for _, ticket in sorted(waits, key=itemgetter(0)))
         taken: list[PostponedRequest] = []
         for model, tickets in list(self._ready.items()):
             while tickets and len(taken) < AT_ONCE:
-                found = self.by_ticket.pop(tickets.popleft(), None)
+                found = self.forget(*tickets.popleft())
                 if found is not None:
                     taken.append(found)
             if not tickets:

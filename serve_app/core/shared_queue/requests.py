@@ -16,21 +16,22 @@ Invariant: a ticket is known from its arrival to its end; no state of it remains
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse, WaitReason
 from serve_app.core.shared_queue.actor_credit import ActorCredit
+from serve_app.core.shared_queue.avoided_engines import AvoidedEngines
+from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnations
 from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw
-from serve_app.core.shared_queue.model_state import ActorRequest, ModelState
+from serve_app.core.shared_queue.model_state import ModelState
+from serve_app.core.shared_queue.scope import StepScope, lost, nothing
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
-AT_ONCE = 64  # waiting requests that are queued again in one event: about 5 ms of the actor's time
+AT_ONCE = 64  # requests that are queued again or forgotten in one event: about 5 ms of the actor's time
 
 
 class ActorRequests:
@@ -41,6 +42,7 @@ class ActorRequests:
         kv_debt: KV tokens owed to running requests.
         send: sends an action to a router.
         sync: updates the free capacity of an engine.
+        scope: runs each step that follows from events.
     """
 
     def __init__(
@@ -50,29 +52,31 @@ class ActorRequests:
         kv_debt: KvDebt,
         send: Callable[[str, ActorAction], None],
         sync: Callable[[str, float], None],
+        scope: StepScope,
     ) -> None:
+        self._scope = scope
         self.accounts, self._sessions, self._kv_debt, self._send, self._sync = accounts, sessions, kv_debt, send, sync
         self.models: dict[str, ModelState] = {}
         self.closed_engines: frozenset[str] = frozenset()  # engines on which the routers' holdings are unknown
         self.touched_models: set[str] = set()  # models with a decision since the last event
         self.by_ticket: dict[str, ActorRequest] = {}
-        self.tickets: dict[str, dict[str, None]] = {}  # by router, in order of arrival
-        self.grants_to_retry: list[str] = []  # tickets whose grant could not be charged or reached
+        self.incarnations = Incarnations()
+        self._left_models: set[str] = set()  # models of ended incarnations' requests
+        self.grants_to_retry: dict[str, str] = {}  # tickets whose grant could not be charged or reached, and its engine
         self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
-        # By router: its tickets that avoid some engines, and when these arrived.
-        self._avoiding: dict[str, dict[str, float]] = {}
-        self._to_requeue: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # tickets that avoid engines which their routers reach now
+        self._avoided = AvoidedEngines()
         self._moves_left = AT_ONCE  # in this event
         self.is_unfinished = False  # whether the last event has left requests for the next one
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
-        model_state = self.model_state(model)
-        request = self.by_ticket[arrival.request_id] = ActorRequest(router, model_state, arrival, arrived_s)
-        self.tickets.setdefault(router, {})[arrival.request_id] = None
-        self._set_avoided(request, arrival)
+        model_state, incarnation = self.model_state(model), self.incarnations.current(router)
+        before = self.by_ticket.get(arrival.request_id)
+        if before is not None and before.incarnation.has_ended:
+            self._forget(before, now)  # its router has begun to count its tickets anew
+        request = ActorRequest(router, incarnation, model_state, arrival, arrived_s)
+        self.by_ticket[arrival.request_id] = incarnation.requests[arrival.request_id] = request
+        self._avoided.set(request, arrival)
         if arrival.session is not None:
             self._draw_on_session(request, now)
         if not request.runs_in_session_slot:
@@ -92,16 +96,21 @@ class ActorRequests:
         if request is not None:
             self._leave_queue(request, now)
 
+    def live(self, ticket: str) -> ActorRequest | None:
+        """The request with this ticket; None: it is unknown, or the incarnation of its router has ended."""
+        request = self.by_ticket.get(ticket)
+        return None if request is None or request.incarnation.has_ended else request
+
     def progress(self, ticket: str, output: int, prompt: int, now: float) -> None:
         """A request has used this many more tokens (`TokenProgress`)."""
-        request = self.by_ticket.get(ticket)
+        request = self.live(ticket)
         if request is not None:
             self._charge_use(request, output, prompt and prompt - request.arrival.prompt_tokens)
             self.apply_actions(request.queue, request.queue.admission.on_progress(ticket, output, now, prompt or None))
 
     def report_status(self, router: str, ticket: str, now: float) -> None:
         """Send the queue position of a ticket, if it waits."""
-        request = self.by_ticket.get(ticket)
+        request = self.live(ticket)
         status = None if request is None else request.queue.admission.status(ticket, now)
         if status is not None:
             self._send(router, status)
@@ -113,28 +122,47 @@ class ActorRequests:
 
     def retry_grants(self, now: float) -> None:
         """Queue requests again, with their arrival time, whose grant could not be charged or whose router cannot reach
-        the engine, and those that avoid an engine which their router reaches now. At most `AT_ONCE`: until its turn,
-        one of the former keeps what the queue has granted it, so no other request is granted it. The last step of an
-        event."""
-        again, self.grants_to_retry = self.grants_to_retry, []
-        while again:
-            for at, ticket in enumerate(again):
+        the engine; forget those of ended incarnations; queue those again that avoid an engine which their router
+        reaches now. At most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it,
+        so no other request is granted it. The last step of an event."""
+        due = list(self.grants_to_retry)
+        while due and self._moves_left:
+            for ticket in due:
                 if not self._moves_left:
-                    self.grants_to_retry += again[at:]
                     break
+                engine = self.grants_to_retry.pop(ticket)
                 request = self.by_ticket.get(ticket)
-                if request is None or request.engine:  # queued again and granted since
-                    continue
-                if not self._is_avoid_outdated(ticket):
-                    for engine in list(request.queue.engines):
-                        self._sync(engine, now)
-                self._requeue(ticket, now)
-            if not self._moves_left:
-                break
-            again = [one for one in self.grants_to_retry if self._is_avoid_outdated(one)]  # each at most once
-            self.grants_to_retry = [one for one in self.grants_to_retry if not self._is_avoid_outdated(one)]
+                if request is not None and not request.engine:  # else it was queued again and granted since
+                    self._move(request, partial(self._retry, request, engine, now), now)
+            due = [ticket for ticket in self.grants_to_retry if self._is_outdated(ticket)]  # each at most once
+        while self._moves_left and (request := self.incarnations.next_ended()) is not None:
+            self._move(request, partial(self._forget, request, now), now)
         self._requeue_next(now)
         self.is_unfinished, self._moves_left = not self._moves_left, AT_ONCE
+
+    def _move(self, request: ActorRequest, act: Callable[[], None], now: float) -> None:
+        """One of the moves of an event; if it fails, it ends its own request."""
+        router, ticket = request.router, request.arrival.request_id
+        end = nothing if request.incarnation.has_ended else partial(self.lose, router, ticket, now)
+        self._scope.run(f"a move of a request of router {router}", request.arrival, act, end)
+
+    def _retry(self, request: ActorRequest, engine: str, now: float) -> None:
+        if request.incarnation.has_ended:
+            self._forget(request, now)
+            return
+        if not self._avoided.is_outdated(request) and engine in request.queue.engines:
+            self._sync(engine, now)
+        self._requeue(request.arrival.request_id, now)
+
+    def _is_outdated(self, ticket: str) -> bool:
+        return self._avoided.is_outdated(self.by_ticket.get(ticket))
+
+    def lose(self, router: str, ticket: str, now: float) -> None:
+        """An error at a request: it is refused. If it was granted before the error, it runs."""
+        request = self.live(ticket)
+        if request is None or not request.engine:
+            self.cancel(ticket, now)
+            self._send(router, lost(ticket))
 
     def model_state(self, model: str) -> ModelState:
         """The queue of a model; created if there is none."""
@@ -153,86 +181,74 @@ class ActorRequests:
                 continue
             for ticket in self.waiting_for_session.get(lease, ()):
                 request = self.by_ticket[ticket]
+                if request.incarnation.has_ended:
+                    continue
                 drawn, avoids = request.drawn, request.arrival.avoid_replicas
                 whole = replace(request.original_arrival or request.arrival, avoid_replicas=avoids)
                 enough = tokens + (0 if drawn is None else drawn.tokens) >= whole.cost
                 if enough and one.engine not in avoids:
-                    self._take_from_queue(ticket, now)
-                    if drawn is not None:
-                        self.accounts.give_back(request.router, lease, 0, drawn.tokens)
-                    request.arrival, request.original_arrival, request.drawn = whole, None, None
-                    self._draw_on_session(request, now)
-                    self._end_session_wait(request)
+                    self._move(request, partial(self._begin_in_session, request, whole, lease, now), now)
                     break  # a session has one slot
 
-    def forget_routers(self, routers: Sequence[str], now: float) -> None:
-        """Routers' incarnations have ended: cancel their waiting requests; running ones stay only in the accounts."""
-        tickets = [ticket for router in routers for ticket in self.tickets.pop(router, ()) if ticket in self.by_ticket]
-        running = [ticket for ticket in tickets if self.by_ticket[ticket].engine]
-        for ticket in [one for one in tickets if not self.by_ticket[one].engine]:
-            self.cancel(ticket, now)  # first: none is granted what the end of a running one frees
-        for ticket in running:
-            request = self.by_ticket.pop(ticket)
-            self._forget_avoiding(request.router, ticket)
+    def _begin_in_session(self, request: ActorRequest, whole: Arrival, lease: str, now: float) -> None:
+        self._take_from_queue(whole.request_id, now)
+        if request.drawn is not None:
+            self.accounts.give_back(request.router, lease, 0, request.drawn.tokens)
+        request.arrival, request.original_arrival, request.drawn = whole, None, None
+        self._draw_on_session(request, now)
+        self._end_session_wait(request)
+
+    def forget_routers(self, routers: Iterable[str]) -> None:
+        """Routers' incarnations have ended: forget their requests, by and by. O(1) per router."""
+        for router in routers:
+            self.incarnations.end(router)
+            self._avoided.forget_router(router)
+
+    def take_left_models(self) -> list[str]:
+        """The models of the requests of ended incarnations, once all of these are forgotten: some may be unused now."""
+        if self.incarnations.ended:
+            return []
+        found, self._left_models = sorted(self._left_models), set()
+        return found
+
+    def _forget(self, request: ActorRequest, now: float) -> None:
+        """Forget a request of an ended incarnation: its place in the queue, and what it holds of its engine there."""
+        self._moves_left = max(0, self._moves_left - 1)
+        self._left_models.add(request.queue.name)
+        self._remove(request)
+        if request.engine:
             self._release(request, now)
-            self._leave_queue(request, now)
+        self._leave_queue(request, now)
+
+    def _remove(self, request: ActorRequest) -> None:
+        """A request is no longer known by ticket, and waits for no session."""
+        ticket = request.arrival.request_id
+        self.by_ticket.pop(ticket, None)
+        request.incarnation.requests.pop(ticket, None)
+        self._end_session_wait(request)
 
     def requeue_router(self, router: str, now: float) -> None:
-        """A router reaches other engines: queue its requests again that avoid them, the oldest first. O(its requests
-        that avoid some engine)."""
-        avoiding = self._avoiding.get(router, {}).items()
-        self._to_requeue.update((ticket, None) for ticket, _ in sorted(avoiding, key=itemgetter(1)))
+        """A router reaches other engines: queue its requests again that avoid them, the oldest first. O(n log n) for
+        its n requests that avoid some engine."""
+        self._avoided.on_reachability(router)
         self._requeue_next(now)
 
     def _requeue_next(self, now: float) -> None:
-        while self._to_requeue and self._moves_left:
-            ticket, _ = self._to_requeue.popitem(last=False)
-            if self._is_avoid_outdated(ticket):
-                self._requeue(ticket, now)
+        while self._moves_left and (request := self._avoided.next_outdated()) is not None:
+            self._move(request, partial(self._requeue, request.arrival.request_id, now), now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
         """An engine is gone: forget the requests of these routers there."""
-        for router in routers:
-            tickets = self.tickets.get(router, {})
-            for ticket in [one for one in tickets if self.by_ticket[one].engine == engine]:
-                tickets.pop(ticket, None)
-                self._forget_avoiding(router, ticket)
-                del self.by_ticket[ticket]
-
-    def _is_avoid_outdated(self, ticket: str) -> bool:
-        """Whether a ticket waits, and the engines that it avoids are not those that its router cannot reach."""
-        request = self.by_ticket.get(ticket)
-        if request is None or request.engine:
-            return False
-        return request.arrival.avoid_replicas != self._engines_to_avoid(request)
-
-    def _engines_to_avoid(self, request: ActorRequest) -> frozenset[str]:
-        """Engines that a request may not be granted; the session admission sets its own."""
-        if request.router == SESSIONS_OWNER:
-            return request.arrival.avoid_replicas
-        return request.queue.to_avoid(request.router, request.arrival.fingerprint)
-
-    def _set_avoided(self, request: ActorRequest, arrival: Arrival) -> None:
-        """Set a request's arrival, with the engines that it avoids from now on."""
-        avoided = self._engines_to_avoid(request)
-        request.arrival = replace(arrival, avoid_replicas=avoided)
-        if avoided:
-            self._avoiding.setdefault(request.router, {})[arrival.request_id] = request.arrived_s
-        else:
-            self._forget_avoiding(request.router, arrival.request_id)
-
-    def _forget_avoiding(self, router: str, ticket: str) -> None:
-        avoiding = self._avoiding.get(router)
-        if avoiding is not None and ticket in avoiding:
-            del avoiding[ticket]
-            if not avoiding:
-                del self._avoiding[router]
+        known = [one.requests for one in self.incarnations.ended] + [*map(self.incarnations.requests, routers)]
+        for request in [one for requests in known for one in requests.values() if one.engine == engine]:
+            self._avoided.forget(request)
+            self._remove(request)
 
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""
         self._moves_left = max(0, self._moves_left - 1)
         request = self._take_from_queue(ticket, now)
-        self._set_avoided(request, replace(request.arrival, accepted=True))
+        self._avoided.set(request, replace(request.arrival, accepted=True))
         actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
         for at, action in enumerate(actions):
             if isinstance(action, Grant) and action.request_id == ticket:  # for the queue it has just arrived
@@ -242,8 +258,10 @@ class ActorRequests:
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
         """Remove a request from its model's queue without ending it."""
         request = self.by_ticket.pop(ticket)  # decisions during its removal do not apply to it
-        self._leave_queue(request, now)
-        self.by_ticket[ticket] = request
+        try:
+            self._leave_queue(request, now)
+        finally:
+            self.by_ticket[ticket] = request
         return request
 
     def _leave_queue(self, request: ActorRequest, now: float) -> None:
@@ -297,7 +315,7 @@ class ActorRequests:
 
     def detach_from_sessions(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
         """Let requests that wait for the engine of these sessions wait for any engine."""
-        tickets = [ticket for router in routers for ticket in self.tickets.get(router, ())]
+        tickets = [ticket for router in routers for ticket in self.incarnations.requests(router)]
         for ticket in tickets:
             request = self.by_ticket.get(ticket)
             if request is None or (drawn := request.drawn) is None or drawn.lease not in leases:
@@ -317,14 +335,13 @@ class ActorRequests:
             request.queue.admission.on_uncounted_usage(arrival.request_class, arrival.tenant, prompt, output)
 
     def _end(self, ticket: str, now: float) -> ActorRequest | None:
-        request = self.by_ticket.pop(ticket, None)
+        request = self.live(ticket)
         if request is None:
             return None
-        self.tickets.get(request.router, {}).pop(ticket, None)
-        self._forget_avoiding(request.router, ticket)
+        self._avoided.forget(request)
+        self._remove(request)
         if request.owed is not None:
             self._kv_debt.end(request.engine, request.owed)
-        self._end_session_wait(request)
         if request.drawn is not None:
             self.accounts.give_back(request.router, request.drawn.lease, request.drawn.slots, request.drawn.tokens)
             self._sessions.touch(request.drawn.lease, now)
@@ -340,12 +357,18 @@ class ActorRequests:
             request = self.by_ticket.get(action.request_id)
             if request is None:
                 continue  # to be stopped on an engine that is gone
+            if request.incarnation.has_ended:
+                if isinstance(action, Refuse):
+                    self._remove(request)
+                elif isinstance(action, Grant):
+                    self.grants_to_retry[action.request_id] = action.replica_id  # it is forgotten in its turn
+                continue
             if isinstance(action, Refuse):
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
             elif isinstance(action, Grant) and not self._charge(request, action.replica_id):
-                self.grants_to_retry.append(action.request_id)
+                self.grants_to_retry[action.request_id] = action.replica_id
                 continue
             self._send(request.router, action)
 
@@ -354,6 +377,8 @@ class ActorRequests:
         several requests end at once."""
         arrival, one = request.arrival, request.queue.engines[engine]
         if request.router != SESSIONS_OWNER and not one.may_take(request.router, arrival.fingerprint):
+            return False
+        if engine in self.closed_engines:  # its queue has not heard of that
             return False
         try:
             self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)

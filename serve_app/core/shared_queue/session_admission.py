@@ -25,10 +25,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
 from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.scope import StepScope, lost
 from serve_app.core.shared_queue.session_reclaim import SessionReclaim
 from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, Overloaded, ServeAppError, Unavailable
@@ -54,12 +56,19 @@ class SessionAdmission:
 
     Args:
         engines_of: returns the running engines of a model.
+        scope: runs each step that concerns one opening.
     """
 
     def __init__(
-        self, ledger: Ledger, sessions: SessionLeases, granting: Granting, engines_of: Callable[[str], list[str]]
+        self,
+        ledger: Ledger,
+        sessions: SessionLeases,
+        granting: Granting,
+        engines_of: Callable[[str], list[str]],
+        scope: StepScope,
     ) -> None:
         self._ledger, self._sessions, self._granting, self._engines_of = ledger, sessions, granting, engines_of
+        self._scope = scope
         self.pending_sessions: dict[str, _PendingSession] = {}  # in order of arrival
         self._numbers = itertools.count(1)
         self.decisions: list[Action] = []  # of the queue on openings; `settle` carries them out
@@ -131,7 +140,9 @@ class SessionAdmission:
         while self.decisions or self._seen_version != self._sessions.version:
             decisions, self.decisions = self.decisions, []
             for action in decisions:
-                self._carry_out(action, now)
+                waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)
+                if waiting is not None:  # else it was withdrawn; the cancellation returned the grant
+                    self._step(waiting, partial(self._carry_out, waiting, action, now), now)
             if self._seen_version != self._sessions.version:
                 self._seen_version = self._sessions.version
                 self._review(now)
@@ -240,9 +251,12 @@ class SessionAdmission:
     def _review(self, now: float) -> None:
         """Queue openings again whose candidate engines have changed."""
         for waiting in sorted(self.pending_sessions.values(), key=self._order):
-            if waiting.candidate_engines != self._candidate_engines(waiting.ask):
-                self._granting.requests.cancel(waiting.ticket, now)
-                self._enqueue(waiting, now, accepted=True)
+            self._step(waiting, partial(self._look_at, waiting, now), now)
+
+    def _look_at(self, waiting: _PendingSession, now: float) -> None:
+        if waiting.candidate_engines != self._candidate_engines(waiting.ask):
+            self._granting.requests.cancel(waiting.ticket, now)
+            self._enqueue(waiting, now, accepted=True)
 
     def _order(self, waiting: _PendingSession) -> tuple[float, ...]:
         ask, model_state = waiting.ask, self._granting.models.get(waiting.ask.model)
@@ -279,10 +293,20 @@ class SessionAdmission:
             )
             self._granting.sync(one_open.engine, now)
 
-    def _carry_out(self, action: Action, now: float) -> None:
-        waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)
-        if waiting is None:
-            return  # withdrawn; the cancellation returned the grant
+    def _step(self, waiting: _PendingSession, act: Callable[[], object], now: float) -> None:
+        """A step of an opening; if it fails, it ends that one."""
+        self._scope.run("an opening of a session", waiting.ask, act, partial(self._lose, waiting, now))
+
+    def _lose(self, waiting: _PendingSession, now: float) -> None:
+        name = waiting.ask.session_id
+        if self.pending_sessions.get(name) is waiting:
+            self.withdraw(name, now)
+        self._granting.requests.cancel(waiting.ticket, now)
+        if name in self._sessions.by_session_id:  # nobody is told that it is open
+            self._sessions.close(name)
+        self._outcomes[name] = refusal_error(lost(name))
+
+    def _carry_out(self, waiting: _PendingSession, action: Action, now: float) -> None:
         ask, session_id = waiting.ask, waiting.ask.session_id
         if isinstance(action, Refuse):
             del self.pending_sessions[session_id]

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.core.memory import SessionRequest
 from serve_app.core.queue import ClassBound, Grant, QueuePolicy
-from serve_app.core.shared_queue.actor_queue import CALM_S
+from serve_app.core.shared_queue.published_state import CALM_S
 from serve_app.quota.report import figures
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World

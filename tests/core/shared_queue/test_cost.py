@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from benchmarks.actor_events import SLOTS, add_engine
 from benchmarks.exchange import Router, connected
 from serve_app.core.memory import Device, SessionRequest, session_name
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.messages import AccountReport, Amount, EngineReachability
+from serve_app.core.shared_queue.messages import AccountReport, Amount, EngineReachability, RouterMessage
 from serve_app.quota.report import model_figures
 from tests.core.interpreter_steps import steps
 from tests.core.shared_queue.world import MODEL, World
@@ -78,7 +80,7 @@ def recovery_steps(waiting: int) -> int:
     late.say(quota, late.first, 0.1)
     most = most_steps(quota, lambda: quota.queue.on_tick(1.0), 1.0)
     assert quota.queue.granting.models[MODEL].admission.waiting == waiting - 4
-    assert not quota.queue.postponed.by_ticket
+    assert not quota.queue.postponed.by_router
     return most
 
 
@@ -110,3 +112,44 @@ def test_the_figures_of_the_models_do_not_look_at_each_router() -> None:
         return steps(lambda: model_figures(quota))
 
     assert figures_steps(16) < 1.1 * figures_steps(2)
+
+
+def router_end_steps(running: int, *, begins_again: bool) -> int:
+    """Of the longest event as a router ends of which so many requests run, and as many wait."""
+    quota, (ends, other) = connected(2, running // 2, 10_000 * running, 2)
+    for _ in range(2 * running // 100):
+        ends.say(quota, tuple(ends.arrive() for _ in range(100)), 0.0)
+    requests, names = quota.queue.granting.requests, ["e0", "e1"]
+    assert sum(bool(one.engine) for one in requests.by_ticket.values()) == running
+    if begins_again:
+        again = Router(ends.name, names)  # it counts its tickets from the beginning
+        told = RouterMessage(again.name, 2, quota.epoch, 1, (*again.first, again.arrive()), 0, 0)
+        most = most_steps(quota, lambda: quota.on_exchange(told, 0.1), 0.1)
+    else:
+        quota.queue.applied.unsure.add(ends.name)
+        most = most_steps(quota, lambda: other.say(quota, (), 0.1), 0.1)
+    assert len(requests.by_ticket) == begins_again
+    assert not requests.incarnations.ended
+    return most
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_the_requests_of_a_router_that_ends_are_forgotten_a_part_at_a_time(begins_again: bool) -> None:
+    less, more = (router_end_steps(running, begins_again=begins_again) for running in (200, 1_000))
+    assert more < 1.5 * less
+
+
+def test_the_requests_of_a_router_that_is_gone_are_forgotten_a_part_at_a_time() -> None:
+    def gone_steps(running: int) -> int:
+        quota, (ends, other) = connected(2, running // 2, 10_000 * running, 2)
+        for _ in range(2 * running // 100):
+            ends.say(quota, tuple(ends.arrive() for _ in range(100)), 0.0)
+        for now in (2.0, 3.0):
+            other.say(quota, (), now)
+        quota.ledger.leave(ends.name)
+        most = most_steps(quota, lambda: quota.on_tick(3.5), 3.5)
+        assert not quota.queue.granting.requests.by_ticket
+        assert [one.lease_id for one in quota.ledger.leases() if one.owner == ends.name] == []
+        return most
+
+    assert gone_steps(1_000) < 1.5 * gone_steps(200)

@@ -4,10 +4,11 @@ which looks for the odd step; this looks for the odd mixture."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
+from serve_app.core.shared_queue import requests
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 
@@ -34,6 +35,8 @@ WEIGHTS = {
     "close_session": 1,
     "draw_on": 8,
 }
+# more ends of routers, and a queue that is longer
+ENDS = {"arrive": 60, "restart": 5, "begin_again": 5, "end_session": 5, "silence": 1, "draw_on": 12}
 LEVELS = list(RequestClass)
 FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373, 10452, 12409)
 # a wait that was over in the very moment of its cancel, twice; one granted where its router had just not been able to
@@ -47,8 +50,11 @@ FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373, 10452, 12409)
 class History:
     """One world and what happens to it. `stops`: some requests can be stopped; a part of these stop when told to."""
 
-    def __init__(self, seed: int, routers: int = 3, *, stops: bool = True) -> None:
+    def __init__(
+        self, seed: int, routers: int = 3, *, stops: bool = True, weights: Mapping[str, float] = WEIGHTS
+    ) -> None:
         self.draw = random.Random(seed)
+        self.weights = weights
         self.stops = random.Random(seed) if stops else None  # the steps are the same with and without
         self.world = World({"e1": (4, 120), "e2": (3, 120)}, routers)
         self.world.settle(4)
@@ -57,10 +63,11 @@ class History:
 
     def run(self) -> World:
         for _ in range(STEPS):
-            step = self.draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            step = self.draw.choices(list(self.weights), list(self.weights.values()))[0]
             getattr(self, step)(self.draw.choice(list(self.world.routers)))
             self.obey()
             self.world.check_accounts()
+            self.world.check_books()
         self.world.bring_to_rest()
         return self.world
 
@@ -128,6 +135,15 @@ class History:
     def restart(self, name: str) -> None:
         self.world.restart_router(name)
 
+    def begin_again(self, name: str) -> None:
+        """A router's incarnation ends, and what it runs goes on."""
+        line = self.world.routers[name].line
+        line.begin_incarnation(line.router_session.epoch, self.world.now)
+
+    def end_session(self, name: str) -> None:
+        """The actor ends a router's session, as after an event that has failed."""
+        self.world.quota.queue.applied.unsure.add(name)
+
     def eject(self, name: str) -> None:
         router = self.world.routers[name]
         self.world.perform(router, router.line.set_reachability(MODEL, "e1", self.draw.random() < 0.5, self.world.now))
@@ -180,6 +196,37 @@ def look_at(seeds: Sequence[int]) -> None:
 
 def test_histories_end_well() -> None:
     look_at([*FOUND_BEFORE, *range(60)])
+
+
+def look_at_ends(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers end often and come back under their names, and each event forgets one request of theirs."""
+    monkeypatch.setattr(requests, "AT_ONCE", 1)
+    left = 0
+    for seed in seeds:
+        history = History(seed, 3, weights=WEIGHTS | ENDS)
+        known = history.world.check_books
+
+        def check(known: Callable[[], None] = known, history: History = history) -> None:
+            nonlocal left
+            known()
+            left += len(history.world.quota.queue.granting.requests.incarnations.ended)
+
+        history.world.check_books = check  # type: ignore[method-assign]
+        try:
+            history.run()
+        except Exception as error:
+            raise AssertionError(f"history {seed}") from error
+        assert not history.world.quota.queue.granting.requests.incarnations.ended
+    assert left > 100, "nothing was ever left for a later event: this looks at nothing"
+
+
+def test_what_routers_held_that_have_ended_comes_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_ends(range(60), monkeypatch)
+
+
+@pytest.mark.long
+def test_what_routers_held_that_have_ended_comes_back_once_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_ends(range(1000, 11_000), monkeypatch)
 
 
 @pytest.mark.long

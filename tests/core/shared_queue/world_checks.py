@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serve_app.core.quota import Quota
+from serve_app.core.shared_queue.applied_events import agree
 
 if TYPE_CHECKING:
     from serve_app.core.memory import EngineReport
@@ -52,16 +53,21 @@ class WorldChecks:
         req.stops += 1
 
     def check_grants(self) -> None:
-        """An account has at least what its owner's granted requests hold, be it the opener of sessions."""
+        """An account has at least what its owner's granted requests hold, be it the opener of sessions. Those of ended
+        incarnations are in the account as far as their router has reported them again."""
         lines = self.quota.queue
         granted: dict[tuple[str, str], list[int]] = {}
         for request in lines.granting.requests.by_ticket.values():
-            if request.engine:
+            if request.engine and request.is_known:
                 sums = granted.setdefault((request.router, request.engine), [0, 0])
                 sums[:] = sums[0] + request.slots, sums[1] + request.tokens
         for (owner, engine), sums in granted.items():
             had = lines.accounts.account(owner, engine)
             assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
+
+    def check_books(self) -> None:
+        """The queues know exactly the requests that are known by ticket, and engines have what these hold."""
+        assert agree(self.quota.queue.granting.requests)
 
     def check_accounts(self) -> None:
         """A router whose word still counts never goes by more than the ledger has for it."""

@@ -1,0 +1,96 @@
+"""The requests of each incarnation of a router at the actor, and what becomes of them when it has ended.
+
+The end itself takes one step, however many requests there are. They are then forgotten one by one, a part in each
+event (`ActorRequests.retry_grants`).
+
+Rules
+- A request of an ended incarnation is granted nothing more, and no event or action concerns it.
+- Until it is forgotten it counts in its queue and on its engine as before: nobody else is granted what it holds there.
+- What it held in its router's accounts stays there: these are set when the router reports again (`messages.Hello`) or
+  is removed. So nothing is given back twice.
+
+Invariant: a request is in its incarnation exactly as long as it is known by ticket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue.kv_debt import OwedRequest
+from serve_app.core.shared_queue.messages import SessionDraw
+from serve_app.core.shared_queue.model_state import ModelState
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """A router from its first message until its session ends."""
+
+    requests: dict[str, ActorRequest] = field(default_factory=dict)  # by ticket, in order of arrival
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class ActorRequest:
+    """A waiting or running request.
+
+    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
+    """
+
+    router: str
+    incarnation: Incarnation
+    queue: ModelState
+    arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
+    arrived_s: float
+    engine: str = ""  # empty: it waits
+    slots: int = 0
+    tokens: int = 0
+    drawn: SessionDraw | None = None
+    original_arrival: Arrival | None = None  # as submitted, if it waits for less
+    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
+    owed: OwedRequest | None = None  # as it had KV debt on its engine
+    reported_tokens: int = 0  # output tokens reported so far
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it and its incarnation have not ended."""
+        known = self.incarnation.requests.get(self.arrival.request_id)
+        return known is self and not self.incarnation.has_ended
+
+    @property
+    def runs_in_session_slot(self) -> bool:
+        """Whether it runs in its session's own slot, outside the queue."""
+        return self.drawn is not None and self.drawn.slots > 0
+
+
+class Incarnations:
+    """The incarnations of all routers. O(1) per method."""
+
+    def __init__(self) -> None:
+        self.by_router: dict[str, Incarnation] = {}  # those that have not ended
+        self.ended: deque[Incarnation] = deque()  # the first one first
+
+    def current(self, router: str) -> Incarnation:
+        """A router's incarnation that has not ended; a new one if there is none."""
+        return self.by_router.setdefault(router, Incarnation())
+
+    def requests(self, router: str) -> dict[str, ActorRequest]:
+        """The requests of a router, by ticket, without those of ended incarnations."""
+        found = self.by_router.get(router)
+        return {} if found is None else found.requests
+
+    def end(self, router: str) -> None:
+        """A router's incarnation has ended. Without one nothing changes."""
+        found = self.by_router.pop(router, None)
+        if found is not None:
+            found.has_ended = True
+            self.ended.append(found)
+
+    def next_ended(self) -> ActorRequest | None:
+        """The next request to forget: of the incarnation that ended first the newest, since that mostly waits."""
+        while self.ended:
+            if self.ended[0].requests:
+                return next(reversed(self.ended[0].requests.values()))
+            self.ended.popleft()
+        return None

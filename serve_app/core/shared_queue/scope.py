@@ -1,0 +1,55 @@
+"""Steps of the actor's work that fail one by one: an error ends what the step was for, and nothing of others.
+
+A step is an event of a router, or a part of what follows from events: a request that is queued again, an engine whose
+capacity has changed, an opening of a session, the figures of a model. If the books no longer agree after a failure, the
+error goes on and concerns all (`ActorQueue`).
+
+Invariant: after a step that has failed and was ended, the books agree, and the next step runs.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from serve_app.core.queue import RefusalReason, Refuse
+
+LOST_RETRY_S = 1.0  # for the client of a request that was ended by an error of ours
+
+
+def lost(request_id: str) -> Refuse:
+    """The end of a request that the router and the quota actor do not agree on, or failed at."""
+    return Refuse(request_id, RefusalReason.LOST, LOST_RETRY_S)
+
+
+def nothing() -> None:
+    """The end of a step that the next event repeats."""
+
+
+class StepScope:
+    """Runs steps. O(1) per step besides what it does; O(requests + engines) after one that fails.
+
+    Args:
+        recount: sets the routers' accounts from the ledger.
+        agree: whether the books agree.
+    """
+
+    def __init__(self, recount: Callable[[], None], agree: Callable[[], bool]) -> None:
+        self._recount, self._agree = recount, agree
+        self.notes: list[str] = []  # for the operator, since they were taken
+
+    def run(self, what: str, of: object, act: Callable[[], object], end: Callable[[], object] = nothing) -> None:
+        """Run a step. Raises what it raised if the books do not agree afterwards.
+
+        Args:
+            what, of: for the operator.
+            end: ends what the step was for, after an error.
+        """
+        try:
+            act()
+        except Exception as error:
+            self.notes.append(f"{what} failed: {of!r}\n{''.join(traceback.format_exception(error))}")
+            self._recount()
+            end()
+            if not self._agree():
+                raise
