@@ -311,10 +311,10 @@ def test_a_prompt_may_have_as_many_log_probabilities_as_its_bound(tokens: int, e
 
 
 def test_each_answer_repeats_the_log_probabilities_of_the_prompt() -> None:
-    assert too_many_entries(1000, 6, 10) is None
-    why = too_many_entries(1000, 6, 11)
+    assert too_many_entries(1000, 6, 8) is None
+    why = too_many_entries(1000, 6, 9)
     assert why is not None
-    assert why.endswith("6 for each of its 1000 tokens are more in 11 answers")
+    assert why.endswith("6 for each of its 1000 tokens are more in 9 answers")
 
 
 @pytest.mark.parametrize("entries", [20, -1])

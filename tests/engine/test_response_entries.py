@@ -115,7 +115,9 @@ def test_a_whole_answer_is_made_in_slices_and_is_what_vllm_makes(
     from vllm.logprobs import Logprob as TokenLogprob
 
     owner: Any = importlib.import_module(RESPONSES_SERVING).OpenAIServingResponses
-    monkeypatch.setattr(owner, "_create_response_logprobs", owner._create_response_logprobs)
+    (name,) = RESPONSE_NAMES
+    called = name.path.rpartition(".")[2]
+    monkeypatch.setattr(owner, called, getattr(owner, called))
     serving = object.__new__(owner)
     serving.return_tokens_as_token_ids = False
     draw = random.Random(5)
@@ -126,7 +128,7 @@ def test_a_whole_answer_is_made_in_slices_and_is_what_vllm_makes(
     ]
 
     def answer() -> Response:
-        made = serving._create_response_logprobs(token_ids=tokens, logprobs=entries, tokenizer=None, top_logprobs=EACH)
+        made = getattr(serving, called)(token_ids=tokens, logprobs=entries, tokenizer=None, top_logprobs=EACH)
         return Response(output=[message_of(text_of(None), text_of(made))])
 
     expected = answer().model_dump_json(by_alias=True)
