@@ -40,7 +40,8 @@ class Compiler:
     """
 
     def __init__(self, tokenizer: str, limit_s: float) -> None:
-        self._helper = HelperProcess("compiles grammars", ["-m", __name__, str(limit_s)], tokenizer.encode())
+        # a grammar ends only its own fork
+        self._helper = HelperProcess("compiles grammars", ["-m", __name__, str(limit_s)], tokenizer.encode(), tries=2)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

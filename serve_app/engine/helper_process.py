@@ -43,21 +43,20 @@ class HelperProcess:
         task: what it does, for errors: "compiles grammars".
         arguments: of the Python interpreter.
         setup: the first message.
+        tries: how often a question is asked whose child has ended at it. More than one for a child that no question
+            can end: else each try is one more child for the one that does, while all others wait.
     """
 
-    def __init__(self, task: str, arguments: list[str], setup: bytes) -> None:
-        self._task, self._arguments, self._setup = task, arguments, setup
+    def __init__(self, task: str, arguments: list[str], setup: bytes, tries: int = 1) -> None:
+        self._task, self._arguments, self._setup, self._tries = task, arguments, setup, tries
         self.process = self._start()
 
     def ask(self, question: bytes) -> bytes:
-        """The answer; asked again if the child has ended. Raises Unavailable: it does not answer, or has ended
-        twice."""
-        answer = self._ask(question)
-        if answer is None:
-            answer = self._ask(question)
-        if answer is None:
-            raise Unavailable(f"the process that {self._task} has ended and is restarted", retry_after_s=RETRY_AFTER_S)
-        return answer
+        """The answer. Raises Unavailable: the child does not answer, or has ended at each try."""
+        for _ in range(self._tries):
+            if (answer := self._ask(question)) is not None:
+                return answer
+        raise Unavailable(f"the process that {self._task} has ended and is restarted", retry_after_s=RETRY_AFTER_S)
 
     def end(self) -> None:
         """End the child. Idempotent."""

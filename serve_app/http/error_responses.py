@@ -46,7 +46,7 @@ EXPOSED_HEADERS = (
 def error_response(error: ServeAppError) -> Answer:
     """Status, headers and JSON body of a refusal that comes before any byte of an answer. The caller adds the
     Content-Length, as for every complete answer."""
-    headers = JSON + _retry_headers(error.retry_after_s)
+    headers = JSON + retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     is_in_vain = isinstance(error, RateLimited) and (error.retry_after_s is None or error.code == LimitReason.QUOTA)
@@ -84,11 +84,12 @@ def sse_comment(text: str) -> bytes:
 
 def sse_retry_comment(error: ServeAppError) -> bytes:
     """The retry wait as a comment, for a client that received queue comments and so no headers; empty: no wait."""
-    waits = dict(_retry_headers(error.retry_after_s))
+    waits = dict(retry_headers(error.retry_after_s))
     return sse_comment(f"retry_after_ms={int(waits[_RETRY_MS])}") if waits else b""
 
 
-def _retry_headers(retry_after_s: float | None) -> Headers:
+def retry_headers(retry_after_s: float | None) -> Headers:
+    """When a repeat can succeed, for the SDK and for other clients; none if it is not known."""
     if retry_after_s is None or math.isnan(retry_after_s):
         return []
     wait_s = min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)

@@ -2,7 +2,8 @@
 batch against its key's limits of a day and a month, and the limits of its key and of its tenant for batches.
 
 Invariant: a charge is ended exactly once, however the request ends: settled by the tokens that the engine made, or
-refunded if the request was refused or failed. A large request that is wrong pays for its prompt: it was read.
+refunded if the request was refused or failed. A large request that an engine has answered with an error pays for its
+prompt: it was read.
 
 The rate-limit headers are OpenAI's. Of several limits of one kind, they tell the one with the least left.
 """
@@ -202,8 +203,8 @@ class RequestLimits:
             raise
         if status() < 400:
             self._settle(charged, prices, record.tokens_used())
-        elif charge.is_large and status() < 500:
-            charged.settle(prompt, 0)  # to read it was work, though no money's worth
+        elif charge.is_large:
+            charged.settle(prompt, 0)  # to read it was work, though no money's worth, whatever the engine answered
         else:
             charged.refund()
 

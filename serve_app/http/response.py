@@ -24,6 +24,7 @@ from serve_app.http.error_responses import (
     Headers,
     error_response,
     is_final,
+    retry_headers,
     sse_comment,
     sse_error,
     sse_retry_comment,
@@ -126,8 +127,8 @@ class HttpExchange:
             body = b"".join([frame.body for frame in frames])
             stream.client_has_seen = True
             # an engine that answers lives: with an error of its own it would answer a repeat, too
-            is_in_vain = is_final(first.status) or first.status >= 500
-            headers = [*JSON, NO_RETRY] if is_in_vain else JSON
+            is_in_vain = is_final(first.status) or (first.status >= 500 and first.retry_after_s is None)
+            headers = [*JSON, NO_RETRY] if is_in_vain else [*JSON, *retry_headers(first.retry_after_s)]
             await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
         self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True

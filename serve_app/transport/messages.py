@@ -103,7 +103,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     `[choice, token, token, ...]`; `usage` marks the last frame of a whole answer, `failure` that of a broken one;
     `prompt`, on the first frame of a stream, has the tokens of the prompt, for an answer that is cut off; so has the
     last one of a whole answer that was stopped, and `groups` then what it has produced. A whole answer has a frame with
-    `prompt` alone before all others, sent with its first token.
+    `prompt` alone before all others, sent with its first token. `retry_after_s`: of a refusal that a repeat may not
+    meet.
     """
 
     number: int
@@ -115,6 +116,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     usage: TokenUsage | None = None
     failure: Failure | None = None
     prompt: TokenUsage | None = None
+    retry_after_s: float | None = None
 
     @property
     def tells_first_token(self) -> bool:

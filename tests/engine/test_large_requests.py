@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
@@ -24,12 +25,13 @@ from vllm.parser.utils import count_history_tool_calls  # noqa: E402
 from vllm.renderers import renderer_from_config  # noqa: E402
 
 from serve_app.core.body_bounds import LARGE_OBJECTS  # noqa: E402
-from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess  # noqa: E402
+from serve_app.engine.helper_process import RENDER_PROCESS, RETRY_AFTER_S, HelperProcess  # noqa: E402
 from serve_app.engine.tiny_model import ensure_tiny_model  # noqa: E402
 from serve_app.engine.vllm_adapter import serving  # noqa: E402
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests  # noqa: E402
 from serve_app.engine.vllm_adapter.render_process import Reader, RenderSetup  # noqa: E402
 from serve_app.engine.vllm_adapter.rendered import Rendered, rendered_of_request, take_rendered  # noqa: E402
+from serve_app.errors import Unavailable  # noqa: E402
 from serve_app.settings import ModelSettings  # noqa: E402
 from serve_app.transport import Submit  # noqa: E402
 from serve_app.types import Operation  # noqa: E402
@@ -154,6 +156,24 @@ def test_a_process_that_has_ended_is_replaced(helper: HelperProcess) -> None:
     helper.process.wait()
     found = pickle.loads(helper.ask(msgspec.msgpack.encode(submit(Operation.CHAT, messages=CHAT))))
     assert isinstance(found, Rendered)
+
+
+def test_a_request_that_takes_more_memory_than_it_may_is_refused_and_the_next_is_read(setup: RenderSetup) -> None:
+    small = dataclasses.replace(setup, max_more_bytes=256 * 2**20)
+    helper = HelperProcess("reads large requests", RENDER_PROCESS, pickle.dumps(small))
+    large = LargeRequests(lambda: helper.ask)
+
+    async def main() -> None:
+        with pytest.raises(Unavailable) as caught:  # native code that gets no memory ends its process
+            await large.read(submit(Operation.TOKENIZE, prompt="word " * 1_500_000))
+        frame = serving.our_refusal(caught.value, submit(Operation.TOKENIZE))
+        assert (frame.status, frame.retry_after_s) == (503, RETRY_AFTER_S)
+        assert isinstance(await large.read(submit(Operation.CHAT, messages=CHAT)), Rendered)
+
+    try:
+        asyncio.run(main())
+    finally:
+        helper.end()
 
 
 class Engine:

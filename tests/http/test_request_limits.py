@@ -12,6 +12,7 @@ import pytest
 from serve_app.core.limits import LimitReason
 from serve_app.errors import RateLimited
 from serve_app.http.request_limits import duration
+from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Client, ask, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, until
@@ -127,6 +128,20 @@ def test_a_large_request_that_is_wrong_pays_for_its_prompt() -> None:
         reply = await client.post({"model": MODEL, "tokens": [-1] * 6000 + [{"a": 1}] * 600}, "/detokenize")
         assert reply.status == 400
         assert client.limits.ends == [(8192, 0), (0, 0)]  # of tokens no more than the model holds
+
+    check(scenario)
+
+
+@pytest.mark.parametrize(("words", "end"), [(3, "refunded"), (20_000, (8192, 0))])
+def test_a_large_request_at_which_the_engine_fails_pays_for_its_prompt(words: int, end: Any) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        async def failing(submit: Submit, put: Callable[[Frame], None]) -> None:
+            put(Frame(submit.number, b'{"error":{"code":"request_failed"}}', 500, "json", usage=TokenUsage()))
+
+        cluster["r1"].engine.wire.run = failing
+        reply = await client.post(ask("word word " * words, stream=False))
+        assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
+        assert client.limits.ends == [end]
 
     check(scenario)
 

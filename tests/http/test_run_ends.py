@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from serve_app.errors import Unavailable
 from serve_app.http import request_size
-from serve_app.transport import Frame, Submit
+from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import ask, started
 from tests.fakes.engines import FakeCluster, model, run
@@ -48,6 +50,27 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
         for name, run_whole in whole.items():
             cluster[name].engine.wire.run = run_whole
         assert (await client.post(ask("p"))).status == 200
+        assert client.at_rest()
+
+    run(scenario, model(slots=1))
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
+def test_a_refusal_that_a_repeat_may_not_meet_tells_when(keyed: bool) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        whole = cluster["r1"].engine.wire.run
+
+        async def restarting(submit: Submit, put: Callable[[Frame], None]) -> None:
+            body = json.dumps(Unavailable("restarting").body()).encode()
+            put(Frame(submit.number, body, 503, "json", usage=TokenUsage(), retry_after_s=5.0))
+
+        cluster["r1"].engine.wire.run = restarting
+        reply = await client.post(ask("p"), headers=_key(keyed, 0))
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, Unavailable.code, "5")
+        assert "x-should-retry" not in reply.headers
+        cluster["r1"].engine.wire.run = whole
+        assert (await client.post(ask("p"), headers=_key(keyed, 0))).status == 200
         assert client.at_rest()
 
     run(scenario, model(slots=1))

@@ -45,7 +45,7 @@ from serve_app.engine.vllm_adapter.private_names import missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import take_rendered
-from serve_app.errors import EngineFailed, EngineUnreachable
+from serve_app.errors import EngineFailed, EngineUnreachable, Unavailable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, FirstTokenReport, Frame, Submit, Unsent
 
@@ -176,6 +176,8 @@ class VllmEngine:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
             return serving.refusal(serving.validation_error(error, submit), submit)
+        except Unavailable as error:  # of a helper process: the engine lives, and a repeat finds the helper restarted
+            return serving.our_refusal(error, submit)
         except Exception as error:
             if recorder.failed is not None:
                 raise recorder.failed from error

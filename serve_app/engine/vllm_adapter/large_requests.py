@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable
-from http import HTTPStatus
 
 import msgspec
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from serve_app.core.body_bounds import is_large
 from serve_app.engine.helper_queue import HelperQueue
 from serve_app.engine.vllm_adapter.rendered import Rendered
-from serve_app.errors import Unavailable
 from serve_app.transport import Submit
 from serve_app.types import Operation
 
@@ -41,8 +38,8 @@ class LargeRequests:
         self._queue = HelperQueue(self._read)
 
     async def read(self, submit: Submit) -> Read:
-        """The request as the helper has read it (`render_process`), or that it does not answer; None: it is to be
-        read here."""
+        """The request as the helper has read it (`render_process`); None: it is to be read here. Raises Unavailable:
+        the helper does not answer, or has ended."""
         if submit.operation not in READ_THERE or not is_large(submit.operation, submit.body):
             return None
         return await self._queue.ask(submit.cache_salt or "", submit)
@@ -54,7 +51,4 @@ class LargeRequests:
             answer: Read = pickle.loads(self._ask(msgspec.msgpack.encode(submit)))
             return answer
 
-        try:
-            return await asyncio.to_thread(ask)
-        except Unavailable as error:
-            return create_error_response(error.message, error.type, HTTPStatus.SERVICE_UNAVAILABLE)
+        return await asyncio.to_thread(ask)

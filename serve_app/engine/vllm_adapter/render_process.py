@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import resource
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -22,15 +25,18 @@ from starlette.datastructures import State
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.render.app_state import init_render_app_state
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from serve_app.core.body_bounds import has_media
 from serve_app.engine.helper_process import frame, read_message
 from serve_app.engine.vllm_adapter import serving
 from serve_app.engine.vllm_adapter.rendered import Rendered, without_history
+from serve_app.errors import BadRequest
 from serve_app.transport import Submit
 from serve_app.types import Operation
 
 NICENESS = 5  # behind the engine and its event loop, whose requests are smaller
+MAX_MORE_BYTES = 4 * 2**30  # above what it has mapped at its start; a text of 13 MB takes 1.9 GiB of it
 
 _submits = msgspec.msgpack.Decoder(Submit)
 
@@ -39,11 +45,13 @@ Answer = Rendered | ErrorResponse | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class RenderSetup:
-    """What the process is made from: vLLM's configuration of the engine, and of its front end."""
+    """What the process is made from: vLLM's configuration of the engine, and of its front end. `max_more_bytes`: of
+    memory that its requests may take, each by itself."""
 
     config: VllmConfig
     frontend: Namespace
     tool_strict: bool
+    max_more_bytes: int = MAX_MORE_BYTES
 
 
 class Reader:
@@ -57,6 +65,13 @@ class Reader:
         """Make vLLM's renderer."""
         await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
 
+    def bound_memory(self) -> None:
+        """Bound the memory of this process: an allocation above it fails, or ends the process."""
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        most = mapped + self._setup.max_more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
     async def read(self, submit: Submit) -> Answer:
         """The request, validated and rendered; errors in the words that the engine's process has for them."""
         if self._setup.config.model_config.is_multimodal_model and has_media(submit.body):
@@ -68,6 +83,9 @@ class Reader:
             return await self._render(submit)
         except ValidationError as error:
             return serving.validation_error(error, submit)
+        except MemoryError:
+            why = f"reading this request takes more than {self._setup.max_more_bytes} bytes of memory"
+            return create_error_response(why, BadRequest.type, HTTPStatus.BAD_REQUEST)
         except Exception as error:  # noqa: BLE001 - every error is the request's, and its answer
             return serving.error_response(error, submit)
 
@@ -99,6 +117,7 @@ def main() -> None:
     reader = Reader(pickle.loads(setup))
     with asyncio.Runner() as runner, open(answers, "wb") as output:
         runner.run(reader.start())
+        reader.bound_memory()
         while (question := read_message(questions)) is not None:
             answer = runner.run(reader.read(_submits.decode(question)))
             output.write(frame(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)))

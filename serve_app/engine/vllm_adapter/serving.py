@@ -38,7 +38,7 @@ from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.engine.vllm_adapter.rendered import rendered_of_request
 from serve_app.engine.vllm_adapter.response_entries import MakeEntries, event_body
-from serve_app.errors import BadRequest, NotFound, RequestFailed
+from serve_app.errors import BadRequest, NotFound, RequestFailed, ServeAppError
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
@@ -297,6 +297,12 @@ def event_refusal(text: str, submit: Submit) -> Frame | None:
     return refusal(ErrorResponse.model_validate_json(text.removeprefix("data:")), submit)
 
 
+def our_refusal(error: ServeAppError, submit: Submit) -> Frame:
+    """An error of ours, in place of an answer."""
+    frame = _last_frame(submit, error.status, error.body())
+    return msgspec.structs.replace(frame, retry_after_s=error.retry_after_s)
+
+
 def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
     return Frame(submit.number, msgspec.json.encode(body), status, "json", events=1, usage=TokenUsage())
 
@@ -315,7 +321,7 @@ def refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
     if error is None:
         return None
     error.param = error.param or grammar_field(submit)
-    return _last_frame(submit, error.status, error.body())
+    return our_refusal(error, submit)
 
 
 def error_response(error: Exception, submit: Submit) -> ErrorResponse:
