@@ -32,6 +32,17 @@ class KeyedHeap:
         """The items in arbitrary order."""
         return iter(self._live)
 
+    def in_order(self) -> Iterator[tuple[Key, str]]:
+        """The items with their keys, the smallest first, while nothing changes. O(log n) each."""
+        ahead = [(self.entries[0], 0)] if self.entries else []  # entries whose parents are done, and where they are
+        while ahead:
+            entry, at = heapq.heappop(ahead)
+            known = self._live.get(entry[-1])
+            if known is not None and known[1] is entry:
+                yield known[0], entry[-1]
+            for child in range(2 * at + 1, min(2 * at + 3, len(self.entries))):
+                heapq.heappush(ahead, (self.entries[child], child))
+
     def set(self, item: str, key: Key) -> None:
         """Add an item, or replace its key."""
         known = self._live.get(item)

@@ -18,13 +18,15 @@ Invariant: a request is in every index or in none; a tenant's key in the heaps i
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
-from serve_app.core.keyed_heap import KeyedHeap
+from serve_app.core.keyed_heap import Key, KeyedHeap
 from serve_app.core.queue.eviction import EvictableRequests
 from serve_app.core.queue.min_share import MinShareScheduler
 from serve_app.core.queue.policy import MIN_WEIGHT
@@ -133,8 +135,10 @@ class ClassQueue:
             self.weight = max(MIN_WEIGHT, self.weight - tenant_queue.weight) if self.size else 0.0
             self._last_to_leave = tenant_queue
             self.min_share.tenant_ends(tenant_queue)
+            self.changes += 1
         elif was_first or has_begun:
             self.min_share.tenant_changed(tenant_queue)
+            self.changes += 1
         self._reset_if_idle()
 
     def first(self) -> QueuedRequest | None:
@@ -236,6 +240,18 @@ class ClassQueue:
     def waiting_tenants(self) -> Iterator[TenantQueue]:
         """The queues of the waiting tenants. O(waiting tenants)."""
         return (self.tenant_queues[tenant] for heap in self._tenant_heaps for tenant in heap)
+
+    def in_fair_order(self, most: int) -> Iterator[TenantQueue]:
+        """The queues of the waiting tenants in fair order; of the tenants below their share, and of the others, only so
+        many, those whose keys were lowest when they were last read. O(log n) each."""
+        for heap in self._tenant_heaps:
+            seen: list[tuple[Key, str]] = []  # whose true keys are at least those in the heap
+            for key, tenant in islice(heap.in_order(), most):
+                while seen and seen[0][0] < key:
+                    yield self.tenant_queues[heapq.heappop(seen)[1]]
+                heapq.heappush(seen, (self.tenant_queues[tenant].fair_key, tenant))
+            while seen:
+                yield self.tenant_queues[heapq.heappop(seen)[1]]
 
     @property
     def waiting_tenant_count(self) -> int:

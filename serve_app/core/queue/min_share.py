@@ -44,11 +44,13 @@ class MinShareScheduler:
         self._ineligible = KeyedHeap()  # tenants granted more than earned, by the virtual time at which that is earned
 
         self._begun = KeyedHeap()  # tenants by the virtual time at which their next request that has begun is earned
+        self._blocked: tuple[TenantQueue, int] | None = None  # whose due request found no room last, and its tokens
 
     def tenant_begins(self, tenant_queue: TenantQueue) -> None:
         """A tenant begins to wait."""
         if not len(self._eligible) and not len(self._ineligible):  # no other tenant of the class waits
             self.deficit = self._virtual_time = 0.0
+            self._blocked = None
         tenant_queue.virtual_start = self._virtual_time
         self.tenant_changed(tenant_queue)
 
@@ -87,6 +89,7 @@ class MinShareScheduler:
 
     def earn(self, tokens: float, weight: float) -> None:
         """The class earns `tokens`; `weight`: sum over its waiting tenants."""
+        self._cap_blocked()
         self.deficit += tokens
         self._virtual_time += tokens / weight
         while (top := self._ineligible.peek()) is not None:
@@ -108,11 +111,20 @@ class MinShareScheduler:
         return head if self.deficit >= head.unpaid or self._virtual_time >= earned_at else None
 
     def on_blocked(self, waiting: QueuedRequest) -> None:
-        """No replica has the capacity for a due request."""
-        tenant_queue, tokens = self._tenant_queues[waiting.arrival.tenant], waiting.unpaid
-        self.deficit = min(self.deficit, tokens)
-        tenant_queue.virtual_start = max(tenant_queue.virtual_start, self._virtual_time - tokens / tenant_queue.weight)
-        self.tenant_changed(tenant_queue)
+        """No replica has the capacity for a due request. Who is due stays as it is until the class earns again, so what
+        a look has found holds until something happens."""
+        self._blocked = self._tenant_queues[waiting.arrival.tenant], waiting.unpaid
+
+    def _cap_blocked(self) -> None:
+        """What the class and the tenant of a blocked request have earned is capped at its cost."""
+        if self._blocked is None:
+            return
+        (tenant_queue, tokens), self._blocked = self._blocked, None
+        if tenant_queue.order:
+            self.deficit = min(self.deficit, tokens)
+            earned_start = self._virtual_time - tokens / tenant_queue.weight
+            tenant_queue.virtual_start = max(tenant_queue.virtual_start, earned_start)
+            self.tenant_changed(tenant_queue)
 
     def _next_request(self) -> QueuedRequest | None:
         """The next request by the minimum share, whether it is due and could run or not."""

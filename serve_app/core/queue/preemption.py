@@ -15,6 +15,8 @@ Rules
 - Free guard slots are no room for a class below the guarded ones: a lower class stops for it. None stops while guard
   slots are lacking: what it leaves would be kept.
 - One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot go on elsewhere.
+- A look is bounded. It weighs the `MAX_PRICED` replicas with the requests that lose least. If it has not seen all, and
+  on these no stop makes room, it tries `MAX_TRIED` replicas in turn, and the next look goes on from there.
 
 Invariant: what stops is counted once, as room for the requests that it stops for, until it has stopped.
 """
@@ -22,22 +24,23 @@ Invariant: what stops is counted once, as room for the requests that it stops fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.considered import considered
 from serve_app.core.queue.events import Preempt
 from serve_app.core.queue.rooms import Room, RoomPlan, Rooms
 from serve_app.core.queue.stoppable_runs import GROWN_S, GrantedRequest, StoppableRuns
-from serve_app.core.queue.tenant_queue import Need, QueuedRequest
+from serve_app.core.queue.tenant_queue import Need, QueuedRequest, SizeClass
 from serve_app.types import RequestClass
 
 STOP_S = 2.0  # a stop takes a step of the engine and two messages
 REST_S = 0.05  # after a look that has found nothing to stop
-MAX_CONSIDERED = 32  # waiting requests of a class for which room is made at once
-MAX_LOOKS = 256  # running requests of a class looked at for a waiting one: very many can be of one age and size
+MAX_LOOKS = 256  # running requests looked at for a waiting one: very many can be of one age and size
+MAX_PRICED = 16  # replicas compared for a waiting request: a comparison walks the requests that run there
+MAX_TRIED = 64  # replicas tried in turn in one look; a thousand are tried in a second
 
 LEVELS = tuple(RequestClass)
 
@@ -61,6 +64,9 @@ class Preemption:
         self._seen: tuple[int, ...] = ()  # the versions of queues and capacity at the last look
         self._due = [math.inf] * len(RequestClass)  # by class, when time alone lets its waiting requests stop others
         self._rests_until = [-math.inf] * len(RequestClass)  # by class that has found nothing to stop
+        self._turns = [0] * len(RequestClass)  # by class, the replica that is tried first in the next look
+        self._tried: list[str] | None = None  # those that are tried for a class in this look; None: not needed yet
+        self._saw_all = True  # whether the last search has seen all replicas that could help
 
     def begin(self, run: GrantedRequest) -> None:
         """A request was granted."""
@@ -125,9 +131,7 @@ class Preemption:
         for level in reversed(levels):
             self._due[level] = min(stop_ends, self._due[level])
             if level >= lowest:  # those below only take what room is left
-                waiting = (entry[2] for one in self._class_queues[level].waiting_tenants() for entry in one.order)
-                first = islice(waiting, MAX_CONSIDERED)
-                stopped += self._make_room(level, first, plan, now, may_stop=level not in rests)
+                stopped += self._make_room(level, plan, now, may_stop=level not in rests)
         return stopped
 
     def _end_late_stops(self, now: float) -> float:
@@ -144,35 +148,34 @@ class Preemption:
         first = next(ends, None)
         return math.inf if first is None else first + STOP_S
 
-    def _make_room(
-        self, level: RequestClass, requests: Iterable[QueuedRequest], plan: RoomPlan, now: float, *, may_stop: bool
-    ) -> list[Preempt]:
+    def _make_room(self, level: RequestClass, plan: RoomPlan, now: float, *, may_stop: bool) -> list[Preempt]:
         """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
         run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
-        kept: set[str] = set()
+        kept, failed, self._tried = set[str](), set[SizeClass](), None
         spare = plan.free - self._guard_slots(level)
-        for waiting in requests:
+        for waiting in considered(self._class_queues[level], failed):
             need = waiting.need
 
             def is_allowed(name: str, need: Need = need) -> bool:
-                return name not in kept and self._capacity.may_take(name, level, *need)
+                return name in plan and name not in kept and self._capacity.may_take(name, level, *need)
 
             chosen, runs = plan.find(waiting, is_allowed) if spare > 0 else None, list[GrantedRequest]()
             if chosen is None:
-                is_first = not kept and self._capacity.all_may_take(level, *need)
-                allowed = [] if is_first else [name for name in plan.names() if is_allowed(name)]
-                if may_stop and (is_first or allowed):
-                    if spare >= 0:
-                        chosen, runs = self._cheapest(level, waiting, plan, is_allowed, 1 - spare, now)
-                    else:  # time alone lets the guard slots become fewer
-                        self._due[level] = min(self._due[level], now + GROWN_S)
-                    if chosen is None:
-                        self._rests_until[level] = now + REST_S
+                if may_stop and spare >= 0:
+                    chosen, runs = self._cheapest(level, waiting, plan, is_allowed, 1 - spare, now)
                 if chosen is None:
+                    is_first = not kept and self._capacity.all_may_take(level, *need)
+                    allowed = plan.names() if is_first else [name for name in plan.names() if is_allowed(name)]
+                    if may_stop and allowed:
+                        self._rests_until[level] = now + REST_S
+                        self._due[level] = min(
+                            self._due[level], self._next_look(level, waiting, is_allowed, spare, now)
+                        )
                     if is_first:
                         break
                     kept.update(allowed)
+                    failed.add(waiting.size)
                     continue
                 for run in runs:
                     spare += run.arrival.slots
@@ -200,44 +203,101 @@ class Preemption:
         now: float,
     ) -> tuple[str | None, list[GrantedRequest]]:
         """The replica on which room costs least, and what has to stop there, of so many slots at least; None: nowhere
-        now, perhaps when `_due`."""
-
-        def in_plan(name: str) -> bool:
-            return name in plan and is_allowed(name)
-
-        for most_looks in (MAX_LOOKS, math.inf):
-            best: tuple[_Price, str, list[GrantedRequest]] | None = None
-            seen, self.runs.was_cut = set[str](), False
-            for of in LEVELS[: level + 1]:
-                for lost, run in self.runs.cheapest(of, level, waiting, now, most_looks):
-                    if best is not None and (of, lost) > best[0][:2]:
-                        break
-                    name = run.replica_id
-                    if name in seen:
-                        continue
-                    seen.add(name)
-                    if not in_plan(name):
-                        continue
-                    found = self._price(name, level, waiting, plan.room(name), slots, now)
-                    if found is not None:
-                        best = min(best or found, found, key=itemgetter(0))
-                if best is not None and best[0][0] <= of:
-                    break
-            if best is not None:
-                return best[1:]
-            if not self.runs.was_cut:
+        that this look has seen."""
+        best: tuple[_Price, str, list[GrantedRequest]] | None = None
+        self._saw_all, left = True, MAX_PRICED
+        for of, lost, name in self._replicas_by_loss(level, waiting, now):
+            if best is not None and (of, lost) > best[0][:2]:
                 break
-        self._due[level] = min(self._due[level], self.runs.next_able(level, waiting, in_plan, now))
-        return None, []
+            room = self._room_there(level, waiting, plan, name, slots) if is_allowed(name) else None
+            if room is None:
+                continue
+            if not left:
+                self._saw_all = False
+                break
+            left -= 1
+            found = self._price(name, level, waiting, room, now)
+            if found is not None:
+                best = min(best or found, found, key=itemgetter(0))
+        self._saw_all = self._saw_all and self.runs.looks_left >= 0
+        if best is not None:
+            return best[1:]
+        return (None, []) if self._saw_all else self._try_in_turn(level, waiting, plan, is_allowed, slots, now)
 
-    def _price(
-        self, name: str, level: RequestClass, waiting: QueuedRequest, free: Room, slots: int, now: float
-    ) -> tuple[_Price, str, list[GrantedRequest]] | None:
-        """What room for a request costs on a replica, and what has to stop; None: no stop makes room there."""
+    def _replicas_by_loss(
+        self, level: RequestClass, waiting: QueuedRequest, now: float
+    ) -> Iterator[tuple[int, float, str]]:
+        """The replicas in the order of their running requests that lose least: the class of that one, what it loses,
+        the replica; as far as `MAX_LOOKS` reach."""
+        only, seen, self.runs.looks_left = waiting.arrival.only_replica, set[str](), MAX_LOOKS
+        if only is not None:
+            yield RequestClass.LOW, 0.0, only
+            return
+        for of in LEVELS[: level + 1]:
+            for lost, run in self.runs.cheapest(of, level, waiting, now):
+                if run.replica_id not in seen:
+                    seen.add(run.replica_id)
+                    yield of, lost, run.replica_id
+
+    def _try_in_turn(
+        self,
+        level: RequestClass,
+        waiting: QueuedRequest,
+        plan: RoomPlan,
+        is_allowed: Callable[[str], bool],
+        slots: int,
+        now: float,
+    ) -> tuple[str | None, list[GrantedRequest]]:
+        """As `_cheapest`, of the replicas whose turn it is in this look. One on which no stop makes room for a request
+        is not tried for the others of its class."""
+        names = list(self._capacity.replicas)
+        if self._tried is None:
+            start = self._turns[level] % len(names)
+            self._tried = (names[start:] + names[:start])[:MAX_TRIED]
+            self._turns[level] = start + len(self._tried)
+        self._saw_all = len(self._tried) == len(names)
+        found: list[tuple[_Price, str, list[GrantedRequest]]] = []
+        rest = []
+        for at, name in enumerate(self._tried):
+            if len(found) == MAX_PRICED:
+                rest += self._tried[at:]
+                break
+            room = self._room_there(level, waiting, plan, name, slots) if is_allowed(name) else None
+            priced = None if room is None else self._price(name, level, waiting, room, now)
+            if priced is not None:
+                found.append(priced)
+            if priced is not None or room is None:
+                rest.append(name)
+        self._tried = rest
+        return min(found, key=itemgetter(0))[1:] if found else (None, [])
+
+    def _next_look(
+        self,
+        level: RequestClass,
+        waiting: QueuedRequest,
+        is_allowed: Callable[[str], bool],
+        spare: int,
+        now: float,
+    ) -> float:
+        """When room may be found for a request for which there was none, though nothing else has changed."""
+        if spare < 0:
+            return now + GROWN_S  # time alone lets the guard slots become fewer
+        return self.runs.next_able(level, waiting, is_allowed, now) if self._saw_all else now + REST_S
+
+    def _room_there(
+        self, level: RequestClass, waiting: QueuedRequest, plan: RoomPlan, name: str, slots: int
+    ) -> Room | None:
+        """The room of a replica, as far as it counts for a request that needs so many slots more; None: not even all
+        that can be stopped there would be enough."""
+        free = plan.room(name)
         room = Room(min(free.slots, waiting.slots - slots), free.tokens)
         more_slots, more_tokens = self.runs.could_free(name, level)
-        if not Room(room.slots + more_slots, room.tokens + more_tokens).fits(waiting):
-            return None
+        return room if Room(room.slots + more_slots, room.tokens + more_tokens).fits(waiting) else None
+
+    def _price(
+        self, name: str, level: RequestClass, waiting: QueuedRequest, room: Room, now: float
+    ) -> tuple[_Price, str, list[GrantedRequest]] | None:
+        """What room for a request costs on a replica, and what has to stop there; None: no stop makes room now."""
         chosen: list[tuple[int, float, int, GrantedRequest]] = []
         for one in self.runs.able_on(name, level, waiting, now):
             if room.fits(waiting):

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 
 from serve_app.core.queue.class_queue import ClassQueue
@@ -26,6 +27,7 @@ from serve_app.types import RequestClass
 RESUMED_S = 1.0  # what a prefill takes is then a small part of the run
 QUANTUM_S = 30.0  # most answers end sooner
 GROWN_S = 1.0  # between looks for what time alone changes: the length of running requests, the number of guard slots
+MAX_DUE_LOOKS = 1_024  # running requests looked at for when the next one may stop
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +82,7 @@ class StoppableRuns:
     def __init__(self) -> None:
         self._groups: list[dict[_Group, list[_Entry]]] = [{} for _ in RequestClass]
         self._on: dict[str, _OnReplica] = {}
-        self.was_cut = False  # whether `cheapest` has left out some since the caller set this to False
+        self.looks_left = 0  # of `cheapest`; below zero: it has left out some
 
     def add(self, run: GrantedRequest) -> None:
         level = run.arrival.request_class
@@ -125,10 +127,10 @@ class StoppableRuns:
         return sorted(found, key=itemgetter(0, 1, 2))
 
     def cheapest(
-        self, of: RequestClass, level: RequestClass, waiting: QueuedRequest, now: float, most_looks: float
+        self, of: RequestClass, level: RequestClass, waiting: QueuedRequest, now: float
     ) -> Iterator[tuple[float, GrantedRequest]]:
         """The requests of a class that may stop now for a waiting one of class `level`, with what they lose, in that
-        order, and after `most_looks` none further."""
+        order, while `looks_left`."""
         # What it loses, or of a group, at least; whether it is known; number of the grant; the request; in its group:
         # the entries, and where.
         heap: list[tuple[float, bool, int, GrantedRequest, list[_Entry], int]] = []
@@ -140,18 +142,17 @@ class StoppableRuns:
                 granted_s, number, run = entries[at]
                 heap.append(((now - granted_s) * (1 << (bits - 1)), False, number, run, entries, at))
         heapq.heapify(heap)
-        looks = 0
         while heap:
             bound, is_known, _, run, entries, at = heap[0]
             if is_known:
                 heapq.heappop(heap)
                 yield bound, run
                 continue
-            if looks >= most_looks:
-                self.was_cut = True
+            if self.looks_left <= 0:
+                self.looks_left = -1
                 heapq.heappop(heap)
                 continue
-            looks += 1
+            self.looks_left -= 1
             if at:
                 granted_s, number, after = entries[at - 1]
                 least = (now - granted_s) * (1 << (run.group[1] - 1))
@@ -164,8 +165,9 @@ class StoppableRuns:
     def next_able(
         self, level: RequestClass, waiting: QueuedRequest, is_allowed: Callable[[str], bool], now: float
     ) -> float:
-        """When the next request on an allowed replica may stop for this one; infinite: none."""
-        due = math.inf
+        """When the next request on an allowed replica may stop for this one; infinite: none. After so many looks, the
+        moment of the next ones."""
+        due, looks = math.inf, MAX_DUE_LOOKS
         for of in RequestClass:
             if of > level:
                 break
@@ -174,13 +176,18 @@ class StoppableRuns:
                     continue
                 protection_s = _protection_s(of, level, preempted)
                 at = _protected_from(entries, protection_s, now)
-                if of == level and due > now + GROWN_S:
-                    early = entries[:at]
-                    if any(run.kv_tokens <= waiting.cost and is_allowed(run.replica_id) for _, _, run in early):
+                early = islice(entries, at) if of == level and due > now + GROWN_S else ()
+                for _, _, run in early:
+                    looks -= 1
+                    if looks < 0 or (run.kv_tokens <= waiting.cost and is_allowed(run.replica_id)):
                         due = now + GROWN_S  # they may have grown
-                for granted_s, _, run in entries[at:]:
+                        break
+                for granted_s, _, run in map(entries.__getitem__, range(at, len(entries))):
                     if granted_s + protection_s >= due:
                         break
+                    looks -= 1
+                    if looks < 0:
+                        return min(due, now + GROWN_S)
                     if is_allowed(run.replica_id):
                         due = min(due, stoppable_from(run, level, waiting, now))
         return due

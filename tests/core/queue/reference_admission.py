@@ -10,7 +10,7 @@ import math
 
 from serve_app.core.queue import Arrival, QueuePolicy
 from tests.core.queue.reference_history import History
-from tests.core.queue.reference_request import Request
+from tests.core.queue.reference_request import Request, beyond, lacks
 
 CLASSES = 4
 
@@ -37,6 +37,7 @@ class Reference:
         self.earned = [0.0] * CLASSES  # per unit of weight
         self.got_something = [-math.inf] * CLASSES  # when each level was granted something, or earned
         self.paid_up: dict[tuple[int, str], float] = {}  # of these, by tenants who wait
+        self.blocked: dict[int, Request] = {}  # what was owed and found no room last, by level
 
     # What can be asked.
 
@@ -219,6 +220,7 @@ class Reference:
         others = self.waiting(level)
         if not others:
             self.credit[level] = self.earned[level] = 0.0
+            self.blocked.pop(level, None)
         if not any(r.tenant == request.tenant for r in others):
             self.served[of] = max(self.served.get(of, 0.0), self.floor(level))
             self.since[of] = request.number
@@ -378,9 +380,7 @@ class Reference:
                 continue
             if found := self.place(owed, opened):
                 return owed, found, True
-            of, most = (level, owed.tenant), owed.unpaid / self.policy.weight(owed.tenant)
-            self.credit[level] = min(self.credit[level], owed.unpaid)
-            self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
+            self.blocked[level] = owed
             opened -= self.kept_for(owed, opened)
             keeping.add(level)
         for level in order:
@@ -442,17 +442,11 @@ class Reference:
             if not tenants:
                 continue
             self.got_something[level] = self.now
+            if (owed := self.blocked.pop(level, None)) is not None and owed.tenant in tenants:
+                of, most = (level, owed.tenant), owed.unpaid / self.policy.weight(owed.tenant)
+                self.credit[level] = min(self.credit[level], owed.unpaid)
+                self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
             self.credit[level] += self.policy.min_share * request.unpaid
             weights = sum(self.policy.weight(tenant) for tenant in tenants)
             self.earned[level] += self.policy.min_share * request.unpaid / weights
             self.earned[level] = max(self.earned[level], min(self.paid_up[level, tenant] for tenant in tenants))
-
-
-def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:
-    count = 0 if max_requests is None else len(requests) - max_requests
-    tokens = 0 if max_tokens is None else sum(r.cost for r in requests) - max_tokens
-    return max(0, min(1, count)), max(0, min(new.cost, tokens))
-
-
-def lacks(room: tuple[int, int], gone: list[Request]) -> bool:
-    return room[0] > len(gone) or room[1] > sum(r.cost for r in gone)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.class_queue import ClassQueue
+from serve_app.core.queue.considered import MAX_CONSIDERED
 from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.events import Arrival, Preempt
-from serve_app.core.queue.preemption import MAX_CONSIDERED, REST_S, STOP_S
+from serve_app.core.queue.preemption import REST_S, STOP_S
 from serve_app.core.queue.stoppable_runs import GROWN_S, QUANTUM_S, RESUMED_S, GrantedRequest
-from serve_app.core.queue.tenant_queue import QueuedRequest
+from serve_app.core.queue.tenant_queue import QueuedRequest, SizeClass
 from serve_app.types import RequestClass
 
 
@@ -94,15 +94,24 @@ class ReferencePreemption:
         rooms, stop_ends = self._rooms(now)
         for level in reversed(levels):
             self._due[level] = min(stop_ends, self._due[level])
-            waiting = (entry[2] for one in self._class_queues[level].waiting_tenants() for entry in one.order)
-            first = islice(waiting, MAX_CONSIDERED)
-            stopped += self._make_room(level, first, rooms, now, may_stop=level not in rests)
+            stopped += self._make_room(level, rooms, now, may_stop=level not in rests)
         return stopped
+
+    def _considered(self, level: RequestClass, failed: set[SizeClass]) -> Iterator[QueuedRequest]:
+        """The waiting requests of a class in turns of its tenants in fair order, without the sizes that have failed."""
+        tenants = sorted(self._class_queues[level].waiting_tenants(), key=lambda one: one.fair_key)
+        left = [[entry[2] for entry in one.order] for one in tenants]
+        for _ in range(MAX_CONSIDERED):
+            left = [able for mine in left if (able := [one for one in mine if one.size not in failed])]
+            if not left:
+                return
+            mine = left.pop(0)
+            yield mine.pop(0)
+            left.append(mine)
 
     def _make_room(
         self,
         level: RequestClass,
-        requests: Iterable[QueuedRequest],
         rooms: dict[str, _Room],
         now: float,
         *,
@@ -111,8 +120,9 @@ class ReferencePreemption:
         """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
         run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
+        failed = set[SizeClass]()
         left, spare = dict(rooms), sum(max(0, room.slots) for room in rooms.values()) - self._guard_slots(level)
-        for waiting in requests:
+        for waiting in self._considered(level, failed):
             allowed = {name: room for name, room in left.items() if self._capacity.may_take(name, level, *waiting.need)}
             fitting = [(-room.tokens, -room.slots, name) for name, room in allowed.items() if room.fits(waiting)]
             chosen = min(fitting)[2] if fitting and spare > 0 else None
@@ -128,6 +138,7 @@ class ReferencePreemption:
                 if chosen is None:
                     for name in allowed:
                         del left[name]
+                    failed.add(waiting.size)
                     continue
                 for run in runs:
                     run.stopping_s, spare = now, spare + run.arrival.slots

@@ -49,3 +49,13 @@ class Request:
 
     def may_use(self, replica: str) -> bool:
         return self.arrival.only_replica in (None, replica) and replica not in self.arrival.avoid_replicas
+
+
+def beyond(requests: list[Request], max_requests: int | None, max_tokens: int | None, new: Request) -> tuple[int, int]:
+    count = 0 if max_requests is None else len(requests) - max_requests
+    tokens = 0 if max_tokens is None else sum(r.cost for r in requests) - max_tokens
+    return max(0, min(1, count)), max(0, min(new.cost, tokens))
+
+
+def lacks(room: tuple[int, int], gone: list[Request]) -> bool:
+    return room[0] > len(gone) or room[1] > sum(r.cost for r in gone)

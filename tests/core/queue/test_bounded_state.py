@@ -31,6 +31,7 @@ def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tu
             heap.set(str(number), key)
             plain[str(number)] = key
         assert heap.peek() == min(((key, item) for item, key in plain.items()), default=None)
+        assert list(heap.in_order()) == sorted((key, item) for item, key in plain.items())
         assert len(heap) == len(plain)
         assert len(heap.entries) <= 2 * len(plain) + SLACK
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue.considered import MAX_CONSIDERED
 from serve_app.core.queue.policy import BEGUN_WAIT_S
-from serve_app.core.queue.preemption import MAX_CONSIDERED, REST_S, STOP_S
+from serve_app.core.queue.preemption import REST_S, STOP_S
 from serve_app.core.queue.stoppable_runs import GROWN_S, QUANTUM_S, RESUMED_S
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission
