@@ -185,7 +185,7 @@ class ActorQueue:
 
     def next_due(self) -> float | None:
         """Time of the next `on_tick`; None: nothing is scheduled. O(models)."""
-        if self.granting.requests.is_unfinished:
+        if self.granting.requests.is_unfinished or self.session_admission.is_unfinished:
             return -math.inf
         queues = (one.admission.next_due() for one in self.granting.models.values())
         dues = (*queues, *self.published.calm_at.values(), self.postponed.next_due(), self.limits.next_due())

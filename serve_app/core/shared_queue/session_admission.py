@@ -6,8 +6,9 @@ Rules
 - Opened tokens are charged to the tenant's fair-share counter of that class as input tokens, and again for every
   `HELD_TOKEN_S` for which they are held: who renews sessions for ever is behind others that wait.
 - An engine can open a session if it has one session slot left, and enough tokens besides its open sessions. An opening
-  that only the end of another session makes possible waits outside the queue and delays no request. These are tried in
-  the order of their classes, then of what their tenants' sessions hold for their weights.
+  that only the end of another session makes possible waits outside the queue and delays no request. Openings are
+  reviewed when a session has begun or ended, or the engines or shares have changed: in the order of their classes, then
+  of what their tenants' sessions hold for their weights, a part in each event.
 - The sessions of one tenant hold at most a part of the model's KV tokens (`SessionRequest.max_share`), and none of what
   is guaranteed to other tenants (`core.shared_queue.session_shares`). An opening above that waits for an end, too.
   Closed sessions count until their running request ends, in these bounds and in the number that a tenant may have.
@@ -23,9 +24,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
@@ -40,6 +42,7 @@ RECALL_S = 1.0  # a router returns credit within a round trip, or is silent: the
 # A KV token that a session holds for so long costs as much as an input token: about as long as a short answer holds it.
 HELD_TOKEN_S = 10.0
 REVIEW_S = 1.0  # between charges for held tokens, and looks for what is to be taken back: a second late at most
+REVIEWED_AT_ONCE = 16  # pending openings that are reviewed in one event: milliseconds with hundreds of engines
 SESSION_TOO_LARGE = "session_too_large"  # error code of a session that can never fit
 
 
@@ -51,8 +54,18 @@ class _PendingSession:
     ticket: str = ""  # empty: it waits outside the queue
 
 
+class _Capacity(NamedTuple):
+    """What a model has for sessions, at one version of these: KV tokens and the number of sessions that are open, by
+    engine. `total`: all its KV tokens."""
+
+    version: int
+    total: int
+    engines: dict[str, tuple[int, int]]
+
+
 class SessionAdmission:
-    """Pending openings. O(pending openings) when a session is opened or ends, otherwise as `Granting`.
+    """Pending openings. O(engines) and O(n log n) for n pending openings when a session is opened or ends, otherwise as
+    `Granting`.
 
     Args:
         engines_of: returns the running engines of a model.
@@ -73,6 +86,9 @@ class SessionAdmission:
         self._numbers = itertools.count(1)
         self.decisions: list[Action] = []  # of the queue on openings; `settle` carries them out
         self._seen_version = sessions.version
+        self._seen_capacities: dict[str, object] = {}  # of models with pending openings, at the last tick
+        self._to_review: list[str] = []  # pending openings, the first last
+        self._capacities: dict[str, _Capacity] = {}  # of this event, by model
         self._outcomes: dict[str, Session | ServeAppError] = {}
         self._reviewed_at = math.inf  # infinite: not yet
         self._reclaim = SessionReclaim(sessions)
@@ -96,6 +112,7 @@ class SessionAdmission:
                     f" close it to have {ask.tokens} of {ask.model}"
                 )
             return self._sessions.renew(ask.session_id, now)
+        self._capacities.clear()
         engines = self._check(ask)
         before = self.withdraw(ask.session_id, now)
         waiting = self.pending_sessions[ask.session_id] = _PendingSession(ask, now if before is None else before)
@@ -134,18 +151,33 @@ class SessionAdmission:
         self.decisions.clear()
         for waiting in self.pending_sessions.values():
             waiting.candidate_engines, waiting.ticket = (), ""
+        self._begin_review()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the last event has left openings to review for the next one."""
+        return bool(self._to_review) or self._seen_version != self._sessions.version
 
     def settle(self, now: float) -> None:
-        """Carry out decisions, and review pending openings if the free capacity for sessions has changed."""
-        while self.decisions or self._seen_version != self._sessions.version:
+        """Carry out decisions, and review pending openings if the free capacity for sessions has changed; at most
+        `REVIEWED_AT_ONCE`."""
+        self._capacities.clear()
+        left = REVIEWED_AT_ONCE
+        if self._seen_version != self._sessions.version:
+            self._begin_review()
+        while self.decisions or (left and self.is_unfinished):
             decisions, self.decisions = self.decisions, []
             for action in decisions:
                 waiting = next((one for one in self.pending_sessions.values() if one.ticket == action.request_id), None)
                 if waiting is not None:  # else it was withdrawn; the cancellation returned the grant
                     self._step(waiting, partial(self._carry_out, waiting, action, now), now)
-            if self._seen_version != self._sessions.version:
-                self._seen_version = self._sessions.version
-                self._review(now)
+            if self._to_review and left:
+                left -= 1
+                waiting = self.pending_sessions.get(self._to_review.pop())
+                if waiting is not None:
+                    self._step(waiting, partial(self._review, waiting, now), now)
+            elif self._seen_version != self._sessions.version:
+                self._begin_review()  # of the openings that were reviewed before others were opened
 
     def on_tick(self, now: float) -> None:
         """End openings that waited too long outside the queue, follow started and ended engines, charge what sessions
@@ -156,7 +188,7 @@ class SessionAdmission:
             self._charge_held(max(0.0, elapsed_s))
             for model in list(self._sessions.held_by_tenant):
                 self._take_back(model, now)
-        self._review(now)
+        self._look_at_engines()
         for waiting in [one for one in self.pending_sessions.values() if not one.ticket]:
             if waiting.ask.wait_until is not None and waiting.ask.wait_until <= now:
                 del self.pending_sessions[waiting.ask.session_id]
@@ -196,22 +228,29 @@ class SessionAdmission:
 
     def _candidate_engines(self, ask: SessionRequest) -> tuple[str, ...]:
         """The engines that can open a session once all their requests have ended."""
-        sessions = self._sessions
-        if self._room(ask).tokens < ask.tokens or sessions.count_by_tenant[ask.tenant] >= ask.per_tenant:
+        if self._room(ask).tokens < ask.tokens or self._sessions.count_by_tenant[ask.tenant] >= ask.per_tenant:
             return ()
-        return tuple(
-            engine
-            for engine in self._engines_of(ask.model)
-            if self._ledger.limit(engine) - sessions.reserved_tokens[engine] >= ask.tokens
-            and sessions.count_on(engine) < ask.per_engine
-        )
+        engines, most = self._capacity(ask.model).engines, ask.per_engine
+        return tuple(name for name, (tokens, count) in engines.items() if tokens >= ask.tokens and count < most)
 
     def _room(self, ask: SessionRequest) -> SessionRoom:
         """The KV tokens that its tenant may have in more sessions of the model. O(engines + tenants with sessions)."""
         model_state = self._granting.models.get(ask.model)
         shares = {} if model_state is None else model_state.admission.scheduler.shares
-        total = sum(map(self._ledger.limit, self._engines_of(ask.model)))
-        return session_room(ask.tenant, self._sessions.held_by_tenant.get(ask.model, {}), shares, total, ask.max_share)
+        held: Mapping[str, int] = self._sessions.held_by_tenant.get(ask.model, {})
+        return session_room(ask.tenant, held, shares, self._capacity(ask.model).total, ask.max_share)
+
+    def _capacity(self, model: str) -> _Capacity:
+        """O(engines) once in an event, and again when a session has begun or ended."""
+        found, sessions = self._capacities.get(model), self._sessions
+        if found is None or found.version != sessions.version:
+            limits = {engine: self._ledger.limit(engine) for engine in self._engines_of(model)}
+            engines = {
+                engine: (limit - sessions.reserved_tokens[engine], sessions.count_on(engine))
+                for engine, limit in limits.items()
+            }
+            found = self._capacities[model] = _Capacity(sessions.version, sum(limits.values()), engines)
+        return found
 
     def _open_at_once(self, waiting: _PendingSession, now: float) -> bool:
         """Open a session if its tokens are free and no request waits for the model; returns whether it did."""
@@ -235,7 +274,7 @@ class SessionAdmission:
             return
         waiting.ticket = f"{SESSIONS_OWNER}:{next(self._numbers)}"
         model_state = self._granting.models.get(ask.model)
-        engines = {*self._engines_of(ask.model), *(() if model_state is None else model_state.engines)}
+        engines = {*self._capacity(ask.model).engines, *(() if model_state is None else model_state.engines)}
         arrival = Arrival(
             waiting.ticket,
             ask.request_class,
@@ -248,17 +287,30 @@ class SessionAdmission:
         )
         self._granting.requests.arrive(SESSIONS_OWNER, ask.model, arrival, waiting.waiting_since, now)
 
-    def _review(self, now: float) -> None:
-        """Queue openings again whose candidate engines have changed."""
-        for waiting in sorted(self.pending_sessions.values(), key=self._order):
-            self._step(waiting, partial(self._look_at, waiting, now), now)
+    def _look_at_engines(self) -> None:
+        """Begin a review if the engines or shares of a model with pending openings have changed. O(engines)."""
+        self._capacities.clear()
+        found: dict[str, object] = {}
+        for model in {one.ask.model for one in self.pending_sessions.values()}:
+            model_state, capacity = self._granting.models.get(model), self._capacity(model)
+            shares = {} if model_state is None else dict(model_state.admission.scheduler.shares)
+            found[model] = capacity.total, capacity.engines.keys(), shares
+        if found != self._seen_capacities:
+            self._seen_capacities = found
+            self._begin_review()
 
-    def _look_at(self, waiting: _PendingSession, now: float) -> None:
+    def _begin_review(self) -> None:
+        self._seen_version = self._sessions.version
+        self._to_review = sorted(self.pending_sessions, key=self._order)[::-1]  # of equal ones the oldest is last, too
+
+    def _review(self, waiting: _PendingSession, now: float) -> None:
+        """Queue an opening again if its candidate engines have changed."""
         if waiting.candidate_engines != self._candidate_engines(waiting.ask):
             self._granting.requests.cancel(waiting.ticket, now)
             self._enqueue(waiting, now, accepted=True)
 
-    def _order(self, waiting: _PendingSession) -> tuple[float, ...]:
+    def _order(self, session_id: str) -> tuple[float, ...]:
+        waiting = self.pending_sessions[session_id]
         ask, model_state = waiting.ask, self._granting.models.get(waiting.ask.model)
         weight = 1.0 if model_state is None else model_state.admission.scheduler.policy.weight(ask.tenant)
         return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
@@ -277,7 +329,7 @@ class SessionAdmission:
         model_state = self._granting.models.get(model)
         if model_state is None:
             return
-        admission, total = model_state.admission, sum(map(self._ledger.limit, self._engines_of(model)))
+        admission, total = model_state.admission, self._capacity(model).total
         demand = {level: Counter(waits) for level, waits in admission.kv_demand().items()}
         for one in self.pending_sessions.values():
             ask, has = one.ask, self._sessions.held_tokens(model, one.ask.tenant)

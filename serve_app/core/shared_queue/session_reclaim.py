@@ -17,7 +17,7 @@ Invariant: only sessions under notice are taken back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from serve_app.core.memory import SessionEntry, SessionLeases
 from serve_app.core.queue import QueuePolicy
@@ -25,7 +25,6 @@ from serve_app.types import RequestClass
 
 # Longer than most peaks of load; a request that waits for it still starts well within the usual longest wait of 60 s.
 NOTICE_S = 10.0
-
 
 Demand = Mapping[RequestClass, Mapping[str, int]]  # KV tokens that are waited for, by class and tenant
 
@@ -63,6 +62,8 @@ class SessionReclaim:
         """The sessions that are under notice from now on."""
         held: Mapping[str, int] = self._sessions.held_by_tenant.get(model, {})
         chosen, given = list[SessionEntry](), Counter[str]()  # the tokens of these, by tenant
+        free = total - sum(held.values())  # with what these give
+        beside_sessions = free
         for level in RequestClass:
             waits = Counter[str]()
             for above in [one for one in demand if one >= level]:
@@ -70,17 +71,17 @@ class SessionReclaim:
             if not waits:
                 continue
             mine = self._in_order(model, level)
-            parts = {tenant: part_of(tenant, held.keys() | waits.keys(), policy) for tenant in held}
+            parts = parts_of(held.keys() | waits.keys(), policy)
+            wanted = waits.total() - (free - beside_sessions)
             left = {tenant: tokens - parts[tenant] * total - given[tenant] for tenant, tokens in held.items()}
             for tenant in sorted(mine, key=lambda name: (-left[name], name)):
                 for one in mine[tenant]:
-                    tokens, free = one.request.tokens, total - sum(held.values()) + given.total()
+                    tokens = one.request.tokens
                     crowded = left[tenant] > 0 and free < (1.0 - parts[tenant]) * total / 2
-                    needed = waits.total() - waits[tenant] - given.total()
-                    if needed > 0 and (tokens <= left[tenant] or crowded):
+                    if wanted > waits[tenant] and (tokens <= left[tenant] or crowded):
                         chosen.append(one)
-                        left[tenant] -= tokens
                         given[tenant] += tokens
+                        left[tenant], wanted, free = left[tenant] - tokens, wanted - tokens, free + tokens
         return chosen
 
     def _in_order(self, model: str, level: RequestClass) -> dict[str, list[SessionEntry]]:
@@ -98,9 +99,13 @@ class SessionReclaim:
         return one.lease not in sessions.notices, sessions.in_use(one.lease), sessions.used_at(one.lease)
 
 
-def part_of(tenant: str, tenants: set[str], policy: QueuePolicy) -> float:
-    """The part of a model that sessions of a tenant may hold while requests of the others wait."""
+def parts_of(tenants: Set[str], policy: QueuePolicy) -> dict[str, float]:
+    """The part of a model that sessions of each tenant may hold while requests of the others wait. O(tenants)."""
+    weights = {tenant: policy.weight(tenant) for tenant in tenants}
     shares = {name: rights.share for name, rights in policy.tenants.items() if name in tenants}
-    fair = policy.weight(tenant) / sum(map(policy.weight, tenants))
-    left = 1.0 - sum(share for name, share in shares.items() if name != tenant)
-    return max(shares.get(tenant, 0.0), min(fair, left))
+    all_weights, all_shares, found = sum(weights.values()), sum(shares.values()), dict[str, float]()
+    for tenant, weight in weights.items():
+        share = shares.get(tenant, 0.0)
+        left_by_others = 1.0 - (all_shares - share)
+        found[tenant] = max(share, min(weight / all_weights, left_by_others))
+    return found

@@ -35,6 +35,41 @@ def test_a_look_at_the_sessions_that_wait_does_not_look_at_the_open_ones() -> No
     assert review_steps(400) <= review_steps(20)
 
 
+def with_openings(engines: int, pending: int) -> Quota:
+    """A session fills each engine; requests wait, and so many openings for half of an engine."""
+    quota, (router,) = connected(engines, 4, 100_000, 1)
+    limit = quota.ledger.limit("e0")
+    for number in range(engines):
+        quota.on_open_session(SessionRequest(session_name(f"t{number}", "s"), MODEL, limit, 600.0), 1.0)
+    for number in range(pending):
+        name = session_name(f"w{number}", "s")
+        quota.on_open_session(SessionRequest(name, MODEL, limit // 2 + number, 600.0, wait_until=500.0), 1.0)
+    router.say(quota, tuple(router.arrive() for _ in range(50)), 1.0)
+    most_steps(quota, lambda: quota.queue.on_tick(1.1), 1.1)
+    assert len(quota.queue.session_admission.waiting()) == pending
+    return quota
+
+
+def test_a_tick_does_not_look_at_each_engine_for_each_session_that_waits() -> None:
+    def tick_steps(pending: int) -> int:
+        quota = with_openings(100, pending)
+        return steps(lambda: quota.queue.on_tick(1.2))
+
+    assert tick_steps(200) < 2 * tick_steps(20)
+
+
+def test_the_sessions_that_wait_are_reviewed_a_part_at_a_time_when_one_ends() -> None:
+    def close_steps(pending: int) -> int:
+        quota = with_openings(50, pending)
+        most = most_steps(quota, lambda: quota.queue.close_session("t0 s", 1.2), 1.2)
+        assert quota.queue.granting.models[MODEL].admission.waiting > pending, (
+            "all can have that engine, and are queued"
+        )
+        return most
+
+    assert close_steps(400) < 2 * close_steps(100)
+
+
 def most_steps(quota: Quota, act: Callable[[], Any], now: float) -> int:
     """Of the event and of each tick that the actor asks for at once."""
     most = steps(act)

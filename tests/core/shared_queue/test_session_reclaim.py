@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.core.memory import session_name
 from serve_app.core.queue import QueuePolicy, TenantPolicy
-from serve_app.core.shared_queue.session_reclaim import NOTICE_S, part_of
+from serve_app.core.shared_queue.session_reclaim import NOTICE_S, parts_of
 from serve_app.errors import LeaseNotFound
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_session_shares import ask, opened, world
@@ -259,6 +259,6 @@ def test_who_holds_sessions_is_behind_who_waits_without_them() -> None:
 def test_a_part_is_that_of_the_weight_at_least_the_share_and_leaves_the_others_theirs() -> None:
     tenants = {"a": TenantPolicy(weight=2.0), "b": TenantPolicy(share=0.8), "idle": TenantPolicy(share=0.1)}
     policy = QueuePolicy(10, 10.0, tenants=tenants)
-    assert part_of("a", {"a", "c"}, policy) == pytest.approx(2 / 3)
-    assert part_of("a", {"a", "b"}, policy) == pytest.approx(0.2)
-    assert part_of("b", {"a", "b", "c"}, policy) == 0.8
+    assert parts_of({"a", "c"}, policy)["a"] == pytest.approx(2 / 3)
+    assert parts_of({"a", "b"}, policy)["a"] == pytest.approx(0.2)
+    assert parts_of({"a", "b", "c"}, policy)["b"] == 0.8
