@@ -5,7 +5,7 @@ Rules
   (`core.shared_queue.requests` draws on it). An engine takes as many sessions as it has such slots.
 - Requests renew a session when they arrive and when they end; a session with a running request does not expire.
 - A session closed while its request runs is unknown at once, and keeps what the request holds until that ends. So long
-  it counts for its tenant, with that many tokens.
+  it counts for its tenant, with that many tokens. If what runs is unknown, it keeps everything until that is known.
 - A session can be taken back for others that wait (`core.shared_queue.session_reclaim`). Its agent is told why.
 
 Invariant: an open session has its tokens; no other party uses them, also while the agent runs a tool.
@@ -211,21 +211,28 @@ class SessionLeases:
             if one.engine in unreported or self.in_use(lease):
                 self.touch(lease, now)
 
-    def close(self, session_id: str) -> None:
-        """Close a session. Raises LeaseNotFound."""
+    def close(self, session_id: str, unreported: Container[str] = ()) -> None:
+        """Close a session; `unreported`: engines where it is unknown what runs. Raises LeaseNotFound."""
         one = self._require_open(session_id)
         self._mark_closed(one)
-        if self.in_use(one.lease):
-            kept = max(1, self._ledger.held(one.lease))
-            self._ledger.resize(one.lease, [kept])
-            self._count(one, -1)
-            closed = replace(one, request=replace(one.request, tokens=kept), closed=True)
-            self.by_lease[one.lease] = closed
-            self._count(closed, 1)
-            self._checkpoint.put((EntryKind.SESSION, one.lease), closed)
-            self.closed_leases.add(one.lease)
+        if one.engine in unreported:
+            self._keep(one, one.request.tokens)
+        elif self.in_use(one.lease):
+            self._keep(one, self._ledger.held(one.lease))
         else:
             self.forget(one.lease)
+
+    def _keep(self, one: SessionEntry, tokens: int) -> None:
+        """A closed session keeps so many tokens, at least one: its lease has the slot of its request."""
+        tokens = max(1, tokens)
+        self._ledger.resize(one.lease, [tokens])
+        closed = replace(one, request=replace(one.request, tokens=tokens), closed=True)
+        self._count(one, -1)
+        self._count(closed, 1)
+        self.by_lease[one.lease] = closed
+        self.closed_leases.add(one.lease)
+        self._checkpoint.put((EntryKind.SESSION, one.lease), closed)
+        self.version += 1
 
     def take_back(self, session_id: str, why: str) -> None:
         """Close a session for others that wait; its agent is told why when it asks for it. Raises LeaseNotFound."""
@@ -235,14 +242,21 @@ class SessionLeases:
             del self._taken_back[next(iter(self._taken_back))]
 
     def end_unused(self, unreported: Container[str] = ()) -> list[str]:
-        """End closed sessions without a running request, where this is known; returns their engines. O(closed)."""
+        """Give back what requests in closed sessions do not hold any more, and end those without one, where this is
+        known; returns their engines. O(closed)."""
         # a lease that is not in the ledger has expired, and is forgotten soon
-        there = (lease for lease in self.closed_leases if lease in self._ledger)
-        ended = [self.by_lease[lease] for lease in there if not self.in_use(lease)]
-        ended = [one for one in ended if one.engine not in unreported]
-        for one in ended:
-            self.forget(one.lease)
-        return [one.engine for one in ended]
+        known = [self.by_lease[lease] for lease in self.closed_leases if lease in self._ledger]
+        freed: list[str] = []
+        for one in [one for one in known if one.engine not in unreported]:
+            held = self._ledger.held(one.lease)
+            if not self.in_use(one.lease):
+                self.forget(one.lease)
+            elif max(1, held) < one.request.tokens:
+                self._keep(one, held)
+            else:
+                continue
+            freed.append(one.engine)
+        return freed
 
     def forget(self, lease: str) -> None:
         """End a session, also after its lease has ended in the ledger; a lease of no session changes nothing."""

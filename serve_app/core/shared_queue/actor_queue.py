@@ -159,7 +159,7 @@ class ActorQueue:
         """Close a session, or withdraw its pending opening. Raises LeaseNotFound."""
         if self.session_admission.withdraw(session_id, now) is None:
             one = self._sessions.by_session_id.get(session_id)
-            self._sessions.close(session_id)
+            self._sessions.close(session_id, self.closed_engines)
             self.granting.sync("" if one is None else one.engine, now)
         with self._reset_on_error(now):
             self._after_event(now)

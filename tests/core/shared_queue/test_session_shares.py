@@ -164,6 +164,44 @@ def test_a_closed_session_has_after_a_crash_of_the_actor_what_its_request_held()
     assert not there.quota.sessions.count_by_tenant
 
 
+def test_a_session_that_is_closed_before_its_router_has_reported_keeps_its_tokens_until_then() -> None:
+    """Its request's tokens were on nobody's account after a restart of the actor."""
+    there = world(slots=8)
+    session = opened(there, "agents", "s0", 450)
+    lease = there.routers["r0"].line.sessions[session.request.session_id].lease
+    request = there.arrive("r0", NORMAL, tokens=400, tenant="agents", session=lease)
+    there.settle(3)
+    there.store()
+    there.crash()
+    there.engine_speaks("e0")
+    there.quota.queue.close_session(session.request.session_id, there.now)
+    assert there.quota.ledger.lease(lease).amount == 450
+    there.settle(6)
+    assert request.state == "runs"
+    assert there.quota.queue.accounts.overdrawn == 0
+    assert there.quota.ledger.lease(lease).amount == 400
+    there.finish("r0", f"q{request.number}")
+    there.settle(4)
+    assert lease not in there.quota.ledger
+
+
+def test_a_closed_session_gives_back_what_the_first_of_its_requests_held_when_that_ends() -> None:
+    there = world(slots=8)
+    session = opened(there, "agents", "s0", 400)
+    lease = there.routers["r0"].line.sessions[session.request.session_id].lease
+    first, second = (there.arrive("r0", NORMAL, tokens=tokens, tenant="agents", session=lease) for tokens in (300, 50))
+    there.settle(3)
+    there.quota.queue.close_session(session.request.session_id, there.now)
+    assert there.quota.sessions.held_tokens(MODEL, "agents") == 350
+    there.finish("r0", f"q{first.number}")
+    there.settle(3)
+    assert second.state == "runs"
+    assert there.quota.ledger.lease(lease).amount == there.quota.sessions.held_tokens(MODEL, "agents") == 50
+    there.finish("r0", f"q{second.number}")
+    there.settle(3)
+    assert there.quota.sessions.held_tokens(MODEL, "agents") == 0
+
+
 # Guaranteed shares.
 
 
