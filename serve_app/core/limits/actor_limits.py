@@ -181,8 +181,9 @@ class ActorLimits:
         if is_complete:
             self._empty_since = None
         recovery, self._recovery = self._recovery, Recovery()
-        for scope in recovery.scopes(self.calendar, now):
+        for scope, unheard in recovery.scopes(self.calendar, now, self._empty_since):
             self.scopes[scope.name] = self.reservations.touched[scope.name] = scope
+            self._ask_store(scope, unheard)
         for told in recovery.reservations:
             scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
             entry = Entry(scopes, told.need, key_of(told.scopes, told.fingerprint), now + told.due_in_s)
@@ -237,8 +238,8 @@ class ActorLimits:
     def _on_request(self, router: str, request: LimitRequest, now: float) -> None:
         if self.is_recovering:
             self._undecided.add(Undecided(router, request))
-            return
-        self._decide(router, request, now, is_last=False)
+        else:
+            self._decide(router, request, now, is_last=False)
 
     def _decide(self, router: str, request: LimitRequest, now: float, *, is_last: bool) -> None:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""

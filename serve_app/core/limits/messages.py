@@ -6,12 +6,15 @@ each side has its own clock.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from serve_app.core.limits.policy import NOTHING, Amounts, Kind, LimitReason, Limits, Period, Scopes, ended_quotas
 from serve_app.core.messages import message
 
 Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
+UNHEARD: Version = (0, 0)  # no state of this scope was received
+UNCOUNTED = math.inf  # the level of what the actor does not count, or does not know yet
 
 
 @message
@@ -19,7 +22,7 @@ class LimitState(NamedTuple):
     """Action: what is left of a scope.
 
     Args:
-        level: at the actor, with what is reserved, and without the credit of routers.
+        level: at the actor, with what is reserved, and without the credit of routers; or `UNCOUNTED`.
         left: with the credit of all routers, and without what is reserved.
         is_near: routers keep no credit of it.
         slots_kept: concurrency that a router may keep between its requests.

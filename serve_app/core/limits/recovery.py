@@ -49,14 +49,17 @@ class Recovery:
         for booked in self.accounts.values():
             booked.pop(router, None)
 
-    def scopes(self, calendar: Calendar, now: float) -> Iterator[Scope]:
-        """The scopes as the last actor had them; quotas that have begun anew since are whole."""
+    def scopes(
+        self, calendar: Calendar, now: float, empty_since: float | None
+    ) -> Iterator[tuple[Scope, frozenset[Kind]]]:
+        """The scopes as the last actor had them, quotas that have begun anew since are whole; and see `restored`."""
         for name, (one, heard_at) in self.newest.items():
             booked = self.accounts[name]
             credit = tuple(sum(account[kind] for account in booked.values()) for kind in Kind)
             back = self.returned.get(name, NOTHING)
             one = one._replace(level=tuple(map(sum, zip(one.level, back, strict=True))))
-            scope = restored(one._replace(age_s=max(0.0, now - heard_at)), credit, calendar, now)
+            one = one._replace(age_s=max(0.0, now - heard_at))
+            scope, unheard = restored(one, credit, calendar, now, empty_since)
             for router, account in booked.items():
                 scope.book(router, account)
-            yield scope
+            yield scope, unheard

@@ -23,6 +23,7 @@ from operator import add, sub
 
 from serve_app.core.limits.decisions import Charged, LimitDecision, Refusal
 from serve_app.core.limits.messages import (
+    UNHEARD,
     LimitAccounts,
     LimitAction,
     LimitCancel,
@@ -73,7 +74,7 @@ class _Scope:
     spent: list[float] = field(default_factory=lambda: list(NOTHING))
     refund: list[float] = field(default_factory=lambda: list(NOTHING))
     in_use: int = 0  # of the concurrency, by requests
-    version: Version = (0, 0)
+    version: Version = UNHEARD
     level: Amounts = NOTHING
     left: Amounts | None = None  # of all routers, at `heard_at`
     heard_at: float = 0.0

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.limits.messages import LimitState, ScopeAccount, Version
+from serve_app.core.limits.messages import UNCOUNTED, UNHEARD, LimitState, ScopeAccount, Version
 from serve_app.core.limits.policy import NO_KINDS, NOTHING, QUOTAS, Amounts, Kind, Limits, Period
-from serve_app.core.limits.pools import ROUNDING, Pool
+from serve_app.core.limits.pools import ROUNDING, Pool, new_pools
 
 DAY_S = 86_400.0
 
@@ -37,7 +37,7 @@ class Scope:
     name: str
     limits: Limits
     pools: dict[Kind, Pool]
-    version: Version = (0, 0)
+    version: Version = UNHEARD
     is_near: bool = False
     recalled: set[str] = field(default_factory=set)
     waiting: dict[str, None] = field(default_factory=dict)
@@ -90,10 +90,11 @@ class Scope:
         return {name for name in found if name != router}
 
     def state(self, version: Version, routers: int, period: Period) -> LimitState:
-        level, left = list(NOTHING), list(NOTHING)
+        level, left = [UNCOUNTED] * len(Kind), list(NOTHING)
         for kind, pool in self.pools.items():
             free = pool.level + pool.spare
-            level[kind] = free + pool.reserved
+            if kind not in self.unknown:
+                level[kind] = free + pool.reserved
             left[kind] = free + sum(pool.credit.values()) if pool.credit else free
         kept = self.slots_kept(routers)
         return LimitState(self.name, version, tuple(level), tuple(left), self.is_near, kept, period)
@@ -125,21 +126,29 @@ class Scope:
             pool.overflow()
 
 
-def restored(account: ScopeAccount, credit: Amounts, calendar: Calendar, now: float) -> Scope:
-    """A scope after a restart of the actor, by the newest state that a router had received of it.
+def restored(
+    account: ScopeAccount, credit: Amounts, calendar: Calendar, now: float, empty_since: float | None
+) -> tuple[Scope, frozenset[Kind]]:
+    """A scope after a restart of the actor, by the newest state that a router had received of it; and the quotas of
+    which no router knows what was used. What was not heard of is as in a new scope.
 
     Args:
         credit: of all routers, by their reports.
+        empty_since: see `new_pools`.
     """
-    pools = {}
-    for kind, capacity in account.limits.capacities().items():
-        level = capacity  # what requests hold of a concurrency is in the accounts
-        if kind in QUOTAS and account.age_s > calendar.begun_s(kind, now):
-            level = capacity - credit[kind]
-        elif kind is not Kind.CONCURRENT:
-            level = min(account.level[kind] + account.limits.rate(kind) * account.age_s, capacity - credit[kind])
-        pools[kind] = Pool(kind, account.limits, level, now)
-    return Scope(account.scope, account.limits, pools)
+    pools, unheard = new_pools(account.limits, now, empty_since), set[Kind]()
+    for kind, pool in pools.items():
+        if kind is Kind.CONCURRENT:
+            continue  # what requests hold of it is in the accounts
+        whole, level = pool.capacity - credit[kind], account.level[kind]
+        if account.version == UNHEARD or level == UNCOUNTED:
+            pool.level = min(pool.level, whole)
+            unheard |= {kind} & set(QUOTAS)
+        elif kind in QUOTAS and account.age_s > calendar.begun_s(kind, now):
+            pool.level = whole
+        else:
+            pool.level = min(level + pool.rate * account.age_s, whole)
+    return Scope(account.scope, account.limits, pools), frozenset(unheard)
 
 
 class Calendar:

@@ -286,8 +286,8 @@ class RouterQueue:
             epoch,
             (
                 messages.Hello(accounts + self.in_flight.session_draws(self.pending), self._process),
+                *([] if self._store is None else [self._store]),  # first: it is asked for what is told next
                 self.limits.begin_incarnation(now),
-                *([] if self._store is None else [self._store]),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
                 *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
                 *(
