@@ -150,6 +150,7 @@ class LimitRefuse(NamedTuple):
         kind, scope: of the limit.
         retry_after_s: the moment reserved for it; None: it never can be charged.
         is_reserved: whether the moment is reserved, and not an estimate.
+        is_unsure: the actor does not know what it has charged: the router begins another incarnation.
     """
 
     ticket: str
@@ -158,6 +159,7 @@ class LimitRefuse(NamedTuple):
     scope: str
     retry_after_s: float | None
     is_reserved: bool
+    is_unsure: bool = False
 
 
 @message

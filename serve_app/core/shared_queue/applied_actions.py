@@ -1,7 +1,8 @@
 """The actor's actions at a router, applied one by one: one that fails ends its own request, and no other.
 
 A request that waits is refused, and the actor is told to return what it has granted it. What a failed action would have
-changed in an account is missing there until the next heartbeat, at which the actor compares the accounts.
+changed in an account is missing there until the next heartbeat, at which the actor compares the accounts. Those of the
+limits are not compared: the router begins another incarnation, and so tells what it has.
 
 Invariant: every action of a reply is applied or is in `failed`; none hides another one.
 """
@@ -11,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from serve_app.core.limits import RouterLimits
+from serve_app.core.limits import LimitGrant, LimitRecall, LimitRefuse, RouterLimits
 from serve_app.core.queue import Action, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import ActorAction
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequests
 from serve_app.core.shared_queue.scope import lost
+
+_OF_ACCOUNTS = (LimitGrant, LimitRecall)  # without one of them a router's account of a limit is wrong
 
 
 class FailedAction(NamedTuple):
@@ -40,6 +43,7 @@ class AppliedActions:
     ) -> None:
         self._pending, self._in_flight, self._limits, self._session = pending, in_flight, limits, session
         self.failed: list[FailedAction] = []  # since the shell has taken them
+        self._is_unsure = False
 
     def apply(
         self, actions: Iterable[ActorAction], act: Callable[[ActorAction, float], list[Action]], now: float
@@ -49,10 +53,12 @@ class AppliedActions:
         for action in actions:
             ticket: str = getattr(action, "ticket", "") or getattr(action, "request_id", "")
             waiting, charged = self._pending.tickets.get(ticket), self._limits.tickets.get(ticket)
+            self._is_unsure |= isinstance(action, LimitRefuse) and action.is_unsure
             try:
                 found += act(action, now)
             except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this action alone
                 request_id = ""
+                self._is_unsure |= isinstance(action, _OF_ACCOUNTS)
                 if charged is not None:
                     request_id = charged.request.request_id
                     self._limits.lose(request_id, now)
@@ -60,6 +66,11 @@ class AppliedActions:
                     request_id = waiting.request_id
                     found.append(self._end(request_id, ticket))
                 self.failed.append(FailedAction(request_id, action, error))
+        return found
+
+    def take_unsure(self) -> bool:
+        """Whether the accounts of limits may differ from the actor's since the last call."""
+        found, self._is_unsure = self._is_unsure, False
         return found
 
     def _end(self, request_id: str, ticket: str) -> Refuse:

@@ -1,7 +1,8 @@
 """The routers' events at the actor, applied one by one: one that fails ends its own request, and nothing of others.
 
 An arrival that fails is refused, and an event that only reports is dropped. After any other one that fails, its router
-begins a new session and reports its state again. Only if the books no longer agree, the error goes on to all routers.
+begins a new session and reports its state again; after a request to be charged it does so once it has the refusal, or
+it would hand the request in again, for ever. Only if the books no longer agree, the error goes on to all routers.
 
 Invariant: after an event that has failed, the queues know exactly the requests that are known by ticket.
 """
@@ -45,7 +46,9 @@ class AppliedEvents:
             case messages.Arrive(arrival=arrival):
                 requests.lose(router, arrival.request_id, now)
             case LimitRequest(ticket):
-                refusal = LimitRefuse(ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", LOST_RETRY_S, False)
+                refusal = LimitRefuse(
+                    ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", LOST_RETRY_S, False, is_unsure=True
+                )
                 self._send(router, refusal)
             case _ if not isinstance(event, _REPORTS):
                 self.unsure.add(router)

@@ -31,15 +31,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from serve_app.core.limits import (
-    LimitDecision,
-    LimitedRequest,
-    LimitGrant,
-    LimitRecall,
-    LimitRefuse,
-    LimitState,
-    RouterLimits,
-)
+from serve_app.core.limits import LimitAction, LimitDecision, LimitedRequest, RouterLimits
 from serve_app.core.memory import FENCE_S, NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
@@ -257,6 +249,9 @@ class RouterQueue:
             return self.on_lost(now)
         before = session.state
         actions = self.applied.apply(session.on_reply(reply), self.on_action, now)
+        if self.applied.take_unsure():
+            self.begin_incarnation(reply.epoch, now)
+            return actions
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
@@ -318,7 +313,7 @@ class RouterQueue:
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
                     return self.set_reachability(again[0], engine, again[1], now, single_request=again[2])
-            case LimitGrant() | LimitRefuse() | LimitRecall() | LimitState():
+            case _ if isinstance(action, LimitAction):
                 self.limits.on_action(action, now)
             case _:
                 return self.in_flight.on_action(action, now)

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.core.limits import Charged, Kind, LimitReason, Limits
 from serve_app.core.limits.actor_limits import UNKNOWN_S
-from serve_app.core.limits.router_limits import Refusal
+from serve_app.core.limits.decisions import Refusal
 from serve_app.core.quota import Quota
 from tests.core.limits.stream_world import StreamWorld
 from tests.core.limits.world import SCOPE, World

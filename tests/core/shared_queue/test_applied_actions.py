@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.limits import Charged, Limits
+from serve_app.core.limits import Charged, Kind, LimitGrant, Limits
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.types import RequestClass
@@ -84,6 +84,28 @@ def test_a_limit_s_decision_that_cannot_be_applied_costs_at_most_its_request(kin
     assert [one.request_id for one in router.core.applied.failed] == [names[0]]
     assert (limits.pending, limits.tickets) == ({}, {})
     assert not router.core.alone
+
+
+def test_slots_of_a_limit_whose_grants_could_not_be_applied_are_free_again() -> None:
+    world = StreamWorld(1)
+    world.run(1.5)
+    (router,) = world.routers.values()
+    core, act, broken = router.core, router.core.on_action, list[LimitGrant]()
+
+    def instead(action: Any, now: float) -> list[Any]:
+        if isinstance(action, LimitGrant) and len(broken) < 2:
+            broken.append(action)
+            raise Broken
+        return act(action, now)
+
+    core.on_action = instead  # type: ignore[method-assign]
+    told: list[Any] = []
+    for _ in range(4):
+        world.ask(router.name, {"key:k": Limits(max_concurrent=2)}, done=told.append)
+        world.run(1.0)
+    assert [type(one) for one in told] == [Refusal, Refusal, Charged, Charged]
+    assert world.actor.queue.limits.scopes["key:k"].pools[Kind.CONCURRENT].level == 0.0
+    assert not core.alone
 
 
 def test_a_row_over_its_tenant_s_limits_of_batches_is_refused_by_name() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.limits import Charged, LimitRequest, Limits
+from serve_app.core.limits import Charged, Kind, LimitRequest, Limits, actor_limits
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
@@ -112,7 +112,28 @@ def test_a_charge_that_fails_is_refused_and_the_others_are_decided(after: bool) 
     assert decided.pop(names[0]) is (Charged if after else Refusal)
     assert set(decided.values()) == {Charged}
     assert decided.keys() == set(names[1:])
-    assert [router.core.router_session.incarnation for router in (first, second)] == begun
+    now = [router.core.router_session.incarnation for router in (first, second)]
+    assert now[0] == begun[0] + 1  # the actor does not know what it has charged
+    assert now[1] == begun[1]
+
+
+def test_slots_of_charges_that_fail_half_way_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = StreamWorld(1)
+    world.run(1.5)
+    (name,) = world.routers
+    left = [2]
+
+    def is_first(*_: Any) -> bool:
+        left[0] -= 1
+        return left[0] >= 0
+
+    monkeypatch.setattr(actor_limits, "credit", fails(actor_limits.credit, is_first, after=False))
+    told: list[Any] = []
+    for _ in range(4):
+        world.ask(name, {"key:k": Limits(max_concurrent=2)}, done=told.append)
+        world.run(1.0)
+    assert [type(one) for one in told] == [Refusal, Refusal, Charged, Charged]
+    assert world.actor.queue.limits.scopes["key:k"].pools[Kind.CONCURRENT].level == 0.0
 
 
 def test_an_error_after_which_the_books_do_not_agree_ends_all_sessions() -> None:
