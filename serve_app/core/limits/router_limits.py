@@ -323,7 +323,7 @@ class RouterLimits:
             mean_s = max(mean_s, scope.mean_s)
             if any(scope.account) or any(scope.spent) or any(scope.refund):
                 self._report(name, scope, scope.account, is_silent=True)
-        waiting.ticket = f"{self._router}:{next(self._numbers)}"
+        waiting.ticket = f"{self._router}:limit:{next(self._numbers)}"  # the queue's have no second colon
         self.tickets[waiting.ticket] = waiting
         is_repeat = True if waiting.is_repeat else request.is_repeat
         self._put(

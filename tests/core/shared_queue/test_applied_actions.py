@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.limits import Charged, Kind, LimitGrant, Limits
+from serve_app.core.limits import Charged, Kind, LimitedRequest, LimitGrant, Limits
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.types import RequestClass
@@ -54,6 +54,29 @@ def test_a_grant_that_cannot_be_applied_ends_its_request_and_the_others_run(afte
     world.settle(4)
     assert line.accounts.held("e") == (0, 0)
     world.accounted()
+
+
+def test_a_grant_that_cannot_be_applied_ends_no_request_that_waits_for_its_limit() -> None:
+    world = connected(slots=4, routers=1)
+    running = full(world)
+    waits = world.arrive("r0", RequestClass.NORMAL)
+    world.settle(1)
+    line = world.routers["r0"].line
+    broken = line.pending.by_request_id[f"q{waits.number}"]
+    for number in range(10):  # more than have asked the queue: as many have asked for each number
+        scopes = (("key:k", Limits(max_concurrent=1)),)
+        line.charge(LimitedRequest(f"c{number}", scopes, 10, 0, b"%d" % number, may_wait=True), world.now)
+    world.settle(2)
+    charged, line.limits.decided = line.limits.decided, []
+    assert [type(one) for one in charged] == [Charged]
+    fail_at(line, broken.ticket, after=False)
+    for name in running:
+        world.finish("r0", name)
+    world.settle(4)
+    assert waits.state == "refused"
+    assert {one.request_id for one in line.applied.failed} == {broken.request_id}
+    assert line.limits.decided == []
+    assert len(line.limits.pending) == 9
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
