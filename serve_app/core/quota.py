@@ -86,7 +86,9 @@ class Quota:
             self.ledger,
             self.sessions,
             self.grants,
-            lambda to: ActorLimits(epoch, to.send, lambda: len(to.sessions), now, is_recovering=is_recovering),
+            lambda to, scope: ActorLimits(
+                epoch, to.send, lambda: len(to.sessions), now, is_recovering=is_recovering, run=scope.run
+            ),
         )
         self.starts = StartPlanner(self.ledger, self.grants)
         self._recovers_until = now + RECOVERY_S

@@ -15,6 +15,7 @@ from serve_app.core.limits.messages import (
     LimitRefuse,
     LimitRequest,
     LimitState,
+    lost,
 )
 from serve_app.core.limits.policy import (
     Kind,
@@ -46,4 +47,5 @@ __all__ = [
     "Scopes",
     "Standing",
     "TokenPrices",
+    "lost",
 ]

@@ -23,8 +23,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from serve_app.core.limits.lending import credit, first_moment
+from serve_app.core.limits.lending import charge, first_moment
 from serve_app.core.limits.messages import (
     LimitAccounts,
     LimitAction,
@@ -36,6 +37,7 @@ from serve_app.core.limits.messages import (
     LimitReport,
     LimitRequest,
     ScopeAccount,
+    lost,
 )
 from serve_app.core.limits.policy import (
     NO_KINDS,
@@ -51,7 +53,7 @@ from serve_app.core.limits.policy import (
 )
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
-from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, key_of
+from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, Run, at_once, key_of
 from serve_app.core.limits.scopes import Calendar, Key, Scope, version_counter
 from serve_app.core.limits.undecided import Answer, Undecided, UndecidedRequests
 
@@ -75,19 +77,27 @@ class ActorLimits:
         routers: how many routers there are.
         is_recovering: routers of an earlier actor may still report.
         asks_store: `take_unknown` is read, and answered by `on_used`.
+        run: runs a decision, and its end after an error.
     """
 
     def __init__(
-        self, epoch: int, send: Send, routers: Callable[[], int], now: float, *, is_recovering: bool = False
+        self,
+        epoch: int,
+        send: Send,
+        routers: Callable[[], int],
+        now: float,
+        *,
+        is_recovering: bool = False,
+        run: Run = at_once,
     ) -> None:
-        self._send, self._routers = send, routers
+        self._send, self._routers, self._run = send, routers, run
         self.scopes: dict[str, Scope] = {}
         self.calendar = Calendar()
         self.is_recovering, self.asks_store = is_recovering, False
         self._empty_since: float | None = now if is_recovering else None  # new scopes have what has refilled since
         self._recovery = Recovery()
         self._versions = version_counter(epoch)
-        self.reservations = LimitReservations(self._on_granted)
+        self.reservations = LimitReservations(self._on_granted, self._lose, run)
         self._undecided = UndecidedRequests()
         self._unknown: list[str] = []
 
@@ -97,8 +107,10 @@ class ActorLimits:
         if isinstance(event, LimitReport):
             event = event.in_period(self.calendar.period)
         match event:
+            case LimitRequest() if self.is_recovering:
+                self._undecided.add(Undecided(router, event))
             case LimitRequest():
-                self._on_request(router, event, now)
+                self._decide(router, event, now, is_last=False)
             case LimitReport() if self.is_recovering:
                 self._recovery.report(router, event)
             case LimitReport(name, spent, returned, is_answer, wants_state):
@@ -128,7 +140,9 @@ class ActorLimits:
             return
         self.reservations.serve(now)
         for what in self._undecided.take_ready(now):
-            self._decide(what.router, what.request, now, is_last=what.until < math.inf)
+            act = partial(self._decide, what.router, what.request, now, is_last=what.until < math.inf)
+            end = partial(self._lose, what.router, what.request.ticket)
+            self._run(f"a request of router {what.router}", what.request, act, end)
         self.reservations.serve(now)
 
     def on_tick(self, now: float) -> None:
@@ -235,12 +249,6 @@ class ActorLimits:
             scope.unknown |= quotas
             self._unknown.append(scope.name)
 
-    def _on_request(self, router: str, request: LimitRequest, now: float) -> None:
-        if self.is_recovering:
-            self._undecided.add(Undecided(router, request))
-        else:
-            self._decide(router, request, now, is_last=False)
-
     def _decide(self, router: str, request: LimitRequest, now: float, *, is_last: bool) -> None:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
@@ -290,21 +298,7 @@ class ActorLimits:
 
     def _grant(self, router: str, request: LimitRequest, scopes: list[Scope], now: float) -> None:
         """Charge a request that is here now, and give the router credit where plenty is left."""
-        need = request.need
-        for scope in scopes:
-            for kind, pool in scope.pools.items():
-                pool.take(need[kind])
-                if kind is Kind.CONCURRENT:
-                    pool.credit[router] = pool.credit.get(router, 0.0) + 1.0
-        more, slots = credit(scopes, router, need, max(1, self._routers()))
-        for scope in scopes:
-            if more:
-                scope.is_near, scope.recalled = False, set()
-            for kind, pool in scope.pools.items():
-                given = float(slots) if kind is Kind.CONCURRENT else more * need[kind]
-                if given:
-                    pool.level -= given
-                    pool.credit[router] = pool.credit.get(router, 0.0) + given
+        more, slots = charge(scopes, router, request.need, max(1, self._routers()))
         self._send(router, LimitGrant(request.ticket, more, slots, self.calendar.period))
         for scope in scopes:
             self._tell(router, scope)
@@ -350,6 +344,9 @@ class ActorLimits:
         self._send(entry.router, LimitGrant(entry.ticket, 0, 0, self.calendar.period))
         for scope in entry.scopes:
             self._tell(entry.router, scope)
+
+    def _lose(self, router: str, ticket: str) -> None:
+        self._send(router, lost(ticket))
 
     def _on_cancel(self, ticket: str, now: float) -> None:
         """A client is gone: what its request was charged comes back. One that was answered already changes nothing: its

@@ -1,4 +1,4 @@
-"""What a router is lent of the scopes of a request, and the first moment at which a request is covered."""
+"""What a request is charged, what its router is lent of its scopes, and the first moment at which one is covered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ MORE = 4  # requests: with credit for fewer, asking for each costs about the sam
 MAX_MORE = 256
 QUOTA_CREDIT = 0.01  # of a quota, at most, with one router: it is lost for the day if that router dies
 EARLY_SLOT = 0.75  # of the estimated moment of a free slot: who comes early waits here, who comes late wastes it
+
+
+def charge(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tuple[int, int]:
+    """Charge a request that is here now, and give its router credit where plenty is left: see `credit`."""
+    for scope in scopes:
+        for kind, pool in scope.pools.items():
+            pool.take(need[kind])
+            if kind is Kind.CONCURRENT:
+                pool.credit[router] = pool.credit.get(router, 0.0) + 1.0
+    more, slots = credit(scopes, router, need, routers)
+    for scope in scopes:
+        if more:
+            scope.is_near, scope.recalled = False, set()
+        for kind, pool in scope.pools.items():
+            given = float(slots) if kind is Kind.CONCURRENT else more * need[kind]
+            if given:
+                pool.level -= given
+                pool.credit[router] = pool.credit.get(router, 0.0) + given
+    return more, slots
 
 
 def credit(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tuple[int, int]:

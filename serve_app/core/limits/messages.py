@@ -14,6 +14,7 @@ from serve_app.core.messages import message
 
 Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
 UNHEARD: Version = (0, 0)  # no state of this scope was received
+LOST_RETRY_S = 1.0  # for the client of a request that was ended by an error of ours
 UNCOUNTED = math.inf  # the level of what the actor does not count, or does not know yet
 
 
@@ -160,6 +161,11 @@ class LimitRefuse(NamedTuple):
     retry_after_s: float | None
     is_reserved: bool
     is_unsure: bool = False
+
+
+def lost(ticket: str) -> LimitRefuse:
+    """The end of a request that the actor failed at."""
+    return LimitRefuse(ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", LOST_RETRY_S, False, is_unsure=True)
 
 
 @message

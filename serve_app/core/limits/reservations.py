@@ -9,6 +9,7 @@ A client whose moment would be too far away is told an estimate instead. When it
 moment there is then.
 
 Invariant: a reservation is of a client that is away, or of a request that waits here, or vacant, or over.
+Invariant: a request whose grant fails is ended, and those behind it are served.
 Invariant: a moment is kept, and what is reserved is used by its moment or spare from then on: the line loses nothing.
 """
 
@@ -19,6 +20,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from serve_app.core.limits.policy import Amounts, Kind, Scopes
 from serve_app.core.limits.pools import ROUNDING, Pool
@@ -29,6 +31,14 @@ EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RESERVED_S = 60.0  # ahead, at most: else clients that never come back make the line, and what others are told, endless
 MAX_TOLD = 1000  # clients of a scope that were told an estimate
 MAX_SKIPPED = 32  # requests in a row that cannot run yet: then a scope has served all that it can, or nearly
+
+
+Run = Callable[[str, object, Callable[[], object], Callable[[], object]], None]  # what, of whom, the step, its end
+
+
+def at_once(_what: str, _of: object, act: Callable[[], object], _end: Callable[[], object]) -> None:
+    """A `Run` whose steps do not fail."""
+    act()
 
 
 @dataclass(slots=True, eq=False)
@@ -64,10 +74,12 @@ class LimitReservations:
 
     Args:
         on_granted: called with a reservation once its request, which waited here, may run.
+        on_lost: called with the router and the ticket of a request whose grant has failed.
+        run: runs a step, and its end after an error.
     """
 
-    def __init__(self, on_granted: Callable[[Entry], None]) -> None:
-        self._on_granted = on_granted
+    def __init__(self, on_granted: Callable[[Entry], None], on_lost: Callable[[str, str], None], run: Run) -> None:
+        self._on_granted, self._on_lost, self._run = on_granted, on_lost, run
         self.tickets: dict[str, Entry] = {}  # of the requests that wait here
         self.away: dict[Key, deque[Entry]] = {}
         self.touched: dict[str, Scope] = {}  # something has come back to them
@@ -115,7 +127,7 @@ class LimitReservations:
         self.tickets[ticket] = entry
         for scope in entry.scopes:
             scope.waiting[entry.number] = None
-        if not self._grant(entry, now):
+        if not self._try(entry, now):
             self._set_timer(max(entry.due, now), entry)
 
     def cancel(self, entry: Entry, now: float) -> None:
@@ -139,7 +151,7 @@ class LimitReservations:
             for number in list(scope.waiting):
                 if skipped == MAX_SKIPPED or (slots is not None and slots.level < 1.0 - ROUNDING):
                     break
-                if not self._grant(self._entries[number], now):
+                if not self._try(self._entries[number], now):
                     skipped += 1
 
     def on_tick(self, now: float) -> None:
@@ -149,7 +161,7 @@ class LimitReservations:
             if entry.is_over:
                 continue
             if entry.ticket:
-                if not self._grant(entry, now) and (late_s := _debt_s(entry)) > 0.0:
+                if not self._try(entry, now) and (late_s := _debt_s(entry)) > 0.0:
                     self._set_timer(now + late_s, entry)
             elif entry.is_vacant or now >= entry.due + GRACE_S:
                 self._forget_away(entry)
@@ -159,6 +171,21 @@ class LimitReservations:
 
     def next_due(self) -> float | None:
         return self._timers[0][0] if self._timers else None
+
+    def _try(self, entry: Entry, now: float) -> bool:
+        """Let a waiting request run, if it can; one that fails is ended."""
+        found: list[bool] = []
+        act, end = lambda: found.append(self._grant(entry, now)), partial(self._lose, entry, entry.router, entry.ticket)
+        self._run("a grant near a limit", entry.ticket, act, end)
+        return any(found)
+
+    def _lose(self, entry: Entry, router: str, ticket: str) -> None:
+        """A grant has failed, before or after its request was charged."""
+        if entry.ticket:
+            self._leave(entry)
+        if not entry.is_over:
+            self._end(entry)
+        self._on_lost(router, ticket)
 
     def _grant(self, entry: Entry, now: float) -> bool:
         """Let a waiting request run, if it can."""
@@ -173,17 +200,17 @@ class LimitReservations:
                 return False
         elif _debt_s(entry) > 0.0:
             return False
-        for one in entry.held:
+        for one in list(entry.held):
             _, kind, pool = one
             if one in early:
                 pool.take(wanted[kind])
             else:
+                entry.held.remove(one)
                 pool.release(entry.number, entry.need[kind], is_used=True)
                 pool.put(entry.need[kind] - wanted[kind])
         for pool in entry.slots():
             pool.take(1.0)
             pool.credit[entry.router] = pool.credit.get(entry.router, 0.0) + 1.0
-        entry.held = early
         self._on_granted(entry)
         self._leave(entry)
         self._vacate(entry, now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class UndecidedRequests:
 
     def __init__(self) -> None:
         self._by_ticket: dict[str, Undecided] = {}
-        self._ready: list[str] = []
+        self._ready: deque[str] = deque()
         self._timers: list[tuple[float, str]] = []
 
     def add(self, what: Undecided) -> None:
@@ -70,12 +71,11 @@ class UndecidedRequests:
         self._ready += self._by_ticket
 
     def take_ready(self, now: float) -> Iterator[Undecided]:
-        """Take out the requests that can be decided, in order."""
+        """Take out the requests that can be decided, in order; each before the next is looked at."""
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[1])
-        ready, self._ready = self._ready, []
-        for ticket in ready:
-            what = self.take(ticket)
+        while self._ready:
+            what = self.take(self._ready.popleft())
             if what is not None:
                 yield what
 

@@ -59,7 +59,7 @@ class ActorQueue:
         ledger: has the engines and their slots.
         sessions: the open sessions.
         engines: which run, and what they have reported.
-        limits: makes the limits, which answer routers by these sessions.
+        limits: makes the limits, which answer routers by these sessions, and decide in steps.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class ActorQueue:
         ledger: Ledger,
         sessions: SessionLeases,
         engines: EngineGrants,
-        limits: Callable[[ActorSessions], ActorLimits],
+        limits: Callable[[ActorSessions, StepScope], ActorLimits],
     ) -> None:
         self.actor_sessions = ActorSessions(epoch)
-        self.limits = limits(self.actor_sessions)
+        self.scope = StepScope(self._recount, lambda: agree(self.granting.requests))
+        self.limits = limits(self.actor_sessions, self.scope)
         self.store: messages.StoreAddress | None = None  # as the last router said
         self._sessions, self._engines = sessions, engines
         self.accounts = ActorCredit(ledger)
-        self.scope = StepScope(self._recount, lambda: agree(self.granting.requests))
         self.granting = Granting(ledger, sessions, self._send, self.accounts, engines, self.scope)
         self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines.running, self.scope)
         self.postponed = PostponedRequests()

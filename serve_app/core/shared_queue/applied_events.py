@@ -13,11 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.core.limits import Kind, LimitReason, LimitRefuse, LimitRequest
+from serve_app.core import limits
+from serve_app.core.limits import LimitRequest
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import ActorAction, RouterEvent
 from serve_app.core.shared_queue.requests import ActorRequests
-from serve_app.core.shared_queue.scope import LOST_RETRY_S, StepScope
+from serve_app.core.shared_queue.scope import StepScope
 
 # These only report: without one of them no account is wrong.
 _REPORTS = (messages.TokenProgress, messages.CreditUsage, messages.StatusRequest, messages.StoreAddress)
@@ -46,10 +47,7 @@ class AppliedEvents:
             case messages.Arrive(arrival=arrival):
                 requests.lose(router, arrival.request_id, now)
             case LimitRequest(ticket):
-                refusal = LimitRefuse(
-                    ticket, LimitReason.RATE_LIMIT, Kind.REQUESTS, "", LOST_RETRY_S, False, is_unsure=True
-                )
-                self._send(router, refusal)
+                self._send(router, limits.lost(ticket))
             case _ if not isinstance(event, _REPORTS):
                 self.unsure.add(router)
 

@@ -1,8 +1,8 @@
 """Steps of the actor's work that fail one by one: an error ends what the step was for, and nothing of others.
 
 A step is an event of a router, or a part of what follows from events: a request that is queued again, an engine whose
-capacity has changed, an opening of a session, the figures of a model. If the books no longer agree after a failure, the
-error goes on and concerns all (`ActorQueue`).
+capacity has changed, an opening of a session, a decision on a request that waits for its limit, the figures of a model.
+If the books no longer agree after a failure, the error goes on and concerns all (`ActorQueue`).
 
 Invariant: after a step that has failed and was ended, the books agree, and the next step runs.
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
+from serve_app.core.limits.messages import LOST_RETRY_S
 from serve_app.core.queue import RefusalReason, Refuse
-
-LOST_RETRY_S = 1.0  # for the client of a request that was ended by an error of ours
 
 
 def lost(request_id: str) -> Refuse:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.limits import Charged, Kind, LimitRequest, Limits, actor_limits, lending
+from serve_app.core.limits import Charged, Kind, LimitRequest, Limits, lending
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
@@ -127,7 +127,7 @@ def test_slots_of_charges_that_fail_half_way_are_free_again(monkeypatch: pytest.
         left[0] -= 1
         return left[0] >= 0
 
-    monkeypatch.setattr(actor_limits, "credit", fails(lending.credit, is_first, after=False))
+    monkeypatch.setattr(lending, "credit", fails(lending.credit, is_first, after=False))
     told: list[Any] = []
     for _ in range(4):
         world.ask(name, {"key:k": Limits(max_concurrent=2)}, done=told.append)
