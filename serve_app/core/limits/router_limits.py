@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import add, sub
 
 from serve_app.core.limits.decisions import Charged, LimitDecision, Refusal
 from serve_app.core.limits.messages import (
-    UNHEARD,
     LimitAccounts,
     LimitAction,
     LimitCancel,
@@ -36,11 +35,9 @@ from serve_app.core.limits.messages import (
     LimitState,
     ScopeAccount,
     ToldReservation,
-    Version,
 )
 from serve_app.core.limits.policy import (
     NOTHING,
-    Amounts,
     Bucket,
     Kind,
     LimitedRequest,
@@ -54,40 +51,14 @@ from serve_app.core.limits.policy import (
     need_of,
 )
 from serve_app.core.limits.reservations import GRACE_S
+from serve_app.core.limits.router_scope import RouterScope
 
-MEAN_S = 0.25  # of a request, before one has ended: a client that comes too early waits, one too late wastes a slot
 MEAN_GAIN = 0.2  # of the newest request's time in the mean
 IDLE_S = 10.0  # then the credit of a scope goes back; a minute later it is forgotten
 FORGET_S = 70.0  # above the time in which a bucket fills by default: its state is of use until then
 MAX_REPORTS = 128  # scopes reported in one heartbeat, in turn
 AWAY_S = 10.0  # the actor may be away so long before requests are refused; Ray restarts it in seconds
 REFUND_SHARE = 0.0025  # of a pool, not told yet: with three routers, windows are exact to less than 1%
-
-
-@dataclass(slots=True)
-class _Scope:
-    """What a router has of one scope. `spent`: since its last report; `refund`: to give back, negative: a debt."""
-
-    limits: Limits
-    capacities: dict[Kind, float]
-    account: list[float] = field(default_factory=lambda: list(NOTHING))
-    spent: list[float] = field(default_factory=lambda: list(NOTHING))
-    refund: list[float] = field(default_factory=lambda: list(NOTHING))
-    in_use: int = 0  # of the concurrency, by requests
-    version: Version = UNHEARD
-    level: Amounts = NOTHING
-    left: Amounts | None = None  # of all routers, at `heard_at`
-    heard_at: float = 0.0
-    is_near: bool = False
-    slots_kept: int = 0
-    mean_s: float = MEAN_S
-    used_at: float = 0.0
-
-    def has(self, need: Amounts) -> bool:
-        for kind in self.capacities:  # noqa: SIM110 - a third of the cost of a generator
-            if self.account[kind] < need[kind]:
-                return False
-        return True
 
 
 @dataclass(slots=True)
@@ -116,7 +87,7 @@ class RouterLimits:
 
     def __init__(self, router: str, put: Callable[[LimitEvent], object]) -> None:
         self._router, self._put = router, put
-        self.scopes: dict[str, _Scope] = {}  # used last at the end
+        self.scopes: dict[str, RouterScope] = {}  # used last at the end
         self.pending: dict[str, _Pending] = {}
         self.running: dict[str, _Running] = {}
         self.tickets: dict[str, _Pending] = {}
@@ -169,8 +140,9 @@ class RouterLimits:
         need = run.request.need
         used = NOTHING if tokens is None else need_of(tokens, cost_micro)
         late = ended_quotas(run.period, self._period)  # what it used belongs to the day that it was charged to
-        for name, _ in run.request.scopes:
+        for name, limits in run.request.scopes:
             scope = self.scopes[name]  # of one that is in use nothing is forgotten
+            charged = scope.charged(limits, need, used)
             scope.used_at = now
             scope.in_use -= 1
             scope.mean_s += MEAN_GAIN * (now - run.began_s - scope.mean_s)
@@ -178,7 +150,7 @@ class RouterLimits:
                 if kind is Kind.CONCURRENT:
                     scope.account[kind] += 1.0
                     continue
-                refund = 0.0 if kind in late else need[kind] - used[kind]
+                refund = 0.0 if kind in late else charged[kind] - used[kind]
                 paid = min(scope.account[kind], max(0.0, -refund))
                 scope.account[kind] -= paid
                 scope.spent[kind] += paid
@@ -233,9 +205,7 @@ class RouterLimits:
         for waiting in self.pending.values():
             waiting.is_repeat, waiting.ticket = waiting.is_repeat or bool(waiting.ticket), ""
         accounts = tuple(
-            ScopeAccount(
-                name, scope.limits, self._held(scope), scope.version, scope.level, max(0.0, now - scope.heard_at)
-            )
+            ScopeAccount(name, scope.limits, scope.held(), scope.version, scope.level, max(0.0, now - scope.heard_at))
             for name, scope in self.scopes.items()
         )
         for scope in self.scopes.values():
@@ -289,13 +259,13 @@ class RouterLimits:
 
     # Inside
 
-    def _scope(self, name: str, limits: Limits, now: float) -> _Scope:
+    def _scope(self, name: str, limits: Limits, now: float) -> RouterScope:
         scope = self.scopes.get(name)
         if scope is None:
-            scope = self.scopes[name] = _Scope(limits, limits.capacities())
+            scope = self.scopes[name] = RouterScope(limits, limits.capacities())
         elif scope.limits is not limits and scope.limits != limits:  # its credit is of the old ones
             self._report(name, scope, scope.account)
-            scope.limits, scope.capacities = limits, limits.capacities()
+            scope.change(limits)
         scope.used_at = now
         return scope
 
@@ -364,7 +334,7 @@ class RouterLimits:
         words = in_words(limits, refused.kind, refused.scope) if refused.scope else ""
         self.decided.append(Refusal(request.request_id, refused.reason, words, refused.retry_after_s))
 
-    def _return_surplus(self, name: str, scope: _Scope) -> None:
+    def _return_surplus(self, name: str, scope: RouterScope) -> None:
         """Give back what the router may not keep."""
         if scope.is_near:
             if any(scope.account) or any(scope.refund):
@@ -378,23 +348,16 @@ class RouterLimits:
                 return
 
     def _report(
-        self, name: str, scope: _Scope, back: Iterable[float], *, is_answer: bool = False, is_silent: bool = False
+        self, name: str, scope: RouterScope, back: Iterable[float], *, is_answer: bool = False, is_silent: bool = False
     ) -> None:
         """Report what was spent, and give back so much of the account. `is_silent`: no state is asked for."""
-        given = tuple(back)
+        given = tuple(max(0.0, one) if kind is Kind.CONCURRENT else one for kind, one in zip(Kind, back, strict=True))
         scope.account = list(map(sub, scope.account, given))
         spent = tuple(map(sub, scope.spent, scope.refund))
         returned = tuple(map(add, given, scope.refund))
         wants_state, refund = not (is_silent or is_answer), tuple(scope.refund)
         self._put(LimitReport(name, spent, returned, is_answer, wants_state, refund, self._period))
         scope.spent, scope.refund = list(NOTHING), list(NOTHING)
-
-    def _held(self, scope: _Scope) -> Amounts:
-        """The account, with the concurrency that requests hold."""
-        held = list(scope.account)
-        if Kind.CONCURRENT in scope.capacities:
-            held[Kind.CONCURRENT] += scope.in_use
-        return tuple(held)
 
     def _is_waited_for(self, name: str) -> bool:
         return any(name == one for waiting in self.pending.values() for one, _ in waiting.request.scopes)

@@ -107,11 +107,14 @@ class Scope:
     def report(self, router: str, spent: Amounts, returned: Amounts) -> None:
         """A router has spent credit, and gives some back."""
         for kind, pool in self.pools.items():
-            had = pool.credit.pop(router, 0.0) - spent[kind] - returned[kind]
+            had, back = pool.credit.pop(router, 0.0), returned[kind]
+            if kind is Kind.CONCURRENT:
+                back = min(back, had)  # a slot that was taken before there was this limit is nobody's
+            had -= spent[kind] + back
             if abs(had) > ROUNDING:
                 pool.credit[router] = had
-            if returned[kind]:
-                pool.put(returned[kind])
+            if back:
+                pool.put(back)
             if spent[kind] < 0.0:  # what was refunded to its credit
                 pool.overflow()
 

@@ -10,6 +10,7 @@ from serve_app.core.limits import Charged, Limits, actor_limits
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.limits.policy import NOTHING
 from serve_app.core.limits.pools import Pool
+from serve_app.core.limits.reservations import key_of
 from tests.core.limits.stream_world import StreamWorld
 from tests.core.shared_queue.test_applied_events import Broken, fails
 
@@ -43,7 +44,6 @@ def test_a_request_that_fails_when_the_store_has_answered_is_refused_and_the_oth
     world.run(1.0)
     assert told == []
     begun = incarnations(world)
-    key_of = actor_limits.key_of
     monkeypatch.setattr(actor_limits, "key_of", fails(key_of, lambda _, print_: print_ == b"poison", after=False))
     limits.on_used("key:k", NOTHING, limits.calendar.period, world.now)
     world.run(2.0)
