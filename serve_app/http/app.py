@@ -333,7 +333,7 @@ class RouterApp:
         )
         rule = model.settings.length_rule
         slots = record.slots = request_size.slots_of(operation, sequences, cost, rule, limits.slots)
-        record.trace.max_kv_tokens, record.trace.sequences = cost.max_kv_tokens, min(sequences, slots)
+        record.trace.max_output_tokens, record.trace.sequences = cost.max_output_tokens, min(sequences, slots)
         arrival = Arrival(
             request_id=record.request_id,
             request_class=record.request_class,

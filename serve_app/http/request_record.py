@@ -116,7 +116,7 @@ class RequestRecord:
             output_tokens=sum(cost.output_tokens for cost in costs),
             answers=sum(cost.answers for cost in costs),
             source=costs[0].source,
-            max_kv_tokens=None,
+            max_output_tokens=None,
             prompts=len(parts),
         )
         self.slots = sum(part.slots for part in parts)

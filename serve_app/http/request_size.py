@@ -112,7 +112,7 @@ class RequestCost:
         output_tokens: of its answers together.
         answers: the number of answers requested.
         source: the data behind the output estimate.
-        max_kv_tokens: the upper bound of prompts and answers together; None: the request names no bound.
+        max_output_tokens: the upper bound of its answers together; None: the request names no bound.
         prompts: the number of prompts.
     """
 
@@ -121,7 +121,7 @@ class RequestCost:
     output_tokens: int
     answers: int
     source: EstimateSource
-    max_kv_tokens: int | None
+    max_output_tokens: int | None
     prompts: int = 1
 
     @property
@@ -150,7 +150,7 @@ def estimate(
     """
     if not operation.generates:
         tokens = -(-size // BYTES_PER_TOKEN)
-        return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, tokens)
+        return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, 0)
     n, bound = body.get("n"), output_bound(body)
     if bound is not None:
         bound = min(bound, longest)  # else a bound of a billion would take the whole pool of KV tokens
@@ -161,7 +161,7 @@ def estimate(
     # costs other requests their blocks.
     prompt = min(found.prompt_tokens, prompts * longest)
     each = bound if found.source is EstimateSource.PRIOR and bound is not None else found.output_tokens
-    most = None if bound is None else prompt + answers * bound
+    most = None if bound is None else answers * bound
     return RequestCost(size, prompt, answers * each, answers, found.source, most, prompts)
 
 

@@ -22,7 +22,7 @@ class KvBudget:
     Args:
         arrival: with its estimated cost, prompt and output.
         info: limits of the model's engines; None: not known yet, then nothing is rounded or capped.
-        max_kv_tokens: the most tokens of prompt and all answers, by the client's bound; None: no bound.
+        max_output_tokens: the most tokens of all answers, by the client's bound; None: no bound.
         sequences: how many it runs; 0: one for each slot.
         earlier_tokens: output that its earlier runs have made, with which this one begins.
     """
@@ -31,7 +31,7 @@ class KvBudget:
         self,
         arrival: Arrival,
         info: EngineInfo | None,
-        max_kv_tokens: int | None = None,
+        max_output_tokens: int | None = None,
         sequences: int = 0,
         earlier_tokens: int = 0,
     ) -> None:
@@ -40,7 +40,7 @@ class KvBudget:
         self._prompt_tokens, self._sequences = arrival.prompt_tokens, sequences or arrival.slots
         self._block_tokens = 1 if info is None else info.kv_block_tokens
         self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if earlier_tokens else 0))
-        self._bound = max_kv_tokens
+        self._max_output_tokens = max_output_tokens
         if info is not None:  # do not wait for more than any pool has: vLLM bounds the request by itself
             self.tokens = min(self.tokens, max(self._block_tokens, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))
         self._longest = None if info is None else self._round_up_to_blocks(info.max_model_len * self._sequences)
@@ -53,7 +53,8 @@ class KvBudget:
 
     @property
     def _max_tokens(self) -> int | None:
-        bounds = [] if self._bound is None else [self._round_up_to_blocks(self._bound)]
+        most = self._max_output_tokens
+        bounds = [] if most is None else [self._round_up_to_blocks(self._prompt_tokens + most)]
         return min([*bounds, *([] if self._longest is None else [self._longest])], default=None)
 
     def correct_prompt(self, tokens: int) -> None:
@@ -61,8 +62,6 @@ class KvBudget:
         is shorter is there for it. `on_output` requests what is missing."""
         more, self._prompt_tokens = tokens - self._prompt_tokens, tokens
         self._unused_output_tokens -= more
-        if self._bound is not None:
-            self._bound += more
 
     def on_output(self, tokens: int) -> int:
         """Count new output tokens; returns how many KV tokens to request because the output will soon exceed the

@@ -236,7 +236,7 @@ class ModelRouter:
         produced = 0 if trace.lost is None else trace.lost.tokens
         request = trace.with_counted_prompt(request)
         has_run = avoid is not None or trace.stopped > 0
-        budget = KvBudget(request, self.replica_set.info, trace.max_kv_tokens, trace.sequences, produced)
+        budget = KvBudget(request, self.replica_set.info, trace.max_output_tokens, trace.sequences, produced)
         now = time.monotonic()
         trace.queued_at = now if trace.queued_at is None else trace.queued_at
         arrival = replace(

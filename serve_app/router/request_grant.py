@@ -25,7 +25,7 @@ class RequestTrace:
     """What a router records about a request on its way, for its receipt. Filled in while the request runs.
 
     Args:
-        max_kv_tokens: the most tokens of prompt and all answers, by the client's bound; None: no bound.
+        max_output_tokens: the most tokens of all answers, by the client's bound; None: no bound.
         sequences: how many it runs at once; 0: one for each slot.
         ahead: how many requests waited ahead of it on arrival, by class.
         replica_id: the replica to which it was submitted last.
@@ -45,7 +45,7 @@ class RequestTrace:
         is_row: whether it is a row of a batch.
     """
 
-    max_kv_tokens: int | None = None
+    max_output_tokens: int | None = None
     sequences: int = 0
     ahead: tuple[tuple[RequestClass, int], ...] = ()
     replica_id: str | None = None

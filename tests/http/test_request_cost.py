@@ -33,14 +33,14 @@ def estimated(costs: Estimator, **body: Any) -> RequestCost:
 @pytest.mark.parametrize(
     ("operation", "body", "tokens", "most"),
     [
-        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": 50}, 150, 150),
-        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": 5000}, 5100, 5100),
-        (Operation.COMPLETION, {"prompt": ["x" * 400] * 2, "max_tokens": 50, "n": 3}, 500, 500),
+        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": 50}, 150, 50),
+        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": 5000}, 5100, 5000),
+        (Operation.COMPLETION, {"prompt": ["x" * 400] * 2, "max_tokens": 50, "n": 3}, 500, 300),
         (Operation.COMPLETION, {"prompt": "x" * 401}, 101 + 256, None),
         (Operation.COMPLETION, {"prompt": "", "max_tokens": -(10**30)}, 1, 0),
-        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": -50}, 100, 100),
-        (Operation.EMBEDDING, {"input": "x" * 400, "max_tokens": 50}, 100, 100),
-        (Operation.RERANK, {"query": "x" * 40, "documents": ["x" * 160, "x" * 200], "max_tokens": 50}, 100, 100),
+        (Operation.COMPLETION, {"prompt": "x" * 400, "max_tokens": -50}, 100, 0),
+        (Operation.EMBEDDING, {"input": "x" * 400, "max_tokens": 50}, 100, 0),
+        (Operation.RERANK, {"query": "x" * 40, "documents": ["x" * 160, "x" * 200], "max_tokens": 50}, 100, 0),
     ],
 )
 def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
@@ -48,21 +48,21 @@ def test_before_anything_was_learned_a_request_is_given_what_it_asks_for(
 ) -> None:
     size = request_size.prompt_bytes(operation, body)
     cost = request_size.estimate(Estimator(0.8), operation, body, TENANT, MODEL, size)
-    assert (cost.tokens, cost.max_kv_tokens, cost.source) == (tokens, most, EstimateSource.PRIOR)
+    assert (cost.tokens, cost.max_output_tokens, cost.source) == (tokens, most, EstimateSource.PRIOR)
 
 
 def test_a_bound_above_the_model_s_longest_sequence_bounds_nothing() -> None:
     """A row with `max_tokens` of a billion would wait for all KV tokens of an engine, and everybody behind it."""
     body = {"prompt": "x" * 400, "max_tokens": 10**9}
     cost = request_size.estimate(Estimator(0.8), Operation.COMPLETION, body, TENANT, MODEL, 400, longest=4096)
-    assert (cost.output_tokens, cost.max_kv_tokens) == (4096, 100 + 4096)
+    assert (cost.output_tokens, cost.max_output_tokens) == (4096, 4096)
 
 
 def test_what_was_learned_replaces_a_wide_bound_and_not_a_narrow_one() -> None:
     costs = taught(40)
     wide, narrow, none = (estimated(costs, **body) for body in ({"max_tokens": 900}, {"max_tokens": 7}, {}))
     assert 37 <= wide.output_tokens == none.output_tokens <= 44
-    assert (narrow.output_tokens, wide.max_kv_tokens, none.max_kv_tokens) == (7, wide.prompt_tokens + 900, None)
+    assert (narrow.output_tokens, wide.max_output_tokens, none.max_output_tokens) == (7, 900, None)
     assert wide.source is EstimateSource.TENANT
     assert 46 <= wide.prompt_tokens <= 55  # two bytes a token here, where English has four
 
@@ -92,4 +92,4 @@ def test_any_body_costs_something_and_never_more_than_it_bounds(operation: Opera
         size = request_size.prompt_bytes(operation, body)
         cost = request_size.estimate(costs, operation, body, TENANT, MODEL, size)
         assert cost.tokens >= 1
-        assert cost.max_kv_tokens is None or cost.tokens <= max(1, cost.max_kv_tokens)
+        assert cost.max_output_tokens is None or cost.output_tokens <= cost.max_output_tokens

@@ -191,7 +191,7 @@ def test_what_never_reaches_the_model_s_input_counts_as_nothing() -> None:
 def test_a_prompt_is_never_estimated_above_the_longest_that_the_model_takes() -> None:
     body = {**BODY, "max_tokens": 7}
     cost = request_size.estimate(Estimator(), Operation.CHAT, body, "t", "m", 400_000, longest=4096)
-    assert (cost.prompt_tokens, cost.max_kv_tokens) == (4096, 4103)
+    assert (cost.prompt_tokens, cost.max_output_tokens) == (4096, 7)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
-from serve_app.transport import EngineInfo
+from serve_app.router.request_grant import RequestTrace
+from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import RequestClass
 
 BLOCK = 16
@@ -32,12 +36,12 @@ def test_more_is_asked_for_some_steps_before_it_is_needed() -> None:
 
 
 def test_a_request_that_is_given_all_it_asks_for_never_asks_for_more() -> None:
-    budget = KvBudget(arrival(10, 100), INFO, max_kv_tokens=110)
+    budget = KvBudget(arrival(10, 100), INFO, max_output_tokens=100)
     assert asked_for(budget, *[1] * 100) == []
 
 
 def test_it_grows_up_to_its_bound_and_no_further() -> None:
-    budget = KvBudget(arrival(16, 16), INFO, max_kv_tokens=16 + 200)
+    budget = KvBudget(arrival(16, 16), INFO, max_output_tokens=200)
     asked = asked_for(budget, *[1] * 200)
     assert budget.tokens == 224
     assert sum(asked) == 224 - 32
@@ -69,8 +73,8 @@ def test_a_run_that_goes_on_begins_with_prompt_and_output_so_far_and_counts_only
 def test_tokens_cover_what_was_made_ahead_of_it_while_the_bound_is_kept(
     prompt: int, output: int, slots: int, made: list[int], most: int | None
 ) -> None:
-    bound = None if most is None else max(most, prompt + output)
-    budget = KvBudget(arrival(prompt, output, slots), INFO, bound)
+    budget = KvBudget(arrival(prompt, output, slots), INFO, None if most is None else max(most, output))
+    bound = None if most is None else prompt + max(most, output)
     total = 0
     for tokens in made:
         if bound is not None and prompt + total + tokens > bound:
@@ -83,7 +87,7 @@ def test_tokens_cover_what_was_made_ahead_of_it_while_the_bound_is_kept(
 
 
 def test_a_prompt_that_is_longer_than_its_estimate_is_asked_for_as_soon_as_it_is_counted() -> None:
-    budget = KvBudget(arrival(16, 48), INFO, max_kv_tokens=64)
+    budget = KvBudget(arrival(16, 48), INFO, max_output_tokens=48)
     budget.correct_prompt(1600)
     first, *later = asked_for(budget, *[1] * 48)
     assert first >= 1600 - 64
@@ -97,3 +101,14 @@ def test_a_prompt_that_is_shorter_than_its_estimate_leaves_the_rest_to_the_outpu
     budget = KvBudget(arrival(1600, 16), INFO)
     budget.correct_prompt(16)
     assert asked_for(budget, *[1] * 1000) == []
+
+
+def test_a_run_that_goes_on_is_bounded_by_the_prompt_as_the_engine_of_the_first_run_has_counted_it() -> None:
+    """The prompt was estimated at 21 tokens and counted as 1,600: bounded by the estimate, the second run asked for
+    nothing, whatever it produced."""
+    trace, first = RequestTrace(max_output_tokens=200), arrival(21, 16)
+    stopped: Any = SimpleNamespace(prompt=TokenUsage(1600), tokens=80)
+    trace.lost = stopped
+    budget = KvBudget(trace.with_counted_prompt(first), INFO, trace.max_output_tokens, earlier_tokens=stopped.tokens)
+    asked_for(budget, *[1] * 120)
+    assert 1600 + 200 <= budget.tokens < 1600 + 200 + BLOCK
