@@ -48,6 +48,9 @@ class AppliedEvents:
                 requests.lose(router, arrival.request_id, now)
             case LimitRequest(ticket):
                 self._send(router, limits.lost(ticket))
+            case messages.Done(ticket) | messages.Cancel(ticket):
+                requests.discard(ticket, now)
+                self.unsure.add(router)
             case _ if not isinstance(event, _REPORTS):
                 self.unsure.add(router)
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from serve_app.core.queue import Arrival
-from serve_app.core.shared_queue.requests import AT_ONCE
+from serve_app.core.shared_queue.scope import AT_ONCE
 
 HAND_IN_S = 0.05  # for all routers to submit their waiting requests again: half a dozen round trips
 

@@ -28,10 +28,8 @@ from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnations
 from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw
 from serve_app.core.shared_queue.model_state import ModelState
-from serve_app.core.shared_queue.scope import StepScope, lost, nothing
+from serve_app.core.shared_queue.scope import AT_ONCE, StepScope, lost
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
-
-AT_ONCE = 64  # requests that are queued again or forgotten in one event: about 5 ms of the actor's time
 
 
 class ActorRequests:
@@ -96,6 +94,11 @@ class ActorRequests:
         if request is not None:
             self._leave_queue(request, now)
 
+    def discard(self, ticket: str, now: float) -> None:
+        """An error at the end of a request: if it is not known by ticket any more, no queue keeps it."""
+        for queue in [] if ticket in self.by_ticket else self.models.values():
+            self.apply_actions(queue, queue.admission.on_cancel(ticket, now))
+
     def live(self, ticket: str) -> ActorRequest | None:
         """The request with this ticket; None: it is unknown, or the incarnation of its router has ended."""
         request = self.by_ticket.get(ticket)
@@ -125,7 +128,7 @@ class ActorRequests:
         the engine; forget those of ended incarnations; queue those again that avoid an engine which their router
         reaches now. At most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it,
         so no other request is granted it. The last step of an event."""
-        due = list(self.grants_to_retry)
+        due, is_outdated = list(self.grants_to_retry), self._avoided.is_outdated
         while due and self._moves_left:
             for ticket in due:
                 if not self._moves_left:
@@ -134,7 +137,7 @@ class ActorRequests:
                 request = self.by_ticket.get(ticket)
                 if request is not None and not request.engine:  # else it was queued again and granted since
                     self._move(request, partial(self._retry, request, engine, now), now)
-            due = [ticket for ticket in self.grants_to_retry if self._is_outdated(ticket)]  # each at most once
+            due = [one for one in self.grants_to_retry if is_outdated(self.by_ticket.get(one))]  # each at most once
         while self._moves_left and (request := self.incarnations.next_ended()) is not None:
             self._move(request, partial(self._forget, request, now), now)
         self._requeue_next(now)
@@ -143,7 +146,8 @@ class ActorRequests:
     def _move(self, request: ActorRequest, act: Callable[[], None], now: float) -> None:
         """One of the moves of an event; if it fails, it ends its own request."""
         router, ticket = request.router, request.arrival.request_id
-        end = nothing if request.incarnation.has_ended else partial(self.lose, router, ticket, now)
+        has_ended = request.incarnation.has_ended
+        end = partial(self.discard, ticket, now) if has_ended else partial(self.lose, router, ticket, now)
         self._scope.run(f"a move of a request of router {router}", request.arrival, act, end)
 
     def _retry(self, request: ActorRequest, engine: str, now: float) -> None:
@@ -154,14 +158,12 @@ class ActorRequests:
             self._sync(engine, now)
         self._requeue(request.arrival.request_id, now)
 
-    def _is_outdated(self, ticket: str) -> bool:
-        return self._avoided.is_outdated(self.by_ticket.get(ticket))
-
     def lose(self, router: str, ticket: str, now: float) -> None:
         """An error at a request: it is refused. If it was granted before the error, it runs."""
         request = self.live(ticket)
         if request is None or not request.engine:
             self.cancel(ticket, now)
+            self.discard(ticket, now)
             self._send(router, lost(ticket))
 
     def model_state(self, model: str) -> ModelState:
@@ -315,8 +317,7 @@ class ActorRequests:
 
     def detach_from_sessions(self, routers: Iterable[str], leases: Sequence[str], now: float) -> None:
         """Let requests that wait for the engine of these sessions wait for any engine."""
-        tickets = [ticket for router in routers for ticket in self.incarnations.requests(router)]
-        for ticket in tickets:
+        for ticket in [ticket for router in routers for ticket in self.incarnations.requests(router)]:
             request = self.by_ticket.get(ticket)
             if request is None or (drawn := request.drawn) is None or drawn.lease not in leases:
                 continue
@@ -376,9 +377,8 @@ class ActorRequests:
         """Charge a grant to its router's account; False: the request avoids the engine, or it is not free there while
         several requests end at once."""
         arrival, one = request.arrival, request.queue.engines[engine]
-        if request.router != SESSIONS_OWNER and not one.may_take(request.router, arrival.fingerprint):
-            return False
-        if engine in self.closed_engines:  # its queue has not heard of that
+        avoids = request.router != SESSIONS_OWNER and not one.may_take(request.router, arrival.fingerprint)
+        if avoids or engine in self.closed_engines:  # its queue has not heard of that
             return False
         try:
             self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)

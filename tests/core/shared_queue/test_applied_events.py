@@ -10,10 +10,11 @@ import pytest
 from serve_app.core.limits import Charged, Kind, LimitRequest, Limits, lending
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.quota import Quota
+from serve_app.core.shared_queue import messages
 from serve_app.types import RequestClass
 from tests.core.limits.stream_world import StreamWorld
-from tests.core.shared_queue.test_faults import connected
-from tests.core.shared_queue.world import World
+from tests.core.shared_queue.test_faults import connected, full
+from tests.core.shared_queue.world import MODEL, World
 
 
 class Broken(Exception):
@@ -90,6 +91,57 @@ def test_another_event_that_fails_ends_its_router_s_session_and_no_other(event: 
     assert now["r1"] > begun["r1"]
     assert called[0].startswith("r1:")
     assert theirs.state == ("runs" if event == "done" else "waits")
+    world.accounted()
+
+
+def one_granted_by_the_actor(world: World) -> tuple[str, str]:
+    """The id and the ticket of a request of the first router that runs, while others of all routers wait."""
+    request_ids = full(world)
+    for name in [*world.routers] * 2:
+        world.arrive(name, RequestClass.NORMAL)
+    world.settle(2)
+    world.finish("r0", request_ids[0])
+    world.settle(2)
+    running = world.routers["r0"].line.in_flight.running
+    return next((request_id, run.ticket) for request_id, run in running.items() if run.ticket)
+
+
+def begun_anew(world: World, begun: dict[str, int]) -> set[str]:
+    """The routers whose sessions have begun since."""
+    return {name for name, incarnation in sessions(world).items() if incarnation > begun[name]}
+
+
+@pytest.mark.parametrize("tokens", [(-1, 0), (0, -1)], ids=["prompt", "output"])
+def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(tokens: tuple[int, int]) -> None:
+    world = connected(slots=2, routers=3)
+    (request_id, ticket), begun = one_granted_by_the_actor(world), sessions(world)
+    session = world.routers["r0"].line.router_session
+    session.end_request = lambda _: session.put(messages.Done(ticket, *tokens))  # type: ignore[method-assign]
+    world.finish("r0", request_id)
+    world.settle(4)
+    assert begun_anew(world, begun) == {"r0"}
+    world.accounted()
+
+
+@pytest.mark.parametrize("method", ["on_done", "on_cancel"])
+def test_an_end_that_fails_in_its_queue_ends_its_router_s_session_and_no_other(method: str) -> None:
+    world = connected(slots=2, routers=3)
+    (runs, _), begun, called = one_granted_by_the_actor(world), sessions(world), list[str]()
+    waits = next(iter(world.routers["r0"].line.pending.by_request_id))
+
+    def is_first(ticket: str, *_: Any) -> bool:
+        called.append(ticket)
+        return len(called) == 1
+
+    admission = world.quota.queue.granting.models[MODEL].admission
+    setattr(admission, method, fails(getattr(admission, method), is_first, after=False))
+    if method == "on_done":
+        world.finish("r0", runs)
+    else:
+        world.cancel("r0", waits)
+    world.settle(4)
+    assert called
+    assert begun_anew(world, begun) == {"r0"}
     world.accounted()
 
 

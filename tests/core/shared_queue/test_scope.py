@@ -142,6 +142,24 @@ def test_an_opening_that_fails_is_refused_and_the_others_are_opened(after: bool)
     world.accounted()
 
 
+def test_a_request_of_a_router_that_has_ended_is_out_of_its_queue_though_that_fails_first() -> None:
+    world = connected(slots=1, routers=2)
+    runs = world.arrive("r0", RequestClass.NORMAL)
+    world.settle(2)
+    left, waits = (world.arrive(name, RequestClass.NORMAL) for name in ("r1", "r0"))
+    world.settle(2)
+    ticket = world.routers["r1"].line.pending.by_request_id[f"q{left.number}"].ticket
+    begun, admission = sessions(world), world.quota.queue.granting.models[MODEL].admission
+    called = fails_once(admission, "on_cancel", after=False, is_it=lambda one, _: one == ticket)
+    world.quota.queue.remove_routers(["r1"], world.now)
+    assert called
+    assert ticket not in admission.queue.by_id
+    world.finish("r0", f"q{runs.number}")
+    world.settle(3)
+    assert waits.state == "runs"
+    assert sessions(world)["r0"] == begun["r0"]
+
+
 def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event() -> None:
     world = World({"e": (1, 1000), "f": (1, 1000)}, 1)
     world.settle(4)
