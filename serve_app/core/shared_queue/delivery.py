@@ -187,9 +187,9 @@ class RouterSession:
         sums[1] += prompt_tokens
 
     def add_usage(self, model: str, arrival: Arrival, prompt_tokens: int, output_tokens: int) -> None:
-        """Add use of requests granted on credit."""
+        """Add use of a request granted on credit; one that has begun has paid for its prompt."""
         sums = self._usage[model, arrival.request_class, arrival.tenant]
-        sums[0] += prompt_tokens
+        sums[0] += 0 if arrival.has_begun else prompt_tokens
         sums[1] += output_tokens
 
     def next_message(self, *, beat: bool = False) -> RouterMessage | None:

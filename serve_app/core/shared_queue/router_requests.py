@@ -307,8 +307,7 @@ class InFlight:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             unreported = max(0, output_tokens - run.reported_tokens)
-            unpaid_prompt = 0 if run.arrival.has_begun else prompt_tokens - run.prompt_tokens
-            self._router_session.add_usage(run.model, run.arrival, unpaid_prompt, unreported)
+            self._router_session.add_usage(run.model, run.arrival, prompt_tokens - run.prompt_tokens, unreported)
             if run.owed_tokens:
                 self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
         return run

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import CreditUsage, TokenProgress
+from serve_app.core.shared_queue.router_credit import RouterCredit
+from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer, connected, full
 
@@ -33,3 +39,19 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
     assert waits.state == "runs"
     line.in_flight.progress(f"q{waits.number}", 2, 90_000)  # of the queue
     assert told(TokenProgress) == [(line.in_flight.running[f"q{waits.number}"].ticket, 2, 90_000)]
+
+
+@pytest.mark.parametrize("is_counted", [False, True], ids=["at the end", "while it runs"])
+def test_a_request_that_goes_on_on_credit_has_paid_for_its_prompt(is_counted: bool) -> None:
+    session, credit = RouterSession("r", 0), RouterCredit()
+    session.is_booked, in_flight = True, InFlight(credit, session)
+    in_flight.set_reachability("m", "e", True, False)
+    credit.change("e", credit=(4, 10_000))
+    arrival = Arrival("q", LOW, "t", cost_tokens=1200, prompt_tokens=1000, produced_tokens=100)
+    in_flight.begin_on_credit(PendingRequest("m", arrival, 0.0))
+    in_flight.progress("q", 1, 900 if is_counted else 0)
+    in_flight.end("q", 900, 50)
+    message = session.next_message(beat=True)
+    assert message is not None
+    usages = [one for one in message.events if isinstance(one, CreditUsage)]
+    assert [(one.prompt_tokens, one.output_tokens) for one in usages] == [(0, 50)]
