@@ -105,18 +105,27 @@ def up(options: UpOptions, console: Console) -> int:
 
 
 def _run(session: _Session, console: Console) -> int:
-    """One run from its start to its end; the exit status."""
+    """One run from its start to its end; the exit status. An error that nobody expects is raised after the end."""
     try:
         code = session.run()
     except KeyboardInterrupt:
         code = 0 if session.serving else EXIT_INTERRUPTED
+    finally:
+        is_forced = _end(session, console)
+    return EXIT_INTERRUPTED if is_forced else code
+
+
+def _end(session: _Session, console: Console) -> bool:
+    """End all processes in order, and kill them if that is interrupted or fails; returns whether it was interrupted."""
     try:
         session.take_down()
-    except KeyboardInterrupt:
+    except BaseException as error:
         console.print("Killing what is left.")
         session.kill()
-        code = EXIT_INTERRUPTED
-    return code
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        return True
+    return False
 
 
 class _Session:
@@ -167,7 +176,10 @@ class _Session:
             return
         with self._progress as progress:
             if self._driver is None and self._deployed and self._cluster.alive:
-                self._driver = self._new_driver(self._cluster.watch_order())
+                try:
+                    self._driver = self._new_driver(self._cluster.watch_order())
+                except Unavailable as error:
+                    self._say(f"The application is not ended in order: {error.message}")
             if self._driver is not None and self._deployed:
                 progress.begin("Ending the application (Ctrl-C again to force)")
                 self._driver.send({"do": "shutdown"})
@@ -258,11 +270,15 @@ class _Session:
         if not self._cluster.alive:
             raise Unavailable("the local cluster ended unexpectedly", code="cluster_failed")
         if self._driver is None and time.monotonic() >= self._driver_due:
-            self._driver = self._new_driver(self._cluster.watch_order())
+            try:
+                self._driver = self._new_driver(self._cluster.watch_order())
+            except Unavailable as error:
+                self._plan_driver(error.message)
         if event is None or event["event"] == "phase":
             return None
         if self._deployed and (event["event"] == "end" or (event["event"] == "error" and self.serving)):
-            self._plan_driver(str(event.get("message", "")))
+            why = f" ({event['message']})" if event.get("message") else ""
+            self._plan_driver(f"The process that watches the application has ended{why}")
             return None
         if event["event"] == "error":
             raise Unavailable(event["message"], code="application_failed")
@@ -274,22 +290,29 @@ class _Session:
         return status
 
     def _new_driver(self, order: Mapping[str, Any]) -> RemoteDriver:
+        """Raises Unavailable: the machine has no memory, process or file left for it."""
         assert self._cluster is not None
         self._driver_began = time.monotonic()
-        return RemoteDriver(order, log=Path(self._cluster.instance.run_dir) / "driver.log")
+        try:
+            return RemoteDriver(order, log=Path(self._cluster.instance.run_dir) / "driver.log")
+        except (OSError, RuntimeError) as error:  # of its process, or of the thread that reads what that says
+            what = "deploys" if "serve" in order else "watches"
+            message = f"the process that {what} the application cannot be started ({error})"
+            raise Unavailable(message, code="cluster_failed") from error
 
     def _plan_driver(self, message: str) -> None:
-        """The driver has ended, and what it deployed runs on: another one is to follow that."""
-        assert self._driver is not None
-        self._driver.close()
+        """There is no driver, for this reason, and what it deployed runs on: another one is to follow that."""
+        if self._driver is not None:
+            self._driver.close()
         self._driver, now = None, time.monotonic()
         if now - self._driver_began >= STEADY_S:
             self._driver_retry_s = DRIVER_RETRY_S
         self._driver_due = now + self._driver_retry_s
-        why = f" ({message})" if message else ""
-        said = f"The process that watches the application has ended{why}. Another starts in {self._driver_retry_s:g} s."
-        self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._say(f"{message[:1].upper()}{message[1:]}. Another starts in {self._driver_retry_s:g} s.")
         self._driver_retry_s = min(2.0 * self._driver_retry_s, MAX_DRIVER_RETRY_S)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _announce(self, cluster: LocalCluster) -> None:
         kept = f"  (kept in {self._keys.file})" if self._keys.generated else "  (from the configuration)"
@@ -302,7 +325,7 @@ class _Session:
         if cluster.instance.dashboard_url:
             lines.append(f"Dashboard {cluster.instance.dashboard_url}  (token in {self._state.token_file})")
         for line in [*lines, "Ctrl-C ends everything."]:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._say(line)
 
     def _watch(self) -> None:
         """Show the state until an exception ends it."""
@@ -320,7 +343,7 @@ class _Session:
                 if live is not None:
                     live.update(Text(f"{line}  up {duration(time.monotonic() - began)}", "dim"), refresh=True)
                 elif line != shown:
-                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                    self._say(line)
                 shown = line
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.cli import up as module
+from serve_app.cluster.local import InstanceState
 from serve_app.settings import Settings
 from serve_app.system import marked
 from tests.cli.up_lab import SEEN_S, FakeDriver, Terminal, interrupt, status
@@ -63,6 +66,75 @@ def test_a_driver_that_dies_again_and_again_is_awaited_twice_as_long_each_time(
     waits = [line.split(" in ")[1] for line in terminal.text.splitlines() if "Another starts" in line]
     assert waits[:3] == ["0.001 s.", "0.002 s.", "0.004 s."]
     assert marked(terminal.mark) == []
+
+
+def no_memory(driver: type[FakeDriver], order: str, times: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """So many processes with this order cannot be forked; returns a list that has an entry for each."""
+    failed: list[str] = []
+
+    def make(given: dict[str, Any], log: Path | None = None) -> FakeDriver:
+        if given["do"] == order and len(failed) < times:
+            failed.append(order)
+            raise (OSError(12, "Cannot allocate memory") if len(failed) % 2 else RuntimeError("can't start new thread"))
+        return driver(given, log)
+
+    monkeypatch.setattr(module, "RemoteDriver", make)
+    return failed
+
+
+def test_a_driver_for_which_there_is_no_memory_is_tried_again_while_the_application_serves(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRIVER_RETRY_S", 0.001)
+    failed = no_memory(driver, "watch", 2, monkeypatch)
+
+    def kill_driver() -> None:
+        driver.events = [status("running", "seen by the next one")]
+        driver.made[0].die()
+
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", kill_driver), ("seen by the next one", interrupt)) == 0
+    assert len(failed) == 2
+    assert "The process that watches the application cannot be started ([Errno 12]" in terminal.text
+    assert [one.order["do"] for one in driver.made] == ["serve", "watch"]
+    assert driver.made[1].sent == [{"do": "shutdown"}]
+    assert marked(terminal.mark) == []
+
+
+def test_ray_ends_though_there_is_no_memory_for_a_driver_that_ends_the_application(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = no_memory(driver, "watch", math.inf, monkeypatch)
+    acts = [("Ctrl-C ends everything", lambda: driver.made[0].die()), ("cannot be started", interrupt)]
+    assert terminal.run(Settings(), *acts) == 0
+    assert failed
+    assert "The application is not ended in order" in terminal.text
+    assert marked(terminal.mark) == []
+
+
+def test_a_first_driver_for_which_there_is_no_memory_is_a_failed_start(
+    terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory(driver, "serve", 1, monkeypatch)
+    assert terminal.run(Settings(), ("Everything of 'one' has ended", lambda: None)) == 1
+    assert "error: the process that deploys the application cannot be started" in terminal.text
+    assert marked(terminal.mark) == []
+
+
+@pytest.mark.parametrize("ends_in_order", [True, False], ids=["ended in order", "killed"])
+def test_an_error_that_nobody_expects_leaves_no_process(
+    ends_in_order: bool, terminal: Terminal, driver: type[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(InstanceState, "write_status", fails)
+    if not ends_in_order:
+        monkeypatch.setattr(driver, "send", fails)
+    with pytest.raises(OSError, match="No space left"):
+        terminal.run(Settings(), ("Deploying", lambda: None))
+    assert terminal.mark
+    assert marked(terminal.mark) == []
+    assert terminal.state.read() is None
 
 
 def test_a_cluster_that_dies_is_started_again_with_its_keys_where_that_is_wanted(
