@@ -8,6 +8,7 @@ Never: reads a clock; every event carries its time.
 from serve_app.core.limits.actor_limits import ActorLimits
 from serve_app.core.limits.decisions import Charged, LimitDecision
 from serve_app.core.limits.messages import (
+    LOST_RETRY_S,
     LimitAction,
     LimitEvent,
     LimitGrant,
@@ -29,6 +30,7 @@ from serve_app.core.limits.policy import (
 from serve_app.core.limits.router_limits import RouterLimits
 
 __all__ = [
+    "LOST_RETRY_S",
     "ActorLimits",
     "Charged",
     "Kind",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from serve_app.core.limits.messages import LOST_RETRY_S
+from serve_app.core.limits import LOST_RETRY_S
 from serve_app.core.queue import RefusalReason, Refuse
 
 AT_ONCE = 64  # requests or openings that are moved in one event: about 5 ms of the actor's time
