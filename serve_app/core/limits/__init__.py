@@ -15,7 +15,6 @@ from serve_app.core.limits.messages import (
     LimitRecall,
     LimitRefuse,
     LimitRequest,
-    LimitState,
     lost,
 )
 from serve_app.core.limits.policy import (
@@ -42,7 +41,6 @@ __all__ = [
     "LimitRecall",
     "LimitRefuse",
     "LimitRequest",
-    "LimitState",
     "LimitedRequest",
     "Limits",
     "RouterLimits",
