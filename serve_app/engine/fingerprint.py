@@ -1,8 +1,8 @@
 """What two engines must have in common for one of them to go on with what the other has begun.
 
 Weights, tokenizer, chat template, numeric formats, parallelism, parsers and vLLM's version, as one short text. A model
-of the hub counts by its commit. Of a folder, small files count whole and each file of weights by its size and by slices
-spread over it, so that a model of any size costs a bounded read.
+of the hub counts by its commit, and an argument that names files by these. Of a folder, small files count whole and
+each large one by its size and by slices spread over it, so that a model of any size costs a bounded read.
 
 Invariant: equal files at another path, of another age or on another machine give the same text; nothing of our own
 release is in it.
@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from serve_app.engine.engine_args import engine_arguments
 from serve_app.engine.environment import Platform
@@ -22,15 +23,18 @@ from serve_app.engine.model_lookup import cached_folder, weight_files
 from serve_app.engine.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
 
-SLICES = 64  # of a file of weights, its head and its tail included: of a shard of 5 GB one in 80 MB, so in every layer
+SLICES = (
+    64  # of a large file of weights, its head and its tail included: of a shard of 5 GB one in 80 MB, so in every layer
+)
 SLICE_BYTES = 4096  # as much as is read from a disk at once
-WHOLE_BYTES = 64 * 2**20  # of a smaller file all counts; the largest tokenizers have half of it
-# Of the files beside the weights those that vLLM reads: configuration, index, tokenizer, template.
-TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+WHOLE_BYTES = 64 * 2**20  # of a smaller file all counts, in 0.1 s; the largest tokenizers have half of it
+# Of the files beside the weights those that vLLM reads: configuration, index, tokenizer, template, code.
+TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.py")
 DIGEST_BYTES = 16
 COMMIT = re.compile("[0-9a-f]{40}")
-# Of vLLM's arguments those that no token depends on: paths, names, sizes of batch, cache and memory, bounds.
+# Of vLLM's arguments those that no token depends on: names, sizes of batch, cache and memory, bounds, logs.
 WITHOUT_EFFECT = frozenset({
+    "allowed_local_media_path",
     "allowed_media_domains",
     "disable_log_stats",
     "distributed_executor_backend",
@@ -39,6 +43,7 @@ WITHOUT_EFFECT = frozenset({
     "enforce_eager",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
+    "log_config_file",
     "max_model_len",
     "max_num_batched_tokens",
     "max_num_seqs",
@@ -68,7 +73,7 @@ def model_fingerprint(settings: ModelSettings, platform: Platform) -> str | None
         "tokenizer": tokenizer,
         "template": _template(settings.chat_template),
         "vllm": vllm_version(),
-        "arguments": {name: value for name, value in arguments.items() if name not in WITHOUT_EFFECT},
+        "arguments": {name: _value(value) for name, value in arguments.items() if name not in WITHOUT_EFFECT},
         "tools": [settings.tool_parser, settings.tool_strict],
     }
     return _digest(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -82,6 +87,18 @@ def _source(path: str, revision: str | None, cache: str | None) -> str | None:
         if found is not None and COMMIT.fullmatch(found.name):
             return f"{path} {found.name}"  # the id of a repository is a name that all machines share
     return None if found is None else _of_files(found)
+
+
+def _value(value: Any) -> Any:
+    """An argument, with the files that it names in place of their paths; a word without a slash is no path."""
+    match value:
+        case str() if "/" in value and Path(value).exists():
+            return _of_files(Path(value))
+        case dict():
+            return {name: _value(inner) for name, inner in value.items()}
+        case list():
+            return [_value(inner) for inner in value]
+    return value
 
 
 def _of_files(path: Path) -> str:
@@ -104,7 +121,7 @@ def _of_file(file: Path) -> str:
         with file.open("rb") as opened:
             size = file.stat().st_size
             digest.update(str(size).encode())
-            for offset, length in _slices(size, is_whole=any(file.match(pattern) for pattern in TEXT_FILES)):
+            for offset, length in _slices(size):
                 opened.seek(offset)
                 digest.update(opened.read(length))
     except OSError:
@@ -112,9 +129,9 @@ def _of_file(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _slices(size: int, *, is_whole: bool) -> Iterator[tuple[int, int]]:
+def _slices(size: int) -> Iterator[tuple[int, int]]:
     """Offset and length of what counts of a file: all of it, or slices at equal distances from its head to its tail."""
-    if size <= SLICES * SLICE_BYTES or (is_whole and size <= WHOLE_BYTES):
+    if size <= WHOLE_BYTES:
         yield 0, size
         return
     for number in range(SLICES):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.fingerprint import SLICE_BYTES, SLICES, model_fingerprint
+from serve_app.engine.fingerprint import SLICE_BYTES, SLICES, WHOLE_BYTES, model_fingerprint
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.settings import ModelSettings
 
-SHARD_BYTES = 8 * 2**20  # many times what is read of it
+SHARD_BYTES = WHOLE_BYTES + 2**20  # many times what is read of it
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -34,12 +34,18 @@ def sharded(tmp_path: Path) -> Path:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for name in ("model-1.safetensors", "model-2.safetensors"):
-        (folder / name).write_bytes(bytes(SHARD_BYTES))
+        sparse(folder / name, SHARD_BYTES)
     return folder
 
 
 def of(path: Path | str, **settings: Any) -> str | None:
     return model_fingerprint(ModelSettings(name="m", path=str(path), **settings), "cpu")
+
+
+def sparse(file: Path, size: int) -> None:
+    """A file of zeros that takes no room."""
+    file.touch()
+    os.truncate(file, size)
 
 
 def poke(file: Path, offset: int) -> None:
@@ -85,12 +91,13 @@ def test_other_weights_of_the_same_shape_are_another_model(tiny: Path, tmp_path:
         lambda folder: poke(folder / "model-2.safetensors", 0),
         lambda folder: poke(folder / "model-2.safetensors", SHARD_BYTES - 1),
         lambda folder: poke(folder / "model-1.safetensors", (SHARD_BYTES - SLICE_BYTES) * 20 // (SLICES - 1)),
-        lambda folder: (folder / "model-1.safetensors").write_bytes(bytes(SHARD_BYTES + 1)),
+        lambda folder: sparse(folder / "model-1.safetensors", SHARD_BYTES + 1),
         lambda folder: (folder / "tokenizer.json").write_text('{"version": "2"}'),
         lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"),
         lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+        lambda folder: (folder / "modeling_own.py").write_text("scale = 2"),
     ],
-    ids=["head", "tail", "slice", "size", "tokenizer", "template", "index"],
+    ids=["head", "tail", "slice", "size", "tokenizer", "template", "index", "code"],
 )
 def test_one_changed_file_is_another_model(sharded: Path, change: Callable[[Path], object]) -> None:
     before = of(sharded)
@@ -103,6 +110,35 @@ def test_of_a_shard_only_slices_are_read(sharded: Path) -> None:
     before = of(sharded)
     poke(sharded / "model-1.safetensors", SLICE_BYTES + 1)
     assert of(sharded) == before
+
+
+def test_a_small_shard_counts_whole(sharded: Path) -> None:
+    sparse(sharded / "model-1.safetensors", 2**20)
+    before = of(sharded)
+    poke(sharded / "model-1.safetensors", SLICE_BYTES + 1)
+    assert of(sharded) != before
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda path: {"hf_config_path": path},
+        lambda path: {"reasoning_parser_plugin": f"{path}/plugin.py"},
+        lambda path: {"speculative_config": {"model": path, "num_speculative_tokens": 2}},
+    ],
+    ids=["folder", "file", "in an object"],
+)
+def test_an_argument_that_names_files_counts_by_these(
+    tiny: Path, tmp_path: Path, argument: Callable[[str], dict[str, Any]]
+) -> None:
+    folders = [tmp_path / name for name in ("here", "elsewhere", "other")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text(f'{{"other": {str(folder.name == "other").lower()}}}')
+        (folder / "plugin.py").write_text(f"OTHER = {folder.name == 'other'}")
+    here, elsewhere, other = (of(tiny, extra_engine_args=argument(str(folder))) for folder in folders)
+    assert here == elsewhere != other
+    assert here != of(tiny)
 
 
 def test_a_template_counts_by_its_text_wherever_its_file_is(tiny: Path, tmp_path: Path) -> None:
