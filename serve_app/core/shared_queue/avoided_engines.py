@@ -2,20 +2,20 @@
 
 Rules
 - A request avoids the engines that its router cannot reach, or that may not go on with what another engine has begun.
-- When its router reaches more engines it is queued again, the oldest first, a part in each event.
+- When its router reaches more engines it is queued again, a part in each event, models in turn, the oldest first.
 
 Invariant: a request that waits and avoids some engine is known here; none that has ended is returned.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from operator import attrgetter
 
 from serve_app.core.memory import SESSIONS_OWNER
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.incarnations import ActorRequest
+from serve_app.core.shared_queue.model_turns import ModelTurns
 
 
 class AvoidedEngines:
@@ -23,7 +23,7 @@ class AvoidedEngines:
 
     def __init__(self) -> None:
         self._by_router: dict[str, dict[str, ActorRequest]] = {}  # by router and ticket
-        self._changed: OrderedDict[str, ActorRequest] = OrderedDict()  # by ticket: their routers reach more engines
+        self._changed = ModelTurns[ActorRequest]()  # by ticket: their routers reach more engines
 
     def set(self, request: ActorRequest, arrival: Arrival) -> None:
         """Set a request's arrival, with the engines that it avoids from now on."""
@@ -55,12 +55,12 @@ class AvoidedEngines:
     def on_reachability(self, router: str) -> None:
         """A router reaches more engines. O(n log n) for its n requests that avoid some engine."""
         requests = sorted(self._by_router.get(router, {}).values(), key=attrgetter("arrived_s"))
-        self._changed.update((one.arrival.request_id, one) for one in requests)
+        for one in requests:
+            self._changed.add(one.queue.name, one.arrival.request_id, one)
 
     def next_outdated(self) -> ActorRequest | None:
         """The next request to queue again, which is then up to date here; None: there is none."""
-        while self._changed:
-            _, request = self._changed.popitem(last=False)
+        while (request := self._changed.take()) is not None:
             if self.is_outdated(request):
                 return request
         return None

@@ -1,17 +1,18 @@
-"""Requests that arrive while their model recovers: they are admitted together, the oldest first, a part in each event.
+"""Requests that arrive while their model recovers: they are admitted together, a part in each event, models in turn
+and of each the oldest first.
 
-Invariant: no request that arrives later is admitted before those that were postponed.
+Invariant: no request of a model that arrives later is admitted before those of it that were postponed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from serve_app.core.queue import Arrival
+from serve_app.core.shared_queue.model_turns import ModelTurns
 from serve_app.core.shared_queue.scope import AT_ONCE
 
 HAND_IN_S = 0.05  # for all routers to submit their waiting requests again: half a dozen round trips
@@ -32,8 +33,7 @@ class PostponedRequests:
     def __init__(self) -> None:
         self.by_router: dict[str, dict[str, PostponedRequest]] = {}  # by router and ticket
         self._gather_until: dict[str, float] = {}  # by recovered model: when its requests are admitted
-        # by model: routers and tickets of those that are admitted next, the first one first
-        self._ready: dict[str, deque[tuple[str, str]]] = {}
+        self._ready = ModelTurns[tuple[str, str]]()  # by ticket: routers and tickets of those that are admitted next
 
     def gather(self, models: Iterable[str], now: float) -> None:
         """These models have recovered: wait until all routers have submitted their requests again."""
@@ -47,7 +47,7 @@ class PostponedRequests:
         postponed = PostponedRequest(router, model, arrival, arrived_s)
         self.by_router.setdefault(router, {})[arrival.request_id] = postponed
         if model in self._ready:
-            self._ready[model].append((router, arrival.request_id))
+            self._ready.add(model, arrival.request_id, (router, arrival.request_id))
 
     def forget(self, router: str, ticket: str) -> PostponedRequest | None:
         """A request has ended, or is admitted; returns it. An unknown ticket changes nothing."""
@@ -71,15 +71,13 @@ class PostponedRequests:
                 for ticket, one in requests.items()
                 if one.model == model
             ]
-            self._ready[model] = deque(ticket for _, ticket in sorted(waits, key=itemgetter(0)))
+            for _, (router, ticket) in sorted(waits, key=itemgetter(0)):
+                self._ready.add(model, ticket, (router, ticket))
         taken: list[PostponedRequest] = []
-        for model, tickets in list(self._ready.items()):
-            while tickets and len(taken) < AT_ONCE:
-                found = self.forget(*tickets.popleft())
-                if found is not None:
-                    taken.append(found)
-            if not tickets:
-                del self._ready[model]
+        while len(taken) < AT_ONCE and (known := self._ready.take()) is not None:
+            found = self.forget(*known)
+            if found is not None:
+                taken.append(found)
         return taken
 
     def next_due(self) -> float | None:
