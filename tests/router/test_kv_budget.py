@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.queue.admission import Arrival
+from serve_app.core.queue import Arrival
 from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
 from serve_app.router.request_grant import RequestTrace
 from serve_app.transport import EngineInfo, TokenUsage

@@ -114,9 +114,13 @@ def begun_anew(world: World, begun: dict[str, int]) -> set[str]:
 @pytest.mark.parametrize("tokens", [(-1, 0), (0, -1)], ids=["prompt", "output"])
 def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(tokens: tuple[int, int]) -> None:
     world = connected(slots=2, routers=3)
-    (request_id, ticket), begun = one_granted_by_the_actor(world), sessions(world)
+    (request_id, _), begun = one_granted_by_the_actor(world), sessions(world)
     session = world.routers["r0"].line.router_session
-    session.end_request = lambda _: session.put(messages.Done(ticket, *tokens))  # type: ignore[method-assign]
+
+    def end_request(event: messages.Done) -> None:
+        session.put(messages.Done(event.ticket, *tokens))
+
+    session.end_request = end_request  # type: ignore[method-assign]
     world.finish("r0", request_id)
     world.settle(4)
     assert begun_anew(world, begun) == {"r0"}

@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.core.memory import SessionRequest, session_name
 from serve_app.core.shared_queue import published_state
+from serve_app.core.shared_queue.early_refusal import class_figures
 from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_applied_events import Broken, fails, sessions
@@ -74,7 +75,7 @@ def test_figures_that_fail_are_those_of_one_model(monkeypatch: pytest.MonkeyPatc
         world.arrive("r0", RequestClass.NORMAL)
     world.settle(1)
     begun = sessions(world)
-    broken = fails(published_state.class_figures, lambda _: True, after=False)
+    broken = fails(class_figures, lambda _: True, after=False)
     monkeypatch.setattr(published_state, "class_figures", broken)
     world.settle(2)
     assert sessions(world) == begun
@@ -197,7 +198,7 @@ def test_a_broken_step_raises_what_it_raised_if_the_books_do_not_agree() -> None
 
     world.arrive("r1", RequestClass.NORMAL)
     world.settle(1)
-    queue.granting.reclaim = break_books  # type: ignore[method-assign]
+    queue.granting.reclaim = break_books  # type: ignore[assignment, method-assign]
     with pytest.raises(Broken):
         queue.on_tick(world.now)
     assert not queue.actor_sessions.sessions
