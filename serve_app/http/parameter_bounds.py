@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from serve_app.core.body_bounds import text_bytes
 from serve_app.errors import BadRequest
 
 
@@ -64,7 +65,7 @@ def _check_list(name: str, value: Any, bounds: ListBounds) -> None:
         return
     total = 0
     for path, texts in _texts(name, value):
-        size = sum(_utf8_bytes(text) for text in texts if isinstance(text, str))
+        size = sum(text_bytes(text) for text in texts if isinstance(text, str))
         if size > bounds.entry_bytes:
             raise BadRequest(f"`{path}` may have {bounds.entry_bytes} bytes, it has {size}", param=path)
         total += size
@@ -79,10 +80,6 @@ def _texts(name: str, value: dict[str, Any] | list[Any] | str) -> Iterable[tuple
     if isinstance(value, list):
         return ((f"{name}.{index}", (entry,)) for index, entry in enumerate(value))
     return ((name, pair) for pair in value.items())
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _check_repetition(repetition: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from serve_app.core.body_bounds import MEDIA, text_bytes
 from serve_app.core.estimate import EstimateSource, Estimator, LengthRule
 from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
@@ -43,11 +44,9 @@ _NOT_RENDERED_NAMES = (
 )
 _NOT_RENDERED = frozenset(_NOT_RENDERED_NAMES.split())
 # In vLLM's content parts: what names a medium, as the part's type or as one of its fields.
-MEDIA_FIELDS = (
-    *("image_url", "input_image", "image_pil", "image_embeds", "prompt_embeds"),
-    *("audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds"),
-)
-_MARKERS = ("role", "type")  # of a message and its parts: in `MESSAGE_BYTES`
+MEDIA_FIELDS = (*MEDIA, "input_image", "image_pil", "prompt_embeds")
+# Of a message and its parts: in `MESSAGE_BYTES`, or what no engine here reads.
+_MARKERS = ("role", "type", "encrypted_content")
 
 
 def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
@@ -88,7 +87,7 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
         if not value or name in _NOT_RENDERED:
             continue
         if type(value) is str:
-            size += _text_size(value)
+            size += text_bytes(value)
         elif name in inputs:
             size += _prompt_size(_listed(value))
         elif type(value) is list or type(value) is dict:  # tools, documents, values for the template
@@ -255,16 +254,10 @@ def _count(value: Any) -> int:
     return len(value) if type(value) is list and value and type(value[0]) not in (int, dict) else 1
 
 
-def _text_size(value: Any) -> int:
-    if type(value) is not str:
-        return 0
-    return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-
-
 def _prompt_size(value: Any) -> int:
     """The bytes of a prompt in any form: a string, token ids, messages, or a list of those."""
     if type(value) is str:
-        return _text_size(value)
+        return text_bytes(value)
     if type(value) is not list or not value:
         return 0
     if type(value[0]) is int:
@@ -274,7 +267,7 @@ def _prompt_size(value: Any) -> int:
         if type(item) is dict:
             size += _message_size(item)
         elif type(item) is str:
-            size += _text_size(item)
+            size += text_bytes(item)
         elif type(item) is list and item:  # one level only: a list in a list is a batch; vLLM accepts no deeper
             ids = type(item[0]) is int
             size += BYTES_PER_TOKEN * len(item) if ids else sum(_message_size(m) for m in item if type(m) is dict)
@@ -296,7 +289,7 @@ def _part_size(part: dict[str, Any]) -> int:
         if name in MEDIA_FIELDS:
             size += BYTES_PER_TOKEN * MEDIA_TOKENS
         elif type(value) is str:
-            size += _text_size(value)
+            size += text_bytes(value)
         elif type(value) is dict:
             size += _part_size(value)
         elif type(value) is list:

@@ -65,6 +65,13 @@ fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "
         (Operation.TOKENIZE, "prompt", TEXT + "x"),
         (Operation.TOKENIZE, "messages", [MESSAGE] * (ENTRIES + 1)),
         (Operation.DETOKENIZE, "tokens", [1] * (TOKENS + SPARE_ENTRIES + 1)),
+        # a name of a medium is text where no content part of this type has it
+        (Operation.CHAT, "chat_template_kwargs", {"image_url": TEXT}),
+        (Operation.CHAT, "tools", [{"function": {"parameters": {"type": "image_url", "image_url": TEXT}}}]),
+        (Operation.CHAT, "messages", [{"role": "user", "content": [{**PART, "image_url": TEXT}]}]),
+        (Operation.CHAT, "messages", [{"role": "user", "content": [{**PART, "file_data": TEXT}]}]),
+        (Operation.CHAT, "messages", [{"role": "user", "content": "a", "x": [{"image_url": TEXT}]}]),
+        (Operation.CHAT, "tools", [{"function": {"parameters": {"properties": {TEXT: 1}}}}]),
     ],
 )
 def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_field(
@@ -90,6 +97,11 @@ def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_field(
         (Operation.COMPLETION, {"prompt": TEXT * 2, "truncate_prompt_tokens": -1}),
         (Operation.COMPLETION, {"prompt": [1] * 2 * TOKENS, "truncate_prompt_tokens": 10}),
         (Operation.RESPONSES, {"input": TEXT * 2, "truncation": "auto"}),
+        (Operation.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": TEXT}]}]}),
+        (Operation.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": TEXT}]}]}),
+        (Operation.RESPONSES, {"input": [{"type": "function_call_output", "output": [{"image_url": TEXT}]}]}),
+        (Operation.SCORE, {"data_1": {"content": [IMAGE]}, "data_2": [{"content": [IMAGE, PART]}]}),
+        (Operation.RERANK, {"query": "a", "documents": [TEXT * 2], "max_tokens_per_doc": 8}),
         (Operation.EMBEDDING, {"input": [TEXT] * 4}),
         (Operation.EMBEDDING, {"input": ["a"] * (ENTRIES + 1)}),  # the bound of inputs is another one
         (Operation.RERANK, {"query": "a", "documents": [TEXT] * 4, "truncate_prompt_tokens": 8}),
@@ -98,6 +110,28 @@ def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_field(
 )
 def test_a_prompt_that_may_fit_passes(operation: Operation, body: dict[str, Any]) -> None:
     check_prompt(operation, body, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("operation", "field", "body"),
+    [
+        (Operation.CHAT, "messages", {"max_tokens_per_doc": 1}),
+        (Operation.CHAT, "messages", {"truncation": "auto"}),
+        (Operation.COMPLETION, "prompt", {"truncation": "auto"}),
+        (Operation.RESPONSES, "input", {"truncate_prompt_tokens": 1}),
+        (Operation.TOKENIZE, "prompt", {"truncate_prompt_tokens": 1}),
+        (Operation.EMBEDDING, "input", {"max_tokens_per_query": 1}),
+        (Operation.RERANK, "documents", {"max_tokens_per_query": 1}),
+        (Operation.RERANK, "documents", {"max_tokens_per_doc": 0}),
+    ],
+)
+def test_only_what_truncates_this_prompt_lifts_its_bound(
+    operation: Operation, field: str, body: dict[str, Any]
+) -> None:
+    value: Any = [{"role": "user", "content": TEXT}] if field == "messages" else TEXT + "x"
+    with pytest.raises(BadRequest) as caught:
+        check_prompt(operation, {field: value, **body}, TOKENS)
+    assert caught.value.param == field
 
 
 @given(st.sampled_from(list(Operation)), st.dictionaries(fields, json_values, max_size=4))
@@ -120,12 +154,32 @@ def test_a_body_of_any_shape_is_scanned_and_a_small_one_passes(operation: Operat
         (Operation.COMPLETION, {"prompt": [1] * 100_000}, False),
         (Operation.COMPLETION, {"prompt": [1] * 200_000}, True),
         (Operation.TOKENIZE, {"prompt": ["a" * 1000] * 100}, True),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": ["a"] * 1_000}]}, False),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": ["a"] * 5_000}]}, True),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [None] * 5_000}]}, True),
+        (Operation.CHAT, {"messages": [MESSAGE], "chat_template_kwargs": {"a" * LARGE_TEXT_CHARS: 1}}, True),
+        (Operation.CHAT, {"messages": [MESSAGE], "chat_template_kwargs": {"image_url": TEXT}}, True),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": [IMAGE]}], "stream": True}, False),
+        (Operation.RESPONSES, {"input": [{"type": "reasoning", "summary": [], "encrypted_content": TEXT}]}, False),
     ],
 )
 def test_a_body_is_large_by_its_objects_and_its_text(operation: Operation, body: dict[str, Any], large: bool) -> None:
     assert is_large(operation, {"model": "tiny", **body}) is large
 
 
-def test_media_are_found_wherever_they_are() -> None:
+def test_a_body_is_large_many_times_by_as_many_objects() -> None:
+    body = {"messages": [MESSAGE] * (LARGE_OBJECTS * 3)}
+    assert is_large(Operation.CHAT, body, 2)
+    assert not is_large(Operation.CHAT, body, 4)
+
+
+def test_media_are_found_in_content_parts_alone() -> None:
     assert has_media({"messages": [MESSAGE, {"role": "user", "content": [PART, IMAGE]}]})
+    assert has_media({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]})
+    assert has_media({"input": [{"type": "function_call_output", "output": [{"image_url": "x"}]}]})
+    assert has_media({"documents": [{"content": [IMAGE]}]})
+    assert has_media({"messages": [[{"role": "user", "content": [IMAGE]}]]})
     assert not has_media({"messages": [MESSAGE], "tools": [{"type": "function"}]})
+    assert not has_media({"messages": [MESSAGE], "chat_template_kwargs": {"image_url": 1}})
+    assert not has_media({"messages": [MESSAGE], "metadata": {"content": [IMAGE]}})
+    assert not has_media({"messages": [{"role": "user", "content": [{**PART, "image_url": 1}]}]})

@@ -130,6 +130,8 @@ def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: st
 
 
 def test_tools_and_tool_calls_count_and_token_ids_count_as_four_bytes() -> None:
+    reasoning = {"type": "reasoning", "summary": [], "encrypted_content": "x" * 10_000}
+    assert request_size.prompt_bytes(Operation.RESPONSES, {"input": [reasoning]}) == request_size.MESSAGE_BYTES
     bare = request_size.prompt_bytes(Operation.CHAT, BODY)
     assert request_size.prompt_bytes(Operation.CHAT, {**BODY, "tools": [{"a": 1}]}) == bare + len('[{"a":1}]')
     called = {"messages": [*BODY["messages"], {"role": "assistant", "tool_calls": [{"id": "c"}]}]}

@@ -45,7 +45,7 @@ from serve_app.engine.vllm_adapter.private_names import missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import take_rendered
-from serve_app.errors import EngineFailed, EngineUnreachable, Unavailable
+from serve_app.errors import BadRequest, EngineFailed, EngineUnreachable, Unavailable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, FirstTokenReport, Frame, Submit, Unsent
 
@@ -107,7 +107,10 @@ class VllmEngine:
         await init_app_state(llm, self._state, frontend, tasks)
         if self._settings.task == "generate":
             setup = pickle.dumps(render_process.RenderSetup(llm.vllm_config, frontend, self._settings.tool_strict))
-            self._large = LargeRequests(lambda: HelperProcess("reads large requests", RENDER_PROCESS, setup).ask)
+            self._large = LargeRequests(
+                lambda: HelperProcess("reads large requests", RENDER_PROCESS, setup).ask,
+                reads_media=llm.vllm_config.model_config.is_multimodal_model,
+            )
             take_rendered(self._state.online_renderer)
         self._continues = self._settings.task == "generate" and await replay.prepare(llm)
         cache = llm.vllm_config.cache_config
@@ -176,7 +179,7 @@ class VllmEngine:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
             return serving.refusal(serving.validation_error(error, submit), submit)
-        except Unavailable as error:  # of a helper process: the engine lives, and a repeat finds the helper restarted
+        except (BadRequest, Unavailable) as error:  # of `LargeRequests`: the engine lives
             return serving.our_refusal(error, submit)
         except Exception as error:
             if recorder.failed is not None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import msgspec
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from serve_app.core.body_bounds import is_large
+from serve_app.core.body_bounds import has_media, is_large
 from serve_app.engine.helper_queue import HelperQueue
 from serve_app.engine.vllm_adapter.rendered import Rendered
+from serve_app.errors import BadRequest
 from serve_app.transport import Submit
 from serve_app.types import Operation
 
@@ -22,25 +23,32 @@ READ_THERE = frozenset(Operation) - {
     Operation.TOKENIZER_INFO,
 }
 
-Read = Rendered | ErrorResponse | bytes | None
+MEDIA_TIMES = 8  # as large as others, 0.1 s of the event loop: conversations with images are that long at most
+Read = Rendered | ErrorResponse | bytes
 
 
 class LargeRequests:
     """Has large requests read and rendered by a helper, which starts with the first of them: it takes 0.7 GiB.
 
     Args:
+        reads_media: whether the model does; media are read here, with the cache that EngineCore shares.
         start: starts it; returns what sends it a `Submit` in MessagePack, and returns its pickled answer. Both block.
     """
 
-    def __init__(self, start: Callable[[], Callable[[bytes], bytes]]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], Callable[[bytes], bytes]], *, reads_media: bool = False) -> None:
+        self._start, self._reads_media = start, reads_media
         self._ask: Callable[[bytes], bytes] | None = None
         self._queue = HelperQueue(self._read)
 
-    async def read(self, submit: Submit) -> Read:
+    async def read(self, submit: Submit) -> Read | None:
         """The request as the helper has read it (`render_process`); None: it is to be read here. Raises Unavailable:
-        the helper does not answer, or has ended."""
+        the helper does not answer, or has ended.
+        BadRequest: beside media there is too much to be read here."""
         if submit.operation not in READ_THERE or not is_large(submit.operation, submit.body):
+            return None
+        if self._reads_media and has_media(submit.body):
+            if is_large(submit.operation, submit.body, MEDIA_TIMES):
+                raise BadRequest("a request with images, audio or video has too many other parts, or too much text")
             return None
         return await self._queue.ask(submit.cache_salt or "", submit)
 

@@ -3,8 +3,7 @@
 vLLM validates a body in native code that holds the interpreter, and renders its messages in Python, so a thread would
 stop the event loop for as long. The process has vLLM's renderer, made from the engine's own configuration, but no
 engine. It is a `HelperProcess`: its set-up is a pickled `RenderSetup`, each question a `Submit` in MessagePack, each
-answer a pickled one of these: `Rendered`; vLLM's error; the whole answer of work that takes no slot, as JSON; None: it
-has media, which only the engine's own process may read, with the cache that it shares with EngineCore.
+answer a pickled one of these: `Rendered`; vLLM's error; the whole answer of work that takes no slot, as JSON.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vllm.entrypoints.launchers.render.app_state import init_render_app_state
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
-from serve_app.core.body_bounds import has_media
 from serve_app.engine.helper_process import frame, read_message
 from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import Rendered, without_history
 from serve_app.errors import BadRequest
 from serve_app.transport import Submit
@@ -40,7 +39,7 @@ MAX_MORE_BYTES = 4 * 2**30  # above what it has mapped at its start; a text of 1
 
 _submits = msgspec.msgpack.Decoder(Submit)
 
-Answer = Rendered | ErrorResponse | bytes | None
+Answer = Rendered | ErrorResponse | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,7 @@ class Reader:
     async def start(self) -> None:
         """Make vLLM's renderer."""
         await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
+        take_turns(self._state.online_renderer.renderer)  # a text that is truncated is cut first
 
     def bound_memory(self) -> None:
         """Bound the memory of this process: an allocation above it fails, or ends the process."""
@@ -74,8 +74,6 @@ class Reader:
 
     async def read(self, submit: Submit) -> Answer:
         """The request, validated and rendered; errors in the words that the engine's process has for them."""
-        if self._setup.config.model_config.is_multimodal_model and has_media(submit.body):
-            return None
         try:
             if not submit.operation.takes_slot:
                 answered = await serving.answer_unqueued(self._state, submit)
