@@ -59,11 +59,13 @@ def agree(requests: ActorRequests) -> bool:
     """Whether the queues know exactly the requests that are known by ticket, and engines have what these hold."""
     waiting, running = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     slots, tokens = Counter[str](), Counter[str]()
-    granted = set(requests.grants_to_retry)  # by the queue; not charged yet
     for ticket, request in requests.by_ticket.items():
         if request.runs_in_session_slot:
             continue
-        runs = bool(request.engine) or ticket in granted
+        granted = requests.grants_to_retry.get(ticket)  # by the queue; not charged yet
+        if granted is not None and not request.engine and granted not in request.queue.engines:
+            continue  # the grant has left with its engine: it is queued again in its turn
+        runs = bool(request.engine) or granted is not None
         (running if runs else waiting)[id(request.queue)].add(ticket)
         if request.engine:
             slots[request.engine] += request.arrival.slots

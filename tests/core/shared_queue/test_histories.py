@@ -221,7 +221,7 @@ def look_at_ends(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_routers_held_that_have_ended_comes_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_at_ends(range(60), monkeypatch)
+    look_at_ends([*range(60), 6444], monkeypatch)  # 6444: an engine leaves before a grant of it was tried again
 
 
 @pytest.mark.long
