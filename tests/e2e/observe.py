@@ -45,14 +45,6 @@ class Observer:
             found[sample.labels["router"]] = found.get(sample.labels["router"], 0.0) + sample.value
         return found
 
-    def replicas(self, metric: str, least: float = 0.0, **labels: str) -> dict[str, set[str]]:
-        """For each router the replicas with such a sample of at least this value; those of engines are under ""."""
-        found: dict[str, set[str]] = {}
-        for sample in _samples(self.text(), metric, labels):
-            if sample.value >= least:
-                found.setdefault(sample.labels.get("router", ""), set()).add(sample.labels["replica"])
-        return found
-
     def running(self, model: str) -> float:
         """Sequences the engines run."""
         return self.value("serve_app_engine", model=model, figure="running")

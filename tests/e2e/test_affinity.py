@@ -7,7 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.stack import Stack
-from tests.e2e.three import WIDE, all_replicas
+from tests.e2e.three import WIDE
 
 PREFIXES = 12
 REQUESTS = 6  # of each prefix
@@ -30,7 +30,6 @@ def ask(three: Stack, kind: str, prefix: int, number: int) -> str:
 
 
 def test_requests_that_begin_alike_run_on_one_replica_through_all_routers(three: Stack) -> None:
-    all_replicas(three)
     where: dict[int, Counter[str]] = {}
     for number in range(REQUESTS):
         for prefix in range(PREFIXES):
@@ -52,7 +51,6 @@ def placed(three: Stack) -> Counter[str]:
 
 
 def test_under_load_most_requests_still_do(three: Stack) -> None:
-    all_replicas(three)
     before = placed(three)
     with ThreadPoolExecutor(CLIENTS) as pool:
         asked = [pool.submit(ask, three, "busy", prefix, number) for number in range(40) for prefix in range(PREFIXES)]

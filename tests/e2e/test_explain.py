@@ -74,8 +74,7 @@ def test_every_router_tells_of_a_client_that_left(three: Stack) -> None:
     name = ""
     while not name:  # bound: those of the last test leave their slots within a second
         name = ask()
-    first = all_routers(three)[0]
-    within(ABORT_S, lambda: first.get(f"/admin/requests/{name}").status_code, 200, "the receipt")
+    within(ABORT_S, lambda: all_routers(three)[0].get(f"/admin/requests/{name}").status_code, 200, "the receipt")
     for found in told(three, name):
         assert (found["outcome"], found["granted"]) == ("cancelled_running", True)
         assert 0 < found["output_tokens"] < LONG_TOKENS

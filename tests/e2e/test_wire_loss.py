@@ -34,7 +34,7 @@ from serve_app.transport.tcp import HEADER_BYTES
 from serve_app.transport.tcp_server import TICKET_BYTES
 from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
-from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, all_replicas, processes
+from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, processes
 
 STREAMS = WIDE_SLOTS * 5 // 4  # for one engine too many, if the other is lost
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
@@ -59,7 +59,6 @@ def idle(three: Stack) -> Iterator[Stack]:
 
 def settle(stack: Stack) -> None:
     within(BACK_S, lambda: (len(engines(stack)), len(routers(stack))), (WIDE_REPLICAS, ROUTERS), "replicas")
-    all_replicas(stack)
     within(BACK_S, lambda: running(stack), 0.0, "sequences running")
 
 

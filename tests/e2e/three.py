@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from benchmarks.common.processes import titled
 from serve_app.system import listening_ports
 from tests.e2e import stack as stacks
-from tests.e2e.observe import Observer, http_status, within
+from tests.e2e.observe import http_status, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 
 MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
@@ -82,7 +80,6 @@ def three(state_dir: Path) -> Iterator[Stack]:
     """The stack, once all routers are there."""
     with stacks.own(state_dir, CONFIG, "three") as started:
         all_routers(started)
-        all_replicas(started)
         yield started
 
 
@@ -106,35 +103,6 @@ def process(there: Stack, router: Stack) -> int:
 
 
 def all_routers(there: Stack) -> list[Stack]:
-    """The same once all of them are there and each knows the others: what it says of all is complete then."""
+    """The same once all of them are there."""
     within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
-    found = routers(there)
-    within(RESTART_S, lambda: [_seen_by(one) for one in found], [ROUTERS] * ROUTERS, "routers that each router knows")
-    return found
-
-
-def _seen_by(router: Stack) -> int:
-    """How many routers answer this one, itself included; 0: it does not answer."""
-    try:
-        return len(Observer(router).by_router("serve_app_unread_bytes"))
-    except requests.RequestException:
-        return 0
-
-
-def all_replicas(there: Stack) -> None:
-    """Wait until all replicas of WIDE answer, and every router has slots of each: after the death of one, the other
-    answers requests at once, and until a router knows the new one and has credit there, its requests run elsewhere."""
-    within(
-        RESTART_S, lambda: _usable(there), (WIDE_REPLICAS, ROUTERS), f"replicas of {WIDE}, routers that can use them"
-    )
-
-
-def _usable(there: Stack) -> tuple[int, int]:
-    """How many replicas of WIDE answer, and how many routers have slots of exactly these."""
-    try:
-        observer = Observer(there)  # over a new connection: the router of an old one may be gone
-        (answering,) = observer.replicas("serve_app_engine", model=WIDE).values() or [set[str]()]
-        by_router = observer.replicas("serve_app_slots", 1.0, model=WIDE, state="booked")
-    except requests.RequestException:
-        return 0, 0
-    return len(answering), list(by_router.values()).count(answering)
+    return routers(there)
