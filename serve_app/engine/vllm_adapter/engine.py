@@ -175,6 +175,8 @@ class VllmEngine:
         try:
             llm, strict = self._running(), self._settings.tool_strict
             answer = await serving.answer(llm, self._state, submit, strict, self._large)
+        except EngineFailed:  # as the recorder has seen it; no error of `LargeRequests`, though an `Unavailable`, too
+            raise
         except EngineDeadError as error:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
