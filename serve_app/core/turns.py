@@ -70,6 +70,11 @@ class TenantTurns(Generic[T]):
         if not self._running[tenant]:
             del self._running[tenant]
 
+    def go_on(self, tenant: str, work: T) -> None:
+        """A work that ran goes on in the next turn of its tenant, before the others of it."""
+        self.end(tenant)
+        self._waiting.setdefault(tenant, deque()).appendleft(work)
+
     def leave(self, tenant: str, work: T) -> None:
         """A work that waits wants its turn no more."""
         works = self._waiting[tenant]

@@ -45,6 +45,17 @@ def test_a_work_that_does_not_fit_keeps_its_turn() -> None:
     assert [turns.begin_if(lambda _: True) for _ in range(3)] == [("b", 9), ("a", 1), None]
 
 
+def test_a_work_that_goes_on_is_behind_other_tenants_and_before_its_own() -> None:
+    turns = TenantTurns[str]()
+    for work in ("a1", "a2", "b1"):
+        turns.arrive(work[0], work)
+    begun = turns.begin()
+    assert begun == ("a", "a1")
+    turns.go_on(*begun)
+    assert turns.waiting == 3
+    assert all_of(turns) == ["b1", "a1", "a2"]
+
+
 def test_a_work_that_leaves_has_no_turn() -> None:
     turns = TenantTurns[str]()
     turns.arrive("a", "a1")

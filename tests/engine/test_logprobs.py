@@ -234,7 +234,7 @@ def test_each_token_of_a_tokenizer_is_decoded_once() -> None:
 class Work:
     """Slices of a prompt, each noted in `seen` when it runs."""
 
-    def __init__(self, seen: list[str], name: str, count: int, error: Exception | None = None) -> None:
+    def __init__(self, seen: list[str], name: str, count: int, error: BaseException | None = None) -> None:
         self.seen, self.name, self.count, self.error = seen, name, count, error
 
     def slices(self) -> Iterator[None]:
@@ -282,18 +282,23 @@ def test_the_event_loop_turns_between_two_slices() -> None:
     assert all(pair != ("slice", "slice") for pair in itertools.pairwise(seen))
 
 
-def test_a_prompt_whose_request_is_cancelled_or_fails_holds_nobody_up() -> None:
+class Panic(BaseException):
+    """What an extension in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Panic("x")])
+def test_a_prompt_whose_request_is_cancelled_or_fails_holds_nobody_up(error: BaseException) -> None:
     seen: list[str] = []
 
     async def scenario() -> None:
         turns = ScoringTurns()
         cancelled = asyncio.create_task(turns.run("a", Work(seen, "cancelled", 1000).slices()))
-        failing = asyncio.create_task(turns.run("a", Work(seen, "failing", 2, KeyError("x")).slices()))
+        failing = asyncio.create_task(turns.run("a", Work(seen, "failing", 2, error).slices()))
         last = asyncio.create_task(turns.run("a", Work(seen, "last", 2).slices()))
         await asyncio.wait([cancelled], timeout=0.0)
         cancelled.cancel()
         await last
-        with pytest.raises(KeyError):
+        with pytest.raises(type(error)):
             await failing
         await turns.run("b", Work(seen, "later", 1).slices())
 

@@ -21,12 +21,12 @@ import copy
 import functools
 import importlib
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from serve_app.core.turns import TenantTurns
 from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from serve_app.engine.vllm_adapter.private_names import CHAT_SERVING, COMPLETION_SERVING, SCORING_NAMES, missing
 
@@ -137,35 +137,36 @@ class ScoringTurns:
     """Runs slices of work: one in each turn of the event loop, tenants in turn, each tenant's in order of arrival."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[_Scoring]] = {}  # by tenant; the next tenant first
+        self._turns = TenantTurns[_Scoring]()
 
     async def run(self, tenant: str, slices: Iterator[None]) -> None:
         """Return when all slices have run; cancelling this leaves the others out. Raises what a slice raises."""
-        if not self._waiting:
+        if not self._turns.waiting:
             self._call_soon()
         scoring = _Scoring(slices, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(tenant, deque()).append(scoring)
+        self._turns.arrive(tenant, scoring)
         await scoring.done
 
     def _call_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._run_next, context=contextvars.Context())
 
     def _run_next(self) -> None:
-        tenant = next(iter(self._waiting))
-        scorings = self._waiting.pop(tenant)
-        slices, done = scorings[0]
-        if not done.done():  # else it was cancelled
+        begun = self._turns.begin()
+        if begun is None:
+            return
+        tenant, scoring = begun
+        if not scoring.done.done():  # else it was cancelled
             try:
-                next(slices)
+                next(scoring.slices)
             except StopIteration:
-                done.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised in the waiting `run`
-                done.set_exception(error)
-        if done.done():
-            scorings.popleft()
-        if scorings:
-            self._waiting[tenant] = scorings  # behind the other tenants
-        if self._waiting:
+                scoring.done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - a panic of Rust, too; raised in the waiting `run`
+                scoring.done.set_exception(error)
+        if scoring.done.done():
+            self._turns.end(tenant)
+        else:
+            self._turns.go_on(tenant, scoring)
+        if self._turns.waiting:
             self._call_soon()
 
 
