@@ -223,20 +223,23 @@ class Place:
         self.wait_serving(*(one["name"] for one in config["models"]))
 
     def wait_running(self, config: Config) -> None:
-        """Its models and its routers, as many as it names, and no model more."""
+        """Its models and its routers, as many replicas of each as it names, all of them started, and no model more.
+
+        Serve calls an application running while a policy's new replicas still start.
+        """
         settings = parse(config)
         wanted = {one.name: one.replicas for one in settings.models}
 
         def runs(state: dict[str, Any]) -> bool:
-            found = {one["name"]: len(one["replicas"]) for one in state["models"]}
+            there, started = {one["name"]: len(one["replicas"]) for one in state["models"]}, running(state)
             return (
                 state["state"] == "running"
-                and len(running(state, ["Router"])["Router"]) == settings.router.replicas
+                and len(started["Router"]) == settings.router.replicas
+                and there.keys() == wanted.keys()
                 and all(
-                    name in found and bounds.min_replicas <= found.pop(name) <= bounds.max_replicas
+                    bounds.min_replicas <= len(started[name]) <= there[name] <= bounds.max_replicas
                     for name, bounds in wanted.items()
                 )
-                and not found
             )
 
         self.wait(runs, f"running {sorted(wanted)}")

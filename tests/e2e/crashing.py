@@ -56,7 +56,12 @@ def actor(there: Place | Stack) -> int | None:
 
 
 def difference(there: Place, *, idle: bool) -> str:
-    """What the ledger has otherwise than Serve; nothing: they are the same."""
+    """What the ledger has otherwise than Serve; nothing: they are the same.
+
+    Args:
+        idle: nothing runs, nor has anything waited just now: routers return their shares of a contended model, one
+            after another, and ask for them again once it is calm.
+    """
     figures, state = there.quota(), there.status()
     if figures is None or figures["recovering"]:
         return f"no figures: {figures}"
@@ -75,6 +80,9 @@ def difference(there: Place, *, idle: bool) -> str:
             wrong.append(f"{name}: more shared than there is: {one}")
         if idle and one["kv_tokens_used"]:
             wrong.append(f"{name}: {one['kv_tokens_used']} tokens in use")
+    contended = [one["model"] for one in figures["lines"] if one["contended"]]
+    if idle and contended:
+        wrong.append(f"{contended} are contended")
     if figures["granted_bytes"] != sum(one["granted_bytes"] for one in figures["engines"]):
         wrong.append(f"{figures['granted_bytes']} bytes granted on devices")
     return "; ".join(wrong)
