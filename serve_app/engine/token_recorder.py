@@ -63,6 +63,11 @@ class TokenRecorder:
         prompt, completion, cached = (sum(column) for column in zip(*self.usage_by_call, strict=True))
         return TokenUsage(prompt, completion, cached, self.finish_reason)
 
+    def drop_query(self, documents: int) -> int:
+        """Do not count the one query of a score with so many documents, which an earlier part has counted; returns its
+        tokens. 0: it was no prompt of its own, since the model reads it with each document."""
+        return self.usage_by_call.pop(0)[0] if len(self.usage_by_call) == documents + 1 else 0
+
     def record(
         self, outputs: AsyncGenerator[Output, None], request_id: str = "", *, pooling: bool = False
     ) -> AsyncGenerator[Output, None]:

@@ -299,9 +299,9 @@ class RouterApp:
 
     async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]]) -> None:
         """Run the parts of a list, each as a request of its own."""
-        record, parts = call.record, []
-        counts = [request_size.sequence_count(record.operation, body, self.settings.http) for body in bodies]
-        merged = MergedExchange(call.exchange, counts)
+        record, parts, operation = call.record, [], call.record.operation
+        counts = [request_size.sequence_count(operation, body, self.settings.http) for body in bodies]
+        merged = MergedExchange(call.exchange, operation, call.body, counts)
         turns = PromptTurns(max(1, call.model.limits.slots // max(counts)))  # as many as an engine runs
 
         async def run(part: _HttpCall, sequences: int) -> None:
@@ -313,7 +313,7 @@ class RouterApp:
 
         for number, body in enumerate(bodies):
             part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace(is_row=record.is_row))
-            size = request_size.prompt_bytes(part.operation, body)
+            size = request_size.prompt_bytes(operation, body)
             parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
         record.parts = [part.record for part in parts]
         try:
@@ -374,6 +374,7 @@ class RouterApp:
             output_tokens=record.cost.output_tokens,
             created=record.created,
             is_load=call.model.settings.replicas.counts(is_row=record.is_row),
+            query_counted=call.part is not None and call.part.query_counted,
         )
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:

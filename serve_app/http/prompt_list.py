@@ -1,5 +1,5 @@
-"""A completion with a list of prompts, or embeddings of a list of inputs: one request of the queue for each prompt or
-each few inputs, one answer to the client.
+"""A completion with a list of prompts, embeddings of a list of inputs, or scores of a list of documents: one request of
+the queue for each prompt or each few inputs or pairs, one answer to the client.
 
 Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile;
 2,000 inputs would hold a replica for as long as they all take. Queued together, they would fill the queue and wait for
@@ -15,22 +15,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from serve_app.core.score_inputs import score_inputs
 from serve_app.errors import BadRequest
 from serve_app.http.error_responses import JSON
 from serve_app.http.python_calls import EVENT_END, error_in, error_of
+from serve_app.http.request_size import prompt_size
 from serve_app.http.response import HttpExchange
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
-# Inputs that are embedded together: as many keep an engine busy, and 8,000 tokens take it well under a second.
+# Inputs or pairs of one part: as many keep an engine busy, and 8,000 tokens take it well under a second.
 INPUTS_TOGETHER, BYTES_TOGETHER = 32, 32_768
-_BYTES_PER_ID = 4  # as in `request_size`
 _DATA, _DONE = b"data: ", b"[DONE]"
+_RESULTS = "results"  # of a rerank
+_NUMBERED = ("data", _RESULTS)  # entries with an index, besides choices
+_Entry = TypeVar("_Entry")
 _whole = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entries_of = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
@@ -46,8 +50,25 @@ def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]
             return [{**body, "prompt": prompt} for prompt in _entries("prompt", body)] or [body]
         case Operation.EMBEDDING:
             field = "input" if body.get("messages") is None else "messages"
-            return [{**body, field: inputs} for inputs in _together(_entries(field, body))] or [body]
+            return [{**body, field: inputs} for inputs in _together(_entries(field, body), prompt_size)] or [body]
+        case Operation.SCORE | Operation.RERANK:
+            return _scored_together(operation, body)
     return [body]
+
+
+def _scored_together(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The body of each part of a score: its query with a few documents, or a few pairs. A query counts once a pair, as
+    a cross-encoder reads it; what embeds texts apart embeds the query once a part."""
+    found = score_inputs(operation, body)
+    if len(found.documents) == 1:
+        return [body]
+    if len(found.queries) == 1:
+        query = _size_of_each(found.queries)
+        parts = _together(found.documents, lambda one: query + _size_of_each([one]))
+        return [{**body, found.document_field: documents} for documents in parts]
+    pairs = _together(zip(found.queries, found.documents, strict=True), _size_of_each)
+    columns = [tuple(map(list, zip(*part, strict=True))) for part in pairs]
+    return [{**body, found.query_field: queries, found.document_field: documents} for queries, documents in columns]
 
 
 def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
@@ -65,11 +86,11 @@ def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
     return entries
 
 
-def _together(inputs: list[Any]) -> Iterator[list[Any]]:
-    """The inputs of each part, in their order."""
-    part, left = list[Any](), 0
-    for one in inputs:
-        size = _size(one)
+def _together(entries: Iterable[_Entry], size_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
+    """The entries of each part, in their order. `size_of`: in bytes."""
+    part, left = list[_Entry](), 0
+    for one in entries:
+        size = size_of(one)
         if part and (len(part) == INPUTS_TOGETHER or size > left):
             yield part
             part = []
@@ -81,11 +102,9 @@ def _together(inputs: list[Any]) -> Iterator[list[Any]]:
         yield part
 
 
-def _size(one: Any) -> int:
-    """Bytes of a text, token ids, or a conversation."""
-    if type(one) is str:
-        return len(one)
-    return _BYTES_PER_ID * len(one) if one and type(one[0]) is int else len(msgspec.json.encode(one))
+def _size_of_each(texts: Iterable[Any]) -> int:
+    """Bytes of the texts of a score."""
+    return sum(prompt_size([one] if type(one) is dict else one) for one in texts)
 
 
 class MergedExchange:
@@ -93,11 +112,18 @@ class MergedExchange:
 
     Args:
         exchange: the client's.
-        counts: of the choices, or embeddings, of each part.
+        body: with the whole list.
+        counts: of the sequences of each part.
     """
 
-    def __init__(self, exchange: HttpExchange, counts: Sequence[int]) -> None:
+    def __init__(
+        self, exchange: HttpExchange, operation: Operation, body: Mapping[str, Any], counts: Sequence[int]
+    ) -> None:
         self._exchange = exchange
+        self.shares_query = operation.is_scoring and len(score_inputs(operation, body).queries) == 1
+        if operation.is_scoring:  # a score for each pair
+            counts = [count - 1 if self.shares_query else count // 2 for count in counts]
+        self._top_n = _whole_number(body.get("top_n"))
         self._first = list(itertools.accumulate(counts, initial=0))  # number of each part's first choice
         self._documents: list[dict[str, Any]] = [{}] * len(counts)
         self._usage_event: dict[str, Any] | None = None
@@ -115,9 +141,10 @@ class MergedExchange:
         """Keep the whole answer to one part: of embeddings, which may be many megabytes, without looking into them."""
         parts: dict[str, Any] = _whole.decode(document)
         for name, value in parts.items():
-            parts[name] = _entries_of.decode(value) if name == "data" else msgspec.json.decode(value)
-        for entry in parts.get("data", ()):
-            entry["index"] = msgspec.json.decode(entry["index"])
+            parts[name] = _entries_of.decode(value) if name in _NUMBERED else msgspec.json.decode(value)
+        for name in _NUMBERED:
+            for entry in parts.get(name, ()):
+                entry["index"] = msgspec.json.decode(entry["index"])
         self._documents[number] = self._renumbered(number, parts)
 
     async def send_events(self, number: int, events: bytes) -> None:
@@ -139,6 +166,9 @@ class MergedExchange:
         for other in others:
             first[entries] += other[entries]
             first["usage"] = _sum(first.get("usage"), other.get("usage"))
+        if entries == _RESULTS:  # each part has its best first
+            first[entries].sort(key=_relevance, reverse=True)
+            first[entries] = first[entries][: self._top_n or None]
         await self._exchange.send_answer(200, JSON, msgspec.json.encode(first))
 
     def _merged(self, number: int, event: bytes) -> bytes:
@@ -168,10 +198,11 @@ class MergedExchange:
 
 
 class PromptExchange:
-    """The answer to one prompt of a list, as a part of the merged one."""
+    """The answer to one part of a list, as a part of the merged one. `query_counted`: as in `Submit`."""
 
     def __init__(self, merged: MergedExchange, number: int) -> None:
         self._merged, self._number = merged, number
+        self.query_counted = number > 0 and merged.shares_query
 
     def begin(self) -> bool:
         """As `MergedExchange.begin`."""
@@ -230,7 +261,18 @@ async def run_together(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def _name_of_entries(answer: Mapping[str, Any]) -> str:
-    return "data" if "data" in answer else "choices"
+    return next((name for name in _NUMBERED if name in answer), "choices")
+
+
+def _relevance(result: Mapping[str, Any]) -> float:
+    return float(msgspec.json.decode(result["relevance_score"]))
+
+
+def _whole_number(given: Any) -> int:
+    try:
+        return int(given)
+    except (TypeError, ValueError, OverflowError):
+        return 0  # every engine refuses it
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

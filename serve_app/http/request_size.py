@@ -89,7 +89,7 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
         if type(value) is str:
             size += text_bytes(value)
         elif name in inputs:
-            size += _prompt_size(_listed(value))
+            size += prompt_size(_listed(value))
         elif type(value) is list or type(value) is dict:  # tools, documents, values for the template
             size += _json_size(value)
     return size
@@ -254,7 +254,7 @@ def _count(value: Any) -> int:
     return len(value) if type(value) is list and value and type(value[0]) not in (int, dict) else 1
 
 
-def _prompt_size(value: Any) -> int:
+def prompt_size(value: Any) -> int:
     """The bytes of a prompt in any form: a string, token ids, messages, or a list of those."""
     if type(value) is str:
         return text_bytes(value)
@@ -293,7 +293,7 @@ def _part_size(part: dict[str, Any]) -> int:
         elif type(value) is dict:
             size += _part_size(value)
         elif type(value) is list:
-            size += sum(_part_size(one) if type(one) is dict else _prompt_size(one) for one in value)
+            size += sum(_part_size(one) if type(one) is dict else prompt_size(one) for one in value)
     return size
 
 

@@ -40,7 +40,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
     replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
     that no full queue refuses it. `is_load`: it counts for the number of replicas. `fingerprint`: of the replica of the
-    earlier runs (`Batch`); None: there is none, or it has told none.
+    earlier runs (`Batch`); None: there is none, or it has told none. `query_counted`: an earlier part of this score has
+    counted the tokens of its one query.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     accepted: bool = False
     is_load: bool = True
     fingerprint: str | None = None
+    query_counted: bool = False
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly

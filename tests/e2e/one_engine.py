@@ -4,9 +4,9 @@ The order is a JSON object: `settings` of one model, `prompts` as token ids, `ma
 completed greedily, all at once, or embedded where that is the model's task (`salts`: once with each of these cache
 salts, one after the other). The answer, the last line on the output, is a JSON object with `tokens` (the produced ids)
 or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
-Of an embedding model, `scores` are bodies of scores (with a `query`: of reranks) and a salt for each, one after the
-other; `scored` has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are
-bodies of embeddings; `statuses` has the status of each.
+Of an embedding model, `scores` are the arguments of `score` (with a `query`: a rerank), one after the other; `scored`
+has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are bodies of
+embeddings; `statuses` has the status of each.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ async def status(backend: EngineBackend, model: str, body: dict[str, Any]) -> in
     return piece.status
 
 
-async def score(backend: EngineBackend, body: dict[str, Any], salt: str | None) -> tuple[int, Any, int, int]:
+async def score(
+    backend: EngineBackend, body: dict[str, Any], salt: str | None, query_counted: bool = False
+) -> tuple[int, Any, int, int]:
     operation = Operation.RERANK if "query" in body else Operation.SCORE
-    order = Submit(1, f"scored-{salt}", operation, body, cache_salt=salt)
+    order = Submit(1, f"scored-{salt}", operation, body, cache_salt=salt, query_counted=query_counted)
     (piece,) = [piece async for piece in backend.run(order)]
     assert piece.usage is not None
     return piece.status, json.loads(piece.body), piece.usage.prompt_tokens, piece.usage.cached_tokens
@@ -97,7 +99,7 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
             salts = order.get("salts", [None])
             answers = [await embed(backend, settings.name, order["prompts"], salt) for salt in salts]
             cached = [count for _, count in answers]
-            scored = [await score(backend, body, salt) for body, salt in order.get("scores", [])]
+            scored = [await score(backend, *one) for one in order.get("scores", [])]
             found: dict[str, Any] = {"embeddings": answers[-1][0], "cached": cached, "scored": scored}
             found["statuses"] = [await status(backend, settings.name, body) for body in order.get("bodies", [])]
             return found | {"info": msgspec.to_builtins(info)}

@@ -25,10 +25,12 @@ def test_embeddings_equal_the_librarys_and_scores_are_their_cosines() -> None:
     asked = [reference.encode(prompts.text(number)) for number in range(PROMPTS)]
     settings = {"name": "e", "task": "embed", "dtype": "float32", "max_model_len": 2048, "kv_cache_gb": 0.25}
     texts = [prompts.text(number) for number in range(PROMPTS)]
-    scores: list[tuple[dict[str, Any], str]] = [
+    scores: list[tuple[Any, ...]] = [
         ({"queries": texts[0], "documents": texts[1:]}, "a"),
         ({"queries": texts[:3], "items": texts[3:]}, "a"),
         ({"query": texts[0], "documents": texts, "top_n": 2}, "a"),
+        ({"queries": texts[0], "documents": texts[1:]}, "a", True),
+        ({"query": texts[0], "documents": texts, "top_n": 2}, "a", True),
     ]
     parts: list[Any] = [{"type": "text", "text": "a"}, {"type": "text", "text": 5}, {"type": "none"}, 5, None]
     bodies = [{"messages": [{"role": "user", "content": [part]}]} for part in parts]
@@ -46,8 +48,8 @@ def check_scores(embeddings: list[list[float]], scored: list[Any], lengths: list
     def cosine(one: int, other: int) -> float:
         return sum(a * b for a, b in zip(embeddings[one], embeddings[other], strict=True))
 
-    each, pairs, best = scored
-    assert [status for status, *_ in scored] == [200] * 3
+    each, pairs, best, *later = scored
+    assert [status for status, *_ in scored] == [200] * 5
     of_first = [cosine(0, number) for number in range(PROMPTS)]
     assert [row["score"] for row in each[1]["data"]] == pytest.approx(of_first[1:], abs=NEAR)
     assert [row["score"] for row in pairs[1]["data"]] == pytest.approx([cosine(n, n + 3) for n in range(3)], abs=NEAR)
@@ -59,6 +61,11 @@ def check_scores(embeddings: list[list[float]], scored: list[Any], lengths: list
     assert each[1]["usage"]["prompt_tokens"] == each[2] == sum(lengths), "each text is read once"
     assert pairs[2] == sum(lengths)
     assert best[2] == sum(lengths) + lengths[0]
+    for whole, part in zip((each, best), later, strict=True):
+        assert part[2] == part[1]["usage"]["prompt_tokens"] == part[1]["usage"]["total_tokens"]
+        assert part[2] == whole[2] - lengths[0], "an earlier part has counted the query"
+        same = [{**one[1], "id": "", "created": 0, "usage": {}} for one in (whole, part)]
+        assert same[0] == same[1]
 
 
 @pytest.mark.long

@@ -85,6 +85,22 @@ def test_usage_sums_prompts_and_counts_each_prompt_once() -> None:
     assert asyncio.run(scenario()) == TokenUsage(prompt_tokens=8, completion_tokens=3, cached_tokens=2)
 
 
+@pytest.mark.parametrize(("prompts", "dropped"), [([7, 2, 3], 7), ([9, 10], 0)])
+def test_a_query_that_an_earlier_part_has_counted_is_not_counted_again(prompts: list[int], dropped: int) -> None:
+    """Of two documents: an embedding model reads the query by itself, a cross-encoder with each of them."""
+
+    async def scenario() -> TokenRecorder:
+        recorder = TokenRecorder(1, (EngineDied,))
+        for prompt in prompts:
+            async for _ in recorder.record(source(output((0, [1]), prompt=prompt)), pooling=True):
+                pass
+        return recorder
+
+    recorder = asyncio.run(scenario())
+    assert recorder.drop_query(2) == dropped
+    assert recorder.usage().prompt_tokens == sum(prompts) - dropped
+
+
 @pytest.mark.parametrize(
     ("ends", "told"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
 )

@@ -80,7 +80,7 @@ def test_an_answer_states_one_time_also_if_a_later_prompt_was_granted_in_another
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     async def scenario() -> None:
-        merged = MergedExchange(Sent(), [1, 1])  # type: ignore[arg-type]
+        merged = MergedExchange(Sent(), Operation.COMPLETION, {}, [1, 1])  # type: ignore[arg-type]
         for number, created in ((1, 1_001), (0, 1_000)):
             events = event(number, created, {"index": 0, "text": "a"}) + event(number, created)
             await merged.send_events(number, events)
@@ -316,7 +316,7 @@ def test_embeddings_are_merged_without_a_look_at_their_numbers() -> None:
             sent.append(body)
 
     async def scenario() -> None:
-        merged = MergedExchange(Sent(), [2, 1])  # type: ignore[arg-type]
+        merged = MergedExchange(Sent(), Operation.EMBEDDING, {}, [2, 1])  # type: ignore[arg-type]
         first = b'{"id":"r-0","created":1,"data":[{"index":0,"embedding":[1.50]},{"index":1,"embedding":[0.0010]}]}'
         merged.keep(1, b'{"id":"r-1","created":2,"data":[{"index":0,"embedding":"AAA="}],"usage":null}')
         merged.keep(0, first)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from serve_app.errors import BadRequest
+from serve_app.http import prompt_list
 from serve_app.http.contract import split
+from serve_app.http.prompt_list import BYTES_TOGETHER, INPUTS_TOGETHER, bodies_of
 from serve_app.settings import HttpSettings
 from serve_app.types import Identity, Operation, Outcome, RequestClass
 from tests.fakes.asgi_client import ask, started
-from tests.fakes.engines import MODEL, FakeCluster, model, run
+from tests.fakes.engines import MODEL, FakeCluster, model, run, until
+from tests.fakes.router import SOON_S
 
 ANYONE = Identity("t", RequestClass.CRITICAL, RequestClass.NORMAL)
 
@@ -116,3 +121,92 @@ def test_a_score_of_a_generating_model_and_a_chat_of_a_scoring_one_are_refused()
 
     run(scenario, model(task="embed"))
     run(scenario, model())
+
+
+MANY = [f"text {number % 50} of {number}" for number in range(2 * INPUTS_TOGETHER + 5)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/score", {"queries": "text 7", "documents": MANY}),
+        ("/v1/score", {"text_1": ["text 7"], "text_2": MANY}),
+        ("/v1/score", {"queries": MANY, "items": MANY[::-1]}),
+        ("/v1/score", {"data_1": "text 7", "data_2": MANY[:1]}),
+        ("/v1/rerank", {"query": "text 7", "documents": MANY}),
+        ("/v1/rerank", {"query": "text 7", "documents": MANY, "top_n": INPUTS_TOGETHER + 3}),
+        ("/v1/rerank", {"query": "text 7", "documents": [*MANY[:1] * 40, *MANY], "top_n": 40}),
+    ],
+)
+def test_many_documents_are_answered_as_by_one_engine(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        answers = []
+        for most in (INPUTS_TOGETHER, sys.maxsize):
+            monkeypatch.setattr(prompt_list, "INPUTS_TOGETHER", most)
+            reply = await client.post({"model": MODEL, **body}, path=path)
+            assert reply.status == 200, reply.body
+            answers.append(json.loads(reply.body))
+        in_parts, whole = answers
+        request_id = in_parts.pop("id")
+        assert (request_id.startswith("score-"), whole.pop("id") != request_id) == (True, True)
+        assert in_parts.pop("created", 0) <= whole.pop("created", 0) + 1
+        assert in_parts == whole
+        left = list(client.edge.receipts.kept.values())
+        assert [one.outcome for one in left] == [Outcome.OK] * 2
+        assert len({one.prompt_tokens for one in left}) == 1, "limits and prices count the query once, too"
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=8, task="embed"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (Operation.RERANK, {"query": "q", "documents": ["a", "b"] * 5, "top_n": "many"}),
+        (Operation.RERANK, {"query": "q", "documents": ["a", "b"] * 5, "top_n": -1}),
+        (Operation.SCORE, {"queries": "q", "documents": ["a", {"content": []}] * 5}),
+    ],
+)
+def test_what_an_engine_refuses_of_a_part_ends_the_whole(
+    operation: Operation, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_list, "INPUTS_TOGETHER", 2)
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post({"model": MODEL, **body}, path=f"/v1/{operation.value}")
+        assert reply.status == 400
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=8, task="embed"))
+
+
+def test_many_documents_of_one_hold_no_replica_until_they_are_scored() -> None:
+    body = {"model": MODEL, "query": "a", "documents": ["b"] * 40 * INPUTS_TOGETHER}
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        many = asyncio.create_task(client.post(body, path="/v1/rerank"))
+        await until(lambda: not client.at_rest(), SOON_S, "the list has begun")
+        reply = await client.post({**body, "documents": ["b"]}, path="/v1/rerank")
+        assert (reply.status, many.done()) == (200, False)
+        assert (await many).status == 200
+
+    run(scenario, model(slots=INPUTS_TOGETHER, task="embed"))
+
+
+def test_documents_are_scored_together_up_to_a_number_and_to_the_bytes_of_their_pairs() -> None:
+    short, long, query = "a", "b" * (BYTES_TOGETHER // 2), "q" * (BYTES_TOGETHER // 4)
+    bodies = bodies_of(Operation.RERANK, {"query": "q", "documents": [short] * (INPUTS_TOGETHER + 1) + [long, long]})
+    assert [one["documents"] for one in bodies] == [[short] * INPUTS_TOGETHER, [short, long], [long]]
+    bodies = bodies_of(Operation.SCORE, {"queries": [query], "items": [short] * 7, "user": "u"})
+    assert [one["items"] for one in bodies] == [[short] * 3, [short] * 3, [short]]
+    assert all((one["queries"], one["user"]) == ([query], "u") for one in bodies)
+    pairs = {"text_1": [query, short, query], "text_2": [long, short, long]}
+    assert [(one["text_1"], one["text_2"]) for one in bodies_of(Operation.SCORE, pairs)] == [
+        ([query, short], [long, short]),
+        ([query], [long]),
+    ]

@@ -295,6 +295,8 @@ class SimulatedEngine:
             await self._finish(request)
         scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
         request_id, model, tokens = submit.request_id, self.settings.name, asked.prompt_tokens
+        if submit.query_counted:
+            tokens -= sum(size for _, size in asked.queries)
         if submit.operation is Operation.SCORE:
             document = score_document(request_id, model, self._created(submit), scores, tokens)
         else:

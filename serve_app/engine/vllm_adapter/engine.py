@@ -194,6 +194,8 @@ class VllmEngine:
         if isinstance(answer, BaseModel | bytes):
             await self._running().make_entries(recorder.tenant, entries)
             body = answer if isinstance(answer, bytes) else response_entries.encoded(answer, entries)
+            if submit.query_counted:
+                body = serving.without_query(body, submit, recorder)
             return Frame(submit.number, body, 200, "json", recorder.take_groups(), 1, recorder.usage())
         return answer
 

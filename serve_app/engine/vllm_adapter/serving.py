@@ -29,6 +29,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
+from serve_app.core.score_inputs import score_inputs
 from serve_app.engine.client_names import field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder
@@ -270,6 +271,15 @@ async def responses_events(events: AsyncGenerator[Any, None], make_entries: Make
             early = ""
     finally:
         await events.aclose()
+
+
+def without_query(body: bytes, submit: Submit, recorder: TokenRecorder) -> bytes:
+    """The answer to a part of a score without the tokens of its query, in its usage and in the recorder's."""
+    query = recorder.drop_query(len(score_inputs(submit.operation, submit.body).documents))
+    answered = msgspec.json.decode(body)
+    for name in ("prompt_tokens", "total_tokens"):
+        answered["usage"][name] -= query
+    return msgspec.json.encode(answered) if query else body
 
 
 def refusal(error: ErrorResponse, submit: Submit) -> Frame:
