@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 import requests
 
-from benchmarks.common.arms import die_with_parent
+from benchmarks.common.child import ends_with_us
 from benchmarks.common.processes import arguments_of, title_of
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 
@@ -42,9 +42,8 @@ HOGS_PER_CORE = 2
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
     """So many processes that do nothing but use a core."""
-    running = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=die_with_parent) for _ in range(count)
-    ]
+    hog = [*ends_with_us(signal.SIGTERM), sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(hog) for _ in range(count)]
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ Invariant: both get the same model, sizes, dtype and engine environment; after `
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ import psutil
 import requests
 import yaml
 
+from benchmarks.common.child import ends_with_us
 from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, family, role_of, title_of
 from serve_app.engine import environment
 
@@ -40,7 +40,6 @@ HTTP_TIMEOUT_S = 10.0  # of one readiness question
 LOG_TAIL_CHARS = 4000  # of a server's log, when it fails
 STATE_VARIABLE = "SERVE_APP_STATE"  # where `serve-app` records instances: ours go into the benchmark's own folder
 ENGINE_VARIABLES = ("VLLM_", "OMP_", "KMP_")  # prefixes of what changes an engine's speed
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class BenchmarkError(Exception):
@@ -140,11 +139,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def die_with_parent() -> None:
-    """In the child: end when the benchmark dies, however it dies, so that no server outlives it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def spawn(command: Sequence[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """A server in a session of its own (Ctrl-C reaches only us), its output in `log`.
 
@@ -153,14 +147,13 @@ def spawn(command: Sequence[str], variables: dict[str, str], log: Path) -> subpr
     base = {name: value for name, value in os.environ.items() if not name.startswith(ENGINE_VARIABLES)}
     with log.open("wb") as output:
         return subprocess.Popen(  # the caller's `stop` reaps it
-            command,
+            [*ends_with_us(signal.SIGTERM), *command],
             cwd=ROOT,
             env=base | variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
 
 

@@ -28,10 +28,10 @@ from benchmarks.common.arms import (
     Arm,
     BenchmarkError,
     ModelChoice,
-    die_with_parent,
     greedy_answer,
     start,
 )
+from benchmarks.common.child import ends_with_us
 from benchmarks.common.plan import MAX_TOKENS, Plan
 from benchmarks.common.processes import CpuMeter, machine_busy_s
 from benchmarks.common.report import Window
@@ -156,12 +156,11 @@ def drive(
     """
     meter = CpuMeter(arm.process.pid, arm.instance)
     generator = subprocess.Popen(
-        [sys.executable, "-m", module],
+        [*ends_with_us(signal.SIGTERM), sys.executable, "-m", module],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=die_with_parent,
     )
     try:
         line, cpu_s, busy_s = _follow(generator, spec, meter)

@@ -25,14 +25,20 @@ def test_entries_of_a_cancelled_consumer_are_claimed_and_its_runs_joined(streams
 
     async def scenario() -> None:
         router = KeyedRouter()
+
+        def close_in_the_middle() -> None:
+            if len(router.runs) == 15:
+                router.gate.clear()
+
+        router.on_run = close_in_the_middle
         async with streams.consumed(router, FixedPaces(10)) as (_, task):
             await until(lambda: len(streams.replies()) >= 5, SOON_S, "some replies")
-            router.gate.clear()
             await until(lambda: router.running > 0, SOON_S, "rows run")
             task.cancel()
             await asyncio.wait({task}, timeout=SOON_S)
         left = streams.pending()
         assert left
+        router.on_run = lambda: None
         async with streams.consumed(router, name="two"):
             router.gate.set()
             await streams.replied(30)

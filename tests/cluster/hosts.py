@@ -10,11 +10,9 @@ owner was killed is swept by the next one: its processes die with the owner, and
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,13 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.child import ends_with_us
+
 PREFIX = "salab"  # of network namespaces and folders; the owner's pid follows
 NETWORK = "10.77.0"  # /24, seen by nobody but the hosts
 FIRST_ADDRESS = 11
 GATEWAY = f"{NETWORK}.1"  # nobody has it; a default route is what Ray finds its own address by
 SSHD_START_S = 10.0  # it listens within 0.1 s
 END_S = 10.0  # the processes of a killed namespace are gone within a second
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SSHD = "/usr/sbin/sshd"  # not on every user's PATH
 
 SSHD_CONFIG = """Port 22
@@ -68,10 +67,6 @@ def _run(*command: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -230,12 +225,11 @@ def _boot(folder: Path, space: str) -> subprocess.Popen[bytes]:
     command = ["nsenter", f"--net=/run/netns/{space}", *own, "bash", str(folder / "init.sh")]
     with (folder / "sshd.log").open("wb") as log:
         return subprocess.Popen(
-            command,
+            [*ends_with_us(), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C in our terminal is ours alone: hosts end after what runs on them
-            preexec_fn=_die_with_parent,
         )
 
 

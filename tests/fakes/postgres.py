@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -13,11 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import psycopg
 
+from benchmarks.common.child import ends_with_us
 from serve_app.system import preflight
 from tests.requires import requires
 
@@ -25,7 +24,6 @@ USER = "postgres"  # Debian's, and the name of the superuser: the server refuses
 COMMAND_S = 120.0  # for a start or an end: a second on an idle machine
 POLL_S = 0.05
 STILL_S = 20.0  # above what a call takes that gives up
-PR_SET_PDEATHSIG = 1  # Linux's prctl
 
 
 class PostgresServer:
@@ -35,18 +33,16 @@ class PostgresServer:
         programs = preflight.postgres_programs()
         assert programs is not None
         self._programs, self._folder, self._count = programs, folder, 0
-        command = [programs / "initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
+        command = [f"{programs}/initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
         with (folder / "initdb").open("wb") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=COMMAND_S, cwd="/", **_other_user())
+            subprocess.run([*_as_user(), *command], check=True, stdout=log, stderr=log, timeout=COMMAND_S, cwd="/")
 
     def start(self) -> None:
         options = ("listen_addresses=", f"unix_socket_directories={self._folder}", "fsync=off", "max_connections=200")
         command = [str(self._programs / "postgres"), "-D", f"{self._folder}/data"]
         command += [part for option in options for part in ("-c", option)]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_the_parent, **_other_user()
-            )
+            self._process = subprocess.Popen([*_as_user(), *command], stdout=log, stderr=log, cwd="/")
         deadline = time.monotonic() + COMMAND_S
         while True:
             try:
@@ -96,13 +92,8 @@ class PostgresServer:
         return psycopg.connect(host=str(self._folder), user=USER, dbname="postgres", autocommit=True)
 
 
-def _other_user() -> dict[str, Any]:
-    return {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
-
-
-def _die_with_the_parent() -> None:
-    """In the child, after it has changed its user (that would undo it)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
+def _as_user() -> list[str]:
+    return ends_with_us(signal.SIGQUIT, user=USER if os.geteuid() == 0 else "")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,18 +14,11 @@ from pathlib import Path
 
 import redis
 
+from benchmarks.common.child import ends_with_us
 from tests.requires import requires
 
 COMMAND_S = 60.0  # for a start or an end: a tenth of a second on an idle machine
 POLL_S = 0.02
-# A process that becomes the command behind it, and ends with this one (Linux's prctl, PR_SET_PDEATHSIG). It is not a
-# function between fork and exec: where gRPC has threads, as in a process that has used Ray, its handlers of fork break
-# the child.
-DIES_WITH_US = (
-    sys.executable,
-    "-Ic",
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])",
-)
 
 
 class RedisServer:
@@ -41,7 +33,7 @@ class RedisServer:
         command = ["redis-server", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
         command += ["--appendfsync", "always"]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([*DIES_WITH_US, *command], stdout=log, stderr=log)
+            self._process = subprocess.Popen([*ends_with_us(), *command], stdout=log, stderr=log)
         deadline = time.monotonic() + COMMAND_S
         while True:
             try:
