@@ -55,11 +55,14 @@ class ServeAppError(Exception):
         param: the request field or configuration key at fault.
         retry_after_s: seconds after which a repeat can succeed; None if unknown.
         code: overrides the class's machine-readable code.
+        reason: what no client may know, such as an address; it is in the error's text for logs and the terminal, and
+            in no answer.
     """
 
     status: int = 500
     type: str = "internal_server_error"
     code: str = "internal_error"
+    reason: str | None = None
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class ServeAppError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         code: str | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -75,6 +79,11 @@ class ServeAppError(Exception):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+        if reason is not None:
+            self.reason = reason
+
+    def __str__(self) -> str:
+        return self.message if self.reason is None else f"{self.message}: {self.reason}"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Ray raises an error of another process as an instance of a class derived from this class and Ray's own, with
@@ -210,7 +219,8 @@ class Unavailable(ServeAppError):
 
 
 class StoreAway(Unavailable):
-    """The store of keys, use and batches cannot be reached or used now; the message has its own reason."""
+    """The store of keys, use and batches cannot be reached or used now. The database's own words, which may have its
+    address, are the `reason`."""
 
     code = "no_store"
 

@@ -56,7 +56,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[P, 
                 code = function(*args, **kwargs) or 0
             except ServeAppError as error:
                 Console(stderr=True).print(
-                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
+                    f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
                 )
                 code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
             except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """Connections to SQLite and PostgreSQL, set up so that a commit is durable, and their errors as ours.
 
-Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's. No wait for a database
-is without end, also if its server stands still with its connections open.
+Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's; no message names a
+database's address or file, which only the `reason` may. No wait for a database is without end, also if its server
+stands still with its connections open.
 """
 
 from __future__ import annotations
@@ -79,9 +80,7 @@ def own_errors() -> Iterator[None]:
         raise
     except (DBAPIError, TimeoutError, CommandError, OSError) as error:
         why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-        raise StoreAway(
-            f"the store of keys, use and batches cannot be used at the moment: {why}", retry_after_s=1.0
-        ) from None
+        raise _away(why) from None
 
 
 def _make_private(file: Path) -> None:
@@ -92,7 +91,11 @@ def _make_private(file: Path) -> None:
         os.fchmod(descriptor, FILE_MODE)
         os.close(descriptor)
     except OSError as error:
-        raise StoreAway(f"the store's file {file} cannot be made: {error.strerror}") from None
+        raise _away(f"the file {file} cannot be made: {error.strerror}") from None
+
+
+def _away(why: str) -> StoreAway:
+    return StoreAway("the store of keys, use and batches cannot be used at the moment", retry_after_s=1.0, reason=why)
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:

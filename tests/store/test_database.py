@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -139,6 +141,24 @@ def test_a_file_that_is_no_database_or_cannot_be_made_is_said_so(tmp_path: Path)
         SqlStore(f"sqlite:///{tmp_path}/text").keys()
     with pytest.raises(StoreAway, match="cannot be made"):
         SqlStore(f"sqlite:///{tmp_path}/text/below").keys()
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        ("postgresql://someone:secret@127.0.0.1:1/store", "127.0.0.1"),
+        ("postgresql://someone:secret@/store?host=/nowhere/at/all", "/nowhere/at/all"),
+        ("sqlite:////proc/nowhere/store.sqlite", "/proc/nowhere"),
+    ],
+)
+def test_where_the_database_is_stands_in_logs_and_in_no_answer(address: str, named: str) -> None:
+    with pytest.raises(StoreAway) as away:
+        SqlStore(address).keys()
+    error = pickle.loads(pickle.dumps(away.value))  # as from the store's own process
+    assert named in str(error)
+    assert named not in json.dumps(error.body())
+    assert "someone" not in json.dumps(error.body())
+    assert "secret" not in str(error)
 
 
 def test_no_error_has_a_value_of_a_row_in_it(url: str) -> None:

@@ -151,7 +151,7 @@ def main() -> int:
         driver.connect(order["environment"])
         ORDERS[order["do"]](order)
     except Exception as error:  # noqa: BLE001 - the boundary of the process: any error goes to the owner
-        reason = error.message if isinstance(error, ServeAppError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ServeAppError) else f"{type(error).__name__}: {error}"
         _send("error", message=reason)
         return 1
     return 0
