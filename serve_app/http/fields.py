@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -31,18 +31,25 @@ def parse_fields(fields: type[F], body: Mapping[str, Any]) -> F:
         raise BadRequest(f"`{field}`: {reason}", param=field) from None
 
 
-def query_words(query: bytes, known: Collection[str]) -> dict[str, str]:
-    """The parameters of a URL; of one given twice, the last.
+def query_pairs(query: bytes, known: Sequence[str]) -> list[tuple[str, str]]:
+    """The parameters of a URL, each with its value.
 
     Raises:
-        BadRequest: one that is not `known`.
+        BadRequest: one that is not `known`, or has a NUL, which no database can look for.
     """
-    words = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    for name in words:
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    for name, value in pairs:
         if name not in known:
             shown = name[:SHOWN_NAME_CHARS]
             raise BadRequest(f"{shown!r} is no parameter of this route: {', '.join(known)}", param=shown)
-    return words
+        if "\0" in value:
+            raise BadRequest(f"`{name}` has a NUL", param=name)
+    return pairs
+
+
+def query_words(query: bytes, known: Sequence[str]) -> dict[str, str]:
+    """The same; of a parameter given twice, the last. Raises as `query_pairs`."""
+    return dict(query_pairs(query, known))
 
 
 def query_number(words: Mapping[str, str], name: str, default: int, most: int) -> int:

@@ -13,14 +13,15 @@ import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl
 
 from serve_app.core.usage import USAGE_COUNTS, UsageRow
 from serve_app.errors import BadRequest, Forbidden, StoreAway
+from serve_app.http.fields import query_pairs
 from serve_app.store import UsageQuery
 from serve_app.types import Identity
 
 ANSWER_TIMEOUT_S = 10.0  # sums over some 100,000 rows of a year take a second
+PARAMETERS = "by", "from", "to", "tenant", "key", "model"
 FIELDS = {"day": "day", "tenant": "tenant", "key": "key_id", "model": "model"}  # of a row, by their words here
 
 GetUsage = Callable[[UsageQuery], Awaitable[list[UsageRow]]]
@@ -46,13 +47,8 @@ async def usage_report(get_usage: GetUsage, identity: Identity, query: bytes) ->
 
 def usage_query(identity: Identity, query: bytes) -> UsageQuery:
     """What the URL asks for, as far as the key may know it. Raises BadRequest, Forbidden."""
-    given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    given = query_pairs(query, PARAMETERS)
     words = {name: value for name, value in given if name != "by"}
-    for name in words:
-        if name not in ("from", "to", "tenant", "key", "model"):
-            raise BadRequest(
-                f"{name[:40]!r} is no parameter of this route: by, from, to, tenant, key, model", param=name
-            )
     if not identity.admin and words.setdefault("tenant", identity.tenant) != identity.tenant:
         raise Forbidden("this key may read the use of its own tenant only", param="tenant", code="not_admin")
     by = [word for name, value in given if name == "by" for word in value.split(",") if word]

@@ -227,7 +227,10 @@ def test_an_operator_reads_the_use_of_all_or_of_what_it_names() -> None:
     assert (answer["by"], answer["from"], answer["to"]) == (["day", "key", "model"], "2026-11-01", "2026-11-30")
 
 
-@pytest.mark.parametrize("query", ["by=digest", "from=25.11.2026", "to=2026-02-30", "day=2026-02-03", "from="])
+@pytest.mark.parametrize(
+    "query",
+    ["by=digest", "from=25.11.2026", "to=2026-02-30", "day=2026-02-03", "from=", "tenant=%00", "key=a%00", "model=%00"],
+)
 def test_what_it_does_not_know_is_refused_by_name(query: str) -> None:
     with pytest.raises(BadRequest) as refused:
         asked_by(who(admin=True), query)
