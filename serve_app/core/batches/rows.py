@@ -3,8 +3,9 @@
 Invariant: whatever the bytes of a line are, `read_row` returns a request or raises `BadRow`, in time linear in the
 bytes. Reading a file needs the memory of its longest line, and 8 bytes of each `custom_id` to see that it is unique.
 
-Decided here: extra fields of a line are ignored. A line of spaces alone is no row. The bounds are those that protect a
-process; what a router refuses beyond them is the result of the row.
+Decided here: extra fields of a line are ignored. A line of spaces alone is no row. Half a surrogate pair, which no text
+sent to a router can hold, is refused by its place. The bounds are those that protect a process; what a router refuses
+beyond them is the result of the row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from serve_app.core.batches.records import RowError
-from serve_app.core.json_bounds import has_more_values, is_deeper
+from serve_app.core.json_bounds import has_more_values, is_deeper, path_of
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
@@ -26,7 +27,11 @@ MAX_LINE_BYTES = 32 * 2**20  # four times the default bound of a request's body
 MAX_DEPTH = 513  # the largest `http.max_json_depth`, and the object of the line around its `body`
 MAX_VALUES = 2_000_000  # parsing them takes 0.2 s; the default bound of a request is an eighth
 SHOWN_CHARS = 64  # of a wrong value in a message: enough to see the mistake
+SHOWN_PATH_CHARS = 256  # of its place, the last ones
 BLANK_LINES = re.compile(rb"[ \t\r\n\v\f]*\n")  # passed at once: 200 MB of them, one by one, are minutes of a processor
+# The text up to half a surrogate pair, written as an escape. Possessive: no byte is looked at twice.
+HALF_PAIR = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+\\u", re.DOTALL)
+SURROGATE = re.compile("[\ud800-\udfff]")
 ID_DIGEST_BYTES = 8  # 50,000 ids: two of them collide with a probability of 1e-10, and the file is refused
 
 # Prompts sort by their first bytes, compared in these steps: rows that share 1 KiB are together, among those that share
@@ -172,7 +177,17 @@ def read_object(line: bytes, noun: str = "line") -> dict[str, Any]:
         _refuse("invalid_json_line", f"This {noun} must be a JSON object, it is {_type_of(value)}.")
     if is_deeper(line, value, MAX_DEPTH):
         _refuse("invalid_json_line", too_deep)
+    if HALF_PAIR.match(line) is not None:
+        _refuse_half_pair(value, noun)
     return value
+
+
+def _refuse_half_pair(value: dict[str, Any], noun: str) -> NoReturn:
+    path = path_of(value, lambda one: type(one) is str and SURROGATE.search(one) is not None)
+    if path is None:
+        _refuse("invalid_value", f"This {noun} has a name with half a surrogate pair.")
+    shown = ascii(path if noun == "line" else f"{noun}.{path}")[1:-1][-SHOWN_PATH_CHARS:]
+    _refuse("invalid_value", f"The {shown} has half a surrogate pair.", shown)
 
 
 def _row(fields: Mapping[str, Any]) -> RowRequest:
@@ -209,8 +224,8 @@ def _name(fields: Mapping[str, Any], name: str, above: str = "") -> str:
     if not 1 <= len(value) <= MAX_NAME_CHARS:
         message = f"The {param} must have 1 to {MAX_NAME_CHARS} characters, it has {len(value)}."
         _refuse("invalid_value", message, param)
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-        _refuse("invalid_value", f"The {param} has a NUL or half a surrogate pair.", param)
+    if "\0" in value:
+        _refuse("invalid_value", f"The {param} has a NUL.", param)
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -96,6 +97,40 @@ def test_what_is_no_json_object_is_refused(text: bytes, words: str) -> None:
     error = refusal(text)
     assert (error.line, error.code, error.param) == (7, "invalid_json_line", None)
     assert words in error.message
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"body": {"model": "m", "messages": [{"content": f"hi {HALF}"}]}}, "body.messages.0.content"),
+        ({"body": {"model": "m", "prompt": ["a", "\ude00\ud83d"]}}, "body.prompt.1"),
+        ({"extra": {"é": HALF}}, r"extra.\xe9"),
+        ({"body": {"model": "m", HALF: 1}}, None),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_by_its_place(changes: dict[str, Any], param: str | None) -> None:
+    error = refusal(line(**changes))
+    assert (error.line, error.code, error.param) == (7, "invalid_value", param)
+    assert "half a surrogate pair" in error.message
+    error.message.encode("ascii")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\\ud83d", "\\\U0001f600", "\uffff\ud7ff\ue000", '\n\t"/'])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_whole_pairs_and_what_only_looks_like_half_of_one_are_text(text: str, ascii_only: bool) -> None:
+    row = fields(body={"model": "m", "prompt": text})
+    assert read_row(json.dumps(row, ensure_ascii=ascii_only).encode(), 1).body["prompt"] == text
+
+
+@pytest.mark.parametrize("unit", [b"\\\\", b"\\ud83d\\ude00", b"\\u00e9", b"a", b"\\n"])
+def test_the_search_for_half_a_pair_takes_time_in_proportion_to_the_bytes(unit: bytes) -> None:
+    text = line(body={"model": "m", "prompt": "HERE"}).replace(b"HERE", unit * (2**21 // len(unit)) + b"\\ud83d")
+    began = time.process_time()
+    assert refusal(text).param == "body.prompt"
+    assert time.process_time() - began < 1.0  # a hundredth of it on an idle machine; in proportion to the square, hours
 
 
 def test_stream_false_is_no_stream() -> None:
