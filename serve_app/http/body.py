@@ -2,10 +2,13 @@
 
 Invariant: `read` returns at most `max_body_bytes` bytes. Whatever they are, `decode` returns a dict of at most
 `max_json_depth` levels and `max_json_values` values, or raises a `BadRequest`, in time linear in the bytes and without
-recursion here. Work on each value of a large body runs outside the event loop, one body after another (`BodyThread`).
+recursion here. A field of the body that is null is one that was not sent, on every route. Work on each value of a large
+body runs outside the event loop, one body after another (`BodyThread`).
 
 Decisions where the JSON standard is open:
 
+- null asks for nothing: SDKs send it for a parameter that was not set. `NULLS_KEPT` are the exceptions. Below the top
+  level null is a value: of a schema, of a message.
 - A key given twice: the last one counts. The body is parsed once and only the decoded dict travels on, so no second
   parser can read it differently.
 - NaN, Infinity, numbers beyond a double, integers beyond 64 bits: refused. Other integers stay exact. (Found by fuzzing
@@ -27,7 +30,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from serve_app.core.json_bounds import has_more_values, is_deeper
+from serve_app.core.json_bounds import has_more_values, is_deeper, path_of
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow, UnsupportedContent
 from serve_app.settings import HttpSettings
 
@@ -39,6 +42,9 @@ SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mi
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # the range of msgpack, which vLLM uses to reach EngineCore
 GZIP, GZIP_WINDOW_BITS = (b"gzip", b"x-gzip"), 31  # zlib's: the largest window, with gzip's header
+
+# A completion has 16 tokens by default, and with null as many as fit (vLLM 0.32.0).
+NULLS_KEPT = frozenset({"max_tokens"})
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.msgpack.Encoder()
@@ -140,7 +146,7 @@ def _encoding(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
-    """The JSON object in `body`.
+    """The JSON object in `body`, without the fields that are null.
 
     Raises:
         BadRequest: not JSON (the message names the byte), not an object, nested too deep, or too many values
@@ -161,9 +167,9 @@ def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
     try:
         _encoder.encode(value)
     except OverflowError:
-        path = _path_of_large_integer(value)
+        path = path_of(value, _is_large_integer)
         raise BadRequest(f"`{path}` is an integer beyond 64 bits", param=path) from None
-    return value
+    return {name: one for name, one in value.items() if one is not None or name in NULLS_KEPT}
 
 
 def check_count(text: bytes, max_values: int) -> None:
@@ -177,20 +183,9 @@ def check_count(text: bytes, max_values: int) -> None:
         raise BadRequest(f"the JSON of `body` holds more than {max_values} values", param="body")
 
 
-def _path_of_large_integer(value: dict[str, Any]) -> str | None:
-    """The dotted path of the first integer that cannot be sent to an engine. A path is built for that one only."""
-    nodes: list[tuple[Any, Any]] = [(value, None)]  # container, and its path: the container above's path and a key
-    for node, above in nodes:  # grows meanwhile
-        for key, child in node.items() if type(node) is dict else enumerate(node):
-            if type(child) is dict or type(child) is list:
-                nodes.append((child, (above, key)))
-            elif type(child) is int and not INTEGER_MIN <= child <= INTEGER_MAX:
-                names = [str(key)]
-                while above is not None:
-                    above, key = above
-                    names.append(str(key))
-                return ".".join(reversed(names))
-    return None
+def _is_large_integer(value: Any) -> bool:
+    """Whether it cannot be sent to an engine."""
+    return type(value) is int and not INTEGER_MIN <= value <= INTEGER_MAX
 
 
 def _malformed(body: bytes, error: Exception) -> str:

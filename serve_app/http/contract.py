@@ -15,7 +15,7 @@ Every field of vLLM 0.32.0's request models is in exactly one of these (a test c
 - `STRIPPED`: dropped without an error, since well-meaning vLLM clients send them; they reach the engine's internals or
   have no effect here.
 - `REFUSED`: a 400 that names the field, since dropping it would give a different answer than requested. A null, false
-  or empty value requests nothing and is dropped.
+  or empty value requests nothing and is dropped; so is an empty value of `NOTHING_IF_EMPTY`, which vLLM refuses.
 
 Unknown fields are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its default at OpenAI
 is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here, and every
@@ -62,6 +62,8 @@ _FORWARDED_FOR: dict[str, str] = {
     " instruction",
 }
 FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
+
+NOTHING_IF_EMPTY: frozenset[str] = frozenset({"suffix", "structured_outputs"})
 
 CONSUMED: frozenset[str] = frozenset({"priority", "service_tier"})
 
@@ -138,7 +140,9 @@ def split(
         BadRequest: a refused field or a wrong value; `param` is the field or the header.
         Forbidden: a class above `identity.max_class`; `param` is the field.
     """
-    clean = {name: value for name, value in body.items() if name in FORWARDED}
+    clean = {
+        name: value for name, value in body.items() if name in FORWARDED and (value or name not in NOTHING_IF_EMPTY)
+    }
     if len(clean) != len(body):
         for name in body.keys() & REFUSED.keys():
             value = body[name]

@@ -135,6 +135,15 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
     run(scenario)
 
 
+def test_a_field_that_is_null_asks_for_nothing() -> None:
+    async def scenario(lane: Lane) -> None:
+        given = {"input_file_id": await uploaded(lane), "endpoint": CHAT, "completion_window": "24h"}
+        reply = await posted(lane, given | {"output_expires_after": None, "metadata": None})
+        assert (reply.status, json.loads(reply.body)["metadata"]) == (200, None), reply.body
+
+    run(scenario)
+
+
 def test_a_key_of_metadata_that_is_too_long_is_refused() -> None:
     async def scenario(lane: Lane) -> None:
         with pytest.raises(openai.BadRequestError) as refused:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED, split
+from serve_app.http.contract import CONSUMED, FORWARDED, NOTHING_IF_EMPTY, REFUSED, STRIPPED, split
 from serve_app.settings import HttpSettings
 from serve_app.types import Contract, Identity, Operation, RequestClass
 
@@ -133,6 +133,10 @@ def test_what_could_steer_the_engine_is_not_forwarded(field: str) -> None:
 def test_what_the_client_wants_said_is_forwarded_as_it_is(field: str) -> None:
     value: object = 3 if field.startswith("max_") else [{"x": 1}] if field == "messages" else {"x": [1]}
     assert clean({**BODY, field: value})[field] == value
+
+
+def test_what_is_empty_asks_for_nothing() -> None:
+    assert all(clean({**BODY, **dict.fromkeys(NOTHING_IF_EMPTY, empty)}) == BODY for empty in ("", {}, []))
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED))

@@ -225,6 +225,17 @@ def test_a_wrong_field_is_named_and_nothing_is_made(store: FakeStore) -> None:
     with_keys(store, scenario)
 
 
+def test_a_field_that_is_null_has_its_default(store: FakeStore) -> None:
+    async def scenario(client: Client) -> None:
+        fields = ("tenant", "max_class", "admin", "models", "expires_at", "limits", "unknown")
+        made = posted(await client.post(GOOD | dict.fromkeys(fields), KEYS, key=ADMIN), 201)
+        assert (made["tenant"], made["max_class"], made["admin"]) == ("default", "high", False)
+        posted(await rotate(client, made, grace_s=None), 200)
+        assert [await status_of(client, made)] == [200]
+
+    with_keys(store, scenario)
+
+
 def test_any_printable_name_is_a_name(store: FakeStore) -> None:
     async def scenario(client: Client) -> None:
         made = [await create(client, name=name, tenant=name) for name in NAMES]
