@@ -167,7 +167,8 @@ class Client:
         return results_of(self.prepare, prompts, MapOptions(concurrency, ordered, patience_s, fields), progress)
 
     async def models(self) -> list[Model]:
-        """The models served; `id` is the name for calls, `max_model_len` the bound of prompt and answer, in tokens."""
+        """The models served; `id` is the name for calls, `max_model_len` the bound of prompt and answer, in tokens, or
+        None before the first start of a model that does not configure it."""
         listed = msgspec.json.decode(await self.request("GET", "/v1/models"))
         return [Model.model_validate(one) for one in listed["data"]]
 

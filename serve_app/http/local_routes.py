@@ -113,9 +113,10 @@ class LocalRoutes:
         return {"status": "ready", "without_replica": named}
 
     async def _card(self, model: ModelRouter) -> dict[str, Any]:
+        """`max_model_len` is null before the model's first start, unless it is configured."""
         card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}
         info = await model.info()
-        return card if info is None else card | {"max_model_len": info.max_model_len}
+        return card | {"max_model_len": model.settings.max_model_len if info is None else info.max_model_len}
 
     async def _quota(self) -> dict[str, Any]:
         """The ledger, as `serve-app quota --json` prints it."""

@@ -11,7 +11,7 @@ from serve_app.http import local_routes
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
-from tests.fakes.engines import MODEL, FakeCluster, run, turns
+from tests.fakes.engines import MODEL, FakeCluster, model, run, turns
 
 SCRAPED = (
     "serve_app_requests_total",
@@ -73,6 +73,18 @@ def test_readiness_names_no_model_that_the_key_may_not_use() -> None:
         assert told == [f"no replica of {MODEL} is running", "no replica of any model is running"]
 
     run(scenario)
+
+
+@pytest.mark.parametrize("configured", [None, 2048])
+def test_a_model_that_has_never_started_has_its_configured_length_or_null(configured: int | None) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await Client(cluster).start()  # without a replica
+        one = json.loads((await client.get(f"/v1/models/{MODEL}")).body)
+        (listed,) = json.loads((await client.get("/v1/models")).body)["data"]
+        assert one == listed
+        assert one["max_model_len"] == configured
+
+    run(scenario, model(max_model_len=configured))
 
 
 def test_the_version_that_runs_is_told_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
