@@ -317,8 +317,8 @@ class RouterApp:
             parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
         record.parts = [part.record for part in parts]
         try:
-            await run_together([asyncio.ensure_future(run(*one)) for one in zip(parts, counts, strict=True)])
-            await merged.end()
+            tasks = [asyncio.ensure_future(run(*one)) for one in zip(parts, counts, strict=True)]
+            await merged.end(await run_together(tasks, merged))
         finally:
             record.add_up_parts()
 

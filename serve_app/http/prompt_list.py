@@ -1,6 +1,11 @@
 """A completion with a list of prompts, embeddings of a list of inputs, or scores of a list of documents: one request of
 the queue for each prompt or each few inputs or pairs, one answer to the client.
 
+A prompt that is refused or loses its engine while others are streamed ends alone: the others go on to their ends, then
+an event tells its error with its number (`prompt.1`). Before a byte has been sent, its error is the answer, as it is
+that of a list that is not streamed. A refusal of the queue ends the list: each other prompt would wait in vain for as
+long.
+
 Granted together, the prompts of a list would need as many free slots on one replica at once, and idle them meanwhile;
 2,000 inputs would hold a replica for as long as they all take. Queued together, they would fill the queue and wait for
 each other. So one part waits at a time. The first is an arrival as any other; with its grant the list has begun, and a
@@ -21,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from serve_app.core.score_inputs import score_inputs
-from serve_app.errors import BadRequest
+from serve_app.errors import BadRequest, EngineFailed, RequestFailed, ServeAppError
 from serve_app.http.error_responses import JSON
 from serve_app.http.python_calls import EVENT_END, error_in, error_of
 from serve_app.http.request_size import prompt_size
@@ -33,6 +38,7 @@ from serve_app.types import Operation
 INPUTS_TOGETHER, BYTES_TOGETHER = 32, 32_768
 _DATA, _DONE = b"data: ", b"[DONE]"
 _RESULTS = "results"  # of a rerank
+_ALONE = (BadRequest, RequestFailed, EngineFailed)  # say nothing about other prompts
 _NUMBERED = ("data", _RESULTS)  # entries with an index, besides choices
 _Entry = TypeVar("_Entry")
 _whole = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -130,7 +136,7 @@ class MergedExchange:
         self._has_begun = False
         self._created: int | None = None  # as the first event or document says
         self._sending = asyncio.Lock()  # the exchange takes one message at a time, and its head first
-        self._is_streamed = False
+        self.is_streamed = False  # an event has been sent
 
     def begin(self) -> bool:
         """The answer to a prompt begins; whether it is the first of the list."""
@@ -149,16 +155,29 @@ class MergedExchange:
 
     async def send_events(self, number: int, events: bytes) -> None:
         """Send events of one prompt. Raises the error that one of them carries."""
-        self._is_streamed = True
-        merged = b"".join([self._merged(number, event) for event in events.split(EVENT_END) if event])
-        if merged:
+        merged = list[bytes]()
+        failure = None
+        for event in filter(None, events.split(EVENT_END)):
+            try:
+                merged.append(self._merged(number, event))
+            except ServeAppError as error:
+                failure = error
+                break
+        if any(merged):
             async with self._sending:
-                await self._exchange.send_events(merged)
+                self.is_streamed = True
+                await self._exchange.send_events(b"".join(merged))
+        if failure is not None:
+            raise failure
 
-    async def end(self) -> None:
-        """End the answer: every prompt has its own."""
-        if self._is_streamed:
+    async def end(self, failures: Sequence[ServeAppError] = ()) -> None:
+        """End the answer: every prompt has its own, or failed while others were streamed. Raises the last failure."""
+        if self.is_streamed:
             usage = b"" if self._usage_event is None else _event(self._usage_event)
+            told = b"".join([_event(error.body()) for error in failures[:-1]])
+            if failures:
+                await self._exchange.send_events(usage + told)
+                raise failures[-1]
             await self._exchange.send_events(usage + _DATA + _DONE + EVENT_END, is_last=True)
             return
         first, *others = self._documents
@@ -177,7 +196,7 @@ class MergedExchange:
             return b""
         error = error_in(data)
         if error is not None:
-            raise error
+            raise _of_prompt(error, number)
         chunk = self._renumbered(number, msgspec.json.decode(data))
         if chunk["choices"]:
             return _event(chunk)
@@ -209,14 +228,14 @@ class PromptExchange:
         return self._merged.begin()
 
     async def relay(self, stream: ResponseStream, frames: list[Frame]) -> Frame:
-        """As `HttpExchange.relay`. Raises the engine's refusal of this prompt: it ends the whole list."""
+        """As `HttpExchange.relay`. Raises the engine's refusal of this prompt."""
         first = frames[0]
         if first.media == "json":
             while frames[-1].usage is None:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             if first.status >= 400:
-                raise error_of(first.status, [], body)
+                raise _of_prompt(error_of(first.status, [], body), self._number)
             self._merged.keep(self._number, body)
             return frames[-1]
         stream.client_has_seen = True
@@ -248,12 +267,22 @@ class PromptTurns:
                 yield waits.close
 
 
-async def run_together(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all tasks; the first failure ends the others. Raises it."""
+async def run_together(tasks: Sequence[asyncio.Task[None]], merged: MergedExchange) -> list[ServeAppError]:
+    """Wait for all tasks. Returns the failures, in the order of the tasks, that did not end the others: those of single
+    prompts while others are streamed. Raises the first other one."""
+    pending = set(tasks)
+    failures = dict[asyncio.Task[None], ServeAppError]()
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                try:
+                    task.result()
+                except _ALONE as error:
+                    if not merged.is_streamed:
+                        raise
+                    failures[task] = error
+        return [failures[task] for task in tasks if task in failures]
     finally:
         for task in tasks:
             task.cancel()
@@ -273,6 +302,13 @@ def _whole_number(given: Any) -> int:
         return int(given)
     except (TypeError, ValueError, OverflowError):
         return 0  # every engine refuses it
+
+
+def _of_prompt(error: ServeAppError, number: int) -> ServeAppError:
+    """The same error, with the number of the prompt that it is about."""
+    if error.param == "prompt":
+        error.param = f"prompt.{number}"
+    return error
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

@@ -75,6 +75,12 @@ def test_a_path_has_no_names_of_vllm_s_classes(
         ),
         ("too long", "input_tokens", {"text_1": "xx", "text_2": ["y"]}, ("too long", "text_1")),
         ("too long", "input_tokens", {"messages": [{"a": 1}], "documents": [{"b": 2}]}, ("too long", "messages")),
+        (
+            "n must be 1 when using greedy sampling, got 2.",
+            None,
+            {"n": 2, "temperature": 0},
+            ("n must be 1 when using greedy sampling, got 2.", "n"),
+        ),
         ("no field at all", None, {"stop": [""]}, ("no field at all", None)),
     ],
 )

@@ -173,11 +173,53 @@ def test_a_prompt_that_the_engine_refuses_ends_the_list() -> None:
         client = await started(cluster, "r1")
         reply = await client.post(ask(["a", "word " * 9000], TOKENS, stream=False))
         assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert reply.error["param"] == "prompt.1"
         assert reply.headers["x-should-retry"] == "false"
         assert client.outcomes == {Outcome.BAD_REQUEST: 1}
         await until(client.at_rest, SOON_S, "all given back")
 
     run(scenario, model(slots=4))
+
+
+LONG_PROMPT = "word " * 9000
+
+
+def test_a_prompt_refused_while_others_are_streamed_is_told_after_their_ends() -> None:
+    """One slot is free: the first prompt is streamed to its end before one that is too long has its turn."""
+
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        task, _ = await running(client, n=3)
+        prompts = ["a", LONG_PROMPT, "b", LONG_PROMPT, "c"]
+        more = {"stream_options": {"include_usage": True}}
+        reply = await client.post(ask(prompts, TOKENS, **more))
+        await cancel(task)
+        assert reply.status == 200
+        chunks = [event for event in reply.events if "choices" in event]
+        found: dict[int, str] = {}
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+        assert found == {0: said("a", TOKENS), 2: said("b", TOKENS), 4: said("c", TOKENS)}
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3 * TOKENS]
+        errors = [event["error"] for event in reply.events[len(chunks) :]]
+        told = [(error["param"], error["code"]) for error in errors]
+        assert told == [(f"prompt.{number}", "context_length_exceeded") for number in (1, 3)]
+        assert reply.body.count(b"[DONE]") == 1
+        assert reply.body.endswith(b"data: [DONE]\n\n")
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=4))
+
+
+def test_a_list_whose_first_prompt_is_refused_is_a_status_that_names_it() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        reply = await client.post(ask([LONG_PROMPT, "a"], TOKENS))
+        assert (reply.status, reply.error["param"]) == (400, "prompt.0")
+        await until(client.at_rest, SOON_S, "all given back")
+
+    run(scenario, model(slots=1))
 
 
 def test_a_client_that_leaves_ends_all_prompts() -> None:
