@@ -22,7 +22,7 @@ from serve_app.core.continuation import is_preemptible
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import Receipts
-from serve_app.errors import TASK_ENDS, BadRequest, EngineFailed, ServeAppError, Unauthorized
+from serve_app.errors import TASK_ENDS, EngineFailed, ServeAppError, Unauthorized
 from serve_app.http import contract, request_size, routes
 from serve_app.http.asgi_bridge import ROW_OWNER
 from serve_app.http.batch_lane import BatchLane
@@ -36,6 +36,7 @@ from serve_app.http.key_routes import KeyRoutes
 from serve_app.http.keyed_runs import KeyedRequest, KeyedRuns
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.local_routes import LocalRoutes, model_named, not_an_operator
+from serve_app.http.malformed_requests import check_headers
 from serve_app.http.multipart import FormReader
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
 from serve_app.http.queue_status import QueueComments, queue_status
@@ -53,9 +54,6 @@ logger = logging.getLogger("ray.serve")
 
 Scope = MutableMapping[str, Any]
 HeaderMap = Mapping[bytes, bytes]  # by name in lower case
-
-# Serve acts on it before this app runs: with it an abandoned request would keep its slot to the end.
-REFUSED_HEADER = b"x-request-disconnect-disabled"
 
 
 @dataclass(slots=True)
@@ -149,9 +147,8 @@ class RouterApp:
         exchange = HttpExchange(send)
         try:
             headers = dict(scope["headers"])
-            if REFUSED_HEADER in headers:
-                raise BadRequest("this header is not accepted here", param=REFUSED_HEADER.decode())
             identity = self.keys.identify(headers, scope.get(ROW_OWNER))
+            check_headers(scope, headers)
             route = routes.resolve(scope["method"], scope["path"])
             if isinstance(route.target, Operation):
                 query = self._operator_s_query(identity, scope) if route.target is Operation.TOKENIZER_INFO else None

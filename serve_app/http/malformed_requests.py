@@ -2,7 +2,8 @@
 to which uvicorn would send a stream in chunks, which that version does not have.
 
 Serve runs uvicorn and decodes some headers before it calls the application (`X-Request-Id`, `X-Session-Id`): a header
-that is not UTF-8 raises there, and the answer is a plain 500.
+that is not UTF-8 would raise there, and the answer be a plain 500. Such a header is left out, and its name is in the
+scope for the application to refuse, once it knows the key.
 
 Invariant: a malformed request is answered 400 with an OpenAI error, and the connection ends. A connection that ends
 while a request arrives ends as `lingering_close` describes, whatever the answer was. The end of a stream to an
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from uvicorn.protocols.http import auto
@@ -23,11 +24,22 @@ from serve_app.errors import BadRequest
 from serve_app.http.error_responses import error_response
 from serve_app.http.lingering_close import LingeringTransport
 
+NO_TEXT = "serve_app.no_text"  # in a scope: the name of a header that is not UTF-8
+# Serve acts on it before the application runs: with it an abandoned request would keep its slot to the end.
+REFUSED_HEADER = b"x-request-disconnect-disabled"
+
+
+def check_headers(scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
+    """Refuse what no request may have. Raises BadRequest: `param` is the header."""
+    if REFUSED_HEADER in headers:
+        raise BadRequest("this header is not accepted here", param=REFUSED_HEADER.decode())
+    if NO_TEXT in scope:
+        raise BadRequest(f"the header {scope[NO_TEXT]} is not UTF-8", param=scope[NO_TEXT])
+
 
 class StrictProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with refusals in OpenAI's format, and answers that reach a client which is still sending."""
 
-    refused: BadRequest | None = None
     _lingering: LingeringTransport
     _running: RequestResponseCycle | None = None  # of pipelined requests the one that is answered now
 
@@ -50,15 +62,13 @@ class StrictProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Raises UnicodeDecodeError, which leads to `send_400_response`, for a value that is not UTF-8."""
-        if not value.isascii():
-            try:
-                value.decode()
-            except UnicodeDecodeError:
-                shown = name.decode("latin-1")
-                self.refused = BadRequest(f"the header {shown} is not UTF-8", param=shown)
-                raise
-        super().on_header(name, value)
+        """See uvicorn."""
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            cast(dict[str, Any], self.scope)[NO_TEXT] = name.decode("latin-1")
+        else:
+            super().on_header(name, value)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """See uvicorn, which calls this for each request of a connection as its turn comes."""
@@ -78,7 +88,7 @@ class StrictProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """See uvicorn."""
-        error = self.refused or BadRequest("this is not an HTTP request that can be read", code="invalid_http")
+        error = BadRequest("this is not an HTTP request that can be read", code="invalid_http")
         _, headers, body = error_response(error)
         headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         head = b"".join(b"%s: %s\r\n" % header for header in headers)

@@ -1,4 +1,4 @@
-"""What is no HTTP request, and headers that Serve would trip over: 400 in OpenAI's format, from the server itself."""
+"""What is no HTTP request, and headers that Serve would trip over: 400 in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http import auto
 
+from serve_app.errors import BadRequest
 from serve_app.http import malformed_requests
+from tests.fakes.asgi_client import KEY, exchange, started
+from tests.fakes.engines import FakeCluster, run
 
 BOUND_S = 10.0  # of an exchange over loopback that takes milliseconds
 
@@ -76,12 +79,40 @@ def _request(header: bytes, path: bytes = b"/") -> bytes:
 @pytest.mark.parametrize(
     "name", ["x-session-id", "x-request-id", "X-Session-Id", "idempotency-key", "x-queue-status", "traceparent", "any"]
 )
-def test_a_header_that_is_not_utf8_is_refused_by_name(name: str) -> None:
-    status, headers, body = asyncio.run(_ask(_request(name.encode() + b": a\xffb")))
-    error = json.loads(body)["error"]
-    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", name)
-    assert headers["content-type"] == "application/json"
-    assert headers["content-length"] == str(len(body))
+def test_a_header_that_is_not_utf8_is_left_out_and_named_for_the_application(name: str) -> None:
+    scopes = list[dict[str, Any]]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await _app(scope, receive, send)
+
+    assert asyncio.run(_ask(_request(name.encode() + b": a\xffb"), app))[0] == 200
+    (scope,) = scopes
+    assert [header for header, _ in scope["headers"]] == [b"host", b"connection", b"content-length"]
+    with pytest.raises(BadRequest) as refused:
+        malformed_requests.check_headers(scope, dict(scope["headers"]))
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("headers", "more", "param"),
+    [
+        ({"x-request-disconnect-disabled": "?1"}, {}, "x-request-disconnect-disabled"),
+        ({}, {malformed_requests.NO_TEXT: "X-Session-Id"}, "X-Session-Id"),
+    ],
+)
+def test_a_wrong_header_is_told_to_those_with_a_key(headers: dict[str, str], more: dict[str, str], param: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await client.edge(scope | more, receive, send)
+
+        for key, status, said in ((KEY, 400, param), (None, 401, None), ("sk-wrong", 401, None)):
+            reply = await exchange(app, "GET", "/v1/models", [], headers, key=key)  # type: ignore[arg-type]
+            assert (reply.status, reply.error["param"]) == (status, said)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(
