@@ -5,7 +5,10 @@ written configuration. Statistics and metrics, which listen on all interfaces wi
 in a private folder. With `option splice-request` a client's disconnect is not noticed if its body came in a later
 segment than its headers, as every SDK sends it (seen with HAProxy 2.8.25): the option is removed. With TLS the
 endpoint's port speaks nothing else (`serve_app.system.tls`). HAProxy's own errors are answered in OpenAI's format, and
-web pages may read them.
+web pages may read them. HTTP/2 is not spoken: it has a hundred requests on one connection, and connections are what is
+bounded. Serve's list of routes, which it shows without a key, is closed.
+A client that closes its connection for sending counts as gone (`option abortonclose`): until something is sent to it,
+one that is gone looks the same, and its run has to end within a second. HAProxy tells it so with a 400.
 Connections to routers are probed: a router on an unresponsive machine would otherwise hold its clients as long as the
 machine is away. Clients are bounded in time and in connections of one source.
 
@@ -93,7 +96,12 @@ class Sources:
 
 # By HAProxy's status: type, code, message, and seconds to wait before a repeat.
 ERRORS = {
-    400: ("invalid_request_error", "invalid_request_error", "The request could not be read.", None),
+    400: (
+        "invalid_request_error",
+        "invalid_request_error",
+        "The request could not be read, or its connection was closed for sending before the answer.",
+        None,
+    ),
     404: ("invalid_request_error", "not_found", "There is nothing at this path.", None),
     408: ("invalid_request_error", "request_timeout", "The request did not arrive in time.", None),
     429: ("rate_limit_error", "too_many_connections", "Your address has too many connections.", 1),
@@ -156,11 +164,13 @@ def frontend_lines(sources: Sources) -> list[str]:
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
+        "option disable-h2-upgrade",
         "stick-table type ipv6 size 100k expire 1m store conn_cur",
         f"tcp-request connection track-sc0 src,ipmask(32,64){spared}",
         f"tcp-request connection reject if {{ sc0_conn_cur gt {sources.connections + REFUSED_PER_SOURCE} }}",
         f"tcp-request connection set-var(sess.crowded) bool(true) if {{ sc0_conn_cur gt {sources.connections} }}",
         "http-request return status 429 default-errorfiles if { var(sess.crowded) -m found }",
+        "http-request return status 404 default-errorfiles if { path,url_dec -i /-/routes }",
         "http-request del-header x-request-timeout-seconds",
         "http-request del-header x-request-disconnect-disabled",
         "http-request disable-l7-retry if { path_beg /v1/sessions }",

@@ -38,7 +38,7 @@ def within(what: str, so: Callable[[], Any]) -> None:
 
 class Router(ThreadingHTTPServer):
     """Answers each request with its own name and the length of the body; under /lost it is gone instead, once it has
-    all of the request; under /500 it fails, with the content type that the query names."""
+    all of the request; under /late it takes half a second; under /500 it fails, with the content type of the query."""
 
     daemon_threads = True
 
@@ -68,6 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.seen.append(self.path)
         if self.path.endswith("/lost") and not self.server.lost.is_set():
             self.close_connection = True
+        elif self.path == "/late":
+            time.sleep(0.5)  # far above what HAProxy needs to see what its client does
+            self._answer(b"{}")
         elif self.path.startswith("/500?"):
             self._answer(b'{"error": {"code": "its own"}}', 500, self.path.partition("?")[2])
         elif self.path == "/quiet":

@@ -254,6 +254,32 @@ def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router
             one.close()
 
 
+def test_a_connection_has_one_request_at_a_time_as_http_2_is_not_spoken(there: Edge, two: list[Router]) -> None:
+    """By prior knowledge it would have a hundred on each connection that a source may have."""
+    there.start(*two)
+    with there.raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))) as connection:
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_client_that_closes_its_side_before_its_answer_is_told_so(there: Edge, two: list[Router]) -> None:
+    """It cannot be told from one that is gone, whose run has to end."""
+    there.start(*two)
+    for head in (b"GET /late HTTP/1.1\r\n", b"POST /late HTTP/1.1\r\ncontent-length: 0\r\n"):
+        with there.raw(head + b"host: x\r\n\r\n") as connection:
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"closed for sending before the answer" in answer
+
+
+@pytest.mark.parametrize("path", ["/-/routes", "/-/ROUTES", "/%2D/routes", "/-/routes?x=1"])
+def test_serve_s_list_of_routes_is_closed(there: Edge, two: list[Router], path: str) -> None:
+    there.start(*two)
+    status, _, body = there.ask(path)
+    assert (status, body["error"]["code"]) == (404, "not_found")
+
+
 def test_slow_headers_and_bodies_end_in_time_and_quiet_answers_do_not(
     tmp_path: Path, two: list[Router], monkeypatch: pytest.MonkeyPatch
 ) -> None:
