@@ -33,11 +33,12 @@ SHORT_TOKENS, ANSWER_TOKENS = 16, 4
 
 @dataclass(eq=False)
 class Watch:
-    """The largest memory of this process and its children that stood for two measurements: a fork counts twice. And the
-    least since `least_bytes` was reset."""
+    """The largest memory of this process and its children that stood for two measurements, since its begin and since
+    `recent_bytes` was reset: a fork counts twice. And the least since `least_bytes` was reset."""
 
     meter: memory_grant.MemoryMeter = field(default_factory=lambda: memory_grant.MemoryMeter("here", gpus=False))
     most_bytes: int = 0
+    recent_bytes: int = 0
     least_bytes: int = sys.maxsize
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -45,7 +46,8 @@ class Watch:
         before = 0
         while not self._ended.wait(MEASURE_S):
             self.meter.measure(())
-            self.most_bytes = max(self.most_bytes, min(before, self.meter.resident_bytes))
+            stood = min(before, self.meter.resident_bytes)
+            self.most_bytes, self.recent_bytes = max(self.most_bytes, stood), max(self.recent_bytes, stood)
             before = self.meter.resident_bytes
             self.least_bytes = min(self.least_bytes, before)
 
@@ -100,6 +102,7 @@ async def main(folder: Path, shape: Shape) -> dict[str, Any]:
         info = await backend.start()
         await asyncio.sleep(IDLE_S)
         idle_bytes = watch.meter.resident_bytes - info.kv_cache_bytes
+        watch.recent_bytes = 0
         await load(backend, shape, info)
         watch.least_bytes = sys.maxsize
         await asyncio.sleep(memory_history.STOOD_S)
@@ -113,6 +116,7 @@ async def main(folder: Path, shape: Shape) -> dict[str, Any]:
         "estimated_bytes": need.fixed_bytes,
         "idle_bytes": idle_bytes,
         "measured_bytes": watch.most_bytes - info.kv_cache_bytes,
+        "recurring_bytes": watch.recent_bytes - info.kv_cache_bytes,
         "kept_bytes": watch.least_bytes - info.kv_cache_bytes,
     }
 

@@ -1,11 +1,12 @@
 """What engines were measured to need beside their KV cache, kept on this machine for their next start.
 
 A file for each combination of model, settings, device and versions. A need above the estimate counts from the first
-measurements that stood for `STOOD_S`. One below it counts once an engine has run for `SETTLED_S`: what takes memory
-seldom (a long step, a full batch, the first grammar) has not happened before.
+measurements that stood for `STOOD_S`, or were reached in `RECURS` spans of that length: on a CPU a long step takes its
+memory for a second and gives it back, again and again. One below it counts once an engine has run for `SETTLED_S`: what
+takes memory seldom (a long step, a full batch, the first grammar) has not happened before.
 
-Invariant: a kept need never becomes smaller, and what did not stand is not kept: while a process forks its memory is
-counted twice, and the first start on a machine compiles kernels that later ones find.
+Invariant: a kept need never becomes smaller, and what neither stood nor recurred is not kept: while a process forks its
+memory is counted twice, and the first start on a machine compiles kernels that later ones find.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from serve_app.engine.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
 
 STOOD_S = 30.0  # longer than a kernel compiles
+RECURS = 6  # spans: three minutes, longer than the first start on a machine compiles
 SETTLED_S = 600.0  # of running: until then an engine may not have done yet what needs most memory
 STEP = 1.01  # what is written anew is larger by this: a file each second for a few pages more helps nobody
 # Arguments that do not change the need: names, and the size of the KV pool.
@@ -108,6 +110,8 @@ class MemoryHistory:
     clock: Callable[[], float]
     _began: float | None = field(default=None, init=False)  # of the first measurement of this run
     _stands: tuple[float, int] = field(default=(0.0, 0), init=False)  # since when at least so many bytes
+    _span: tuple[float, int] = field(default=(0.0, 0), init=False)  # its begin, and the most in it
+    _most_of_spans: list[int] = field(default_factory=list, init=False)  # of ended spans, the largest `RECURS`
     _kept: tuple[int, bool] = field(default=(0, False), init=False)  # bytes, whether they are settled
 
     def __post_init__(self) -> None:
@@ -127,16 +131,25 @@ class MemoryHistory:
         """A measurement of a running engine, without its KV pool: at each report."""
         now = self.clock()
         if self._began is None:
-            self._began, self._stands = now, (now, fixed_bytes)
+            self._began, self._stands, self._span = now, (now, fixed_bytes), (now, 0)
         since, least_bytes = self._stands[0], min(self._stands[1], fixed_bytes)
         has_stood = now - since >= STOOD_S
         self._stands = (now, fixed_bytes) if has_stood else (since, least_bytes)
         kept_bytes, settled = self._kept
-        largest = max(kept_bytes, least_bytes) if has_stood else kept_bytes
+        largest = max(kept_bytes, self._recurring_bytes(now, fixed_bytes), least_bytes if has_stood else 0)
         now_settled = settled or now - self._began >= SETTLED_S
         if largest > kept_bytes * STEP or now_settled > settled:
             self._kept = (largest, now_settled)
             self._write()
+
+    def _recurring_bytes(self, now: float, fixed_bytes: int) -> int:
+        """What was reached in `RECURS` spans; 0 before that."""
+        begin, most = self._span
+        if now - begin >= STOOD_S:
+            self._most_of_spans = sorted([*self._most_of_spans, most])[-RECURS:]
+            begin, most = now, 0
+        self._span = (begin, max(most, fixed_bytes))
+        return self._most_of_spans[0] if len(self._most_of_spans) == RECURS else 0
 
     @property
     def _file(self) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.memory_history import SETTLED_S, STOOD_S, MemoryHistory, need_key
+from serve_app.engine.memory_history import RECURS, SETTLED_S, STOOD_S, MemoryHistory, need_key
 from serve_app.engine.memory_size import GIB, MEASURED_MARGIN, MemoryNeed
 from serve_app.settings import ModelSettings
 
@@ -63,6 +63,21 @@ def test_a_need_below_the_estimate_counts_once_the_engine_has_run_for_a_while(ru
 
 def test_what_stands_for_half_a_minute_between_lower_measurements_counts(run: Callable[..., MemoryNeed]) -> None:
     assert run(2 * GIB, *[6 * GIB] * int(2 * STOOD_S), 2 * GIB) == with_margin(6 * GIB)
+
+
+@pytest.mark.parametrize(("spans", "counts"), [(RECURS - 1, False), (RECURS, True)])
+def test_what_a_long_step_takes_for_a_second_counts_if_it_recurs(
+    run: Callable[..., MemoryNeed], spans: int, counts: bool
+) -> None:
+    """On a CPU its memory is given back at once, and a grant without it would be overdrawn by each long step."""
+    step = [3 * GIB, *[2 * GIB] * (int(STOOD_S) - 1)]
+    assert run(*step * spans, 2 * GIB, for_s=SETTLED_S) == with_margin(3 * GIB if counts else 2 * GIB)
+
+
+def test_of_steps_of_many_sizes_the_one_counts_that_is_reached_as_often(run: Callable[..., MemoryNeed]) -> None:
+    sizes = [GIB * 2 + span * GIB // 4 for span in range(RECURS + 2)]
+    steps = [size for most in sizes for size in (most, *[2 * GIB] * (int(STOOD_S) - 1))]
+    assert run(*steps, 2 * GIB, for_s=SETTLED_S) == with_margin(sizes[2])
 
 
 def test_the_largest_of_all_runs_counts(run: Callable[..., MemoryNeed]) -> None:
