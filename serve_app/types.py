@@ -108,6 +108,11 @@ class Identity:
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
 
+    @property
+    def reads_metrics_alone(self) -> bool:
+        """Whether it is a scraper's: of no model, file or tenant."""
+        return self.metrics and not self.admin and self.models == frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Contract:

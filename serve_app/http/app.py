@@ -149,7 +149,7 @@ class RouterApp:
             headers = dict(scope["headers"])
             identity = self.keys.identify(headers, scope.get(ROW_OWNER))
             check_headers(scope, headers)
-            route = routes.resolve(scope["method"], scope["path"])
+            route = routes.permitted(routes.resolve(scope["method"], scope["path"]), identity)
             if isinstance(route.target, Operation):
                 query = self._operator_s_query(identity, scope) if route.target is Operation.TOKENIZER_INFO else None
                 await self._run_operation(route.target, identity, headers, receive, exchange, query)

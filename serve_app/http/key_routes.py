@@ -227,7 +227,7 @@ class KeyRoutes:
             "default_class": record.default_class.label,
             "admin": record.admin,
             "metrics": record.metrics,
-            "models": record.models,
+            "models": record.usable_models,
             "limits": None if record.limits is None else shown_limits(record.limits),
             "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
             **times,

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serve_app.errors import MethodNotAllowed, NotFound
-from serve_app.types import Operation
+from serve_app.errors import Forbidden, MethodNotAllowed, NotFound
+from serve_app.types import Identity, Operation
 
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 
@@ -33,6 +33,17 @@ class LocalCall(enum.StrEnum):
     QUOTA = "quota"
     REQUEST = "request"
     USAGE = "usage"
+
+
+# What is of no tenant; `MODELS` lists those that the key may use.
+OPEN_TO_ALL_KEYS = {
+    LocalCall.MODELS,
+    LocalCall.MODEL,
+    LocalCall.VERSION,
+    LocalCall.HEALTH,
+    LocalCall.READY,
+    LocalCall.METRICS,
+}
 
 
 class SessionCall(enum.StrEnum):
@@ -159,6 +170,20 @@ def resolve(method: str, path: str) -> HttpRoute:
     near = "/v1" + plain
     hint = f"; did you mean {near}?" if near in _TABLE else ""
     raise NotFound(f"there is no {path[:SHOWN_PATH_CHARS]} here{hint}", code="unknown_url")
+
+
+def permitted(route: HttpRoute, identity: Identity) -> HttpRoute:
+    """The route. Raises Forbidden: a scraper's key, which reads metrics alone. Of a model it is told as any key."""
+    if (
+        identity.reads_metrics_alone
+        and not isinstance(route.target, Operation)
+        and route.target not in OPEN_TO_ALL_KEYS
+    ):
+        raise Forbidden(
+            "this key reads metrics alone: name the models that it may use too (auth.keys[].models)",
+            code="model_not_allowed",
+        )
+    return route
 
 
 def _with_id(plain: str) -> dict[str, HttpRoute]:

@@ -175,7 +175,7 @@ def identity_of(record: KeyRecord) -> Identity:
         admin=record.admin,
         metrics=record.metrics,
         key_id=record.key_id,
-        models=None if record.models is None else frozenset(record.models),
+        models=None if record.usable_models is None else frozenset(record.usable_models),
     )
 
 

@@ -34,7 +34,7 @@ class KeyRecord:
     Args:
         digest: SHA-256 of the key; the key itself is nowhere.
         previous_digest: of the key before a rotation, valid until `previous_until`.
-        models: that it may use; None: all.
+        models: that it may use; None: all, or none with `metrics` alone (`usable_models`).
         limits: its own; None: the default ones of the configuration. `batch_limits`: of the rows of its batches.
         version: of the change that made it what it is; the store sets it.
     """
@@ -56,6 +56,11 @@ class KeyRecord:
     revoked_at: float | None = None
     version: int = 0
     batch_limits: Limits | None = None
+
+    @property
+    def usable_models(self) -> tuple[str, ...] | None:
+        """The models that the key may use; None: all. A scraper's key names the models that it may use, too."""
+        return () if self.models is None and self.metrics and not self.admin else self.models
 
 
 @message

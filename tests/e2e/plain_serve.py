@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
             "replicas": {"min_replicas": 0, "max_replicas": 2, "downscale_delay_s": 1},
         },
     ],
-    "auth": {"keys": [{"key": KEY, "metrics": True}]},
+    "auth": {"keys": [{"key": KEY, "metrics": True, "models": ["sim", "asleep"]}]},
     "batch": {"workers": 0},
 }
 START_ATTEMPTS = 3

@@ -32,6 +32,7 @@ from tests.fakes.router import LONG, SOON_S
 
 KEY = "sk-people-0123456789"
 BATCH_KEY = "sk-batch-0123456789"
+SCRAPER_KEY = "sk-scraper-0123456789"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SALT_SECRET = bytes(32)
 
@@ -176,8 +177,9 @@ class Client:
         charges: bool = False,
     ) -> None:
         keys = (
-            KeySettings(key=KEY, tenant="people", max_class="high", metrics=True, name="desk", limits=limits),
+            KeySettings(key=KEY, tenant="people", max_class="high", name="desk", limits=limits),
             KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
+            KeySettings(key=SCRAPER_KEY, tenant="people", metrics=True, name="scraper"),
         )
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
@@ -228,7 +230,8 @@ class Client:
         return asyncio.create_task(self.post(body, **more))
 
     async def get(self, path: str, **more: Any) -> Reply:
-        return await self.request("GET", path, **more)
+        scrapes = {"key": SCRAPER_KEY} if path == "/metrics" else {}
+        return await self.request("GET", path, **scrapes | more)
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """The samples of a metric in the registry that are not 0, by these labels."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from typing import Any
 
 import pytest
 
 from serve_app.http import local_routes
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
-from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, cancel, running, started
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns
+
+ROLE_KEY = "sk-of-a-role-0123456789"
 
 SCRAPED = (
     "serve_app_requests_total",
@@ -59,6 +62,39 @@ def test_metrics_are_for_operators_and_scrapers() -> None:
         auth = AuthSettings.model_validate({"keys": [{"key": key, **role} for key, role in keys.items()]})
         client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
         assert [(await client.get("/metrics", key=key)).status for key in keys] == [200, 403]
+
+    run(scenario)
+
+
+OPEN = ("/metrics", "/v1/models", "/ready", "/version")  # of no tenant and no model
+
+
+async def statuses(role: dict[str, Any], cluster: FakeCluster, *paths: str) -> tuple[Client, dict[str, int]]:
+    """What a key of this role gets there."""
+    client = await started(cluster, "r1")
+    auth = AuthSettings.model_validate({"keys": [{"key": ROLE_KEY, **role}]})
+    client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
+    return client, {path: (await client.get(path, key=ROLE_KEY)).status for path in paths}
+
+
+def test_a_scraper_s_key_reads_metrics_alone() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        closed = ("/v1/files", "/v1/batches", "/v1/sessions/x", "/admin/usage", "/admin/keys", "/admin/requests/x")
+        client, told = await statuses({"metrics": True}, cluster, *OPEN, *closed)
+        assert told == dict.fromkeys(OPEN, 200) | dict.fromkeys(closed, 403)
+        assert json.loads((await client.get("/v1/models", key=ROLE_KEY)).body)["data"] == []
+        chat = await client.post(ask("may I?", model=MODEL), key=ROLE_KEY)
+        assert (chat.status, chat.error["code"]) == (403, "model_not_allowed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("more", [{"models": [MODEL]}, {"admin": True}], ids=["names a model", "is an operator's"])
+def test_a_scraper_s_key_that_names_models_or_is_an_operator_s_may_use_them(more: dict[str, Any]) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client, told = await statuses({"metrics": True, **more}, cluster, *OPEN)
+        assert told == dict.fromkeys(OPEN, 200)
+        assert (await client.post(ask("may I?", model=MODEL), key=ROLE_KEY)).status == 200
 
     run(scenario)
 

@@ -23,12 +23,13 @@ from serve_app.settings import Settings
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation, RequestClass
-from tests.fakes.asgi_client import KEY, Client, ask, router_app
+from tests.fakes.asgi_client import KEY, SCRAPER_KEY, Client, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, FakeHandle, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S, freeze
 
 OTHER = "other"
 NEXT_KEY = "sk-next-0123456789"
+SCRAPER = {"key": SCRAPER_KEY, "metrics": True}
 numbers = itertools.count()
 
 
@@ -68,7 +69,7 @@ class _Handle(FakeHandle):
 
 
 def configured(*models: ModelSettings, **more: Any) -> Settings:
-    return Settings.model_validate({"models": models, "auth": {"keys": [{"key": KEY, "metrics": True}]}, **more})
+    return Settings.model_validate({"models": models, "auth": {"keys": [{"key": KEY}, SCRAPER]}, **more})
 
 
 def named(name: str, **changes: Any) -> ModelSettings:
