@@ -315,12 +315,18 @@ class _Session:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _announce(self, cluster: LocalCluster) -> None:
-        kept = f"  (kept in {self._keys.file})" if self._keys.generated else "  (from the configuration)"
-        key = f"{self._keys.key}{kept}" if self._keys.key else "as configured (only digests are known here)"
+        keys = self._keys
+        is_shown = keys.generated and self._console.is_terminal  # elsewhere it would stay in a log
+        if keys.key is None:
+            key = "as configured (only digests are known here)"
+        elif is_shown:
+            key = f"{keys.key}  (kept in {keys.file})"
+        else:
+            key = f"in {keys.file}" + ("" if keys.generated else "  (from the configuration)")
         lines = [
             f"Serving {', '.join(cluster.instance.models)} at {cluster.url}",
             f"API key   {key}",
-            f"Try       {curl_line(cluster.url, self._keys.key, self._options.settings)}",
+            f"Try       {curl_line(cluster.url, keys.key if is_shown else keys.file, self._options.settings)}",
         ]
         if cluster.instance.dashboard_url:
             lines.append(f"Dashboard {cluster.instance.dashboard_url}  (token in {self._state.token_file})")
@@ -355,8 +361,12 @@ def with_kept_logs(message: str, state: InstanceState) -> str:
     return re.sub(re.escape(instance.run_dir) + r"/ray/session_[^/]+/logs", str(state.logs / "ray"), message)
 
 
-def curl_line(url: str, key: str | None, settings: Settings) -> str:
-    """A curl command with a request to the first model; it can be pasted into a shell unchanged."""
+def curl_line(url: str, key: str | Path | None, settings: Settings) -> str:
+    """A curl command with a request to the first model; it can be pasted into a shell unchanged.
+
+    Args:
+        key: itself, or the file with it; None: neither is known.
+    """
     model = settings.models[0]
     body: dict[str, Any]
     if model.task == "embed":
@@ -364,7 +374,11 @@ def curl_line(url: str, key: str | None, settings: Settings) -> str:
     else:
         messages = [{"role": "user", "content": "Hello"}]
         path, body = "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 32}
-    bearer = shlex.quote(f"Authorization: Bearer {key}") if key else '"Authorization: Bearer $API_KEY"'
+    if isinstance(key, str):
+        bearer = shlex.quote(f"Authorization: Bearer {key}")
+    else:
+        shown = "$API_KEY" if key is None else f"$(cat {shlex.quote(str(key))})"
+        bearer = f'"Authorization: Bearer {shown}"'
     return f"curl {url}{path} -H {bearer} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 

@@ -35,10 +35,12 @@ def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type
     assert terminal.run(Settings(), ("Ctrl-C ends everything", look_and_interrupt)) == 0
     order = driver.made[0].order
     key = terminal.state.generated_key_file.read_text().strip()
-    assert f"API key   {key}" in terminal.text
+    assert f"API key   in {terminal.state.generated_key_file}" in terminal.text
+    assert key not in terminal.text  # it is no terminal: the lines may be kept in a log
     url = f"http://127.0.0.1:{order['serve']['http_options']['port']}"
     assert f"Serving tiny at {url}" in terminal.text
-    assert f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}'" in terminal.text
+    bearer = f'"Authorization: Bearer $(cat {terminal.state.generated_key_file})"'
+    assert f"curl {url}/v1/chat/completions -H {bearer}" in terminal.text
     phases = [
         "Starting a Ray of its own",
         "Deploying",
@@ -56,6 +58,31 @@ def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type
     assert terminal.mark
     assert marked(terminal.mark) == []
     assert terminal.state.read() is None
+
+
+def test_a_generated_key_is_shown_on_a_terminal(terminal: Terminal, driver: type[FakeDriver]) -> None:
+    terminal.is_real = True
+    assert terminal.run(Settings(), ("Ctrl-C ends everything", interrupt)) == 0
+    key = terminal.state.generated_key_file.read_text().strip()
+    assert f"API key   {key}  (kept in {terminal.state.generated_key_file})" in terminal.text
+    assert f"-H 'Authorization: Bearer {key}'" in terminal.text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_configured_key_is_never_shown(terminal: Terminal, driver: type[FakeDriver], is_terminal: bool) -> None:
+    terminal.is_real = is_terminal
+    key = "sk-configured-0123456789"
+    kept: list[str] = []
+
+    def look_and_interrupt() -> None:
+        kept.append(terminal.state.configured_key_file.read_text().strip())
+        interrupt()
+
+    assert terminal.run(parse({"auth": {"keys": [{"key": key}]}}), ("Ctrl-C ends", look_and_interrupt)) == 0
+    assert kept == [key]
+    assert key not in terminal.text
+    assert f"API key   in {terminal.state.configured_key_file}  (from the configuration)" in terminal.text
+    assert f'"Authorization: Bearer $(cat {terminal.state.configured_key_file})"' in terminal.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

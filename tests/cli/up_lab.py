@@ -95,6 +95,7 @@ class Terminal:
     """Runs `up` in this thread, as signals need, and acts on what it prints from another one."""
 
     def __init__(self, folder: Path) -> None:
+        self.is_real = False  # whether what prints takes it for a terminal
         self.state = InstanceState("one", folder)
         self.mark = ""
         self._text = io.StringIO()
@@ -110,7 +111,7 @@ class Terminal:
         actor = threading.Thread(target=self._act, args=(acts,))
         actor.start()
         try:
-            return up(with_port, Console(file=self._text, width=200))
+            return up(with_port, Console(file=self._text, width=200, force_terminal=self.is_real, color_system=None))
         finally:
             actor.join()
 

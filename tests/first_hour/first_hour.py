@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -88,10 +89,10 @@ class FirstHour:
     def _start(self) -> str:
         self._up = self._newcomer.start(SERVE_APP, "up", "--port", self._port)
         url = self._up.await_line(r"^Serving tiny at (\S+)$", self._newcomer.left_s).group(1)
-        key = self._up.await_line(r"^API key +(\S+)", self._newcomer.left_s).group(1)
+        file = self._up.await_line(r"^API key +in (\S+)", self._newcomer.left_s).group(1)
         self._curl = self._up.await_line(r"^Try +(curl .+)$", self._newcomer.left_s).group(1)
         self._up.await_line(r"^Ctrl-C ends everything\.$", self._newcomer.left_s)
-        self._endpoint = Endpoint(url, key)
+        self._endpoint = Endpoint(url, Path(file).read_text().strip())
         return f"ready at {url}"
 
     def _first_answer(self) -> str:
@@ -160,7 +161,7 @@ class FirstHour:
         if not model.exists():
             shutil.copytree(self._newcomer.built_in_model(), model)
         self._newcomer.file(documents.FILE, wrong.text)
-        said = self._newcomer.serve_app("check", documents.FILE, status=1, folder=self._newcomer.home)
+        said = self._newcomer.serve_app("check", documents.FILE, status=2, folder=self._newcomer.home)
         if not wrong.is_said_in(said):
             raise StepFailedError(f"{wrong.text}\nwanted: {wrong.said}\nfound:\n{said}")
         return said.splitlines()[0].removeprefix("error: ")
