@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+import pydantic
+
 from serve_app.errors import EngineFailed, ServeAppError
 
 TAIL_BYTES = 256 * 1024  # of the log: a traceback of each rank, and what was logged after them
@@ -51,12 +53,19 @@ def start_failure(model: str, error: Exception, log: Path | None = None) -> Serv
     if log is None:
         with contextlib.suppress(OSError):
             log = Path(os.readlink("/proc/self/fd/2"))
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    said = f"{type(error).__name__}: {_first_line(error)}"
     if NO_CAUSE in said and log is not None:
         said = logged_cause(_tail(log)) or said
     said = said if len(said) <= CAUSE_LENGTH else f"{said[:CAUSE_LENGTH]} ..."
     parts = [f"{model} did not start: {said}", remedy(said), f"log: {log}" if log is not None else ""]
     return EngineFailed("; ".join(filter(None, parts)))
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says in one line: of one by pydantic what is wrong, which its first line does not say."""
+    if isinstance(error, pydantic.ValidationError):
+        return "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors(include_input=False))
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def logged_cause(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from serve_app.engine.start_failure import CAUSE_LENGTH, logged_cause, remedy, start_failure
@@ -38,6 +39,26 @@ def test_an_error_of_this_process_is_its_own_cause(tmp_path: Path) -> None:
         "m did not start: OSError: org/x is not a local folder and is not a valid model identifier; "
         f"check models[].path: an id at the hub or a folder; log: {tmp_path}"
     )
+
+
+def test_of_vllm_s_own_checks_the_cause_is_told_and_not_their_number(tmp_path: Path) -> None:
+    class Config(pydantic.BaseModel):
+        ranks: int
+
+        @pydantic.field_validator("ranks")
+        @classmethod
+        def _divide(cls, ranks: int) -> int:
+            raise ValueError(
+                f"Total number of attention heads (8) must be divisible by tensor parallel size ({ranks})."
+            )
+
+    with pytest.raises(pydantic.ValidationError, match="1 validation error for Config") as failed:
+        Config(ranks=3)
+    assert start_failure("m", failed.value, tmp_path).message == (
+        "m did not start: ValidationError: Total number of attention heads (8) must be divisible by tensor parallel "
+        f"size (3).; log: {tmp_path}"
+    )
+    assert start_failure("m", ValueError(), tmp_path).message == f"m did not start: ValueError: ; log: {tmp_path}"
 
 
 def test_our_own_errors_stay_as_they_are() -> None:

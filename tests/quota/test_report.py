@@ -177,6 +177,15 @@ def test_status_says_that_engines_of_a_model_crash_soon_after_their_start(core: 
     )
 
 
+def test_a_wait_does_not_hide_why_a_replica_has_failed(core: Quota) -> None:
+    waiting = state("w")
+    failed = waiting["models"][0] | {"name": "bad", "deployment": "engine-bad", "replicas": [], "cause": "no weights"}
+    waiting["models"][0]["cause"] = "out of memory"
+    told = status.with_memory_waits(waiting | {"models": [*waiting["models"], failed]}, figures(core, 2.0))["message"]
+    assert told.startswith("engine-big: 1 replica waits for 30.00 GB")
+    assert told.endswith("; engine-big: out of memory; engine-bad: no weights")
+
+
 def test_status_shows_which_replicas_drain_and_what_still_runs_there(core: Quota) -> None:
     told = core.grants.last_report("e")
     assert told is not None

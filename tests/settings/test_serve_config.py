@@ -152,6 +152,29 @@ def test_declared_models_are_those_of_the_arguments() -> None:
     assert declared_models({"applications": {}}) == []
 
 
+RAISED = """\
+A replica failed to start with exception. Retrying 2 more time(s). Error:
+Traceback (most recent call last):
+  File "deployment.py", line 114, in __init__
+serve_app.errors.EngineFailed: a did not start: ValueError: the weights are missing; log: /tmp/worker.err
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (RAISED, "a did not start: ValueError: the weights are missing; log: /tmp/worker.err"),
+        ("Deployment 'engine-a' has 1 replicas that have taken more than 30s to initialize.", ""),
+    ],
+)
+def test_a_model_s_cause_is_why_its_replica_has_failed_and_no_wait(message: str, cause: str) -> None:
+    told = details("DEPLOYING")
+    told["applications"][APPLICATION]["deployments"]["engine-a"] |= {"status": "UPDATING", "message": message}
+    found = describe(told, ["a"])
+    assert found["models"][0]["cause"] == cause
+    assert found["message"] == f"engine-a: {cause or message}"
+
+
 def test_it_is_known_when_serve_has_built_what_it_was_told() -> None:
     assert is_built({"applications": {}}) is None
     assert is_built(details("DEPLOYING", ())) is None

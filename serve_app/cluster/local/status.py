@@ -67,6 +67,7 @@ def _deployment(deployment: Mapping[str, Any], reported: ReportedSeries) -> dict
         "deployment": deployment["name"],
         "state": enum_value(deployment["status"]).lower(),
         "message": "; ".join(filter(None, [reason(deployment["message"]), _stops(deployment)])),
+        "cause": reason(deployment["message"]) if "failed to start" in deployment["message"] else "",  # no wait
         "replicas": [
             # an unplaced replica has no node yet
             {
@@ -387,8 +388,9 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
             if one["replica"] in replicas
         ]
         models.append(model)
-    message = "; ".join(waits) or state["message"]
-    return {**state, "message": "; ".join(filter(None, [message, *overuse])), "models": models}
+    if waits:  # which do not say why the replica before has failed
+        waits += [f"{one['deployment']}: {one['cause']}" for one in state["models"] if one.get("cause")]
+    return {**state, "message": "; ".join(filter(None, [*(waits or [state["message"]]), *overuse])), "models": models}
 
 
 def _memory_wait(waiting: Sequence[Mapping[str, Any]]) -> str:
