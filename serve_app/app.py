@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from serve_app.settings import (
     Settings,
     engine_version,
     load_or_create_key,
+    resolve,
     router_version,
+    split_arguments,
     worker_version,
 )
 
@@ -56,9 +59,8 @@ def build(args: Mapping[str, Any]) -> Application:
     Raises:
         ConfigError: names the key at fault; nothing is started.
     """
-    given = dict(args)
-    release = given.pop("release", RELEASE)
-    if release != RELEASE:
+    release, _, given = split_arguments(args)
+    if release not in (None, RELEASE):
         raise ConfigError(
             f"release: serve-app {release} declares it, and {RELEASE} is installed on the cluster: install the same",
             param="release",
@@ -66,7 +68,7 @@ def build(args: Mapping[str, Any]) -> Application:
     file = given.pop("config", None)
     if file is not None and given:
         raise ConfigError(f"config: give a file or keys, not both (also found {', '.join(given)})", param="config")
-    settings = configuration.load(file) if file is not None else configuration.parse(given)
+    settings = configuration.load(file) if file is not None else _resolved(given)
     if not settings.auth.keys:
         key_file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
         logger.warning("no API key is configured: using the one in %s", key_file)
@@ -76,6 +78,20 @@ def build(args: Mapping[str, Any]) -> Application:
     config = settings.model_dump(mode="json")
     workers = _workers(settings, config).bind(config) if settings.batch.workers else None
     return _router(settings, config).bind(config, engines, workers)
+
+
+def _resolved(given: Mapping[str, Any]) -> Settings:
+    """The settings, with `${NAME}` from the environment of this process: `serve-app export` writes names.
+
+    Raises:
+        ConfigError: wrong settings, or a variable that is not set.
+    """
+    resolved = resolve(given, os.environ)
+    if resolved.wrong:
+        place, why = resolved.wrong[0]
+        path = ".".join(map(str, place))
+        raise ConfigError(f"{path}: {why} where the application is built", param=path)
+    return configuration.parse(resolved.data)
 
 
 def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:

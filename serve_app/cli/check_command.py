@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,24 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_app.cli import deploy as deploying
-from serve_app.cli.check import Cluster, Finding, Node, Reading, check_fit, check_model, check_settings, read
+from serve_app.cli.check import (
+    AssumedNode,
+    Cluster,
+    Finding,
+    Node,
+    Reading,
+    assumed_cluster,
+    check_access,
+    check_fit,
+    check_model,
+    check_settings,
+    read,
+)
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import InstanceState, ask
 from serve_app.engine import environment, memory_history, memory_size, model_lookup, vllm_arguments
 from serve_app.errors import Unavailable
-from serve_app.settings import GB, Change, ModelSettings, QuotaSettings, Settings, application, changes
+from serve_app.settings import GB, Change, ModelSettings, QuotaSettings, Settings, application, changes, masked
 
 LOOK_UPS = 8  # models at once: each is a few requests to the hub
 STYLES = {"error": "red", "warning": "yellow"}
@@ -43,15 +56,24 @@ class Checked:
     needs: dict[str, memory_size.MemoryNeed] = field(default_factory=dict)
 
 
-def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: bool) -> Checked:
+def check(
+    settings: Settings,
+    cluster: Cluster,
+    progress: Progress,
+    *,
+    here: bool,
+    platform: environment.Platform | None = None,
+) -> Checked:
     """Everything wrong with settings that parse, and the memory that their engines will ask for.
 
     Args:
         cluster: where they are to run.
         here: on this machine, whose folders and cache they will use.
+        platform: of vLLM's build there; None: as here.
     """
-    platform = environment.platform()
+    platform = platform or environment.platform()
     found = check_settings(settings, platform, vllm_arguments.installed_arguments())
+    found += check_access(settings, datetime.now(UTC))
     progress.begin("Checking the models")
     with ThreadPoolExecutor(LOOK_UPS) as pool:
         facts = list(pool.map(model_lookup.look_up, settings.models))
@@ -59,7 +81,18 @@ def check(settings: Settings, cluster: Cluster, progress: Progress, *, here: boo
         found += check_model(f"models.{index}", model, known, here=here)
     needs = [_need(model, known, platform, here=here) for model, known in zip(settings.models, facts, strict=True)]
     told = {model.name: need for model, need in zip(settings.models, needs, strict=True) if model.engine == "vllm"}
-    return Checked([*found, *check_fit(settings, facts, needs, cluster, platform)], told)
+    found += check_fit(settings, facts, needs, cluster, platform)
+    return Checked([_with_names(one, settings) for one in found], told)
+
+
+def _with_names(found: Finding, settings: Settings) -> Finding:
+    """A finding with `${NAME}` in place of what it stands for."""
+    if not settings.names:
+        return found
+    place = tuple(int(part) if part.isdigit() else part for part in found.path.split("."))
+    data = settings.model_dump(mode="json")
+    message, remedy = (masked(text, data, settings.names, place) for text in (found.message, found.remedy))
+    return dataclasses.replace(found, message=message, remedy=remedy)
 
 
 def _need(
@@ -129,10 +162,16 @@ def plan(found: dict[str, Any], wanted: Settings) -> list[Change]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a configuration is to run. `environment`: of a driver there; None: on this machine, where nothing runs."""
+    """Where a configuration is to run.
+
+    Args:
+        environment: of a driver there; None: on this machine, where nothing runs, or on the assumed nodes.
+        assumed: GPU nodes that are not here; empty: none.
+    """
 
     environment: dict[str, str] | None
     here: bool
+    assumed: tuple[AssumedNode, ...] = ()
 
 
 def place(address: str | None, state: InstanceState) -> Place:
@@ -180,6 +219,9 @@ def _look(
     settings: Settings, where: Place, progress: Progress
 ) -> tuple[Checked, list[Change] | None, dict[str, list[str]]]:
     """What was found, the plan (None: nothing runs there), and the ids of the replicas by deployment."""
+    if where.assumed:
+        nodes = assumed_cluster(where.assumed, settings.quota)
+        return check(settings, nodes, progress, here=False, platform="gpu"), None, {}
     if where.environment is None:
         return check(settings, this_machine(settings.quota), progress, here=where.here), None, {}
     progress.begin("Asking the cluster")
@@ -193,7 +235,9 @@ def _check_right_models(found: Reading, progress: Progress, *, here: bool) -> li
     if not found.right:
         return []
     positions = list(found.right)
-    alone = Settings(models=list(found.right.values()))
+    names = found.names.get("models", {})
+    of_models = {str(index): names[str(at)] for index, at in enumerate(positions) if str(at) in names}
+    alone = Settings(models=list(found.right.values())).with_names({"models": of_models} if of_models else {})
     told = []
     for one in check(alone, Cluster((), grows=True), progress, here=here).findings:
         head, number, *rest = one.path.split(".")

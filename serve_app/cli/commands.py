@@ -29,6 +29,7 @@ from serve_app.cli import presets as telling
 from serve_app.cli import quota as ledger
 from serve_app.cli import up as running
 from serve_app.cli import usage as usages
+from serve_app.cli.check import assumed_nodes
 from serve_app.cli.command_line import (
     EXIT_FAILED,
     EXIT_NOTHING_RUNS,
@@ -82,7 +83,8 @@ def configured(config: Path | None, model: str | None) -> Settings:
             raise ConfigError(f"--model {model}: there is no such folder", param="model")
         name, model = folder.name, str(folder)
     data = chosen.model_dump(mode="json", exclude_unset=True)
-    return configuration.parse({**data, "models": [{"name": name, "path": model}]})
+    names = {part: one for part, one in chosen.names.items() if part != "models"}
+    return configuration.parse({**data, "models": [{"name": name, "path": model}]}).with_names(names)
 
 
 @_command
@@ -122,12 +124,22 @@ def check(
     config: Annotated[Path, typer.Argument(help="YAML configuration; see docs/settings.md.")],
     as_json: JsonOption = False,
     address: AddressOption = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume",
+            help="Check against a node like 4xL4, or nodes like 2x4xH100, instead of this machine; may be given again.",
+        ),
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     state_dir: StateOption = None,
 ) -> int:
-    """Show all that is wrong with a configuration; exit status 1 for an error. Nothing is started or changed."""
-    place = checking.place(address, InstanceState(instance, state_dir))
-    return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=False) else 0
+    """Show all that is wrong with a configuration; exit status 2 for an error. Nothing is started or changed."""
+    if assume:
+        place = checking.Place(None, False, assumed_nodes(assume))
+    else:
+        place = checking.place(address, InstanceState(instance, state_dir))
+    return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=False) else 0
 
 
 @_command
@@ -142,7 +154,7 @@ def deploy(
         ),
     ] = None,
     plan_only: Annotated[
-        bool, typer.Option("--plan", help="Only check it, and show what would restart; exit status 1 for an error.")
+        bool, typer.Option("--plan", help="Only check it, and show what would restart; exit status 2 for an error.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
     check_first: CheckOption = True,
@@ -163,7 +175,7 @@ def deploy(
     state, console, errors = InstanceState(instance, state_dir), Console(), Console(stderr=True)
     if plan_only:
         place = checking.place_of(deploying.find(address, state))
-        return EXIT_FAILED if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
+        return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
     if check_first and not checking.readable(config, errors, here=address is None):
         return EXIT_USAGE
     chosen = configured(config, None)

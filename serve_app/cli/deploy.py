@@ -24,7 +24,7 @@ from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
-from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application
+from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, with_variables
 from serve_app.system import TLS_VARIABLES, Tls, marked
 
 TICK_S = 0.25
@@ -184,7 +184,7 @@ def export(settings: Settings, *, host: str | None, port: int | None, proxy_loca
             "auth.keys: give at least one key (or its digest): an exported configuration makes none", param="auth.keys"
         )
     require_same_tls(settings, None)
-    entry = application(settings.without_secrets())
+    entry = with_variables(application(settings.without_secrets()), settings)
     config: dict[str, Any] = {"applications": [entry], "proxy_location": proxy_location}
     http = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     if http:  # what is not given is left as the running Serve has it, or to Serve's defaults

@@ -1,12 +1,14 @@
 """What can be configured.
 
 Decides: which configuration is valid, its defaults and presets, and which change restarts which deployment.
-In: YAML or a mapping. Out: the frozen `Settings` tree, Serve's own configuration of it, the API key of the key file.
+In: YAML with `${NAME}`, or a mapping. Out: the frozen `Settings` tree, Serve's own configuration of it, the API key of
+the key file.
 Never: starts anything, or imports Ray.
 """
 
 from serve_app.settings.batch import BatchSettings, RedisSettings, RedisStreamSettings
 from serve_app.settings.changes import Change, changes
+from serve_app.settings.field_words import counterpart
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
 from serve_app.settings.model import (
@@ -18,12 +20,14 @@ from serve_app.settings.model import (
     SimulatedSettings,
 )
 from serve_app.settings.presets import PRESETS
+from serve_app.settings.reading import load, read_file
 from serve_app.settings.serve_config import (
     ProxyLocation,
     application,
     as_change,
-    split_release,
+    split_arguments,
     with_other_applications,
+    with_variables,
 )
 from serve_app.settings.settings import (
     AdmissionSettings,
@@ -34,10 +38,9 @@ from serve_app.settings.settings import (
     QuotaSettings,
     Settings,
     examine,
-    load,
     parse,
-    read_yaml,
 )
+from serve_app.settings.variables import masked, resolve
 from serve_app.settings.versions import engine_version, router_version, worker_version
 
 __all__ = [
@@ -64,16 +67,20 @@ __all__ = [
     "application",
     "as_change",
     "changes",
+    "counterpart",
     "engine_version",
     "examine",
     "load",
     "load_or_create_key",
+    "masked",
     "nearest",
     "new_key",
     "parse",
-    "read_yaml",
+    "read_file",
+    "resolve",
     "router_version",
-    "split_release",
+    "split_arguments",
     "with_other_applications",
+    "with_variables",
     "worker_version",
 ]

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from serve_app.settings.model import FrozenSettings
+from serve_app.settings.model import MAX_COUNT, FrozenSettings
 
 DEFAULT_MAX_FILE_BYTES = 200 * 2**20  # OpenAI's bound on the input file of a batch
 DEFAULT_MAX_ROWS = 50_000  # OpenAI's bound on the requests of a batch
@@ -20,6 +20,7 @@ DEFAULT_MAX_IN_FLIGHT = 512
 DEFAULT_FILES_EXPIRE_DAYS = 30  # as OpenAI keeps the output files of a batch
 DEFAULT_RECORDS_EXPIRE_DAYS = 90  # of ended batches and deleted files: the last quarter can be looked up
 MIN_RECORDS_EXPIRE_DAYS = 1  # a call repeated by then still finds what it made
+MAX_DAYS = 36_525.0  # a century
 DEFAULT_MAX_DELIVERIES = 5  # of one entry, each after the death of its consumer; then the entry itself is suspected
 # Of a consumer that is not heard of, after which others take its entries: below the 30 s for which the run of a request
 # goes on without a reader, so that it is joined and not run again.
@@ -62,8 +63,8 @@ class RedisStreamSettings(FrozenSettings):
     max_deliveries: int = Field(DEFAULT_MAX_DELIVERIES, ge=1, le=1000)
     claim_idle_s: float = Field(DEFAULT_CLAIM_IDLE_S, ge=1, le=86_400)
     # MAXLEN ~ of the reply streams and of the dead-letter stream; None: entries stay until their reader deletes them.
-    reply_maxlen: int | None = Field(None, ge=1)
-    dead_maxlen: int | None = Field(None, ge=1)
+    reply_maxlen: int | None = Field(None, ge=1, le=MAX_COUNT)
+    dead_maxlen: int | None = Field(None, ge=1, le=MAX_COUNT)
     delete_answered: bool = False  # XDEL with the reply; not where other groups read the stream, too
 
 
@@ -113,12 +114,13 @@ class BatchSettings(FrozenSettings):
     workers: int = Field(1, ge=0, le=64)  # replicas; 0: no worker, and no batch is accepted
     # A URL of fsspec; None: a folder beside the store's file on the head node.
     files_url: str | None = Field(None, min_length=1)
-    max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024)
-    max_bytes_per_tenant: int | None = Field(None, ge=1024)  # of its files together, those of results too; None: any
-    max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1)  # of one batch
-    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1)  # rows of a model in one worker
-    files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, allow_inf_nan=False)
-    records_expire_days: float = Field(DEFAULT_RECORDS_EXPIRE_DAYS, ge=MIN_RECORDS_EXPIRE_DAYS, allow_inf_nan=False)
+    max_file_bytes: int = Field(DEFAULT_MAX_FILE_BYTES, ge=1024, le=MAX_COUNT)
+    # Of its files together, those of results too; None: any.
+    max_bytes_per_tenant: int | None = Field(None, ge=1024, le=MAX_COUNT)
+    max_rows: int = Field(DEFAULT_MAX_ROWS, ge=1, le=MAX_COUNT)  # of one batch
+    max_in_flight: int = Field(DEFAULT_MAX_IN_FLIGHT, ge=1, le=MAX_COUNT)  # rows of a model in one worker
+    files_expire_days: float = Field(DEFAULT_FILES_EXPIRE_DAYS, gt=0, le=MAX_DAYS)
+    records_expire_days: float = Field(DEFAULT_RECORDS_EXPIRE_DAYS, ge=MIN_RECORDS_EXPIRE_DAYS, le=MAX_DAYS)
     redis: RedisSettings | None = None
 
     @field_validator("files_url")

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from serve_app.errors import ConfigError
 from serve_app.names import BATCH_WORKER, ROUTER, deployment_of
+from serve_app.settings.mistakes import path_of
 from serve_app.settings.model import ModelSettings
-from serve_app.settings.serve_config import as_change, split_release
+from serve_app.settings.serve_config import as_change, split_arguments
 from serve_app.settings.settings import Settings, parse
+from serve_app.settings.variables import Names, resolve, with_names
 from serve_app.settings.versions import engine_version
 
 QUOTA, HAPROXY = "GpuMemoryQuota", "HAProxy"
@@ -44,22 +46,22 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
         declared: what would be deployed, without keys in clear.
         on_cpu: by vLLM's CPU build, see `engine_version`.
     """
-    release, configuration = split_release(declared)
-    wanted = parse(configuration)
+    release, wanted = _read(declared)
     names = [*(deployment_of(model.name) for model in wanted.models), ROUTER]
     names += [BATCH_WORKER] if wanted.batch.workers else []
     if deployed is None:
         return [Change(name, "added", "nothing is deployed") for name in names]
     try:
-        old_release, configuration = split_release(deployed)
-        before = parse(configuration)
+        old_release, before = _read(deployed)
     except (TypeError, ValueError, ConfigError) as error:
         why = f"what is deployed cannot be read: {error.message if isinstance(error, ConfigError) else error}"
         return [Change(name, "restarted", why) for name in names]
     served = [model.name for model in before.models]
-    before, wanted = (parse(as_change(one.model_dump(mode="json"), served)) for one in (before, wanted))
-    old = {model.name: model for model in before.models}
-    found = [_of_model(old.get(model.name), model, on_cpu=on_cpu) for model in wanted.models]
+    before, wanted = (
+        parse(as_change(one.model_dump(mode="json"), served)).with_names(one.names) for one in (before, wanted)
+    )
+    old = {model.name: (model, names) for model, names in _models(before)}
+    found = [_of_model(old.get(model.name), (model, names), on_cpu=on_cpu) for model, names in _models(wanted)]
     kept = {model.name for model in wanted.models}
     gone = "no longer configured: what runs is finished, new requests get 404"
     found += [Change(deployment_of(name), "removed", gone) for name in old if name not in kept]
@@ -74,11 +76,35 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
     return found
 
 
-def _of_model(before: ModelSettings | None, after: ModelSettings, *, on_cpu: bool) -> Change:
+def _read(arguments: Mapping[str, Any]) -> tuple[str | None, Settings]:
+    """The release that declares an application with these arguments, and its settings.
+
+    Raises:
+        ConfigError: they are wrong, or have a variable whose value only the process knows that builds them.
+    """
+    release, names, configuration = split_arguments(arguments)
+    resolved = resolve(configuration, {})
+    if resolved.wrong:
+        raise ConfigError(f"{path_of(resolved.wrong[0][0])}: a variable of the process that builds the application")
+    return release, parse(resolved.data).with_names(names)
+
+
+def _models(settings: Settings) -> Iterator[tuple[ModelSettings, Names]]:
+    """Each model, with the texts of its settings that came from variables."""
+    names = settings.names.get("models", {})
+    for index, model in enumerate(settings.models):
+        yield model, names.get(str(index), {})
+
+
+def _of_model(
+    earlier: tuple[ModelSettings, Names] | None, later: tuple[ModelSettings, Names], *, on_cpu: bool
+) -> Change:
+    after, names = later
     deployment = deployment_of(after.name)
-    if before is None:
+    if earlier is None:
         return Change(deployment, "added", "new in the configuration")
-    fields = tuple(_differences(before.model_dump(mode="json"), after.model_dump(mode="json")))
+    before, old_names = earlier
+    fields = tuple(_differences(before.model_dump(mode="json"), after.model_dump(mode="json"), old_names, names))
     if engine_version(before, on_cpu=on_cpu) != engine_version(after, on_cpu=on_cpu):
         return Change(deployment, "restarted", "an engine cannot take this over while it runs", fields)
     if before != after:
@@ -89,7 +115,7 @@ def _of_model(before: ModelSettings | None, after: ModelSettings, *, on_cpu: boo
 def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
     """Of what is outside the models: the routers, HAProxy and the quota actor."""
     old, new = (one.model_dump(mode="json", exclude={"models"}) for one in (before, after))
-    fields = tuple(_differences(old, new))
+    fields = tuple(_differences(old, new, before.names, after.names))
     quota = tuple(one for one in fields if one.startswith("quota."))
     tls = tuple(one for one in fields if one.startswith("http.tls"))
     routers = tuple(one for one in fields if one not in quota + tls)
@@ -117,13 +143,22 @@ def _of_workers(before: Settings, after: Settings, fields: tuple[str, ...]) -> C
     return Change(BATCH_WORKER, "unchanged", "the same settings")
 
 
-def _differences(before: Any, after: Any, at: str = "") -> Iterator[str]:
-    """`a.b: 1 -> 2` for each value that differs; of keys of clients only that they do."""
+def _differences(before: Any, after: Any, old_names: Any, names: Any, at: str = "") -> Iterator[str]:
+    """`a.b: 1 -> 2` for each value that differs, with `${NAME}` for one that came from a variable; of keys of clients
+    only that they do."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
-            yield from _differences(before.get(name), after.get(name), f"{at}.{name}" if at else name)
+            inner = (before.get(name), after.get(name), _below(old_names, name), _below(names, name))
+            yield from _differences(*inner, f"{at}.{name}" if at else name)
     elif before != after:
-        yield at if at == "auth.keys" else f"{at}: {_shown(before)} -> {_shown(after)}"
+        old, new = _shown(with_names(before, old_names)), _shown(with_names(after, names))
+        note = ", which has another value now" if old == new else ""
+        yield at if at == "auth.keys" else f"{at}: {old} -> {new}{note}"
+
+
+def _below(names: Any, name: str) -> Any:
+    """The names inside a value; of a scalar that gave a whole mapping, its own."""
+    return names.get(name, {}) if isinstance(names, Mapping) else names
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Words of other serving stacks that are unknown keys here: what an error says of them.
 
-Decides: which setting is the counterpart of a word, or why there is none. The place of the key does not count.
+Decides: which setting is the counterpart of a word, or that there is none. The place of the key does not count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ _BATCH_WAIT = (
     "its next step, and models[].preset chooses between short steps and full ones"
 )
 _LIMITED = "of a key (auth.keys[].limits) or of a tenant (its limits)"
+_SCALED = "models[].replicas, with min_replicas, max_replicas and target_ongoing_requests"
+_ENGINE = "models[].extra_engine_args with {} in it, passed on to vLLM as it is"
 
 FIELD_WORDS: Mapping[str, str] = {
     "num_replicas": "models[].replicas.min_replicas and max_replicas; both the same: a fixed number",
     "autoscaling_config": "models[].replicas",
+    "autoscaling": _SCALED,
     "target_num_ongoing_requests_per_replica": "models[].replicas.target_ongoing_requests",
     "target_ongoing_requests_per_replica": "models[].replicas.target_ongoing_requests",
     "max_concurrent_queries": "models[].max_num_seqs for what runs, admission.max_queued for what waits",
@@ -31,10 +34,33 @@ FIELD_WORDS: Mapping[str, str] = {
     "total_vram_gb": "quota.device_gb, of each GPU; without it NVML is asked",
     "num_gpus": f"models[].gpus_per_rank, {_RANKS}",
     "num_cpus": f"models[].cpus_per_rank, {_RANKS}",
+    "served_model_name": "models[].name, the one name of a model; give a second name an entry of its own",
+    "model_name": "models[].name",
+    "model_list": "models[].name and models[].path of each",
+    "llm_configs": "models[].name and models[].path of each",
+    "engine_kwargs": "models[].extra_engine_args",
+    "speculative_config": _ENGINE.format("speculative_config") + "; its requests are not continued on other replicas",
+    "master_key": "auth.keys[].key with admin: true",
+    "api_key": "auth.keys[].key",
+    "request_timeout": "admission.max_wait_s for the wait; a request that runs is not cut off",
+    "tool_call_parser": "models[].tool_parser",
+}
+# Words of what is not done here: why, or what is done instead.
+ABSENT: Mapping[str, str] = {
+    "lora_modules": "adapters are not served; merge one into its model, and serve that as a model of its own",
+    "enable_lora": "adapters are not served; merge one into its model, and serve that as a model of its own",
+    "kv_transfer_config": "no engine hands its KV cache to another one: prompts are read and answered by one replica",
+    "fallbacks": "no model answers for another one; a request that received nothing is run again by another replica",
+    "router_settings": "the router chooses replicas by itself, by their free slots and cached prefixes",
+    "routing_strategy": "the router chooses replicas by itself, by their free slots and cached prefixes",
+    "num_retries": "a request that received nothing is run again elsewhere by itself, once its replica is lost",
+    "litellm_params": "only models of this cluster are served, no other endpoint",
 }
 
 
 def counterpart(name: str) -> str | None:
     """What an error says of an unknown key, by its own name without the path; None: it is no such word."""
-    known = FIELD_WORDS.get(name)
-    return None if known is None else f"counterpart: {known}"
+    if (known := FIELD_WORDS.get(name)) is not None:
+        return f"counterpart: {known}"
+    absent = ABSENT.get(name)
+    return None if absent is None else f"there is none here: {absent}"

@@ -13,39 +13,89 @@ import pydantic
 from pydantic import BaseModel
 
 from serve_app.settings.field_words import counterpart
-
-# pydantic's own words are Python's: "a valid tuple", "a valid dictionary or instance of ModelSettings"
-WANTED = {"tuple_type": "a list is wanted, - or [...]", "model_type": "a mapping is wanted, key: value"}
-NEAR = 0.6  # difflib's own cutoff: `max_num_seq` and `kv_cache` are near, `num_gpus` is not
+from serve_app.settings.variables import Place, Resolved, masked, with_names
+from serve_app.settings.wrong_values import NEAR, describe
+from serve_app.settings.yaml_file import YamlFile
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake. `advice`: of an unknown key, which key may be meant; None: not known, or another mistake."""
+    """One mistake.
+
+    Args:
+        advice: what to write instead; None: not known.
+        line: of the file; None: there is no file.
+    """
 
     path: str
     message: str
     is_unknown_key: bool = False
     advice: str | None = None
+    line: int | None = None
+
+    @property
+    def told(self) -> str:
+        """The message with its line."""
+        return self.message if self.line is None or self.is_unknown_key else f"line {self.line}: {self.message}"
 
 
-def mistakes(error: pydantic.ValidationError, root: type[BaseModel]) -> list[Mistake]:
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Where a mapping comes from: its file, and what its variables stand for."""
+
+    file: YamlFile
+    resolved: Resolved
+
+    def mistakes(self) -> list[Mistake]:
+        """Of the file before its values are looked at: keys that stand twice, variables that cannot be resolved."""
+        found = [(place, why) for place, why in (*self.file.doubles, *self.resolved.wrong)]
+        return [Mistake(path_of(place), why, line=self.file.line_of(place)) for place, why in found]
+
+
+def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: FileSource | None = None) -> list[Mistake]:
     """All mistakes that pydantic found in a mapping for `root`."""
     found = []
     for one in error.errors():
-        path = ".".join(str(part) for part in one["loc"] if part != "[key]") or "configuration"
-        if one["type"] != "extra_forbidden":
-            found.append(Mistake(path, WANTED.get(one["type"], one["msg"].removeprefix("Value error, "))))
+        place = tuple(part for part in one["loc"] if part != "[key]")
+        if one["type"] == "extra_forbidden":
+            found.append(_unknown_key(place, root))
             continue
-        section = root
-        for part in one["loc"][:-1]:  # positions, and the keys of a mapping, are no fields
-            field = section.model_fields.get(str(part))
-            section = (_section_of(field.annotation) if field else None) or section
-        name = str(one["loc"][-1])
-        near = nearest(name, section.model_fields)
-        advice = counterpart(name) or (f"did you mean {near}?" if near is not None else None)
-        found.append(Mistake(path, "; ".join(filter(None, ["unknown key", advice])), True, advice))
+        if source is None:
+            message, advice = describe(one["type"], place, one["input"], one.get("ctx", {}), one["msg"], None)
+            found.append(Mistake(path_of(place), message, advice=advice))
+            continue
+        resolved, value = source.resolved, one["input"]
+        if isinstance(text := _named(source, place), str):
+            value = text  # `${NAME}`, and never what it stands for
+        message, advice = describe(
+            one["type"], place, value, one.get("ctx", {}), one["msg"], source.file.written(place)
+        )
+        message = masked(message, resolved.data, resolved.names, place)
+        found.append(Mistake(path_of(place), message, advice=advice, line=source.file.line_of(place)))
     return found
+
+
+def path_of(place: Place) -> str:
+    return ".".join(map(str, place)) or "configuration"
+
+
+def _named(source: FileSource, place: Place) -> Any:
+    """The text of the variable at a place, or what else is there."""
+    found: Any = source.resolved.names
+    for part in place:
+        found = found.get(str(part)) if isinstance(found, dict) else None
+    return with_names(None, found)
+
+
+def _unknown_key(place: Place, root: type[BaseModel]) -> Mistake:
+    section = root
+    for part in place[:-1]:  # positions, and the keys of a mapping, are no fields
+        field = section.model_fields.get(str(part))
+        section = (_section_of(field.annotation) if field else None) or section
+    name = str(place[-1])
+    near = nearest(name, section.model_fields)
+    advice = counterpart(name) or (f"did you mean {near}?" if near is not None else None)
+    return Mistake(path_of(place), "; ".join(filter(None, ["unknown key", advice])), True, advice)
 
 
 def nearest(name: str, known: Any) -> str | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.core import batching
 from serve_app.core.batching import BatchPolicy, Sizing
@@ -40,6 +41,15 @@ DEFAULT_HEALTH_STALL_S = 8.0  # above a step of a big prefill; two of Serve's ch
 DEFAULT_GRAMMAR_CPU_S = 0.85
 DEFAULT_DRAIN_S = 600.0  # Serve kills streams that outlast it; the longest answer we promise takes minutes
 
+# What no machine or cluster has: above these a number is a mistake, as `1e300` seconds or a billion replicas are.
+MAX_REPLICAS = 10_000
+MAX_CPUS = 4096
+MAX_SECONDS = 30 * 86_400.0
+MAX_GB = 1_000_000.0
+MAX_COUNT = 10**12  # of tokens, requests and bytes
+MAX_PRICE = 1e9
+MAX_SEED = 2**63 - 1  # a signed integer of 64 bits
+
 # Of vLLM's arguments those that say how many ranks there are and who starts them: Ray places what the settings say.
 PLACED_BY_US = {
     "tensor_parallel_size",
@@ -52,26 +62,42 @@ PLACED_BY_US = {
 }
 
 
-class FrozenSettings(BaseModel):
-    """What every part of the configuration is: it never changes, and an unknown key in it is an error."""
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field takes: `int | None` takes two."""
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class FrozenSettings(BaseModel):
+    """What every part of the configuration is: it never changes, an unknown key in it is an error, and so is a number
+    that is none: infinite, or `true`, which Python counts as 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+            if kinds & {int, float}:
+                raise ValueError(f"{str(value).lower()} is no {'whole ' if int in kinds else ''}number")
+        return value
 
 
 class AutoscaleSettings(FrozenSettings):
     """Replica bounds and Serve's autoscaling on ongoing requests per replica."""
 
-    min_replicas: int = Field(1, ge=0)
-    max_replicas: int = Field(1, ge=1)
-    initial_replicas: int | None = Field(None, ge=0)  # of a model that is new; None: min_replicas
-    target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0)
+    min_replicas: int = Field(1, ge=0, le=MAX_REPLICAS)
+    max_replicas: int = Field(1, ge=1, le=MAX_REPLICAS)
+    initial_replicas: int | None = Field(None, ge=0, le=MAX_REPLICAS)  # of a model that is new; None: min_replicas
+    target_ongoing_requests: float = Field(DEFAULT_TARGET_ONGOING, gt=0, le=MAX_COUNT)
     # Rows of batches count like other requests; else they use what is idle, and keep one replica.
     count_batch_rows: bool = False
-    upscale_delay_s: float = Field(DEFAULT_UPSCALE_DELAY_S, ge=0)
-    downscale_delay_s: float = Field(DEFAULT_DOWNSCALE_DELAY_S, ge=0)
-    downscale_to_zero_delay_s: float | None = Field(None, ge=0)  # of the last replica; None: downscale_delay_s
-    look_back_s: float = Field(DEFAULT_LOOK_BACK_S, gt=0)
-    metrics_interval_s: float = Field(DEFAULT_METRICS_INTERVAL_S, gt=0)
+    upscale_delay_s: float = Field(DEFAULT_UPSCALE_DELAY_S, ge=0, le=MAX_SECONDS)
+    downscale_delay_s: float = Field(DEFAULT_DOWNSCALE_DELAY_S, ge=0, le=MAX_SECONDS)
+    # Of the last replica; None: downscale_delay_s.
+    downscale_to_zero_delay_s: float | None = Field(None, ge=0, le=MAX_SECONDS)
+    look_back_s: float = Field(DEFAULT_LOOK_BACK_S, gt=0, le=MAX_SECONDS)
+    metrics_interval_s: float = Field(DEFAULT_METRICS_INTERVAL_S, gt=0, le=MAX_SECONDS)
     # Replicas above the number, in percent, while changed ones replace the others; 0: the old ones leave first.
     max_surge_percent: int = Field(DEFAULT_MAX_SURGE_PERCENT, ge=0, le=100)
 
@@ -108,19 +134,19 @@ class AutoscaleSettings(FrozenSettings):
 class SimulatedSettings(FrozenSettings):
     """Rates of the simulated engine (tests and load studies; never what `make serve` runs)."""
 
-    prefill_tokens_per_s: float = Field(20_000.0, gt=0)
-    decode_step_s: float = Field(0.02, ge=0)
-    kv_cache_tokens: int = Field(65_536, ge=16)
-    start_s: float = Field(0.0, ge=0)  # what loading a model would take
-    seed: int = 0
+    prefill_tokens_per_s: float = Field(20_000.0, gt=0, le=MAX_COUNT)
+    decode_step_s: float = Field(0.02, ge=0, le=MAX_SECONDS)
+    kv_cache_tokens: int = Field(65_536, ge=16, le=MAX_COUNT)
+    start_s: float = Field(0.0, ge=0, le=MAX_SECONDS)  # what loading a model would take
+    seed: int = Field(0, ge=0, le=MAX_SEED)
 
 
 class PriceSettings(FrozenSettings):
     """What a million tokens cost, in any one currency: for reports of use, and budgets."""
 
-    prompt_per_million: float = Field(0.0, ge=0, allow_inf_nan=False)
-    cached_per_million: float | None = Field(None, ge=0, allow_inf_nan=False)  # of cached prompt tokens; None: the same
-    output_per_million: float = Field(0.0, ge=0, allow_inf_nan=False)
+    prompt_per_million: float = Field(0.0, ge=0, le=MAX_PRICE)
+    cached_per_million: float | None = Field(None, ge=0, le=MAX_PRICE)  # of cached prompt tokens; None: the same
+    output_per_million: float = Field(0.0, ge=0, le=MAX_PRICE)
 
     def token_prices(self) -> TokenPrices:
         """The same for the core."""
@@ -131,15 +157,15 @@ class BatchingSettings(FrozenSettings):
     """How requests are batched before the engine: a preset of `core.batching`, and figures over the preset's own."""
 
     preset: str | None = None  # a name alone, in place of these settings, is the same
-    max_size: int | None = Field(None, ge=1)
-    max_wait_s: float | None = Field(None, ge=0, allow_inf_nan=False)
-    max_tokens: int | None = Field(None, ge=1)
+    max_size: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_wait_s: float | None = Field(None, ge=0, le=MAX_SECONDS)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     counts_output: bool | None = None
     by_length: bool | None = None
     sizing: Sizing | None = None
-    long_size: int | None = Field(None, ge=1)
-    long_from_tokens: int | None = Field(None, ge=1)
-    max_queued: int | None = Field(None, ge=1)
+    long_size: int | None = Field(None, ge=1, le=MAX_COUNT)
+    long_from_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_queued: int | None = Field(None, ge=1, le=MAX_COUNT)
 
     @field_validator("preset")
     @classmethod
@@ -168,7 +194,8 @@ class ModelSettings(FrozenSettings):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
     path: str = "tiny"  # "tiny" is the built-in model; else a Hugging Face id or a folder
-    generation: int = Field(0, ge=0)  # raised, replicas are replaced with all else unchanged: new weights in the folder
+    # Raised, replicas are replaced with all else unchanged: new weights in the folder.
+    generation: int = Field(0, ge=0, le=MAX_COUNT)
     engine: Literal["vllm", "simulated"] = "vllm"
     task: Literal["generate", "embed"] = "generate"
     # Defaults of other settings: serve_app.settings.presets.
@@ -178,22 +205,24 @@ class ModelSettings(FrozenSettings):
     replicas: AutoscaleSettings = AutoscaleSettings()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str | None = None
-    max_model_len: int | None = Field(None, ge=16)
+    max_model_len: int | None = Field(None, ge=16, le=MAX_COUNT)
     max_num_seqs: int = Field(DEFAULT_MAX_NUM_SEQS, ge=1, le=4096)
     # So many of them at most may be long, by estimate, and in a mixture fewer of either; None: length does not count.
-    max_long_seqs: int | None = Field(None, ge=1)
-    long_from_tokens: int = Field(DEFAULT_LONG_FROM_TOKENS, ge=1)
+    max_long_seqs: int | None = Field(None, ge=1, le=MAX_COUNT)
+    long_from_tokens: int = Field(DEFAULT_LONG_FROM_TOKENS, ge=1, le=MAX_COUNT)
     batching: BatchingSettings | None = None  # of requests, before the engine; None: the engine's own alone
     # Sequences the engine runs beside those, for requests of agent sessions alone: as many sessions may be open on it.
     session_slots: int = Field(DEFAULT_SESSION_SLOTS, ge=0, le=1024)
     # The part of the model's KV tokens that agent sessions of one tenant may hold.
     max_session_share: float = Field(DEFAULT_MAX_SESSION_SHARE, gt=0, le=1)
     # Sizes over all ranks that a session's memory is rounded up to, above the largest to its multiples; none: as asked.
-    buckets_gb: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    max_num_batched_tokens: int | None = Field(None, ge=16)
-    kv_cache_gb: float | None = Field(None, gt=0)  # per rank; None: sized by gpu_memory_utilization on GPUs
-    kv_cache_min_gb: float | None = Field(None, gt=0)  # per rank, with which it starts, too; None: with no less
-    memory_gb: float | None = Field(None, gt=0)  # per rank, weights and KV cache and all; None: from the other settings
+    buckets_gb: tuple[Annotated[float, Field(gt=0, le=MAX_GB)], ...] = ()
+    max_num_batched_tokens: int | None = Field(None, ge=16, le=MAX_COUNT)
+    kv_cache_gb: float | None = Field(None, gt=0, le=MAX_GB)  # per rank; None: sized by gpu_memory_utilization on GPUs
+    # Per rank, with which it starts, too; None: with no less.
+    kv_cache_min_gb: float | None = Field(None, gt=0, le=MAX_GB)
+    # Per rank, weights and KV cache and all; None: from the other settings.
+    memory_gb: float | None = Field(None, gt=0, le=MAX_GB)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
@@ -203,12 +232,13 @@ class ModelSettings(FrozenSettings):
     reasoning_parser: str | None = None
     chat_template: str | None = None
     media_domains: tuple[str, ...] = ()  # hosts that images in requests may be fetched from; none: none
-    cpus_per_rank: float = Field(1.0, ge=0)
+    cpus_per_rank: float = Field(1.0, ge=0, le=MAX_CPUS)
     gpus_per_rank: float | None = Field(None, ge=0, le=1)  # None: 1 for vLLM's GPU build, else no GPU is asked for
     accelerator_type: str | None = None
-    grammar_cpu_s: float = Field(DEFAULT_GRAMMAR_CPU_S, gt=0)  # to compile a schema, a regex, a grammar or choices
-    health_stall_s: float = Field(DEFAULT_HEALTH_STALL_S, gt=0)
-    drain_s: float = Field(DEFAULT_DRAIN_S, gt=0)
+    # To compile a schema, a regex, a grammar or choices.
+    grammar_cpu_s: float = Field(DEFAULT_GRAMMAR_CPU_S, gt=0, le=MAX_SECONDS)
+    health_stall_s: float = Field(DEFAULT_HEALTH_STALL_S, gt=0, le=MAX_SECONDS)
+    drain_s: float = Field(DEFAULT_DRAIN_S, gt=0, le=MAX_SECONDS)
     prices: PriceSettings | None = None
     extra_engine_args: dict[str, Any] = {}  # passed to vLLM's AsyncEngineArgs as they are
     simulated: SimulatedSettings = SimulatedSettings()

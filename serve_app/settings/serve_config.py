@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, RELEASE, deployment_of
 from serve_app.settings.model import GB, ModelSettings
 from serve_app.settings.settings import Settings
+from serve_app.settings.variables import Names, escaped, resolve, with_names
 
 BUILD = "serve_app.app:build"
 POLICY = "autoscaling.ray_policy:ScalingPolicy"
+# Of a model whose node the ledger may choose: what is said of it in the policy's own arguments.
+READ_BY_THE_CONTROLLER = ("name", "memory_gb", "tensor_parallel_size", "pipeline_parallel_size")
 
 ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
@@ -34,8 +38,10 @@ def application(settings: Settings, *, import_path: str = BUILD) -> dict[str, An
         "route_prefix": "/",
         "import_path": import_path,
         # Serve builds an application anew only if its arguments change: after an upgrade the release does.
-        "args": {"release": RELEASE, **settings.model_dump(mode="json")},
+        "args": {"release": RELEASE, **escaped(settings.model_dump(mode="json"))},
     }
+    if settings.names:
+        entry["args"]["names"] = escaped(settings.names)
     # also where nothing scales: it ends replicas without a place (autoscaling/unplaced.py)
     entry["autoscaling_policy"] = {"policy_function": POLICY}
     # The ledger may choose the node of an engine that shares a device, or says what memory it needs.
@@ -55,10 +61,45 @@ def _requested_bytes(model: ModelSettings) -> int | None:
     return None if model.memory_gb is None else round(model.memory_gb * GB) * model.ranks
 
 
-def split_release(arguments: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """The release that declares an application with these arguments (None: it does not say), and the configuration."""
+def with_variables(entry: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The entry with `${NAME}` in place of each value of a variable: the process that builds the application resolves
+    them. A key is then no digest but its variable.
+
+    Raises:
+        ConfigError: a variable is in what Serve's controller reads itself, for models that the ledger places.
+    """
+    if not settings.names:
+        return dict(entry)
+    if "policy_kwargs" in entry["autoscaling_policy"]:
+        _require_plain(settings.names)
+    arguments = {name: one for name, one in with_names(entry["args"], settings.names).items() if name != "names"}
+    for key in arguments["auth"]["keys"]:
+        if key["key"] is not None:
+            key["key_sha256"] = None
+    return {**entry, "args": arguments}
+
+
+def _require_plain(names: Names) -> None:
+    found = [("quota", name) for name in names.get("quota", {})]
+    found += [
+        (f"models.{index}", name)
+        for index, model in names.get("models", {}).items()
+        for name in READ_BY_THE_CONTROLLER
+        if name in model
+    ]
+    if found:
+        path = ".".join(found[0])
+        raise ConfigError(
+            f"{path}: an export cannot have a variable here, which Serve's controller would not resolve", param=path
+        )
+
+
+def split_arguments(arguments: Mapping[str, Any]) -> tuple[str | None, Names, dict[str, Any]]:
+    """What an application was declared with: the release that declares it (None: it does not say), the texts of what
+    was a variable then, and the configuration as `resolve` takes it."""
     configuration = dict(arguments)
-    return configuration.pop("release", None), configuration
+    release, names = configuration.pop("release", None), configuration.pop("names", {})
+    return release, resolve(names, {}).data if isinstance(names, dict) else {}, configuration
 
 
 def as_change(arguments: Mapping[str, Any], served: Collection[str]) -> dict[str, Any]:

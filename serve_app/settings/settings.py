@@ -6,16 +6,13 @@ Invariant: what parses is runnable as far as can be told without the hardware; a
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
-import yaml
-from pydantic import AwareDatetime, Field, field_validator, model_validator
+from pydantic import AwareDatetime, Field, PrivateAttr, field_validator, model_validator
 
 from serve_app.core.estimate import DEFAULT_QUANTILE
 from serve_app.core.limits import Limits
@@ -30,8 +27,17 @@ from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
 from serve_app.settings.batch import BatchSettings
-from serve_app.settings.mistakes import Mistake, mistakes
-from serve_app.settings.model import BUILT_IN_MODEL, FrozenSettings, ModelSettings
+from serve_app.settings.mistakes import FileSource, Mistake, mistakes
+from serve_app.settings.model import (
+    BUILT_IN_MODEL,
+    MAX_COUNT,
+    MAX_CPUS,
+    MAX_GB,
+    MAX_SECONDS,
+    FrozenSettings,
+    ModelSettings,
+)
+from serve_app.settings.variables import Names
 from serve_app.types import RequestClass
 
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
@@ -55,14 +61,14 @@ ClassName = Literal["low", "normal", "high", "critical"]
 class LimitSettings(FrozenSettings):
     """What a key, a tenant, or a tenant's use of one model may use; None: no limit."""
 
-    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)  # prompt and output
-    burst_requests: int | None = Field(None, ge=1)  # at once after a pause; None: those of a minute
-    burst_tokens: int | None = Field(None, ge=1)
-    max_concurrent: int | None = Field(None, ge=1)  # requests at once
-    requests_per_day: int | None = Field(None, ge=1)  # of UTC
-    tokens_per_day: int | None = Field(None, ge=1)
-    budget_per_month: float | None = Field(None, gt=0, allow_inf_nan=False)  # in the currency of `models[].prices`
+    requests_per_minute: float | None = Field(None, gt=0, le=MAX_COUNT)
+    tokens_per_minute: float | None = Field(None, gt=0, le=MAX_COUNT)  # prompt and output
+    burst_requests: int | None = Field(None, ge=1, le=MAX_COUNT)  # at once after a pause; None: those of a minute
+    burst_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_concurrent: int | None = Field(None, ge=1, le=MAX_COUNT)  # requests at once
+    requests_per_day: int | None = Field(None, ge=1, le=MAX_COUNT)  # of UTC
+    tokens_per_day: int | None = Field(None, ge=1, le=MAX_COUNT)
+    budget_per_month: float | None = Field(None, gt=0, le=MAX_COUNT)  # in the currency of `models[].prices`
 
     @model_validator(mode="after")
     def _has_a_rate(self) -> LimitSettings:
@@ -88,7 +94,7 @@ class KeySettings(FrozenSettings):
     default_class: ClassName = "normal"
     admin: bool = False  # may ask what concerns all tenants: /admin/quota, /metrics
     metrics: bool = False  # may read /metrics, as an operator's may: for a scraper
-    models: tuple[str, ...] | None = None  # that it may use; None: all
+    models: tuple[str, ...] | None = None  # that it may use; None: all, or none with `metrics` and without `admin`
     expires_at: AwareDatetime | None = None  # it is refused from then on; with its offset from UTC
     limits: LimitSettings | None = None  # None: those of `auth.key_limits`
     batch_limits: LimitSettings | None = None  # of the rows of its batches; None: none
@@ -137,10 +143,10 @@ class ClassSettings(FrozenSettings):
     """Bounds of one class beside those of the whole line (None: only those hold), and what it promises (None: nothing;
     it is measured and told, and refuses nobody)."""
 
-    max_queued: int | None = Field(None, ge=0)
-    max_queued_tokens: int | None = Field(None, ge=0)
-    ttft_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # from arrival to the first token
-    itl_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)  # between tokens, the mean of an answer
+    max_queued: int | None = Field(None, ge=0, le=MAX_COUNT)
+    max_queued_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    ttft_slo_s: float | None = Field(None, gt=0, le=MAX_SECONDS)  # from arrival to the first token
+    itl_slo_s: float | None = Field(None, gt=0, le=MAX_SECONDS)  # between tokens, the mean of an answer
 
 
 class TenantSettings(FrozenSettings):
@@ -157,15 +163,16 @@ class TenantSettings(FrozenSettings):
 class AdmissionSettings(FrozenSettings):
     """The waiting line in front of each model."""
 
-    max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0)
-    max_queued_tokens: int | None = Field(DEFAULT_MAX_QUEUED_TOKENS, ge=0)  # estimated prompt and output; None: any
+    max_queued: int = Field(DEFAULT_MAX_QUEUED, ge=0, le=MAX_COUNT)
+    # Estimated prompt and output; None: any.
+    max_queued_tokens: int | None = Field(DEFAULT_MAX_QUEUED_TOKENS, ge=0, le=MAX_COUNT)
     classes: dict[ClassName, ClassSettings] = {}
     tenants: dict[Annotated[str, Field(min_length=1, max_length=64)], TenantSettings] = {}
     min_share: float = Field(DEFAULT_MIN_SHARE, ge=0, le=0.25)  # of granted tokens, for each class that waits
     # Of all slots, at most, kept free for `high` and `critical` while these come.
     guard_slots_share: float = Field(DEFAULT_GUARD_SLOTS_SHARE, ge=0, le=MAX_GUARD_SLOTS_SHARE)
-    max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0)
-    no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0)
+    max_wait_s: float = Field(DEFAULT_MAX_WAIT_S, gt=0, le=MAX_SECONDS)
+    no_replica_wait_s: float = Field(DEFAULT_NO_REPLICA_WAIT_S, gt=0, le=MAX_SECONDS)
     # Of answers like it: what a request is given. By default one request in five outgrows it and is given more; on chat
     # traces no more than what the pool keeps for that.
     output_quantile: float = Field(DEFAULT_QUANTILE, gt=0, lt=1)
@@ -217,13 +224,16 @@ class TlsSettings(FrozenSettings):
 class HttpSettings(FrozenSettings):
     """Bounds of the public endpoint."""
 
-    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024)
+    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_COUNT)
     max_json_depth: int = Field(DEFAULT_MAX_JSON_DEPTH, ge=4, le=512)
-    max_json_values: int = Field(DEFAULT_MAX_JSON_VALUES, ge=1024)  # objects and arrays count, beside what is in them
-    max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1)
-    max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1)
-    max_output_tokens: int | None = Field(None, ge=1)  # caps what a request may ask for; None: the model's length
-    default_output_tokens: int | None = Field(None, ge=1)  # of a request that names no bound; None: what is left
+    # Objects and arrays count, beside what is in them.
+    max_json_values: int = Field(DEFAULT_MAX_JSON_VALUES, ge=1024, le=MAX_COUNT)
+    max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=MAX_COUNT)
+    max_embedding_inputs: int = Field(DEFAULT_MAX_EMBEDDING_INPUTS, ge=1, le=MAX_COUNT)
+    # Caps what a request may ask for; None: the model's length.
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    # Of a request that names no bound; None: what is left.
+    default_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     cors_origins: tuple[str, ...] = ()  # of web pages that may call; a key in a web page is public, so none by default
     tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
@@ -231,10 +241,12 @@ class HttpSettings(FrozenSettings):
 class QuotaSettings(FrozenSettings):
     """The ledger of GPU memory. Read when the quota actor starts, which is once in a cluster's life."""
 
-    reserved_gb: float = Field(2.0, ge=0)  # of each GPU, nobody's: the driver's context, NCCL's buffers, CUDA graphs
+    # Of each GPU, nobody's: the driver's context, NCCL's buffers, CUDA graphs.
+    reserved_gb: float = Field(2.0, ge=0, le=MAX_GB)
     host_memory_share: float = Field(0.5, ge=0, lt=1)  # of a node without GPUs: its one "device"
-    device_gb: float | None = Field(None, gt=0)  # of each GPU; None: NVML is asked
-    wait_s: float = Field(DEFAULT_MEMORY_WAIT_S, gt=0)  # an engine waits so long for memory, then its start fails
+    device_gb: float | None = Field(None, gt=0, le=MAX_GB)  # of each GPU; None: NVML is asked
+    # An engine waits so long for memory, then its start fails.
+    wait_s: float = Field(DEFAULT_MEMORY_WAIT_S, gt=0, le=MAX_SECONDS)
     # Fragmentation above which engines drain and restart so that one that waits fits; 0.3 is usual. None: when told to.
     defrag_above: float | None = Field(None, ge=0, lt=1)
 
@@ -242,7 +254,8 @@ class QuotaSettings(FrozenSettings):
 class SessionSettings(FrozenSettings):
     """Agent sessions: KV cache reserved for one agent's requests."""
 
-    per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0)  # open or waiting, of all models; 0: none at all
+    # Open or waiting, of all models; 0: none at all.
+    per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0, le=MAX_COUNT)
 
 
 POSTGRES_DRIVER = "postgresql+psycopg"  # SQLAlchemy's name of the driver that is installed with this package
@@ -276,7 +289,7 @@ class RouterSettings(FrozenSettings):
     """The router deployment."""
 
     replicas: int = Field(1, ge=1, le=64)
-    cpus: float = Field(0.0, ge=0)
+    cpus: float = Field(0.0, ge=0, le=MAX_CPUS)
 
 
 class Settings(FrozenSettings):
@@ -291,6 +304,7 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
+    _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _servable(self) -> Settings:
@@ -317,6 +331,17 @@ class Settings(FrozenSettings):
         keys = tuple(key.without_secret() for key in self.auth.keys)
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": keys})})
 
+    @property
+    def names(self) -> Names:
+        """The scalars that came from variables, as the file has them."""
+        return self._names
+
+    def with_names(self, names: Names) -> Settings:
+        """The same, some scalars of which came from variables."""
+        other = self.model_copy()
+        other._names = names
+        return other
+
     def with_key(self, key: str) -> Settings:
         """The same with this one key, made here: its owner is who runs all of it, and may claim every class."""
         owner = KeySettings(key=key, admin=True, max_class="critical")
@@ -330,50 +355,20 @@ def parse(data: Mapping[str, Any]) -> Settings:
         ConfigError: the first thing wrong, with the dotted key in `param`.
     """
     settings, wrong = examine(data)
-    if settings is None:
-        more = f" (and {len(wrong) - 1} more: `serve-app check` tells all)" if len(wrong) > 1 else ""
-        raise ConfigError(f"{wrong[0].path}: {wrong[0].message}{more}", param=wrong[0].path)
-    return settings
+    return or_first(settings, wrong)
 
 
-def examine(data: Mapping[str, Any]) -> tuple[Settings | None, list[Mistake]]:
-    """Settings from a plain mapping, or None and everything that is wrong with it."""
+def examine(data: Mapping[str, Any], source: FileSource | None = None) -> tuple[Settings | None, list[Mistake]]:
+    """Settings from a plain mapping, or None and everything that is wrong with it. `source`: the file it is of."""
     try:
         return Settings.model_validate(dict(data)), []
     except pydantic.ValidationError as error:
-        return None, mistakes(error, Settings)
+        return None, mistakes(error, Settings, source)
 
 
-def load(path: str | os.PathLike[str]) -> Settings:
-    """Settings from a YAML file; an empty file is all defaults.
-
-    Raises:
-        ConfigError: unreadable, not YAML, or wrong; names the file and the key.
-    """
-    data = read_yaml(path)
-    try:
-        return parse(data)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", param=error.param) from None
-
-
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The mapping in a YAML file, whatever its keys are.
-
-    Raises:
-        ConfigError: unreadable, not YAML, or no mapping; names the file.
-    """
-    try:
-        data = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", param="config") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"{path}{where}: not YAML: {error.problem}", param="config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", param="config") from None
-    data = {} if data is None else data
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a mapping is wanted at the top, found {type(data).__name__}", param="config")
-    return data
+def or_first(settings: Settings | None, wrong: Sequence[Mistake]) -> Settings:
+    """The settings. Raises ConfigError: there are none, but mistakes; it has the first."""
+    if settings is None:
+        more = f" (and {len(wrong) - 1} more: `serve-app check` tells all)" if len(wrong) > 1 else ""
+        raise ConfigError(f"{wrong[0].path}: {wrong[0].told}{more}", param=wrong[0].path)
+    return settings

@@ -78,9 +78,9 @@ def test_all_mistakes_are_told_each_on_a_line_of_its_own(
 ) -> None:
     config = file("{modles: 1, http: {max_sequences: 0}}")
     done = run("check", config)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stdout.splitlines() == [
-        "error: http.max_sequences: Input should be greater than or equal to 1",
+        "error: http.max_sequences: line 1: 0 is too small: it must be 1 or more",
         "  -> docs/settings.md says what each setting takes",
         "error: modles: unknown key",
         "  -> did you mean models?",
@@ -105,7 +105,7 @@ def test_a_mistake_elsewhere_hides_none_of_a_model_s(
 
 def test_as_json_it_is_one_object(run: Callable[..., Result], file: Callable[[str], str]) -> None:
     done = run("check", file("models: [{name: a, kv_cache_gb: 100000}]"), "--json")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     (found,) = json.loads(done.stdout)["findings"]
     assert (found["code"], found["path"], found["severity"]) == (
         "memory_too_large",
@@ -159,11 +159,29 @@ def test_a_plan_of_a_wrong_file_asks_nobody_and_one_needs_a_cluster(
     run: Callable[..., Result], file: Callable[[str], str], orders: list[dict[str, Any]]
 ) -> None:
     done = run("deploy", "--config", file("modles: 1"), "--plan", "--address", "head:6379")
-    assert (done.exit_code, orders) == (1, [])
+    assert (done.exit_code, orders) == (2, [])
     assert "did you mean models?" in done.stdout
     done = run("deploy", "--config", file("models: [{name: a}]"), "--plan")
     assert done.exit_code == 1
     assert "nothing runs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["modles: 1", "", "models: [{name: a, kv_cache_gb: 100000, kv_cache_min_gb: 200000}]", "models: [{name: a"]
+)
+def test_one_finding_has_one_exit_status_whichever_command_finds_it(
+    run: Callable[..., Result], file: Callable[[str], str], orders: list[dict[str, Any]], text: str
+) -> None:
+    config, where = file(text), ("--address", "head:6379")
+    commands_ = {
+        "check": ("check", config, *where),
+        "plan": ("deploy", "--config", config, "--plan", *where),
+        "deploy": ("deploy", "--config", config, *where),
+        "unchecked": ("deploy", "--config", config, "--no-check", *where),
+        "up": ("up", "--config", config),
+        "export": ("export", "--config", config),
+    }
+    assert {name: run(*arguments).exit_code for name, arguments in commands_.items()} == dict.fromkeys(commands_, 2)
 
 
 @pytest.fixture

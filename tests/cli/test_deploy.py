@@ -23,7 +23,7 @@ from tests.requires import requires
 requires("linux")
 
 KEY = "sk-0123456789abcdef"
-CONFIG = {"models": [{"name": "a"}, {"name": "b"}], "auth": {"keys": [{"key": KEY}]}}
+CONFIG = {"models": [{"name": "a"}, {"name": "b"}], "auth": {"keys": [{"key": KEY, "admin": True}]}}
 TOKEN = "0" * 64
 
 

@@ -1,12 +1,16 @@
-"""`serve-app check` says of each wrong file in docs/errors.md what stands there, word for word."""
+"""`serve-app check` says of each wrong file in docs/errors.md and wrong_files.yaml what stands there, word for word."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import yaml
+from typer.testing import CliRunner, Result
 
 from serve_app.cli import check_command as module
 from serve_app.cli.check import Cluster, Node
@@ -22,6 +26,7 @@ requires("vllm")
 
 MACHINE = Cluster((Node(8.0, 0.0, (32 * GB,)),))
 FILES = wrong_configurations()
+MORE: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("wrong_files.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +36,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("wrong", FILES, ids=lambda wrong: wrong.code)
-def test_a_wrong_file_of_the_documents_is_told_as_they_say(
-    wrong: WrongConfiguration, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
+    """The command with a file of this text."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(module, "this_machine", lambda quota: MACHINE)
     monkeypatch.setattr(module.environment, "platform", lambda: "cpu")
-    Path(FILE).write_text(wrong.text)
-    done = CliRunner().invoke(app, ["check", FILE], env={"SERVE_APP_STATE": str(folder / "state"), "RAY_ADDRESS": None})
-    assert done.exit_code == 1
+    monkeypatch.setenv("SEQS", "many")
+    monkeypatch.delenv("ABSENT", raising=False)
+
+    def run(text: str) -> Result:
+        Path(FILE).write_text(text)
+        return CliRunner().invoke(
+            app, ["check", FILE], env={"SERVE_APP_STATE": str(folder / "state"), "RAY_ADDRESS": None}
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("wrong", FILES, ids=lambda wrong: wrong.code)
+def test_a_wrong_file_of_the_documents_is_told_as_they_say(
+    wrong: WrongConfiguration, check: Callable[[str], Result]
+) -> None:
+    done = check(wrong.text)
+    assert done.exit_code == 2
     assert wrong.is_all_of(done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("wrong", MORE, ids=lambda wrong: wrong["said"].splitlines()[0][:70])
+def test_a_wrong_file_is_told_word_for_word_and_ends_with_the_status_of_its_worst_finding(
+    wrong: dict[str, Any], check: Callable[[str], Result]
+) -> None:
+    done = check(wrong["text"])
+    told, _, summary = done.stdout.partition(f"{FILE}: ")
+    if told.startswith("error: config: "):  # which names the file itself
+        told, _, summary = done.stdout.rpartition(f"{FILE}: ")
+    pattern = ".+".join(map(re.escape, wrong["said"].split("{any}")))
+    assert re.fullmatch(pattern, told), done.stdout
+    assert summary
+    assert done.exit_code == (2 if "error: " in wrong["said"] else 0)
+
+
+def test_thirty_more_files_are_wrong_each_in_another_way() -> None:
+    assert len({wrong["said"] for wrong in MORE}) == len({wrong["text"] for wrong in MORE}) == len(MORE) >= 30
 
 
 def test_there_are_twelve_each_of_another_kind() -> None:

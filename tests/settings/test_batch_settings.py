@@ -67,13 +67,13 @@ def test_streams_are_read_from_a_redis_without_its_password(url: str) -> None:
         ({"redis": {"url": "redis://host", "streams": [{**STREAM, "dead_stream": "answers"}]}}, "are both 'answers'"),
         (
             {"redis": {"url": "redis://host", "streams": [{**STREAM, "claim_idle_s": 0.1}]}},
-            "greater than or equal to 1",
+            "must be 1 or more",
         ),
         ({"redis": {"url": "redis://host", "streams": [{**STREAM, "tenant": "x"}]}}, "unknown key"),
         ({"redis": {"url": "redis://host", "streams": []}}, "at least 1"),
         ({"redis": {"url": "redis://host", "streams": [STREAM, STREAM]}}, "given twice"),
         ({"redis": {"url": "redis://host", "streams": [STREAM]}, "workers": 0}, "workers is 0"),
-        ({"workers": -1}, "greater than or equal to 0"),
+        ({"workers": -1}, "must be 0 or more"),
     ],
 )
 def test_streams_that_nobody_could_read_are_refused(batch: dict[str, Any], reason: str) -> None:

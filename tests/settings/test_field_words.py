@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.errors import ConfigError
 from serve_app.settings import parse
-from serve_app.settings.field_words import FIELD_WORDS
+from serve_app.settings.field_words import ABSENT, FIELD_WORDS
 from tests import settings_table
 
 DEFAULTS = settings_table.defaults()
@@ -31,23 +31,48 @@ def innermost(place: Any) -> dict[str, Any]:
     return innermost(inside[-1][0] if isinstance(inside[-1], list) else inside[-1])
 
 
-@pytest.mark.parametrize("word", sorted(FIELD_WORDS))
+@pytest.mark.parametrize("word", sorted(FIELD_WORDS | ABSENT))
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_the_error_names_the_key_and_its_counterpart_wherever_it_stands(place: dict[str, Any], word: str) -> None:
     given = copy.deepcopy(place)
     innermost(given)[word] = 7
     with pytest.raises(ConfigError, match=rf"{word}: unknown key; .{{20}}") as refused:
         parse(given)
-    assert FIELD_WORDS[word] in str(refused.value)
+    told = f"counterpart: {FIELD_WORDS[word]}" if word in FIELD_WORDS else f"there is none here: {ABSENT[word]}"
+    assert told in str(refused.value)
 
 
 @pytest.mark.parametrize("word", sorted(FIELD_WORDS))
 def test_it_is_no_setting_and_what_it_names_is_one(word: str) -> None:
     assert not [path for path in DEFAULTS if path.rpartition(".")[2] == word]
-    named = re.findall(r"(?:\b(?:models\[\]|admission|quota)|<limits>)\.[\w.<>\[\]]*\w", FIELD_WORDS[word])
+    named = re.findall(
+        r"(?:\b(?:models\[\]|admission|quota|auth\.keys\[\](?!\.limits))|<limits>)\.[\w.<>\[\]]*\w", FIELD_WORDS[word]
+    )
     assert named
     for path in named:
         assert [one for one in DEFAULTS if one == path or one.startswith(f"{path}.")], path
+
+
+def test_a_word_has_one_answer_and_a_plain_no_says_what_is_done_instead() -> None:
+    assert not FIELD_WORDS.keys() & ABSENT.keys()
+    assert not [path for path in DEFAULTS if path.rpartition(".")[2] in ABSENT]
+    assert all(len(why.split()) > 6 for why in ABSENT.values())
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "lora_modules",
+        "served_model_name",
+        "speculative_config",
+        "kv_transfer_config",
+        "fallbacks",
+        "router_settings",
+        "autoscaling",
+    ],
+)
+def test_a_peer_s_word_is_known(word: str) -> None:
+    assert word in FIELD_WORDS | ABSENT
 
 
 def test_any_other_unknown_key_is_just_that() -> None:

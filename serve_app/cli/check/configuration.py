@@ -15,8 +15,10 @@ from typing import Any
 from serve_app.cli.check.findings import Finding, finding
 from serve_app.engine import engine_args, environment, vllm_arguments
 from serve_app.errors import ConfigError
-from serve_app.settings import ModelSettings, Settings, examine, nearest, read_yaml
+from serve_app.settings import ModelSettings, Settings, counterpart, examine, nearest, read_file
 
+ALL_ARGUMENTS = "`vllm serve --help=all` lists all arguments, with - for _"
+TAKES = "docs/settings.md says what each setting takes"
 TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
@@ -28,30 +30,32 @@ class Reading:
         settings: None: it has an error.
         findings: what was found in it.
         right: of a file with errors the models without one, by their position in it.
+        names: of the file's scalars that came from variables, their texts.
     """
 
     settings: Settings | None
     findings: list[Finding]
     right: Mapping[int, ModelSettings] = field(default_factory=dict)
+    names: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(path: str | os.PathLike[str]) -> Reading:
     """The settings of a file, and what was found in it."""
-    try:
-        data = read_yaml(path)
-    except ConfigError as error:
-        return Reading(None, [finding("unreadable", "config", problem=error.message)])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", FutureWarning)
-        settings, wrong = examine(data)
+        try:
+            file = read_file(path)
+        except ConfigError as error:
+            return Reading(None, [finding("unreadable", "config", problem=error.message)])
     found = [finding("old_name", "config", problem=str(one.message)) for one in told if one.category is FutureWarning]
-    for one in wrong:
+    for one in file.wrong:
         if one.is_unknown_key:
-            advice = one.advice or "docs/settings.md lists all keys"
-            found.append(finding("unknown_key", one.path, advice=advice))
+            found.append(finding("unknown_key", one.path, advice=one.advice or "docs/settings.md lists all keys"))
         else:
-            found.append(finding("wrong_value", one.path, problem=one.message))
-    return Reading(settings, found, {} if settings else _right_models(data, [one.path for one in wrong]))
+            found.append(finding("wrong_value", one.path, problem=one.told, advice=one.advice or TAKES))
+    settings = file.settings
+    right = {} if settings else _right_models(file.data, [one.path for one in file.wrong])
+    return Reading(settings, found, right, file.names)
 
 
 def _right_models(data: Mapping[str, Any], wrong: Sequence[str]) -> dict[int, ModelSettings]:
@@ -79,7 +83,7 @@ def check_settings(
         try:
             engine_args.placement(model, platform)
         except ConfigError as error:
-            found.append(finding("wrong_value", f"{path}.{error.param}", problem=error.message))
+            found.append(finding("wrong_value", f"{path}.{error.param}", problem=error.message, advice=TAKES))
         if model.engine == "simulated":
             continue
         if vllm is None:
@@ -107,8 +111,9 @@ def _check_argument(
     path: str, name: str, value: Any, vllm: vllm_arguments.Arguments, ours: Mapping[str, Any]
 ) -> list[Finding]:
     if name not in vllm.types:
-        near = nearest(name.replace("-", "_"), vllm.types)
-        advice = f"did you mean {near}?" if near else "`vllm serve --help=all` lists all arguments, with - for _"
+        plain = name.replace("-", "_")
+        near = nearest(plain, vllm.types)
+        advice = counterpart(plain) or (f"did you mean {near}?" if near else ALL_ARGUMENTS)
         return [finding("unknown_engine_arg", path, version=vllm.version, name=name, advice=advice)]
     kinds = [kind.strip() for kind in vllm.types[name].split("|")]
     if all(kind in TYPES or kind == "None" for kind in kinds):

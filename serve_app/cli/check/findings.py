@@ -36,8 +36,21 @@ WORDS: Mapping[str, Words] = {
     # the file
     "unreadable": Words("{problem}", "correct the file; docs/settings.md has an example"),
     "unknown_key": Words("unknown key", "{advice}"),
-    "wrong_value": Words("{problem}", "docs/settings.md says what each setting takes"),
+    "wrong_value": Words("{problem}", "{advice}"),
     "old_name": Words("{problem}", "use the new name", "warning"),
+    # keys and tenants
+    "key_expired": Words("this key has expired at {at}", "give it a later moment, or remove it", "warning"),
+    "no_such_name": Words("there is no model {model} in this configuration", "{advice}", "warning"),
+    "share_without_key": Words(
+        "a share of {share} is kept for {tenant}, and no key here is of that tenant",
+        "give a key `tenant: {tenant}`, or make one with `serve-app keys create`",
+        "warning",
+    ),
+    "no_operator": Words(
+        "no key is an operator's: nobody may make keys, or read queues and all tenants' use",
+        "set `admin: true` on one of them",
+        "warning",
+    ),
     # vLLM's own arguments
     "unknown_engine_arg": Words("vLLM {version} has no engine argument {name}", "{advice}"),
     "wrong_engine_arg": Words("{name} is {value}, and vLLM {version} wants {wanted}", "correct the value"),
@@ -82,6 +95,13 @@ WORDS: Mapping[str, Words] = {
     "heads": Words(
         "tensor_parallel_size is {ranks}, which does not divide the model's {heads} attention heads",
         "use a divisor of {heads}",
+    ),
+    "kv_heads": Words(
+        "tensor_parallel_size is {ranks}, and the model's {heads} heads of keys and values are no divisor or multiple",
+        "use a divisor or a multiple of {heads}",
+    ),
+    "stages": Words(
+        "pipeline_parallel_size is {stages}, and the model has {layers} layers", "use {layers} stages or fewer"
     ),
     # the size
     "memory_too_large": Words(

@@ -5,6 +5,7 @@ Invariant: what is called too large could be placed on no node, and no device, e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,6 +185,6 @@ def amounts(resources: Mapping[str, float]) -> str:
     told = [
         gigabytes(amount) if name == "bytes" else f"{amount:g} {name}{'' if amount == 1 else 's'}"
         for name, amount in resources.items()
-        if amount or name != "GPU"
+        if (amount or name != "GPU") and amount != math.inf  # of an assumed node nobody knows its CPUs
     ]
     return ", ".join(told)

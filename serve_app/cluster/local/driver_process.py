@@ -23,7 +23,7 @@ from serve_app.cluster.local.status import declared, describe, is_built
 from serve_app.engine import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
-from serve_app.settings import split_release
+from serve_app.settings import split_arguments
 from serve_app.system import LogFilter
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
@@ -125,7 +125,7 @@ def _drain(order: Mapping[str, Any]) -> None:
 
 def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
     """Whether Serve could build it here: the code of another release is not installed any more."""
-    return split_release(entry.get("args") or {})[0] in (None, RELEASE)
+    return split_arguments(entry.get("args") or {})[0] in (None, RELEASE)
 
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {

@@ -66,7 +66,7 @@ def test_another_form_than_the_wanted_one_is_told_in_yaml_s_words(
     tmp_path: Path, text: str, path: str, message: str
 ) -> None:
     _, (found,) = found_in(text, tmp_path)
-    assert (found.code, found.path, found.message) == ("wrong_value", path, message)
+    assert (found.code, found.path, found.message) == ("wrong_value", path, f"line 1: {message}")
 
 
 @pytest.mark.parametrize(
