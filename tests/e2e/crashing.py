@@ -18,6 +18,7 @@ from tests.e2e.stack import Stack
 
 ACTOR = "ray::GpuMemoryQuota"
 CLIENT_PAIRS = 2
+SERVING = ("RUNNING", "UPDATING")  # Serve's states; a router gets its settings, and another configuration, as UPDATING
 
 
 @contextmanager
@@ -65,8 +66,9 @@ def difference(there: Place, *, idle: bool) -> str:
     figures, state = there.quota(), there.status()
     if figures is None or figures["recovering"]:
         return f"no figures: {figures}"
-    replicas = {one["id"] for each in state["models"] for one in each["replicas"] if one["state"] == "RUNNING"}
-    routers = {one["id"] for one in state["routers"] if one["state"] == "RUNNING"}
+    replicas = {one["id"] for each in state["models"] for one in each["replicas"] if one["state"] in SERVING}
+    # one that starts, too: it has no share yet, and would be without one a moment later
+    routers = {one["id"] for one in state["routers"] if one["state"] in (*SERVING, "STARTING")}
     engines = {one["replica"]: one for one in figures["engines"]}
     wrong = []
     if set(engines) != replicas or len(figures["engines"]) != len(replicas):
