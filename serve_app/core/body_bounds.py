@@ -71,19 +71,20 @@ def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: i
         max_model_len: tokens of the model's longest sequence.
 
     Raises:
-        BadRequest: `param` is the field with too many messages, items, parts, token ids or bytes.
+        BadRequest: `param` is the prompt with too many messages, items, parts, token ids or bytes: the field, or its
+            path in a list of prompts.
     """
     most_entries = ENTRIES_PER_TOKEN * max_model_len + SPARE_ENTRIES
     most_numbers = max_model_len + SPARE_ENTRIES
     most_bytes = MAX_TOKEN_BYTES * max_model_len + SPARE_BYTES
-    for field, prompt in _prompts(operation, body):
+    for path, field, prompt in _prompts(operation, body):
         size, truncates = _size(prompt, field), _truncates(operation, body, field)
         if size.entries > most_entries:
-            raise _too_long(field, f"{size.entries} messages, parts or other entries", most_entries, max_model_len)
+            raise _too_long(path, f"{size.entries} messages, parts or other entries", most_entries, max_model_len)
         if size.numbers > most_numbers and not truncates:
-            raise _too_long(field, f"{size.numbers} token ids", most_numbers, max_model_len)
+            raise _too_long(path, f"{size.numbers} token ids", most_numbers, max_model_len)
         if size.text_bytes > most_bytes and not truncates:
-            raise _too_long(field, f"{size.text_bytes} bytes of text", most_bytes, max_model_len)
+            raise _too_long(path, f"{size.text_bytes} bytes of text", most_bytes, max_model_len)
 
 
 def is_large(operation: Operation, body: Mapping[str, Any], times: int = 1) -> bool:
@@ -111,27 +112,27 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _too_long(field: str, found: str, most: int, max_model_len: int) -> BadRequest:
+def _too_long(path: str, found: str, most: int, max_model_len: int) -> BadRequest:
     return BadRequest(
-        f"This model's maximum context length is {max_model_len} tokens. However, `{field}` has {found}, and no prompt"
+        f"This model's maximum context length is {max_model_len} tokens. However, `{path}` has {found}, and no prompt"
         f" of that length has more than {most}.",
-        param=field,
+        param=path,
         code=TOO_LONG,
     )
 
 
-def _prompts(operation: Operation, body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each prompt in a body, with its field."""
+def _prompts(operation: Operation, body: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Each prompt in a body, with its path and its field."""
     for field in (*_PROMPT_FIELDS, *_SCORE_FIELDS):
         value = body.get(field)
         if type(value) is not list:
             if value is not None:
-                yield field, value
+                yield field, field, value
         elif _holds_prompts(operation, field, value):
-            for prompt in value:
-                yield field, prompt
+            for number, prompt in enumerate(value):
+                yield f"{field}.{number}", field, prompt
         else:
-            yield field, value
+            yield field, field, value
 
 
 def _holds_prompts(operation: Operation, field: str, value: list[Any]) -> bool:

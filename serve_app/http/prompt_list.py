@@ -11,8 +11,8 @@ Granted together, the prompts of a list would need as many free slots on one rep
 each other. So one part waits at a time. The first is an arrival as any other; with its grant the list has begun, and a
 full queue or a forecast refuses no later part of it.
 
-Invariant: the merged answer has the choices, numbers and usage that one engine would give for the whole list; events of
-one prompt stay in order.
+Invariant: the merged answer has the choices, numbers and usage that one engine would give for the whole list, and an
+error the path of its entry in that list; events of one prompt stay in order.
 """
 
 from __future__ import annotations
@@ -126,8 +126,15 @@ class MergedExchange:
         self, exchange: HttpExchange, operation: Operation, body: Mapping[str, Any], counts: Sequence[int]
     ) -> None:
         self._exchange = exchange
-        self.shares_query = operation.is_scoring and len(score_inputs(operation, body).queries) == 1
-        if operation.is_scoring:  # a score for each pair
+        self.shares_query, self._operation = False, operation
+        self._split_fields = {"prompt", "input", "messages"}
+        if operation.is_scoring:
+            found = score_inputs(operation, body)
+            self.shares_query = len(found.queries) == 1
+            self._split_fields = (
+                {found.document_field} if self.shares_query else {found.query_field, found.document_field}
+            )
+            # a score for each pair
             counts = [count - 1 if self.shares_query else count // 2 for count in counts]
         self._top_n = _whole_number(body.get("top_n"))
         self._first = list(itertools.accumulate(counts, initial=0))  # number of each part's first choice
@@ -142,6 +149,21 @@ class MergedExchange:
         """The answer to a prompt begins; whether it is the first of the list."""
         is_first, self._has_begun = not self._has_begun, True
         return is_first
+
+    def in_list(self, number: int, error: ServeAppError) -> ServeAppError:
+        """The error of one part, with the path of its entry in the client's list."""
+        field, *rest = (error.param or "").split(".")
+        if field in self._split_fields and self._operation is Operation.COMPLETION:
+            path = ".".join([field, str(number), *rest])
+        elif field in self._split_fields and rest and rest[0].isdecimal():
+            path = ".".join([field, str(self._first[number] + int(rest[0])), *rest[1:]])
+        else:
+            return error
+        message = error.message.replace(f"`{error.param}`", f"`{path}`")
+        if message.startswith(f"{error.param}:"):
+            message = path + message.removeprefix(error.param or "")
+        error.param, error.message = path, message
+        return error
 
     def keep(self, number: int, document: bytes) -> None:
         """Keep the whole answer to one part: of embeddings, which may be many megabytes, without looking into them."""
@@ -196,7 +218,7 @@ class MergedExchange:
             return b""
         error = error_in(data)
         if error is not None:
-            raise _of_prompt(error, number)
+            raise self.in_list(number, error)
         chunk = self._renumbered(number, msgspec.json.decode(data))
         if chunk["choices"]:
             return _event(chunk)
@@ -235,7 +257,7 @@ class PromptExchange:
                 frames += await stream.next()
             body = b"".join([frame.body for frame in frames])
             if first.status >= 400:
-                raise _of_prompt(error_of(first.status, [], body), self._number)
+                raise self._merged.in_list(self._number, error_of(first.status, [], body))
             self._merged.keep(self._number, body)
             return frames[-1]
         stream.client_has_seen = True
@@ -302,13 +324,6 @@ def _whole_number(given: Any) -> int:
         return int(given)
     except (TypeError, ValueError, OverflowError):
         return 0  # every engine refuses it
-
-
-def _of_prompt(error: ServeAppError, number: int) -> ServeAppError:
-    """The same error, with the number of the prompt that it is about."""
-    if error.param == "prompt":
-        error.param = f"prompt.{number}"
-    return error
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

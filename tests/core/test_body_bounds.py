@@ -39,7 +39,7 @@ fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "
 
 
 @pytest.mark.parametrize(
-    ("operation", "field", "value"),
+    ("operation", "path", "value"),
     [
         (Operation.CHAT, "messages", [MESSAGE] * (ENTRIES + 1)),
         (Operation.CHAT, "messages", [{"role": "user", "content": [PART] * ENTRIES}]),
@@ -56,12 +56,12 @@ fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "
         (Operation.RESPONSES, "instructions", TEXT + "x"),
         (Operation.INPUT_TOKENS, "input", [{"role": "user", "content": ""}] * (ENTRIES + 1)),
         (Operation.COMPLETION, "prompt", "é" * (len(TEXT) // 2 + 1)),
-        (Operation.COMPLETION, "prompt", ["a", TEXT + "x"]),
+        (Operation.COMPLETION, "prompt.1", ["a", TEXT + "x"]),
         (Operation.COMPLETION, "prompt", [1] * (TOKENS + SPARE_ENTRIES + 1)),
-        (Operation.COMPLETION, "prompt", [[1], [1] * (TOKENS + SPARE_ENTRIES + 1)]),
-        (Operation.EMBEDDING, "input", ["a", TEXT + "x"]),
-        (Operation.EMBEDDING, "messages", [[MESSAGE] * (ENTRIES + 1)]),
-        (Operation.RERANK, "documents", ["a", TEXT + "x"]),
+        (Operation.COMPLETION, "prompt.1", [[1], [1] * (TOKENS + SPARE_ENTRIES + 1)]),
+        (Operation.EMBEDDING, "input.1", ["a", TEXT + "x"]),
+        (Operation.EMBEDDING, "messages.0", [[MESSAGE] * (ENTRIES + 1)]),
+        (Operation.RERANK, "documents.1", ["a", TEXT + "x"]),
         (Operation.TOKENIZE, "prompt", TEXT + "x"),
         (Operation.TOKENIZE, "messages", [MESSAGE] * (ENTRIES + 1)),
         (Operation.DETOKENIZE, "tokens", [1] * (TOKENS + SPARE_ENTRIES + 1)),
@@ -74,12 +74,13 @@ fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "
         (Operation.CHAT, "tools", [{"function": {"parameters": {"properties": {TEXT: 1}}}}]),
     ],
 )
-def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_field(
-    operation: Operation, field: str, value: Any
+def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_path(
+    operation: Operation, path: str, value: Any
 ) -> None:
+    field = path.split(".")[0]
     with pytest.raises(BadRequest) as caught:
         check_prompt(operation, {"model": "tiny", field: value}, TOKENS)
-    assert (caught.value.param, caught.value.code) == (field, TOO_LONG)
+    assert (caught.value.param, caught.value.code) == (path, TOO_LONG)
     assert str(TOKENS) in caught.value.message
     check_prompt(operation, {"model": "tiny", field: value}, 2**63 - 1)  # no engine has reported its length yet
 
