@@ -196,6 +196,9 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`messages` must be an array of messages", param="messages")
     if clean.get("structured_outputs") is not None and type(clean["structured_outputs"]) is not dict:
         raise BadRequest("`structured_outputs` must be an object", param="structured_outputs")
+    if operation in (Operation.RESPONSES, Operation.INPUT_TOKENS):
+        _refuse_references(clean.get("input"))
+    _require_schema(clean)
     check_parameters(clean)
     for name in _GRAMMAR_FIELDS:
         if name in clean and len(repr(clean[name])) > MAX_GRAMMAR_BYTES:
@@ -215,6 +218,35 @@ def _refuse_media_ids(path: str, value: Any) -> None:
         if type(part) is dict and part.get("uuid") is not None:
             name = f"{path}.content.{index}.uuid"
             raise BadRequest(f"`{name}` {_UNTRUSTED}: send the medium itself", param=name)
+
+
+def _refuse_references(items: Any) -> None:
+    """Refuse items that stand for one of an earlier response."""
+    for number, item in enumerate(items if type(items) is list else ()):
+        if type(item) is dict and item.get("type") == "item_reference":
+            raise BadRequest(
+                f"`input.{number}` refers to an item of an earlier response, and no responses are stored here: set"
+                " `store: false`, with which clients send the items themselves",
+                param=f"input.{number}",
+            )
+
+
+def _require_schema(clean: Mapping[str, Any]) -> None:
+    """Refuse a format of type `json_schema` without a schema: vLLM says so in the words of its own classes."""
+    of_chat, of_responses = clean.get("response_format"), _field(clean.get("text"), "format")
+    places = (
+        ("response_format.json_schema", of_chat, _field(of_chat, "json_schema")),
+        ("text.format", of_responses, of_responses),
+    )
+    for path, chosen, holder in places:
+        if _field(chosen, "type") == "json_schema" and (holder is None or type(holder) is dict):
+            missing = path if holder is None else f"{path}.schema"
+            if _field(holder, "schema") is None:
+                raise BadRequest(f"`{missing}` is missing", param=missing)
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if type(value) is dict else None
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:

@@ -44,6 +44,53 @@ def test_messages_that_are_no_array_are_refused_by_name(value: Any) -> None:
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize("operation", [Operation.RESPONSES, Operation.INPUT_TOKENS])
+def test_a_reference_to_an_item_is_refused_where_it_is_and_says_what_to_do(operation: Operation) -> None:
+    body = {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}]}
+    with pytest.raises(BadRequest) as caught:
+        check_values(operation, body)
+    assert caught.value.param == "input.1"
+    assert "`store: false`" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "path"),
+    [
+        (Operation.CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            Operation.CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            Operation.COMPLETION,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}},
+            "response_format.json_schema.schema",
+        ),
+        (Operation.RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        (Operation.RESPONSES, {"text": {"format": {"type": "json_schema", "schema": None}}}, "text.format.schema"),
+    ],
+)
+def test_a_format_without_its_schema_is_refused_by_path(operation: Operation, body: dict[str, Any], path: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_values(operation, body)
+    assert caught.value.param == path
+    assert caught.value.message == f"`{path}` is missing"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object"}, "text": {"format": {"type": "text"}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+        {"response_format": {"type": "json_schema", "json_schema": 5}, "text": {"verbosity": "low"}},  # the engine's
+    ],
+)
+def test_other_formats_are_the_engine_s_to_check(body: dict[str, Any]) -> None:
+    check_values(Operation.CHAT, body)
+
+
 @pytest.mark.parametrize("value", [5, "text", [], True])
 def test_structured_outputs_that_are_no_object_are_refused_by_name(value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
