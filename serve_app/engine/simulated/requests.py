@@ -65,8 +65,8 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     stops = _stops(body)
     wanted = (_integer(body, "max_completion_tokens") if chat else None) or _integer(body, "max_tokens")
     choices: list[SimulatedChoice] = []
+    _check_lengths(prompts, max_model_len - 1, "messages" if chat else "prompt", body)
     for text, tokens in prompts:
-        _check_length(tokens, max_model_len - 1, "messages" if chat else "prompt")
         room = max_model_len - tokens
         max_tokens = min(room, wanted or (room if chat else DEFAULT_COMPLETION_TOKENS))
         for number in range(n):
@@ -80,8 +80,7 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
 def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> tuple[Prompts, bool]:
     """The texts of an embeddings body, and whether base64 is wanted. Raises BadRequest as `parse_generation` does."""
     inputs = _prompts(body, "input")
-    for _, tokens in inputs:
-        _check_length(tokens, max_model_len, "input")
+    _check_lengths(inputs, max_model_len, "input", body)
     packing = body.get("encoding_format") or "float"
     if packing not in ("float", "base64"):
         raise BadRequest("encoding_format: float or base64 is wanted", param="encoding_format")
@@ -113,11 +112,11 @@ def parse_scoring(operation: Operation, body: dict[str, Any], *, max_model_len: 
     found = score_inputs(operation, body)
     texts: list[Prompts] = []
     for field, entries in ((found.query_field, found.queries), (found.document_field, found.documents)):
-        if not all(isinstance(entry, str) for entry in entries):
-            raise BadRequest(f"{field}: texts are wanted", param=field)
+        for number, entry in enumerate(entries):
+            if not isinstance(entry, str):
+                raise _wrong(_path(field, number, body), "a text is wanted")
         texts.append([(entry, count_tokens(entry)) for entry in entries])
-        for _, tokens in texts[-1]:
-            _check_length(tokens, max_model_len, field)
+        _check_lengths(texts[-1], max_model_len, field, body)
     top_n = body.get("top_n", 0)
     if operation is Operation.RERANK and (type(top_n) is not int or top_n < 0):
         raise BadRequest("top_n: a whole number of at least 0 is wanted", param="top_n")
@@ -147,8 +146,10 @@ def _chat_prompt(body: dict[str, Any]) -> tuple[str, int]:
         raise BadRequest("messages: a list of at least one message is wanted", param="messages")
     lines = [json.dumps(body["tools"], sort_keys=True)] if body.get("tools") else []
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest(f"messages.{index}: an object with a role is wanted", param="messages")
+        if not isinstance(message, dict):
+            raise _wrong(f"messages.{index}", "an object is wanted")
+        if not isinstance(message.get("role"), str):
+            raise _wrong(f"messages.{index}.role", "a string is wanted")
         calls = json.dumps(message["tool_calls"], sort_keys=True) if message.get("tool_calls") else ""
         lines.append(f"{message['role']}: {_content(message.get('content'), index)}{calls}")
     text = "\n".join(lines)
@@ -156,14 +157,17 @@ def _chat_prompt(body: dict[str, Any]) -> tuple[str, int]:
 
 
 def _content(content: Any, index: int) -> str:
-    match content:
-        case None:
-            return ""
-        case str():
-            return content
-        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            return "".join(part["text"] for part in content)
-    raise BadRequest(f"messages.{index}.content: a string or text parts are wanted", param="messages")
+    path = f"messages.{index}.content"
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise _wrong(path, "a string or a list of text parts is wanted")
+    for number, part in enumerate(content):
+        if not isinstance(part, dict):
+            raise _wrong(f"{path}.{number}", "an object is wanted")
+        if not isinstance(part.get("text"), str):
+            raise _wrong(f"{path}.{number}.text", "a string is wanted")
+    return "".join(part["text"] for part in content)
 
 
 def _prompts(body: dict[str, Any], param: str) -> Prompts:
@@ -176,19 +180,34 @@ def _prompts(body: dict[str, Any], param: str) -> Prompts:
             return [(text, count_tokens(text)) for text in given]
         if all(_is_ids(item) for item in given):
             return [(json.dumps(item), len(item)) for item in given]
-    raise BadRequest(f"{param}: a string, token ids, or a list of either is wanted", param=param)
+        is_entry = _is_ids if _is_ids(given[0]) else lambda item: isinstance(item, str)
+        wrong = next(number for number, item in enumerate(given) if not is_entry(item))
+        raise _wrong(f"{param}.{wrong}", "a string or token ids are wanted, as in the entries before it")
+    raise _wrong(param, "a string, token ids, or a list of either is wanted")
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _check_length(tokens: int, limit: int, param: str) -> None:
-    if not tokens:
-        raise BadRequest(f"{param}: the prompt is empty", param=param)
-    if tokens > limit:
-        message = f"{param}: {tokens} tokens, this model's context takes a prompt of at most {limit}"
-        raise BadRequest(message, param=param, code="context_length_exceeded")
+def _check_lengths(prompts: Prompts, limit: int, field: str, body: dict[str, Any]) -> None:
+    for number, (_, tokens) in enumerate(prompts):
+        path = _path(field, number, body)
+        if not tokens:
+            raise _wrong(path, "the prompt is empty")
+        if tokens > limit:
+            message = f"{path}: {tokens} tokens, this model's context takes a prompt of at most {limit}"
+            raise BadRequest(message, param=path, code="context_length_exceeded")
+
+
+def _path(field: str, number: int, body: dict[str, Any]) -> str:
+    """The path of a prompt; of a field that has one, the field."""
+    has_several = isinstance(body.get(field), list) and field != "messages" and not _is_ids(body[field])
+    return f"{field}.{number}" if has_several else field
+
+
+def _wrong(path: str, message: str) -> BadRequest:
+    return BadRequest(f"{path}: {message}", param=path)
 
 
 def _integer(body: dict[str, Any], param: str) -> int | None:
