@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from serve_app.core.memory import (
     Session,
@@ -31,6 +31,7 @@ from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.contract import class_of
 from serve_app.http.error_responses import JSON, Answer
+from serve_app.http.fields import parse_fields
 from serve_app.http.local_routes import model_named
 from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
@@ -113,7 +114,7 @@ class SessionRoutes:
     async def _open(
         self, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
     ) -> Session:
-        asked = _parse(body)
+        asked = parse_fields(_SessionFields, body)
         session_id = _session_id(asked.session_id, header)
         found = model_named(self._models, asked.model, identity)
         model = found.settings
@@ -170,17 +171,6 @@ def granted_size(field: str, size: float, model: ModelSettings, info: EngineInfo
         block = bytes_for_tokens(1, *pool)
         raise BadRequest(f"`{field}` is less than one block of KV cache, which is {block / GB:g} GB", param=field)
     return tokens, granted if model.buckets_gb else bytes_for_tokens(tokens, *pool)
-
-
-def _parse(body: Mapping[str, Any]) -> _SessionFields:
-    try:
-        return _SessionFields.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field, reason = str(first["loc"][0]), first["msg"]
-        if first["type"] == "extra_forbidden":
-            reason = f"a session has no such field, it has {', '.join(_SessionFields.model_fields)}"
-        raise BadRequest(f"`{field}`: {reason}", param=field) from None
 
 
 def _session_id(given: Any, header: bytes | None) -> str:
