@@ -1,29 +1,42 @@
-"""Names the field at fault in the client's own words: vLLM's errors have its names, and paths through its classes.
+"""Names the field at fault as a path in the client's body: vLLM's errors have its own names, or none.
 
 Invariant: a name returned here is a path into the client's body, or what vLLM said where no such path is known.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_app.core.body_bounds import MEDIA, text_bytes
 from serve_app.core.score_inputs import INPUT_FIELDS
 
+_PROMPTS = ("messages", "prompt", "input", "tokens", *sorted(set().union(*INPUT_FIELDS.values())))
 # vLLM's name of a field, and the client's fields that become it. Of those in the body, the one with the longest text
 # counts, else the first: vLLM does not say whether the query or a document of a score is too long.
 _CLIENT_FIELDS = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens"),
     "logprobs": ("top_logprobs",),
     "prompt_logprobs": ("prompt_logprobs", "logprobs"),  # the latter with `echo`
-    "input_tokens": ("messages", "prompt", "input", *sorted(set().union(*INPUT_FIELDS.values()))),
+    "input_tokens": _PROMPTS,
+    "input_text": _PROMPTS,
 }
 _FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it
-_APPENDED_PARAMETER = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+_APPENDED_PARAMETER = re.compile(r" \(parameter=[^,)]*(?:, value=(.*))?\)$", re.DOTALL)
+MAX_SEARCHED = 20_000  # values of a body, in the event loop: 5 ms
+
+Path = tuple[str | int, ...]
+Body = Mapping[str, Any]
 
 
-def field_path(location: Sequence[str | int], body: Mapping[str, Any], *, is_missing: bool) -> str | None:
+def dotted(path: Sequence[str | int]) -> str:
+    """A path as clients read it."""
+    return ".".join(map(str, path))
+
+
+def field_path(location: Sequence[str | int], body: Body, *, is_missing: bool) -> str | None:
     """The dotted path of a validation error; None: it concerns the whole body.
 
     Args:
@@ -31,27 +44,124 @@ def field_path(location: Sequence[str | int], body: Mapping[str, Any], *, is_mis
         is_missing: the last part is a field that the body lacks.
     """
     node: Any = body
-    path: list[str] = []
+    path: list[str | int] = []
     for number, part in enumerate(location):
         children = dict(enumerate(node)) if isinstance(node, list) else node
         if isinstance(children, Mapping) and part in children:
             node = children[part]
         elif not (is_missing and number == len(location) - 1):
             continue
-        path.append(str(part))
-    return ".".join(path) or None
+        path.append(part)
+    return dotted(path) or None
 
 
-def in_client_words(message: str, param: str | None, body: Mapping[str, Any]) -> tuple[str, str | None]:
+def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, str | None]:
     """vLLM's message and parameter with the client's name of the field."""
-    message = _APPENDED_PARAMETER.sub("", message)
+    appended = _APPENDED_PARAMETER.search(message)
+    if appended:
+        message = message[: appended.start()]
+    place = _place_told(message, body)
+    if place is None and param is not None and param not in body and param not in _CLIENT_FIELDS:
+        place = _place_of(param, appended and appended[1], body)
+    if place is not None:
+        return f"{dotted(place)}: {message}", dotted(place)
     if param is None:
         return message, next((word for word in _FIELD_WORD.findall(message) if word in body), None)
     fields = [field for field in _CLIENT_FIELDS.get(param, ()) if body.get(field) is not None]
     name = max(fields, key=lambda field: _longest_text(body[field]), default=param)
-    return re.sub(rf"\b{re.escape(param)}\b", name, message), name
+    message = re.sub(rf"\b{re.escape(param)}\b", name, message)
+    return message, dotted(_longest_entry(name, body[name])) if fields and _CLIENT_FIELDS[param] is _PROMPTS else name
+
+
+def _place_told(message: str, body: Body) -> Path | None:
+    """Where the value is that a message of vLLM speaks of; None: it speaks of none that is known here."""
+    for pattern, find in _PLACES:
+        found = pattern.search(message)
+        if found:
+            return find(body, *found.groups())
+    return None
+
+
+def _place_of(name: str, value: str | None, body: Body) -> Path | None:
+    """The first field of this name in the objects of a body, and with this value if it is given."""
+    for path, node in _objects(body):
+        if name in node and (value is None or str(node[name]) == value):
+            return (*path, name)
+    return None
+
+
+def _token(body: Body, number: str) -> Path | None:
+    token = int(number)
+    for path, ids in _prompts(body):
+        if isinstance(ids, list) and token in ids:
+            return (*path, ids.index(token))
+    return None
+
+
+def _empty_prompt(body: Body) -> Path | None:
+    return next((path for path, prompt in _prompts(body) if prompt in ("", [])), None)
+
+
+def _medium(body: Body) -> Path | None:
+    """The first content part that is an image, audio or video."""
+    for path, node in _objects(body):
+        is_part = len(path) > 1 and isinstance(path[-1], int)
+        if is_part and any(node.get("type") in MEDIA[name] for name in MEDIA.keys() & node):
+            return path
+    return None
+
+
+_PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
+    (re.compile(r"^Token id (-?\d+) is out of vocabulary"), _token),
+    (re.compile(r"prompt cannot be empty"), _empty_prompt),
+    (re.compile(r"^Unsupported input item type: (.+)$"), lambda body, kind: _place_of("type", kind, body)),
+    (re.compile(r"^Encrypted content is not supported"), lambda body: _place_of("encrypted_content", None, body)),
+    (re.compile(r"not a multimodal model|^MultiModalParam is not supported|^At most \d+ \w+\(s\) may be"), _medium),
+)
+
+
+def _objects(body: Body) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The objects in a body with their paths, in its order, up to a bound."""
+    left: list[tuple[Path, Any]] = [((), body)]
+    for _ in range(MAX_SEARCHED):
+        if not left:
+            return
+        path, node = left.pop()
+        if isinstance(node, Mapping):
+            if path:
+                yield path, node
+            children: Any = node.items()
+        elif isinstance(node, list):
+            children = enumerate(itertools.islice(node, MAX_SEARCHED))
+        else:
+            continue
+        left += reversed([((*path, name), child) for name, child in children])
+
+
+def _prompts(body: Body) -> Iterator[tuple[Path, Any]]:
+    """The texts and lists of token ids in a body, each a prompt, with their paths."""
+    for field in _PROMPTS:
+        value = body.get(field)
+        if isinstance(value, list) and value and isinstance(value[0], str | list):
+            yield from (((field, number), one) for number, one in enumerate(value))
+        elif value is not None:
+            yield (field,), value
 
 
 def _longest_text(value: Any) -> int:
-    """The characters of the longest text in a field; 0: it has none."""
-    return max((len(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)), default=0)
+    """The bytes of the longest text in a field; 0: it has none."""
+    return max(map(_size, value if isinstance(value, list) else [value]), default=0)
+
+
+def _longest_entry(field: str, value: Any) -> Path:
+    """The path of the longest prompt in a field that may have several."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        return field, max(range(len(value)), key=lambda number: _size(value[number]))
+    return (field,)
+
+
+def _size(prompt: Any) -> int:
+    """The bytes of a text; of a list, its entries."""
+    if isinstance(prompt, str):
+        return text_bytes(prompt)
+    return len(prompt) if isinstance(prompt, list) else 0

@@ -1,9 +1,10 @@
-"""Earlier turns of the assistant in the input of a response, as vLLM reads them: with exactly one part, a text.
+"""Items of the input of a response, as vLLM reads them.
 
-OpenAI allows more: no part at all, a refusal, several texts. vLLM takes the text of the first part, and fails where
-there is none.
+OpenAI allows an earlier turn of the assistant to have no part at all, a refusal, several texts; vLLM takes the text of
+the first part, and fails where there is none. OpenAI takes such a turn without its id, status and annotations, and
+reasoning without its id: vLLM's models require them.
 
-Invariant: what is no such turn, or has a part that is not known here, is passed on as it is.
+Invariant: an item gets the fields that it lacks, and a turn its texts as one; a part that is not known is passed on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 # The field with the text, by the type of the part.
 _TEXT_OF = {"output_text": "text", "input_text": "text", "text": "text", "refusal": "refusal"}
+_ID = {"message": "msg", "reasoning": "rs"}  # vLLM reads none of them
 
 
 def as_vllm_reads(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,24 +22,33 @@ def as_vllm_reads(body: Mapping[str, Any]) -> dict[str, Any]:
     items = body.get("input")
     if not isinstance(items, list):
         return dict(body)
-    return {**body, "input": [_turn(item) if _is_assistants(item) else item for item in items]}
+    return {**body, "input": list(map(_item, items))}
 
 
-def _is_assistants(item: Any) -> bool:
-    return (
-        isinstance(item, dict)
-        and item.get("role") == "assistant"
-        and item.get("type", "message") == "message"
-        and isinstance(item.get("content"), list)
-    )
-
-
-def _turn(item: dict[str, Any]) -> dict[str, Any]:
-    texts = [_text(part) for part in item["content"]]
-    if any(text is None for text in texts):
+def _item(item: Any) -> Any:
+    if not isinstance(item, dict):
         return item
-    told = {"type": "output_text", "text": "".join(filter(None, texts)), "annotations": []}
-    return {**item, "type": "message", "content": [told]}
+    if item.get("type") == "reasoning":
+        return {"id": _ID["reasoning"], **_given(item)}
+    is_turn = item.get("role") == "assistant" and item.get("type") in (None, "message")
+    if not is_turn or not isinstance(item.get("content"), list):
+        return item
+    parts = item["content"]
+    texts = [_text(part) for part in parts]
+    if None not in texts:
+        parts = [{"type": "output_text", "text": "".join(filter(None, texts)), "annotations": []}]
+    filled = {"id": _ID["message"], "status": "completed", **_given(item)}
+    return {**filled, "type": "message", "content": list(map(_part, parts))}
+
+
+def _given(item: dict[str, Any]) -> dict[str, Any]:
+    """The item without its nulls."""
+    return {name: value for name, value in item.items() if value is not None}
+
+
+def _part(part: Any) -> Any:
+    is_text = isinstance(part, dict) and part.get("type") == "output_text"
+    return {"annotations": [], **_given(part)} if is_text else part
 
 
 def _text(part: Any) -> str | None:

@@ -128,11 +128,11 @@ def test_a_valid_body_has_the_values_of_vllm_s_own_model(operation: Operation, b
 @pytest.mark.parametrize(
     ("operation", "body", "param"),
     [
-        (Operation.RESPONSES, {"input": [""] * 20_000}, "input"),
+        (Operation.RESPONSES, {"input": [""] * 20_000}, "input.0"),
         (Operation.RESPONSES, {"input": "a", "tools": [""] * 20_000}, "tools.0"),
         (Operation.CHAT, {"messages": [""] * 20_000}, "messages.0"),
         (Operation.CHAT, {"messages": [USER], "documents": [""] * 20_000}, "documents.0"),
-        (Operation.EMBEDDING, {"messages": [USER] + [""] * 4_000}, "input"),
+        (Operation.EMBEDDING, {"messages": [USER] + [""] * 4_000}, "messages.1"),
     ],
 )
 def test_the_first_wrong_entry_is_named(operation: Operation, body: dict[str, Any], param: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.client_names import field_path, in_client_words
+from serve_app.engine.client_names import MAX_SEARCHED, field_path, in_client_words
 
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": 3}],
@@ -71,7 +71,7 @@ def test_a_path_has_no_names_of_vllm_s_classes(
             "the prompt is too long",
             "input_tokens",
             {"query": "xx", "documents": ["y", "yyy"]},
-            ("the prompt is too long", "documents"),
+            ("the prompt is too long", "documents.1"),
         ),
         ("too long", "input_tokens", {"text_1": "xx", "text_2": ["y"]}, ("too long", "text_1")),
         ("too long", "input_tokens", {"messages": [{"a": 1}], "documents": [{"b": 2}]}, ("too long", "messages")),
@@ -82,9 +82,84 @@ def test_a_path_has_no_names_of_vllm_s_classes(
             ("n must be 1 when using greedy sampling, got 2.", "n"),
         ),
         ("no field at all", None, {"stop": [""]}, ("no field at all", None)),
+        (
+            "your prompt contains 9 characters (parameter=input_text, value=9)",
+            "input_text",
+            {"prompt": ["a", "b " * 9]},
+            ("your prompt contains 9 characters", "prompt.1"),
+        ),
+        ("too long", "input_text", {"messages": [{"role": "user"}], "user": "a" * 99}, ("too long", "messages")),
+        ("too long", "input_tokens", {"prompt": [[1], [1, 2, 3], [2]]}, ("too long", "prompt.1")),
+        ("too long", "input_tokens", {"prompt": [1, 2, 3]}, ("too long", "prompt")),
+        (
+            "Unsupported chat content part type: 'a'. (parameter=type, value=a)",
+            "type",
+            {"tools": [{"type": "b"}], "messages": [{"content": "c"}, {"content": [{"type": "d"}, {"type": "a"}]}]},
+            (
+                "messages.1.content.1.type: Unsupported chat content part type: 'a'.",
+                "messages.1.content.1.type",
+            ),
+        ),
+        (
+            "assistant tool_calls entries must be objects. (parameter=tool_calls)",
+            "tool_calls",
+            {"messages": [{"role": "user"}, {"role": "assistant", "tool_calls": [5]}]},
+            ("messages.1.tool_calls: assistant tool_calls entries must be objects.", "messages.1.tool_calls"),
+        ),
+        (
+            "Unsupported input item type: photo (parameter=input)",
+            "input",
+            {"input": [{"role": "user"}, {"type": "photo"}]},
+            ("input.1.type: Unsupported input item type: photo", "input.1.type"),
+        ),
+        (
+            "Encrypted content is not supported. (parameter=input)",
+            "input",
+            {"input": [{"type": "reasoning"}, {"type": "reasoning", "encrypted_content": "a"}]},
+            ("input.1.encrypted_content: Encrypted content is not supported.", "input.1.encrypted_content"),
+        ),
+        (
+            "The decoder prompt cannot be empty",
+            None,
+            {"prompt": [""]},
+            ("prompt.0: The decoder prompt cannot be empty", "prompt.0"),
+        ),
+        (
+            "The decoder prompt cannot be empty",
+            None,
+            {"prompt": []},
+            ("prompt: The decoder prompt cannot be empty", "prompt"),
+        ),
+        (
+            "Token id 99 is out of vocabulary",
+            None,
+            {"prompt": [[1], [2, 99]]},
+            ("prompt.1.1: Token id 99 is out of vocabulary", "prompt.1.1"),
+        ),
+        (
+            "Token id -1 is out of vocabulary (parameter=tokens)",
+            "tokens",
+            {"tokens": [3, -1]},
+            ("tokens.1: Token id -1 is out of vocabulary", "tokens.1"),
+        ),
+        (
+            "At most 0 image(s) may be provided in one prompt.",
+            None,
+            {"messages": [{"content": [{"type": "text"}, {"type": "image_url", "image_url": {"url": "a"}}]}]},
+            ("messages.0.content.1: At most 0 image(s) may be provided in one prompt.", "messages.0.content.1"),
+        ),
+        ("is wrong (parameter=made_up)", "made_up", {"prompt": "a"}, ("is wrong", "made_up")),
     ],
 )
 def test_a_field_has_the_client_s_name(
     message: str, param: str | None, body: dict[str, Any], expected: tuple[str, str | None]
 ) -> None:
     assert in_client_words(message, param, body) == expected
+
+
+def test_a_place_is_searched_for_no_longer_than_other_requests_can_wait() -> None:
+    part = {"content": [{"type": "a"}]}
+    body = {"messages": [{"content": "b"}] * MAX_SEARCHED + [part]}
+    message = "Unsupported chat content part type: 'a'."
+    assert in_client_words(message, "type", body) == (message, "type")
+    assert in_client_words(message, "type", {"messages": [part]})[1] == "messages.0.content.0.type"

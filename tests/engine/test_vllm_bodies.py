@@ -70,14 +70,27 @@ def test_an_earlier_turn_of_the_assistant_is_read_whole(parts: list[Any], said: 
         "Hi.",
         [{"role": "user", "content": []}],
         [{"role": "assistant", "content": "Yes."}],
-        [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}],
-        [{"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}],
         [{"type": "reasoning", "id": "r", "summary": []}, 5, None],
     ],
 )
 def test_what_is_no_such_turn_is_passed_on_as_it_is(input_value: Any) -> None:
     body = {"model": "m", "input": input_value}
     assert as_vllm_reads(body) == body
+
+
+@pytest.mark.parametrize("part", [{"type": "input_image", "image_url": "x"}, {"type": "refusal", "refusal": 5}, 5])
+def test_a_part_of_a_turn_that_is_not_known_is_passed_on(part: Any) -> None:
+    (item,) = as_vllm_reads({"input": [{"role": "assistant", "content": [part, TEXT]}]})["input"]
+    assert item["content"] == [part, TEXT]
+
+
+@pytest.mark.parametrize("item", [{"type": "reasoning", "summary": []}, {"role": "assistant", "content": [TEXT]}])
+def test_an_item_with_nulls_is_read_as_one_without_its_fields(item: dict[str, Any]) -> None:
+    nulls = {"id": None, "status": None, "type": item.get("type")}
+    for body in ({"input": [item]}, {"input": [{**item, **nulls}]}):
+        asked = ResponsesRequest.model_validate(as_vllm_reads(body))
+        assert not isinstance(asked.input, str)
+        assert len(construct_input_messages(request_input=asked.input)) == 1
 
 
 def test_an_error_of_vllm_is_the_request_s_and_says_so() -> None:

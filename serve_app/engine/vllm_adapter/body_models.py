@@ -8,6 +8,7 @@ Invariant: a body is valid, and has the values, as vLLM's own models say; the fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,8 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 
+from serve_app.engine.body_faults import Fault, FaultFinder, ending_at_an_error, validator_of
 from serve_app.types import Operation
-
-_COLLECTIONS = frozenset(("list", "tuple", "set", "frozenset", "dict"))  # pydantic's kinds that can end at an error
 
 # vLLM's models of a score, by the field that only this form has. Of vLLM's union, an error would name the fields of
 # another form.
@@ -46,32 +46,31 @@ MODELS: dict[Operation, Any] = {
 def _ending_at_an_error(model: Any) -> Any:
     """pydantic's validator of a model, or of a union of models."""
     adapter: TypeAdapter[Any] = TypeAdapter(model)
-    known: dict[int, Any] = {}  # a schema repeats the same parts, by identity
-
-    def ending(schema: Any) -> Any:
-        if isinstance(schema, list | tuple):
-            return type(schema)(map(ending, schema))
-        if not isinstance(schema, dict):
-            return schema
-        if id(schema) not in known:
-            known[id(schema)] = found = {name: ending(part) for name, part in schema.items()}
-            if str(found.get("type")) in _COLLECTIONS:  # a field may be named so, too
-                found["fail_fast"] = True
-        return known[id(schema)]
-
-    make: Any = type(adapter.validator)
-    # without the validators that inner models have already, which look at all entries
-    return make(ending(adapter.core_schema), _use_prebuilt=False)
+    return validator_of(adapter.validator, ending_at_an_error(adapter.core_schema))
 
 
 # Made once: one that is freed while a validated body still has a lazy iterator of it panics in Rust.
 _VALIDATORS = {operation: _ending_at_an_error(model) for operation, model in MODELS.items()}
 _SCORE_VALIDATORS = {field: _ending_at_an_error(model) for field, model in SCORE_FORMS.items()}
+# Made at the start: 0.5 s, for which the first wrong request would stop the event loop.
+_finder = functools.cache(FaultFinder)
+_FINDERS = {operation: _finder(model) for operation, model in MODELS.items()}
+_SCORE_FINDERS = {field: _finder(model) for field, model in SCORE_FORMS.items()}
 
 
 def validated(operation: Operation, body: Mapping[str, Any]) -> Any:
     """vLLM's model of a body. Raises pydantic's ValidationError, and what vLLM's own checks raise."""
     if operation is Operation.SCORE:
-        form = next((field for field in SCORE_FORMS if body.get(field) is not None), "documents")
-        return _SCORE_VALIDATORS[form].validate_python(body)
+        return _SCORE_VALIDATORS[_score_form(body)].validate_python(body)
     return _VALIDATORS[operation].validate_python(body)
+
+
+def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = False) -> Fault | None:
+    """The first fault of a body that was refused, as `FaultFinder` finds it; None: vLLM's models have none. Raises what
+    vLLM's own checks raise."""
+    finder = _SCORE_FINDERS[_score_form(body)] if operation is Operation.SCORE else _FINDERS.get(operation)
+    return None if finder is None else finder.find(body, by_kind=by_kind)
+
+
+def _score_form(body: Mapping[str, Any]) -> str:
+    return next((field for field in SCORE_FORMS if body.get(field) is not None), "documents")

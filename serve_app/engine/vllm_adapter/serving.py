@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import VLLMError
 from vllm.tool_parsers.structural_tag_registry import resolve_tool_strictness
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
@@ -30,11 +31,11 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.core.score_inputs import score_inputs
-from serve_app.engine.client_names import field_path, in_client_words
+from serve_app.engine.client_names import dotted, field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.trusted_models import trusted
-from serve_app.engine.vllm_adapter.body_models import validated
+from serve_app.engine.vllm_adapter.body_models import fault_of, validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.engine.vllm_adapter.rendered import rendered_of_request
@@ -149,6 +150,9 @@ def request_of(submit: Submit, tool_strict: bool) -> Any:
         if submit.service_tier is not None:
             body["service_tier"] = submit.service_tier
         body = as_vllm_reads(body)
+    elif submit.operation is Operation.CHAT and isinstance(body.get("messages"), list):
+        # vLLM changes messages in place, and errors name what the client sent
+        body["messages"] = [dict(one) if isinstance(one, dict) else one for one in body["messages"]]
     request = validated(submit.operation, body)
     if tool_strict and submit.operation in (Operation.CHAT, Operation.RESPONSES):
         enforce_tool_schemas(request)
@@ -341,6 +345,12 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     if isinstance(error, RecursionError):
         return create_error_response("JSON in a string of the request is nested too deep")
     response = create_error_response(error)
+    # A value of a wrong type, at which checks before validation fail, or rendering, since a lenient model has taken it;
+    # a content part whose type such a model has dropped.
+    if isinstance(error, TypeError | LookupError | AttributeError) or response.error.param == "type":
+        found = _fault(submit) or _fault(submit, by_kind=True)
+        if found is not None:
+            return found
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
         return response
     field = grammar_field(submit)
@@ -351,8 +361,25 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
 
 
 def validation_error(error: ValidationError, submit: Submit) -> ErrorResponse:
-    """The first validation error in OpenAI's format, with the field in `param`."""
+    """The first validation error in OpenAI's format, with the field's path in the client's body in `param`."""
+    found = _fault(submit)
+    if found is not None:
+        return found
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = field_path(first["loc"], submit.body, is_missing=first["type"] == "missing")
-    message = f"{field}: {first['msg']}" if field else first["msg"]
-    return create_error_response(message, param=field)
+    return _refusal_of(field, first["msg"])
+
+
+def _fault(submit: Submit, *, by_kind: bool = False) -> ErrorResponse | None:
+    """The first fault of a body that was refused; None: vLLM's models have none. `by_kind`: as for `fault_of`."""
+    is_response = submit.operation in (Operation.RESPONSES, Operation.INPUT_TOKENS)
+    body = as_vllm_reads(submit.body) if is_response else submit.body
+    try:
+        fault = fault_of(submit.operation, body, by_kind=by_kind)
+    except VLLMError as error:
+        return create_error_response(error)
+    return None if fault is None else _refusal_of(dotted(fault.path) or None, fault.message)
+
+
+def _refusal_of(field: str | None, message: str) -> ErrorResponse:
+    return create_error_response(f"{field}: {message}" if field else message, param=field)
