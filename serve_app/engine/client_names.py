@@ -25,6 +25,7 @@ _CLIENT_FIELDS = {
 }
 _FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it
 _APPENDED_PARAMETER = re.compile(r" \(parameter=[^,)]*(?:, value=(.*))?\)$", re.DOTALL)
+_OWN_VALUES = re.compile(r": \{'json': .*\}$", re.DOTALL)  # the attributes of a class of vLLM, in Python
 MAX_SEARCHED = 20_000  # values of a body, in the event loop: 5 ms
 
 Path = tuple[str | int, ...]
@@ -60,6 +61,7 @@ def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, s
     appended = _APPENDED_PARAMETER.search(message)
     if appended:
         message = message[: appended.start()]
+    message = _OWN_VALUES.sub("", message)
     place = _place_told(message, body)
     if place is None and param is not None and param not in body and param not in _CLIENT_FIELDS:
         place = _place_of(param, appended and appended[1], body)
@@ -102,6 +104,10 @@ def _empty_prompt(body: Body) -> Path | None:
     return next((path for path, prompt in _prompts(body) if prompt in ("", [])), None)
 
 
+def _constraint(body: Body) -> Path | None:
+    return ("structured_outputs",) if "structured_outputs" in body else None
+
+
 def _medium(body: Body) -> Path | None:
     """The first content part that is an image, audio or video."""
     for path, node in _objects(body):
@@ -116,6 +122,7 @@ _PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
     (re.compile(r"prompt cannot be empty"), _empty_prompt),
     (re.compile(r"^Unsupported input item type: (.+)$"), lambda body, kind: _place_of("type", kind, body)),
     (re.compile(r"^Encrypted content is not supported"), lambda body: _place_of("encrypted_content", None, body)),
+    (re.compile(r"kind of structured outputs constraint"), _constraint),
     (re.compile(r"not a multimodal model|^MultiModalParam is not supported|^At most \d+ \w+\(s\) may be"), _medium),
 )
 

@@ -148,6 +148,15 @@ def test_a_path_has_no_names_of_vllm_s_classes(
             {"messages": [{"content": [{"type": "text"}, {"type": "image_url", "image_url": {"url": "a"}}]}]},
             ("messages.0.content.1: At most 0 image(s) may be provided in one prompt.", "messages.0.content.1"),
         ),
+        (
+            "You must use one kind of structured outputs constraint but none are specified: {'json': None, 'a': None}",
+            None,
+            {"messages": [], "structured_outputs": {}},
+            (
+                "structured_outputs: You must use one kind of structured outputs constraint but none are specified",
+                "structured_outputs",
+            ),
+        ),
         ("is wrong (parameter=made_up)", "made_up", {"prompt": "a"}, ("is wrong", "made_up")),
     ],
 )
