@@ -1,4 +1,4 @@
-"""What all tests share: the marker of the long ones, second attempts in CI, and which tests stay together."""
+"""What all tests share: their bound, the marker of the long ones, second attempts in CI, and which stay together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+from tests import time_limit
 
 # How long an example takes says how busy the machine is: nothing is measured in a unit test.
 hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -50,6 +52,7 @@ END_TO_END, CLUSTER = "tests/e2e/", "tests/cluster/"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: too slow for `make test`; `make test-long` runs it")
+    time_limit.pytest_configure(config)
 
 
 @pytest.hookimpl(wrapper=True)

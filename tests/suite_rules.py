@@ -18,6 +18,7 @@ FOREIGN_PRIVATE = frozenset({
     "_scheduled",  # asyncio: timers that are left
     "_shutdown",  # vLLM's tests: how their server is ended
 })  # fmt: skip
+SENDS = frozenset({"send_signal", "kill", "killpg"})
 NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_field_defaults", "_make"})
 
 
@@ -49,6 +50,22 @@ def unexplained_sleeps(texts: Mapping[str, str]) -> list[str]:
             a_turn = ast.unparse(node.args[0]) in ("0", "0.0")
             if not a_turn and "#" not in lines[node.lineno] and "#" not in lines[node.lineno - 1]:
                 found.append(f"{path}:{node.lineno}")
+    return found
+
+
+def uninterruptible(texts: Mapping[str, str]) -> list[str]:
+    """Where SIGINT is sent to another process by a module that does not start it with the signal's default action:
+    under a caller that ignores SIGINT it would go on."""
+    found = []
+    for path, text in texts.items():
+        tree = ast.parse(text, path)
+        if any(isinstance(node, ast.ImportFrom) and node.module == "tests.interruptible" for node in ast.walk(tree)):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SENDS:
+                given = [ast.unparse(argument) for argument in node.args]
+                if "signal.SIGINT" in given and "os.getpid()" not in given:
+                    found.append(f"{path}:{node.lineno}")
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts import install
+from tests.interruptible import interruptible
 from tests.requires import requires
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,7 +133,7 @@ def stopped_while_serving(checkout: Path, stop: Callable[[int], object]) -> str:
     """Everything `make serve` prints when `stop(pid)` is done to it once it serves; both are gone when this returns."""
     command = ["make", f"PYTHON={sys.executable}", "DEVICE=cpu", "serve"]
     with subprocess.Popen(
-        command,
+        interruptible(command),
         cwd=checkout,
         env=environment_of_a_shell(STAY="1"),
         stdin=subprocess.DEVNULL,

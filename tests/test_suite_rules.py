@@ -43,6 +43,18 @@ def test_a_sleep_with_its_reason_is_accepted(source: str) -> None:
     assert rules.unexplained_sleeps({"a.py": source}) == []
 
 
+@pytest.mark.parametrize("source", ["child.send_signal(signal.SIGINT)", "import os\nos.killpg(pid, signal.SIGINT)"])
+def test_an_interrupt_of_what_may_ignore_it_is_seen(source: str) -> None:
+    assert len(rules.uninterruptible({"a.py": source})) == 1
+    started = f"from tests.interruptible import interruptible\n{source}"
+    own = "os.kill(os.getpid(), signal.SIGINT)\nchild.send_signal(signal.SIGTERM)"
+    assert rules.uninterruptible({"a.py": started, "b.py": own}) == []
+
+
+def test_what_a_test_interrupts_does_not_ignore_it(texts: dict[str, str]) -> None:
+    assert rules.uninterruptible(texts) == []
+
+
 def test_no_test_reads_what_is_private_to_another_module(texts: dict[str, str]) -> None:
     assert rules.private_reads(texts) == []
 

@@ -13,6 +13,7 @@ from serve_app.client import Client, connect
 from serve_app.cluster.local import LocalCluster
 from serve_app.cluster.local.state import STATE_VARIABLE
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, Stack
+from tests.interruptible import interruptible
 from tests.requires import ROOT, missing
 
 PROGRAM_S = 60  # bound of a program of its own; joining takes three seconds on an idle machine
@@ -61,7 +62,7 @@ def run(program: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess
 def running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A program in a process of its own, for the block; killed at its end."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        interruptible([sys.executable, "-c", program]),
         env=dict(environ),
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -72,4 +73,4 @@ def running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PROGRAM_S)

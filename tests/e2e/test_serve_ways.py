@@ -19,6 +19,7 @@ from serve_app.cli.deploy import export
 from serve_app.names import APPLICATION, ROUTER, deployment_of
 from serve_app.settings import parse
 from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, place, running
+from tests.interruptible import interruptible
 from tests.requires import requires
 
 BASE = configured(model(OTHER))
@@ -193,16 +194,17 @@ def test_serve_run_refuses_a_wrong_file_and_takes_over_with_a_right_one(
     assert f"{wrong}: modles: unknown key" in refused.stderr
     assert there.replicas() == before
     file.write_text(yaml.safe_dump(configured(model(OTHER), model("added"))))
-    with subprocess.Popen(
-        [sys.executable, "-m", *line, f"config={file}"], env=environment(there), stdout=subprocess.DEVNULL
-    ) as run:
-        try:
-            there.wait_serving("added")
-            state = there.wait(lambda state: state["state"] == "running", "all of it runs")
-            assert {name: ids for name, ids in running(state).items() if name != "added"} == before
-        finally:
-            run.send_signal(signal.SIGINT)
+    serve_run = interruptible([sys.executable, "-m", *line, f"config={file}"])
+    run = subprocess.Popen(serve_run, env=environment(there), stdout=subprocess.DEVNULL)
+    try:
+        there.wait_serving("added")
+        state = there.wait(lambda state: state["state"] == "running", "all of it runs")
+        assert {name: ids for name, ids in running(state).items() if name != "added"} == before
+        run.send_signal(signal.SIGINT)
         assert run.wait(COMMAND_S) == 0
+    finally:
+        run.kill()
+        run.wait(COMMAND_S)
     # the node's stand-in for Serve's HAProxy keeps the port for a while, and says so
     gone = there.endpoint.ask(STEADY)
     assert (gone.status, json.loads(gone.text)["error"]["code"]) == (503, "no_router")

@@ -19,6 +19,7 @@ import psutil
 
 from tests.first_hour.documents import ROOT
 from tests.first_hour.walk import StepFailedError
+from tests.interruptible import interruptible
 
 SERVE_APP, PYTHON = ".venv/bin/serve-app", ".venv/bin/python"
 # What somebody has set who did not just come, and what `make` passes on to the commands of a recipe.
@@ -130,7 +131,7 @@ class Background:
         self._command, self._log = command, log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command,
+                interruptible(command),
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
