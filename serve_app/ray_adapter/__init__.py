@@ -7,7 +7,6 @@ Never: knows models or requests.
 """
 
 from serve_app.ray_adapter.handles import (
-    ACCEPT_S,
     AWAY,
     CALL_ERRORS,
     HEAD_ACTOR,
@@ -16,13 +15,13 @@ from serve_app.ray_adapter.handles import (
     DirectedRequestRouter,
     EveryReplica,
     Handle,
-    IngressHandle,
     in_fresh_context,
     on_fast_path,
     pin_version,
     quiet_router_thread,
 )
 from serve_app.ray_adapter.heap import freeze_heap
+from serve_app.ray_adapter.ingress_handle import ACCEPT_S, IngressHandle
 from serve_app.ray_adapter.loading import keep_while_loading
 from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
 from serve_app.ray_adapter.request_bodies import bound_bodies

@@ -1,6 +1,6 @@
 """Calls between the deployments of an application: a handle that sends a call to a chosen replica and knows which
-engine replicas Serve counts as running, calls of all replicas of a deployment, and the handle that carries the calls of
-clients inside the cluster to a router replica; deployments with a version of their own.
+engine replicas Serve counts as running, and calls of all replicas of a deployment; deployments with a version of their
+own.
 
 Invariant: a directed call reaches the named replica or fails; no other replica ever answers it.
 """
@@ -8,12 +8,11 @@ Invariant: a directed call reaches the named replica or fails; no other replica 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import functools
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ from ray.serve.deployment import Deployment
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 
-from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, EngineUnreachable, Unavailable
+from serve_app.errors import BodyTooLarge, EngineUnreachable
 from serve_app.names import NAMESPACE
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
@@ -47,7 +46,6 @@ _ONE = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "
 HEAD_ACTOR: dict[str, Any] = _ONE | {"resources": {"node:__internal_head__": 0.001}, "scheduling_strategy": "DEFAULT"}
 
 QUIET_S = 5.0  # for cancelled tasks to end; they take milliseconds
-ACCEPT_S = 30.0  # for a router replica to accept a call; a crashed one restarts within ten
 
 # What a directed call raises when its replica is gone, cannot be reached or refuses new calls. Serve's transport passes
 # gRPC's own error through for every status but UNAVAILABLE.
@@ -253,10 +251,7 @@ class ChosenReplica:
         return frozenset(self._replicas())
 
     def _replicas(self) -> dict[str, RunningReplica]:
-        router: Any = self._handle._init_router()
-        request_router = getattr(router, "_asyncio_router", router).request_router
-        found = {} if request_router is None else request_router.curr_replicas
-        return {replica_id.unique_id: replica for replica_id, replica in found.items()}
+        return running_replicas(self._handle)
 
     async def call(self, replica_id: str, method: str, *arguments: Any) -> Any:
         """A unary call; cancelling it cancels it there. Raises CALL_ERRORS."""
@@ -279,6 +274,14 @@ class ChosenReplica:
         except asyncio.CancelledError:
             result.cancel()
             raise
+
+
+def running_replicas(handle: DeploymentHandle[Any]) -> dict[str, RunningReplica]:
+    """By unique id, the replicas that accept calls of the handle; empty until Serve has sent them."""
+    router: Any = handle._init_router()
+    request_router = getattr(router, "_asyncio_router", router).request_router
+    found = {} if request_router is None else request_router.curr_replicas
+    return {replica_id.unique_id: replica for replica_id, replica in found.items()}
 
 
 def in_fresh_context(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -314,82 +317,3 @@ def quiet_router_thread() -> None:
             await asyncio.wait(tasks, timeout=QUIET_S)
 
     asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(2 * QUIET_S)
-
-
-class IngressHandle:
-    """Calls one streaming method of an application's ingress by gRPC: when this process dies, its calls end.
-
-    Everything runs in `loop`. Serve's own path from a driver passes every message between threads by a task, which
-    costs two thirds more CPU time here.
-    """
-
-    def __init__(self, deployment: str, application: str, method: str) -> None:
-        self.loop = home_loop()
-        self._application, self._method = application, method
-        self._handle: DeploymentHandle[Any] = DeploymentHandle(deployment, application)
-        self._open_results: set[Any] = set()  # results being read
-
-    @functools.cached_property
-    def _remote(self) -> Callable[..., Any]:
-        self._handle._init(_run_router_in_separate_loop=False)
-        return self._handle.options(method_name=self._method, stream=True, **GRPC).remote
-
-    async def stream(self, *arguments: Any, accept_s: float | None = None) -> AsyncGenerator[Any, None]:
-        """The values that the method yields; closing the iterator ends the call on the replica.
-
-        Args:
-            accept_s: time for a replica to accept the call; Serve would retry for ever. Default: `ACCEPT_S`.
-
-        Raises:
-            Unavailable: no replica accepted the call, or its replica has ended; the request may have run then.
-            BodyTooLarge: more than gRPC can carry to a replica.
-        """
-        accept_s = ACCEPT_S if accept_s is None else accept_s
-        result = None
-        begun = False
-        try:
-            result = await self._accepted(arguments, accept_s)
-            self._open_results.add(result)
-            async for item in result:
-                begun = True
-                yield item
-        except TimeoutError as error:
-            message = f"no router of the application {self._application!r} took the call within {accept_s:g} s"
-            raise Unavailable(message, code=NO_ROUTER) from error
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise  # cancelled here; else it happened on the router, or on a closed client
-            raise Unavailable("the call was dropped", code=DROPPED) from None
-        except CALL_ERRORS as error:
-            if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED and not begun:
-                raise BodyTooLarge("the request is larger than what a router can be handed", param="body") from None
-            what = str(error).strip().split("\n", 1)[0]
-            code = NO_ROUTER if isinstance(error, RayServeException) else DROPPED
-            raise Unavailable(f"the call did not reach its end: {what}", code=code) from error
-        finally:
-            if result is not None:
-                self._open_results.discard(result)
-                result.cancel()
-
-    async def _accepted(self, arguments: tuple[Any, ...], accept_s: float) -> Any:
-        """The result of a call that a replica has accepted."""
-        response = self._remote(*arguments)
-        assigned = response._replica_result_future
-        try:
-            async with asyncio.timeout(accept_s):
-                return await response._fetch_future_result_async()
-        except BaseException:
-            assigned.cancel()
-            assigned.add_done_callback(_cancel_assigned)  # `response.cancel()` misses one assigned in this turn
-            raise
-
-    async def close(self) -> None:
-        """End the open calls, and free Serve's resources of the handle."""
-        for result in list(self._open_results):
-            result.cancel()
-        await self._handle.shutdown_async()
-
-
-def _cancel_assigned(assigned: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
-    if not assigned.cancelled() and assigned.exception() is None:
-        assigned.result().cancel()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import RayError
+from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.exceptions import RayServeException
 
 from serve_app.errors import DROPPED, NO_ROUTER, BodyTooLarge, ServeAppError, Unavailable
-from serve_app.ray_adapter import IngressHandle, handles
+from serve_app.ray_adapter import IngressHandle, ingress_handle
 
 SHORT_S = 0.02  # for a router to accept a call that none accepts
 TOO_LARGE = AioRpcError(StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), "too large")
@@ -48,9 +51,13 @@ class Serve:
         self.called: list[tuple[Any, ...]] = []
         self.options_given: dict[str, Any] = {}
         self.shut_down = False
+        self.request_router: Any = None  # Serve has sent no replicas yet
 
     def _init(self, *, _run_router_in_separate_loop: bool) -> None:
         assert not _run_router_in_separate_loop
+
+    def _init_router(self) -> Serve:
+        return self
 
     def options(self, **given: Any) -> Serve:
         self.options_given = given
@@ -78,8 +85,8 @@ def run(
 ) -> None:
     async def bounded() -> None:
         serve = Serve(accepted)
-        monkeypatch.setattr(handles, "DeploymentHandle", lambda *_: serve)
-        monkeypatch.setattr(handles, "home_loop", asyncio.get_running_loop)
+        monkeypatch.setattr(ingress_handle, "DeploymentHandle", lambda *_: serve)
+        monkeypatch.setattr(ingress_handle, "home_loop", asyncio.get_running_loop)
         async with asyncio.timeout(10):
             await scenario(IngressHandle("Router", "app", "exchange"), serve)
 
@@ -136,6 +143,44 @@ def test_a_call_that_no_router_accepts_is_taken_back(monkeypatch: pytest.MonkeyP
         assert serve._replica_result_future.cancelled()
 
     run(monkeypatch, None, scenario)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        (None, "none runs"),
+        ({}, "none runs"),
+        ({ReplicaID("r", DeploymentID("Router", "app")): None}, "1 running, none has taken it"),
+    ],
+    ids=["not known", "none", "one"],
+)
+def test_a_call_that_waits_for_a_router_says_so_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replicas: Any, said: str
+) -> None:
+    monkeypatch.setattr(ingress_handle, "TELL_S", SHORT_S)
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+
+    async def scenario(handle: IngressHandle, serve: Serve) -> None:
+        serve.request_router = None if replicas is None else SimpleNamespace(curr_replicas=replicas)
+        with pytest.raises(Unavailable):
+            await read(handle, 10 * SHORT_S)
+
+    run(monkeypatch, None, scenario)
+    (told,) = {record.getMessage() for record in caplog.records}
+    assert f"waited {SHORT_S:g} s for a router of the application 'app': {said}" in told
+    assert "ends after 0.2 s" in told
+
+
+def test_a_call_that_is_taken_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ingress_handle, "TELL_S", SHORT_S)
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+
+    async def scenario(handle: IngressHandle, _: Serve) -> None:
+        assert await read(handle) == [1]
+        await asyncio.sleep(2 * SHORT_S)  # bound: itself; a timer that is left would have fired
+
+    run(monkeypatch, Result([1], StopAsyncIteration()), scenario)
+    assert caplog.records == []
 
 
 def test_a_reader_that_leaves_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,3 +90,10 @@ def test_the_configurations_are_valid(tmp_path: Path, example: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(example)
     assert load(file).models
+
+
+def test_a_deployment_of_an_example_waits_for_no_cpu_of_its_own() -> None:
+    """Where engines and routers have all CPUs, one that wants its own waits for ever, and Serve says nothing of it."""
+    decorated = [line for text in PYTHON.values() for line in text.splitlines() if line.startswith("@serve.deployment")]
+    assert decorated
+    assert {line for line in decorated if '"num_cpus": 0' not in line} == set()
