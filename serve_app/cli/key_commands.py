@@ -34,10 +34,11 @@ COLUMNS = ("id", "name", "tenant", "state", "class", "models", "rights", "expire
 LIMIT_COLUMNS = ("of", "limit", "value")
 STYLES = {"revoked": "dim", "expired": "yellow"}  # by state
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+NO_LIMIT, NEVER = "none", "never"  # what takes a limit and the end of a key away
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 MAX_DURATION_S = 100 * 365 * 86_400  # a century; a longer one is a mistake, and datetime ends
 
-app = typer.Typer(help="Make, list and end API keys while the endpoint runs.", no_args_is_help=True)
+app = typer.Typer(help="Make, change, list and end API keys while the endpoint runs.", no_args_is_help=True)
 _command = command(app)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `serve-app keys list` shows it.")]
@@ -101,22 +102,69 @@ def create(
         "metrics": metrics,
         "expires_at": None if expires is None else expiry(expires, datetime.now(UTC)),
         "limits": given or None,
-        "batch_limits": batch_limits(batch_limit or ()) or None,
+        "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
     }
     _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", json=body), as_json)
 
 
-def batch_limits(given: Iterable[str]) -> dict[str, float]:
-    """Limits as NAME=NUMBER, checked by the endpoint. Raises BadRequest: not of this form."""
-    found = {}
+def limit_changes(option: str, given: Iterable[str]) -> dict[str, float | None]:
+    """Limits as NAME=NUMBER, or NAME=none for no limit, checked by the endpoint. Raises BadRequest: another form."""
+    found: dict[str, float | None] = {}
     for text in given:
         name, _, value = text.partition("=")
         try:
-            number = float(value)
+            number = None if value == NO_LIMIT else float(value)
         except ValueError:
-            raise BadRequest(f"--batch-limit {text}: give a name and a number, such as max_concurrent=8") from None
-        found[name] = int(number) if number.is_integer() else number
+            raise BadRequest(f"{option} {text}: give a name and a number, such as max_concurrent=8") from None
+        found[name] = int(number) if number is not None and number.is_integer() else number
     return found
+
+
+@_command
+def update(
+    key_id: IdArgument,
+    name: Annotated[str | None, typer.Option("--name", help="Whose it is, or what for.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="The models that it may use, in place of those before.")
+    ] = None,
+    all_models: Annotated[bool, typer.Option("--all-models", help="It may use every model.")] = False,
+    max_class: Annotated[str | None, typer.Option("--max-class", help="The highest class.")] = None,
+    default_class: Annotated[str | None, typer.Option("--default-class", help="Of requests that name none.")] = None,
+    admin: Annotated[bool | None, typer.Option("--admin/--no-admin", help="What operators may.")] = None,
+    metrics: Annotated[bool | None, typer.Option("--metrics/--no-metrics", help="May read /metrics.")] = None,
+    expires: Annotated[str | None, typer.Option("--expires", help="As of `create`; or never.")] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--limit", help="Such as tokens_per_day=1000000, or tokens_per_day=none; may be given again."),
+    ] = None,
+    batch_limit: Annotated[list[str] | None, typer.Option("--batch-limit", help="The same, of its batches.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    state_dir: StateOption = None,
+) -> None:
+    """Change what a key may do, not the key itself; what is not named stays. Every router takes it within a second."""
+    if model and all_models:
+        raise BadRequest("--model and --all-models: give one of them", param="--model")
+    given = {
+        "name": name,
+        "models": model or None,
+        "max_class": max_class,
+        "default_class": default_class,
+        "admin": admin,
+        "metrics": metrics,
+        "limits": limit_changes("--limit", limits or ()) or None,
+        "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
+    }
+    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if all_models:
+        body["models"] = None
+    if expires is not None:
+        body["expires_at"] = None if expires == NEVER else expiry(expires, datetime.now(UTC))
+    if not body:
+        raise BadRequest("nothing is to be changed: `serve-app keys update --help` has the options", param="update")
+    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", key_id, json=body), as_json)
 
 
 @command(app, "list")

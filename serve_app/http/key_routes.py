@@ -3,6 +3,7 @@
     GET    /admin/keys                all keys, those of the configuration too; never a key itself or a digest
     POST   /admin/keys                {"name", "tenant", ...} -> 201 with `key`, which is shown this once
     GET    /admin/keys/{id}           one key, with the limits that hold for it
+    POST   /admin/keys/{id}           changes the fields it names; of `limits` those it names, and null takes one away
     POST   /admin/keys/{id}/rotate    {"grace_s"} -> the key with a new `key`; the old one is valid for the grace
     DELETE /admin/keys/{id}           revokes it; requests that run are finished
 
@@ -126,6 +127,8 @@ class KeyRoutes:
                 record = await self._record(route.argument)
                 found = self._shown(record) | {"effective_limits": effective_limits(record, self._settings())}
                 return 200, JSON, msgspec.json.encode(found)
+            case KeyCall.UPDATE:
+                return await self._update(route.argument, (await read())[0], identity)
             case KeyCall.ROTATE:
                 return await self._rotate(route.argument, (await read())[0], identity)
             case _:
@@ -133,27 +136,31 @@ class KeyRoutes:
 
     async def _create(self, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_KeyFields, body)
-        max_class, default_class = RequestClass[asked.max_class.upper()], RequestClass[asked.default_class.upper()]
-        if default_class > max_class:
-            raise BadRequest("`default_class` is above `max_class`", param="default_class")
         now, key = self._now(), new_key()
-        record = KeyRecord(
-            key_id=new_key_id(),
-            name=asked.name,
-            tenant=asked.tenant,
-            digest=_digest(key),
-            max_class=max_class,
-            default_class=default_class,
-            admin=asked.admin,
-            metrics=asked.metrics,
-            models=None if asked.models is None else tuple(asked.models),
-            limits=None if asked.limits is None else asked.limits.limits(),
-            batch_limits=None if asked.batch_limits is None else asked.batch_limits.limits(),
-            created_at=now,
-            expires_at=None if asked.expires_at is None else _expiry(asked.expires_at, now),
-        )
-        made = await self._following().store.create_key(record)
+        expires_at = None if asked.expires_at is None else _expiry(asked.expires_at, now)
+        given: dict[str, Any] = {
+            "tenant": asked.tenant,
+            "digest": _digest(key),
+            "created_at": now,
+            "expires_at": expires_at,
+        }
+        made = await self._following().store.create_key(KeyRecord(key_id=new_key_id(), **given, **_rights(asked)))
         return self._done("created", made, identity, key, 201)
+
+    async def _update(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
+        record, now = await self._stored(key_id), self._now()
+        if record.revoked_at is not None:
+            raise KeyConflict("the key is revoked: make a new one")
+        if body.get("tenant", record.tenant) != record.tenant:
+            raise BadRequest(
+                "a key keeps its `tenant`, whose its files, batches and use are: make another key", param="tenant"
+            )
+        asked = parse_fields(_KeyFields, _patched(_as_body(record), body))
+        changes = _rights(asked)
+        if "expires_at" in body:  # one that has passed may stay as it is
+            changes["expires_at"] = None if asked.expires_at is None else _expiry(asked.expires_at, now)
+        changed = await self._following().store.change_key(key_id, if_version=record.version, **changes)
+        return self._done("changed", changed, identity)
 
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_RotateFields, body)
@@ -232,6 +239,48 @@ class KeyRoutes:
             "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
             **times,
         }
+
+
+def _rights(asked: _KeyFields) -> dict[str, Any]:
+    """What a key may do and use, as its record has it."""
+    max_class, default_class = RequestClass[asked.max_class.upper()], RequestClass[asked.default_class.upper()]
+    if default_class > max_class:
+        raise BadRequest("`default_class` is above `max_class`", param="default_class")
+    return {
+        "name": asked.name,
+        "max_class": max_class,
+        "default_class": default_class,
+        "admin": asked.admin,
+        "metrics": asked.metrics,
+        "models": None if asked.models is None else tuple(asked.models),
+        "limits": None if asked.limits is None else asked.limits.limits(),
+        "batch_limits": None if asked.batch_limits is None else asked.batch_limits.limits(),
+    }
+
+
+def _as_body(record: KeyRecord) -> dict[str, Any]:
+    """The body that would make a key with these rights."""
+    return {
+        "name": record.name,
+        "tenant": record.tenant,
+        "max_class": record.max_class.label,
+        "default_class": record.default_class.label,
+        "admin": record.admin,
+        "metrics": record.metrics,
+        "models": None if record.models is None else list(record.models),
+        "expires_at": None if record.expires_at is None else utc(record.expires_at),
+        "limits": None if record.limits is None else shown_limits(record.limits),
+        "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
+    }
+
+
+def _patched(old: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the patch in it: of limits those that it names are changed, anything else is replaced."""
+    found = {**old, **patch}
+    for name in ("limits", "batch_limits"):
+        if isinstance(patch.get(name), Mapping):
+            found[name] = {**(old[name] or {}), **patch[name]}
+    return found
 
 
 def effective_limits(record: KeyRecord, settings: Settings) -> dict[str, Any]:

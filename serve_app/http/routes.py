@@ -61,6 +61,7 @@ class KeyCall(enum.StrEnum):
     LIST = "list"
     CREATE = "create"
     GET = "get"
+    UPDATE = "update"
     ROTATE = "rotate"
     REVOKE = "revoke"
 
@@ -128,7 +129,11 @@ _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what c
     ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),
     ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
     ("/admin/keys/", "/rotate", {"POST": KeyCall.ROTATE}),
-    ("/admin/keys/", "", {"GET": KeyCall.GET, "HEAD": KeyCall.GET, "DELETE": KeyCall.REVOKE}),
+    (
+        "/admin/keys/",
+        "",
+        {"GET": KeyCall.GET, "HEAD": KeyCall.GET, "POST": KeyCall.UPDATE, "DELETE": KeyCall.REVOKE},
+    ),
     ("/v1/files/", "/content", {"GET": FileCall.CONTENT, "HEAD": FileCall.CONTENT}),
     ("/v1/files/", "", {"GET": FileCall.GET, "HEAD": FileCall.GET, "DELETE": FileCall.DELETE}),
     ("/v1/batches/", "/cancel", {"POST": BatchCall.CANCEL}),

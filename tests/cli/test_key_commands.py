@@ -96,16 +96,16 @@ def test_a_key_is_made_listed_rotated_and_revoked(keys: Keys, store: FakeStore) 
 
 def test_the_commands_of_the_document_work_in_its_order(keys: Keys, store: FakeStore) -> None:
     lines = re.findall(r"^\$ serve-app keys (.*)$", DOCUMENT.read_text(), re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["create", "list", "show-limits", "rotate", "revoke"]
+    assert [line.split()[0] for line in lines] == ["create", "list", "show-limits", "update", "rotate", "revoke"]
     for line in lines:
         made = asyncio.run(store.keys())
         arguments = shlex.split(re.sub(r"key_[0-9a-f]{16}", made[0].key_id if made else "", line))
         result = keys(*arguments)
         assert result.exit_code == 0, (line, result.output)
     (record_,) = asyncio.run(store.keys())
-    assert (record_.tenant, record_.models) == ("research", ("chat",))
+    assert (record_.tenant, record_.models, record_.expires_at) == ("research", ("chat", "code"), None)
     assert record_.revoked_at is not None
-    assert record_.limits == Limits(requests_per_minute=60, tokens_per_minute=150_000)
+    assert record_.limits == Limits(requests_per_minute=60, tokens_per_minute=150_000, tokens_per_day=1_000_000)
 
 
 def test_json_is_what_the_route_answers(keys: Keys, store: FakeStore) -> None:
@@ -126,6 +126,25 @@ def test_the_limits_of_a_key_s_batches_are_given_by_name_and_shown(keys: Keys, s
     assert "limit\tbatches of this key\tmax_concurrent\t8" in shown
     for wrong in ("max_concurrent", "max_concurrent=many", "no_such=1"):
         assert keys("create", "night", "--batch-limit", wrong).exit_code != 0
+
+
+def test_an_update_changes_what_it_names_and_nothing_else(keys: Keys, store: FakeStore) -> None:
+    limits = ("--requests-per-minute", "60", "--tokens-per-day", "5000", "--batch-limit", "max_concurrent=8")
+    made = json.loads(keys("create", "laptop", "--model", "tiny", "--expires", "90d", *limits, "--json").stdout)
+    changes = ("--limit", "tokens_per_day=none", "--limit", "max_concurrent=3", "--batch-limit", "max_concurrent=none")
+    result = keys("update", made["id"], "--all-models", "--admin", "--expires", "never", *changes, "--json")
+    changed = json.loads(result.stdout)
+    wanted = {
+        "models": None,
+        "admin": True,
+        "expires_at": None,
+        "limits": {"requests_per_minute": 60.0, "max_concurrent": 3},
+        "batch_limits": {},
+    }
+    assert changed == {name: value for name, value in made.items() if name != "key"} | wanted
+    narrowed = json.loads(keys("update", made["id"], "--model", "a", "--no-admin", "--name", "b", "--json").stdout)
+    assert (narrowed["models"], narrowed["admin"], narrowed["name"]) == (["a"], False, "b")
+    assert keys("update", made["id"], "--name", "c").stdout.split("\t")[:3] == ["key", made["id"], "c"]
 
 
 def test_limits_are_shown_by_what_has_them(keys: Keys, store: FakeStore) -> None:
@@ -159,6 +178,11 @@ def test_an_error_is_one_line_and_a_status(keys: Keys, store: FakeStore) -> None
         ("create", "x", "--expires", "soon"): "--expires soon",
         ("create", "x", "--expires", "2001-01-01"): "has passed",
         ("rotate", "ops", "--grace", "long"): "--grace long",
+        ("update", "ops", "--name", "x"): "key of the configuration",
+        ("update", "key_0000000000000000"): "nothing is to be changed",
+        ("update", "key_0000000000000000", "--name", "x"): "there is no key",
+        ("update", "ops", "--model", "x", "--all-models"): "give one of them",
+        ("update", "ops", "--limit", "tokens_per_day"): "--limit tokens_per_day",
     }
     for arguments, text in wrong.items():
         result = keys(*arguments)

@@ -166,7 +166,7 @@ def test_the_list_has_the_keys_of_the_file_too(store: FakeStore) -> None:
         of_file = [("ops", "configuration"), ("", "configuration"), ("", "configuration")]
         assert [(one["name"], one["source"]) for one in listed] == [*of_file, ("laptop", "store")]
         assert {one["id"] for one in listed} >= {made["id"], "ops"}
-        for method, path in (("DELETE", "ops"), ("POST", "ops/rotate")):
+        for method, path in (("DELETE", "ops"), ("POST", "ops"), ("POST", "ops/rotate")):
             reply = await client.request(method, f"{KEYS}/{path}", b"{}", key=ADMIN)
             assert (reply.status, reply.error["code"]) == (409, "key_conflict")
             assert "auth.keys" in reply.error["message"]
@@ -197,6 +197,7 @@ def test_a_tenants_key_gets_nothing_and_its_body_is_not_read(store: FakeStore) -
         ("POST", KEYS),
         ("GET", f"{KEYS}/ops"),
         ("DELETE", f"{KEYS}/ops"),
+        ("POST", f"{KEYS}/ops"),
         ("POST", f"{KEYS}/ops/rotate"),
         ("HEAD", f"{KEYS}/key_0"),
     ]
