@@ -14,7 +14,9 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serve_app.engine.simulated import SimulatedEngine
+from serve_app.engine.simulated.requests import QUIET
 from serve_app.engine.simulated.text import TOKEN_CHARS, WordTokenizer, count_tokens, first_stop, text_key, text_of
+from serve_app.http.contract import FORWARDED
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import Operation
 from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, document, events, pieces, run, submit
@@ -121,6 +123,40 @@ def test_a_wrong_field_is_named_in_openais_error_format(operation: Operation, bo
     assert (piece.status, piece.media, piece.usage) == (400, "json", TokenUsage())
     error = json.loads(piece.body)["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+IGNORED: dict[str, Any] = {
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"json": {}},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "prompt_logprobs": 0,
+    "logit_bias": {"5": 1},
+    "echo": True,
+    "reasoning_effort": "high",
+    "a_field_of_a_later_release": 1,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("field", IGNORED)
+def test_a_field_that_is_ignored_is_named_in_the_answer(field: str, stream: bool) -> None:
+    body = HELLO | {"max_tokens": 3, "stream": stream, field: IGNORED[field]}
+    told = events(pieces(Operation.CHAT, body)) if stream else [document(Operation.CHAT, body)]
+    assert [one["warnings"] for one in told if "warnings" in one] == [[f"the simulated engine ignores {field}"]]
+    assert told[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_asks_for_nothing_or_has_its_effect_is_no_warning() -> None:
+    nothing = dict.fromkeys(IGNORED) | {"tools": [], "tool_choice": "auto", "logprobs": False}
+    quiet = {"temperature": 0, "top_p": 1, "seed": 5, "user": "u", "stop": "zzz", "ignore_eos": True, "n": 2}
+    told = document(Operation.CHAT, HELLO | {"max_tokens": 3} | nothing | quiet | {"response_format": {"type": "text"}})
+    assert "warnings" not in told
+    assert {"tools", "response_format", "logprobs"} <= FORWARDED - QUIET
+    assert QUIET <= FORWARDED, "a name that no client can send"
 
 
 def test_an_over_long_prompt_is_refused_and_the_longest_is_not() -> None:

@@ -234,7 +234,8 @@ class SimulatedEngine:
         seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
         created = self._created(submit)
-        writer = Writer(operation, submit.request_id, self.settings.name, created, stream=generation.stream)
+        stream, ignored = generation.stream, generation.ignored
+        writer = Writer(operation, submit.request_id, self.settings.name, created, stream=stream, ignored=ignored)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:

@@ -1,7 +1,8 @@
 """OpenAI request bodies as the simulated engine reads them. Pure.
 
-Fields that determine the answer's length and format are checked and applied; sampling parameters, tools, logprobs and
-response formats are accepted without effect, since seed and prompt determine the text.
+Fields that determine the answer's length are checked and applied. Seed and prompt determine its text, so sampling
+parameters change nothing that could be told apart (`QUIET`). Any other field, such as tools, a schema or logprobs, is
+ignored, and the answer's `warnings` name it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,29 @@ from serve_app.types import Operation
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 MAX_CHOICES = 128  # OpenAI's bound on n; the router's own is lower
 
+# Fields of a generation that are no warning: what is applied, and what leaves no sign in a text that is noise anyway.
+_APPLIED = "model messages prompt n stream stream_options stop max_tokens max_completion_tokens ignore_eos min_tokens"
+_SIGNLESS = (
+    "user metadata temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed"
+    " stream_interval skip_special_tokens spaces_between_special_tokens add_special_tokens include_reasoning"
+    " parallel_tool_calls"
+)
+QUIET = frozenset(f"{_APPLIED} {_SIGNLESS}".split())
+ASKS_NOTHING: tuple[Any, ...] = ("", "none", "auto", [], {}, {"type": "text"})  # beside null and false
+
 Prompts = list[tuple[str, int]]  # texts with their lengths in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A checked chat or completion request. `prompt_tokens` counts each prompt once, as vLLM does."""
+    """A checked chat or completion request. `prompt_tokens` counts each prompt once, as vLLM does. `ignored`: fields
+    that ask for what the answer has not."""
 
     choices: tuple[SimulatedChoice, ...]
     prompt_tokens: int
     stream: bool
     include_usage: bool
+    ignored: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -74,7 +87,13 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
             stop = first_stop(key, max_tokens, stops) if stops else None
             length, cut = stop if stop else (max_tokens, None)
             choices.append(SimulatedChoice(len(choices), key, tokens, length, cut))
-    return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage)
+    return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage, ignored_fields(body))
+
+
+def ignored_fields(body: dict[str, Any]) -> tuple[str, ...]:
+    """The fields that ask for something and have no effect, by name."""
+    asking = {name for name, value in body.items() if value is not None and value is not False}
+    return tuple(sorted(name for name in asking - QUIET if body[name] not in ASKS_NOTHING))
 
 
 def parse_embedding(body: dict[str, Any], *, max_model_len: int) -> tuple[Prompts, bool]:

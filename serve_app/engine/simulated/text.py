@@ -145,13 +145,24 @@ def token_group(choice: SimulatedChoice, start: int, stop: int) -> list[int]:
 class Writer:
     """The bytes of one response to a chat or completion request.
 
-    Every output token is one SSE event, however many are written at once.
+    Every output token is one SSE event, however many are written at once. `ignored` fields of the request are named in
+    the whole answer, or in the event that ends a choice.
     """
 
-    def __init__(self, operation: Operation, request_id: str, model: str, created: int, *, stream: bool) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        request_id: str,
+        model: str,
+        created: int,
+        *,
+        stream: bool,
+        ignored: Sequence[str] = (),
+    ) -> None:
         self._chat = operation is Operation.CHAT
         kind = ("chat.completion" if self._chat else "text_completion") + (".chunk" if stream and self._chat else "")
         self._fields = {"id": request_id, "object": kind, "created": created, "model": model}
+        self._told = {"warnings": [f"the simulated engine ignores {name}" for name in ignored]} if ignored else {}
         self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes before and after a token's text
 
     def event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -176,7 +187,7 @@ class Writer:
             head, tail = self._around[choice.index]
             body += head + (tail + head).join(texts) + tail
         if stop == choice.max_tokens:
-            body += self.event([self._delta(choice, {}, choice.finish_reason)])
+            body += self.event([self._delta(choice, {}, choice.finish_reason)], **self._told)
         return body, [choice.index, *[WORD_IDS[k] for k in indices]]
 
     def end(self, usage: dict[str, int] | None) -> bytes:
@@ -191,7 +202,7 @@ class Writer:
             text = "".join([WORDS[k] for k in words_at(choice.key, 0, choice.max_tokens)])[: choice.cut]
             body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
-        return _json(self._fields | {"choices": told, "usage": usage})
+        return _json(self._fields | {"choices": told, "usage": usage} | self._told)
 
     def _delta(self, choice: SimulatedChoice, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
         body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
