@@ -1,5 +1,7 @@
 """`serve-app chat`: a conversation with a running instance over its OpenAI endpoint.
 
+A line that begins with `/` is one of `COMMANDS` and goes to no model.
+
 Invariant: the output is the text that the server streamed, in order; an error ends the answer and is shown as text.
 """
 
@@ -23,6 +25,13 @@ from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, ServeAppError, Unau
 CONNECT_S = 5.0  # the instance is on this machine or nearby
 SILENCE_S = 300.0  # between two pieces: a long prompt in a full queue waits a minute, then prefills
 DONE = "[DONE]"
+COMMANDS = {  # of a conversation
+    "/help": "these commands",
+    "/model [NAME]": "which model answers; with NAME that one from now on",
+    "/clear": "forget the conversation; the system message stays",
+    "/quit": "leave, as Ctrl-D does; Ctrl-C ends an answer",
+    "//...": "a message that begins with /",
+}
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -184,17 +193,42 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def interact(self) -> None:
-        """Read lines until the end of input. Ctrl-C ends the present answer; at the prompt it ends the conversation."""
+        """Read messages and `COMMANDS`, a line each, until the end of input. Ctrl-C ends the present answer; at the
+        prompt it ends the conversation."""
+        if self.console.is_terminal:
+            self._tell("/help shows what there is besides messages")
         while True:
             try:
                 text = self.console.input("[bold]you>[/bold] ").strip()
             except (EOFError, KeyboardInterrupt):
                 self.console.print()
                 return
+            if text == "/quit":
+                return
             try:
-                if text:
-                    self.send(text)
+                if text.startswith("/") and not text.startswith("//"):
+                    self._obey(*text.split(maxsplit=1))
+                elif text:
+                    self.send(text.removeprefix("/"))
             except KeyboardInterrupt:
                 self.console.print("(interrupted)")
             except ServeAppError as error:
                 self.console.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+
+    def _obey(self, command: str, argument: str = "") -> None:
+        match command, argument:
+            case "/model", "":
+                self._tell(self.model)
+            case "/model", name:
+                self.model = name
+            case "/clear", "":
+                self.messages = [message for message in self.messages if message["role"] == "system"]
+            case "/help", "":
+                width = max(map(len, COMMANDS))
+                for name, meaning in COMMANDS.items():
+                    self._tell(f"{name:{width}}  {meaning}")
+            case _:
+                self._tell(f"there is no {command}{' ' + argument if argument else ''}; /help shows what there is")
+
+    def _tell(self, line: str) -> None:
+        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 from serve_app.cli import chat as talk
 from serve_app.cluster.local import InstanceState
 from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.names import DISTRIBUTION, RELEASE
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -26,7 +27,8 @@ EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 P = ParamSpec("P")
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
-ConfigOption = Annotated[Path, typer.Option("--config", help="YAML configuration; see docs/settings.md.")]
+CONFIG_HELP = "YAML configuration; `serve-app help settings` lists what it may have."
+ConfigOption = Annotated[Path, typer.Option("--config", help=CONFIG_HELP)]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
@@ -43,6 +45,20 @@ StateOption = Annotated[
     str | None,
     typer.Option("--state-dir", envvar="SERVE_APP_STATE", help="Where instances are recorded.", show_default=False),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{DISTRIBUTION} {RELEASE}")
+        raise typer.Exit
+
+
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The options of `serve-app` itself, before a command."""
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[P, int | None]], Callable[P, None]]:

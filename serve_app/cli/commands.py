@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
-explain | keys | batch | usage | chat | down`.
+explain | keys | batch | usage | chat | down | help`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -17,10 +17,11 @@ import typer
 from rich.console import Console
 
 from serve_app import settings as configuration
-from serve_app.cli import batch_commands, instances, key_commands
+from serve_app.cli import batch_commands, instances, key_commands, setting_help
 from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
+from serve_app.cli import detach as detaching
 from serve_app.cli import doctor as examining
 from serve_app.cli import drain as draining
 from serve_app.cli import explain as explaining
@@ -31,6 +32,7 @@ from serve_app.cli import up as running
 from serve_app.cli import usage as usages
 from serve_app.cli.check import assumed_nodes
 from serve_app.cli.command_line import (
+    CONFIG_HELP,
     EXIT_FAILED,
     EXIT_NOTHING_RUNS,
     EXIT_USAGE,
@@ -44,6 +46,7 @@ from serve_app.cli.command_line import (
     UrlOption,
     command,
     endpoint_at,
+    options_of_all,
     print_found,
 )
 from serve_app.cli.usage import UsageGroup
@@ -58,13 +61,15 @@ app = typer.Typer(
     name="serve-app",
     help="Serve open-weight models on this machine through one OpenAI-compatible endpoint.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
 app.add_typer(key_commands.app, name="keys")
 app.add_typer(batch_commands.app, name="batch")
 _command = command(app)
+app.callback()(options_of_all)
+command(app, "help")(setting_help.help_setting)
 
 
 def configured(config: Path | None, model: str | None) -> Settings:
@@ -89,7 +94,8 @@ def configured(config: Path | None, model: str | None) -> Settings:
 
 @_command
 def up(
-    config: Annotated[Path | None, typer.Option("--config", help="YAML configuration; see docs/settings.md.")] = None,
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Serve this instead of the configured models: 'tiny', an id, a folder."),
@@ -106,10 +112,14 @@ def up(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start everything again when its Ray ends while it serves.")
     ] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it serves; it goes on.")] = False,
     check_first: CheckOption = True,
     state_dir: StateOption = None,
 ) -> int:
     """Start an instance and keep it in the foreground; Ctrl-C ends all its processes."""
+    if detach:
+        again = detaching.same_command(context, without="detach")
+        return detaching.detach(again, InstanceState(instance, state_dir), Console())
     if check_first and config is not None and not checking.readable(config, Console(stderr=True), here=True):
         return EXIT_USAGE
     chosen = configured(config, model)
@@ -121,7 +131,7 @@ def up(
 
 @_command
 def check(
-    config: Annotated[Path, typer.Argument(help="YAML configuration; see docs/settings.md.")],
+    config: Annotated[Path, typer.Argument(help=CONFIG_HELP)],
     as_json: JsonOption = False,
     address: AddressOption = None,
     assume: Annotated[

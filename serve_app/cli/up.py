@@ -35,6 +35,7 @@ from serve_app.settings import Settings, application
 from serve_app.system import Tls
 
 DEFAULT_PORT = 8000
+LAST_LINE = "Ctrl-C ends everything."  # of what is printed once it serves; `--detach` waits for it
 TICK_S = 0.25  # the period of checks of the progress and of the driver
 READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy reloads within seconds
 READY_REQUEST_S = 5.0
@@ -330,7 +331,7 @@ class _Session:
         ]
         if cluster.instance.dashboard_url:
             lines.append(f"Dashboard {cluster.instance.dashboard_url}  (token in {self._state.token_file})")
-        for line in [*lines, "Ctrl-C ends everything."]:
+        for line in [*lines, LAST_LINE]:
             self._say(line)
 
     def _watch(self) -> None:

@@ -271,3 +271,22 @@ def test_an_instance_with_tls_is_known_by_its_certificate_file_alone(tmp_path: P
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_line_that_begins_with_a_slash_is_a_command_and_goes_to_no_model(
+    run: Callable[..., Result], serve: Callable[[Answer], str]
+) -> None:
+    seen: list[Any] = []
+    lines = ["/help", "one", "/model", "/model other", "two", "/clear", "//three", "/hlep me", "/quit", "four"]
+    result = run("chat", "--url", serve(echo(seen)), "--key", KEY, "--system", "be kind", text="\n".join(lines))
+    assert result.exit_code == 0
+    asked = [(body["model"], [message["content"] for message in body["messages"]]) for body in seen]
+    assert asked == [
+        ("tiny", ["be kind", "one"]),
+        ("other", ["be kind", "one", "one-", "two"]),
+        ("other", ["be kind", "/three"]),
+    ]
+    for command in chat.COMMANDS:
+        assert command in result.stdout, "/help names it"
+    assert "tiny\n" in result.stdout
+    assert "there is no /hlep me; /help shows what there is" in result.stdout

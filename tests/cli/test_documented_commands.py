@@ -65,7 +65,7 @@ def complaint(line: str) -> str | None:
         if verb not in below:
             return f"there is no command {verb}"
         command = below[verb]
-    if "--help" in arguments or not arguments:
+    if {"--help", "-h"} & set(arguments) or not arguments:
         return None
     try:
         command.make_context(verb, arguments)
