@@ -16,9 +16,9 @@ ulimit -n "$(ulimit -Hn)" # Ray wants a file descriptor for each connection
 root=$(cd "$(dirname "$0")/.." && pwd -P)
 MARKER='# serve-app: ray and serve-app of this cluster'
 
-# A Python that preflight.py accepts; any Python 3 where there is none, whose answer then names what is missing.
+# A Python that preflight.py accepts, first the one that is tested as a whole; any Python 3 where there is none, whose answer then names what is missing.
 usable_python() {
-    for name in python3.12 python3.11 python3.13 python3; do
+    for name in python3.11 python3.12 python3.13 python3; do
         if command -v "$name" >/dev/null && "$name" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then
             echo "$name"
             return

@@ -83,6 +83,15 @@ def test_all_files_run_the_same_commands(file: Path) -> None:
     ), "all but the time to wait"
 
 
+@pytest.mark.parametrize("file", [CLOUD, CLOUD_70B], ids=lambda file: file.name)
+def test_a_machine_in_the_cloud_gets_the_python_that_setup_takes_first(file: Path) -> None:
+    (names,) = re.findall(r"^ +for name in (.*); do$", (ROOT / "deploy" / "node.sh").read_text(), re.MULTILINE)
+    first = names.split()[0]
+    look, install = load(file)["initialization_commands"]
+    assert look.startswith(f"command -v {first} || ")
+    assert {first, f"{first}-venv", f"{first}-dev"} <= set(install.split())
+
+
 def test_the_head_has_no_place_for_an_engine() -> None:
     for file in (CLOUD, CLOUD_70B):
         assert load(file)["available_node_types"]["head"]["resources"] == {"CPU": 0, "GPU": 0}
