@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
@@ -25,6 +27,7 @@ from tests.requires import main as lacks
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINE = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>[A-Za-z0-9.+]+)( ; platform_machine == \"x86_64\")?")
+CHECKOUT_PATH = re.compile(r"\b(docs|deploy|scripts|requirements|tests|benchmarks)/[\w.-]+\.\w+")
 COMMAND_S = 30.0  # bound on a make that installs nothing: it takes 0.3 s on an idle machine
 CPU_LOCK = lock.read_lock(ROOT / "requirements" / "cpu.txt")
 GPU_LOCK = lock.read_lock(ROOT / "requirements" / "gpu.txt")
@@ -35,6 +38,46 @@ def test_every_file_of_the_package_is_installed_with_it() -> None:
     package, listed = ROOT / "serve_app", PYPROJECT["tool"]["setuptools"]["package-data"]["serve_app"]
     files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert files == {path for pattern in listed for path in package.glob(pattern)}
+
+
+def names_of_a_checkout(texts: dict[str, str]) -> list[str]:
+    """Texts of the code, docstrings apart, that name a file which an installed package has not."""
+    found = []
+    for path, source in texts.items():
+        tree = ast.parse(source)
+        spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        found += [
+            f"{path}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and id(node) not in spoken and isinstance(node.value, str)
+            if CHECKOUT_PATH.search(node.value)
+        ]
+    return found
+
+
+def test_no_message_names_a_file_that_an_installed_package_has_not() -> None:
+    """`serve_app.cluster.node` is started by deploy/node.sh alone, which is of a checkout."""
+    bad = {"a.py": '"""See docs/a.md."""\nx = "see docs/a.md"\ny = f"{x}, deploy/node.sh"\nz = "no docs / here"'}
+    assert [line.partition(": ")[0] for line in names_of_a_checkout(bad)] == ["a.py:2", "a.py:3"]
+    sources = {
+        file.relative_to(ROOT).as_posix(): file.read_text()
+        for folder in ("serve_app", "autoscaling")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if "serve_app/cluster/node/" not in file.as_posix()
+    }
+    assert len(sources) > 100
+    assert names_of_a_checkout(sources) == []
+
+
+def test_what_a_link_of_the_package_leads_to_is_on_an_image_and_on_every_machine_too() -> None:
+    links = [path for path in (ROOT / "serve_app").rglob("*") if path.is_symlink()]
+    targets = {link.resolve().relative_to(ROOT).as_posix() for link in links}
+    assert targets == {"docs/settings.md"}
+    assert f"COPY {' '.join(targets)}" in (ROOT / "deploy" / "Dockerfile").read_text()
+    for file in ("cluster.yaml", "deploy/onprem.yaml", "deploy/cluster-70b.yaml"):
+        assert {f"~/serve-app/{target}" for target in targets} <= yaml.safe_load((ROOT / file).read_text())[
+            "file_mounts"
+        ].keys()
 
 
 # --- the lock files

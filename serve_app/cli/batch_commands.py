@@ -50,7 +50,9 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the batch, as 
 
 @_command
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON Lines, a request each; see docs/batches.md.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON Lines, a request each: custom_id, method, url, body.")
+    ],
     route: Annotated[
         str | None,
         typer.Option("--endpoint", help="What its rows are for; by default the `url` of its first row."),

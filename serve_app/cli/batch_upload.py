@@ -18,6 +18,10 @@ from serve_app.core.batches import BadRow, Line, LineSplitter, RowCheck
 from serve_app.errors import BadRequest
 
 CHUNK_BYTES = 256 * 1024
+ROW = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
+    '"body": {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}}'
+)
 SHOWN_LINES = 3  # bad ones: enough to see whether they are wrong in the same way
 
 
@@ -57,7 +61,7 @@ def checked(path: Path, route: str | None, errors: Console) -> CheckedFile:
     if check.bad:
         raise BadRequest(f"{path}: {' '.join(check.bad)} Nothing was sent.")
     if check.route is None or not check.rows:
-        raise BadRequest(f"{path} has no row; each line is a request as JSON, see docs/batches.md")
+        raise BadRequest(f"{path} has no row; each line is one request, such as {ROW}")
     return CheckedFile(size, check.rows, check.route)
 
 

@@ -103,7 +103,7 @@ def _instance_environment(name: str) -> dict[str, str]:
     environment = None if running is None else state.driver_environment(running)
     if environment is None:
         raise ConfigError(
-            f"no instance {name!r} runs on this machine: start one (`make serve`), or say where the cluster is "
+            f"no instance {name!r} runs on this machine: start one (`serve-app up`), or say where the cluster is "
             f"(`address=`, or {ADDRESS_VARIABLE} in the environment)",
             param="instance",
         )

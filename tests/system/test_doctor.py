@@ -56,6 +56,17 @@ def test_each_check_says_what_was_found_and_a_remedy_unless_it_is_ok(check: Chec
     assert bool(check.remedy) == (state != "ok")
 
 
+def test_a_remedy_is_of_what_there_is_a_checkout_or_an_installed_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checks = [("gpu", None, False), ("cpu", "cpu", True)]
+    in_checkout = [doctor.gpu(build, visible, [], "").remedy for _, build, visible in checks]
+    assert in_checkout == ["`make setup`", "`make setup DEVICE=gpu`"]
+    monkeypatch.setattr(doctor, "MAKEFILE", tmp_path / "Makefile")
+    installed = [doctor.gpu(build, visible, [], "").remedy for _, build, visible in checks]
+    assert installed == ["`pip install 'serve-app[gpu]'` (or [cpu])", "`pip install 'serve-app[gpu]'`"]
+
+
 def test_every_check_answers_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "absent"))

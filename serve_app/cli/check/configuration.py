@@ -18,7 +18,7 @@ from serve_app.errors import ConfigError
 from serve_app.settings import ModelSettings, Settings, counterpart, examine, nearest, read_file
 
 ALL_ARGUMENTS = "`vllm serve --help=all` lists all arguments, with - for _"
-TAKES = "docs/settings.md says what each setting takes"
+TAKES = "what each setting takes: serve-app help SETTING"
 TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
@@ -50,7 +50,8 @@ def read(path: str | os.PathLike[str]) -> Reading:
     found = [finding("old_name", "config", problem=str(one.message)) for one in told if one.category is FutureWarning]
     for one in file.wrong:
         if one.is_unknown_key:
-            found.append(finding("unknown_key", one.path, advice=one.advice or "docs/settings.md lists all keys"))
+            advice = one.advice or "all keys: serve-app help settings"
+            found.append(finding("unknown_key", one.path, advice=advice))
         else:
             found.append(finding("wrong_value", one.path, problem=one.told, advice=one.advice or TAKES))
     settings = file.settings

@@ -34,7 +34,7 @@ class Words:
 
 WORDS: Mapping[str, Words] = {
     # the file
-    "unreadable": Words("{problem}", "correct the file; docs/settings.md has an example"),
+    "unreadable": Words("{problem}", "correct the file; what it may have: serve-app help settings"),
     "unknown_key": Words("unknown key", "{advice}"),
     "wrong_value": Words("{problem}", "{advice}"),
     "old_name": Words("{problem}", "use the new name", "warning"),

@@ -47,8 +47,8 @@ def test_every_mistake_is_told_at_once_with_near_names(tmp_path: Path) -> None:
     assert {one.path: one.remedy for one in findings} == {
         "modles": "did you mean models?",
         "admission.classes.high.ttft_slo": "did you mean ttft_slo_s?",
-        "http.max_sequences": "docs/settings.md says what each setting takes",
-        "http.zzz": "docs/settings.md lists all keys",
+        "http.max_sequences": "what each setting takes: serve-app help SETTING",
+        "http.zzz": "all keys: serve-app help settings",
         "models.0.kv_cache": "did you mean kv_cache_gb?",
         "models.0.replicas.min_replica": "did you mean min_replicas?",
     }
