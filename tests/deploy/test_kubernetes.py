@@ -1,9 +1,9 @@
-"""deploy/kubernetes/rayservice.yaml against the schemas that are to be had here, and what it promises.
+"""The manifests of deploy/kubernetes against the schemas that are to be had here, and what they promise.
 
-Pod templates, the volume claim and the NetworkPolicy are held against Kubernetes' own schema (a pruned copy beside this
-file). KubeRay's CRD comes in no package that can be reached here: RAY_SERVICE lists, in our words and with nothing else
-allowed, the fields of KubeRay's RayService (v1, its API reference) that the manifest uses. serveConfigV2 is parsed by
-Ray's schema and by ours.
+Pod templates, volume claims, the NetworkPolicy, disruption budgets and the ingress are held against Kubernetes' own
+schema (a pruned copy beside this file). The CRDs of KubeRay and of Prometheus' operator come in no package that can be
+reached here: RAY_SERVICE, POD_MONITOR and SCRAPE_CONFIG list, in our words and with nothing else allowed, the fields of
+theirs (their API references) that the manifests use. serveConfigV2 is parsed by Ray's schema and by ours.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -25,18 +26,35 @@ from serve_app.cluster.local.draining import REPLACE_S
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
 from serve_app.core.memory import MOVE_S
 from serve_app.engine import engine_args
+from serve_app.http.routes import ROUTES
 from serve_app.names import RELEASE
-from serve_app.settings import application, parse
+from serve_app.settings import AdmissionSettings, application, parse
+from serve_app.settings.batch import DEFAULT_MAX_FILE_BYTES
 from tests.deploy import dockerfile
 
 ROOT = Path(__file__).resolve().parents[2]
-CLAIM, POLICY, SERVICE = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rayservice.yaml").read_text())
+MANIFESTS = [
+    manifest
+    for file in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+    for manifest in yaml.safe_load_all(file.read_text())
+]
+
+
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
+
+
+CLAIMS, BUDGETS = of_kind("PersistentVolumeClaim"), of_kind("PodDisruptionBudget")
+(POLICY,), (SERVICE,), (INGRESS,) = of_kind("NetworkPolicy"), of_kind("RayService"), of_kind("Ingress")
+(MONITOR,), (SCRAPE,) = of_kind("PodMonitor"), of_kind("ScrapeConfig")
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 HEAD = CLUSTER["headGroupSpec"]["template"]
 (GPU_GROUP,) = CLUSTER["workerGroupSpecs"]
 WORKER = GPU_GROUP["template"]
 PODS = pytest.mark.parametrize("pod", [HEAD, WORKER], ids=["head", "worker"])
 IMAGE = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())[-1]
+ENDPOINT = f"{SERVICE['metadata']['name']}-serve-svc"  # as KubeRay names the service of a RayService
+SLOW_START_S = 300.0  # of a node: 15 s on an idle machine
 KUBERNETES = json.loads((Path(__file__).parent / "kubernetes-1.37.schema.json").read_text())
 
 
@@ -86,29 +104,80 @@ RAY_SERVICE = KUBERNETES | fields(
 )
 
 
-def kind(name: str) -> dict[str, Any]:
+METADATA = fields("name", name=TEXT, labels=WORDS)
+POD_MONITOR = fields(
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"},
+    metadata=METADATA,
+    spec=fields(
+        "selector",
+        "podMetricsEndpoints",
+        selector=fields("matchLabels", matchLabels=WORDS),
+        podMetricsEndpoints={"type": "array", "items": fields("port", port=TEXT, interval=TEXT)},
+    ),
+)
+SCRAPE_CONFIG = fields(
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+    apiVersion={"const": "monitoring.coreos.com/v1alpha1"},
+    kind={"const": "ScrapeConfig"},
+    metadata=METADATA,
+    spec=fields(
+        "staticConfigs",
+        scrapeInterval=TEXT,
+        scrapeTimeout=TEXT,
+        metricsPath=TEXT,
+        authorization=fields("credentials", credentials=fields("name", "key", name=TEXT, key=TEXT)),
+        staticConfigs={"type": "array", "items": fields("targets", targets={"type": "array", "items": TEXT})},
+    ),
+)
+
+
+def of_kubernetes(name: str) -> dict[str, Any]:
     return KUBERNETES | {"$ref": f"#/$defs/{name}"}
+
+
+SCHEMAS = {
+    "PersistentVolumeClaim": of_kubernetes("io.k8s.api.core.v1.PersistentVolumeClaim"),
+    "NetworkPolicy": of_kubernetes("io.k8s.api.networking.v1.NetworkPolicy"),
+    "PodDisruptionBudget": of_kubernetes("io.k8s.api.policy.v1.PodDisruptionBudget"),
+    "Ingress": of_kubernetes("io.k8s.api.networking.v1.Ingress"),
+    "RayService": RAY_SERVICE,
+    "PodMonitor": POD_MONITOR,
+    "ScrapeConfig": SCRAPE_CONFIG,
+}
 
 
 def serve_config() -> dict[str, Any]:
     return yaml.safe_load(SERVICE["spec"]["serveConfigV2"])  # type: ignore[no-any-return]
 
 
-def test_the_schemas_take_every_object_and_no_unknown_field() -> None:
-    jsonschema.validate(CLAIM, kind("io.k8s.api.core.v1.PersistentVolumeClaim"))
-    jsonschema.validate(POLICY, kind("io.k8s.api.networking.v1.NetworkPolicy"))
-    jsonschema.validate(SERVICE, RAY_SERVICE)
-    for path, name in (
-        (("rayClusterConfig",), "rayVersoin"),
-        (("rayClusterConfig", "headGroupSpec", "template"), "specs"),
-    ):
-        wrong = json.loads(json.dumps(SERVICE))
-        place = wrong["spec"]
-        for step in path:
-            place = place[step]
-        place[name] = "x"
-        with pytest.raises(jsonschema.ValidationError, match=name):
-            jsonschema.validate(wrong, RAY_SERVICE)
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=lambda manifest: f"{manifest['kind']} {manifest['metadata']['name']}"
+)
+def test_the_schemas_take_every_object_and_no_unknown_field(manifest: dict[str, Any]) -> None:
+    schema = SCHEMAS[manifest["kind"]]
+    jsonschema.validate(manifest, schema)
+    wrong: dict[str, Any] = json.loads(json.dumps(manifest))
+    wrong["spec"]["selecter"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="selecter"):
+        jsonschema.validate(wrong, schema)
+
+
+@PODS
+def test_a_mistyped_field_of_a_pod_is_seen(pod: dict[str, Any]) -> None:
+    schema = of_kubernetes("io.k8s.api.core.v1.PodTemplateSpec")
+    jsonschema.validate(pod, schema)
+    wrong: dict[str, Any] = json.loads(json.dumps(pod))
+    wrong["spec"]["containers"][0]["startupProb"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="startupProb"):
+        jsonschema.validate(wrong, schema)
 
 
 def test_rays_schema_and_ours_take_the_configuration_as_serve_app_would_write_it() -> None:
@@ -151,18 +220,87 @@ def test_a_pod_is_the_images_user_with_no_rights(pod: dict[str, Any]) -> None:
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-@PODS
-def test_the_models_are_on_the_claimed_volume(pod: dict[str, Any]) -> None:
+def claims_of(pod: dict[str, Any]) -> dict[str, str]:
+    """The claims that a pod mounts, by the folder."""
     mounts = {mount["mountPath"]: mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-    claim = volumes[mounts[IMAGE.environment()["HF_HOME"]]]["persistentVolumeClaim"]["claimName"]
-    assert claim == CLAIM["metadata"]["name"]
     assert set(mounts.values()) == set(volumes)
+    return {
+        folder: volumes[name]["persistentVolumeClaim"]["claimName"]
+        for folder, name in mounts.items()
+        if "persistentVolumeClaim" in volumes[name]
+    }
+
+
+def test_what_outlives_a_pod_is_on_claimed_volumes() -> None:
+    """Weights on every pod, files of batches on the head, which alone reads them, and what is compiled on workers."""
+    image = IMAGE.environment()
+    files_url = serve_config()["applications"][0]["args"]["batch"]["files_url"]
+    files = files_url.removeprefix("file://")
+    assert claims_of(HEAD) == {image["HF_HOME"]: "models", files: "files"}
+    assert claims_of(WORKER) == {image["HF_HOME"]: "models", f"{image['HOME']}/.cache": "caches"}
+    assert {claim["metadata"]["name"] for claim in CLAIMS} == {"models", "files", "caches"}
+    # two clusters at once during an upgrade, on different machines
+    assert all(claim["spec"]["accessModes"] == ["ReadWriteMany"] for claim in CLAIMS)
+
+
+@PODS
+def test_the_store_is_postgresql_and_its_password_a_secret_on_every_pod(pod: dict[str, Any]) -> None:
+    url = urlsplit(serve_config()["applications"][0]["args"]["store"]["url"])
+    assert url.scheme == "postgresql+psycopg"
+    given = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
+    assert given["PGPASSWORD"]["valueFrom"] == {"secretKeyRef": {"name": "postgresql", "key": "password"}}
+
+
+@PODS
+def test_a_node_that_starts_slowly_is_not_taken_for_a_dead_one(pod: dict[str, Any]) -> None:
+    (container,) = pod["spec"]["containers"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["httpGet"] == liveness["httpGet"]
+    assert "initialDelaySeconds" not in liveness, "the startup probe is the delay"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= SLOW_START_S
+
+
+def test_an_eviction_leaves_workers_and_the_head() -> None:
+    """By `minAvailable`: Kubernetes takes `maxUnavailable` only of what has a scale."""
+    budgets = {budget["metadata"]["name"]: budget["spec"] for budget in BUDGETS}
+    assert set(budgets) == {"serve-app-workers", "serve-app-head"}
+    for pod, name in ((HEAD, "serve-app-head"), (WORKER, "serve-app-workers")):
+        assert budgets[name]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+        assert type(budgets[name]["minAvailable"]) is int
+    assert HEAD["metadata"]["labels"] != WORKER["metadata"]["labels"]
+    assert 0 < budgets["serve-app-workers"]["minAvailable"] < GPU_GROUP["minReplicas"], "a drain would wait for ever"
+
+
+def test_prometheus_finds_the_ports_and_is_let_in() -> None:
+    labels, (endpoint,) = MONITOR["spec"]["selector"]["matchLabels"], MONITOR["spec"]["podMetricsEndpoints"]
+    for pod in (HEAD, WORKER):
+        assert labels.items() <= pod["metadata"]["labels"].items()
+        ports = {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+        assert [{"port": ports[endpoint["port"]], "protocol": "TCP"}] in [
+            rule.get("ports") for rule in POLICY["spec"]["ingress"] if rule.get("from")
+        ]
+    ((target,),) = (one["targets"] for one in SCRAPE["spec"]["staticConfigs"])
+    assert target == f"{ENDPOINT}.serve-app.svc:{serve_config()['http_options']['port']}"
+    assert ("GET", SCRAPE["spec"]["metricsPath"]) in {(method, path) for method, path, _ in ROUTES}
+
+
+def test_the_ingress_leads_to_the_endpoint_and_lets_streams_and_files_through() -> None:
+    (rule,) = INGRESS["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    port = serve_config()["http_options"]["port"]
+    assert path["backend"]["service"] == {"name": ENDPOINT, "port": {"number": port}}
+    told = {name.rpartition("/")[2]: value for name, value in INGRESS["metadata"]["annotations"].items()}
+    assert told["proxy-buffering"] == "off"
+    assert float(told["proxy-read-timeout"]) >= AdmissionSettings().max_wait_s
+    assert int(told["proxy-body-size"].removesuffix("m")) * 2**20 > DEFAULT_MAX_FILE_BYTES
+    assert INGRESS["spec"]["tls"][0]["hosts"] == [rule["host"]]
 
 
 def test_from_outside_only_the_endpoint_is_open() -> None:
     labels = POLICY["spec"]["podSelector"]["matchLabels"]
-    assert HEAD["metadata"]["labels"] == WORKER["metadata"]["labels"] == labels
+    for pod in (HEAD, WORKER):
+        assert labels.items() <= pod["metadata"]["labels"].items()
     of_everyone = [rule["ports"] for rule in POLICY["spec"]["ingress"] if not rule.get("from")]
     assert of_everyone == [[{"port": serve_config()["http_options"]["port"], "protocol": "TCP"}]]
     without_ports = [rule["from"] for rule in POLICY["spec"]["ingress"] if not rule.get("ports")]

@@ -146,13 +146,14 @@ def pods(image: Path, tmp_path: Path) -> Iterator[Pods]:
 
 
 def configuration() -> dict[str, Any]:
-    """The manifest's, with a simulated model and a key of ours."""
+    """The manifest's, with a simulated model, a key of ours, and the store and the files on the head itself."""
     config: dict[str, Any] = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
     args = config["applications"][0]["args"]
     replicas = {"min_replicas": 2, "max_replicas": 2}
     simulated = {"engine": "simulated", "cpus_per_rank": 1, "simulated": {"decode_step_s": 0.02}}
     args["models"] = [{"name": "sim", "replicas": replicas, **simulated}]
     args["router"] = {"replicas": 2, "cpus": 0.5}
+    del args["store"], args["batch"]
     args["auth"]["keys"][0]["key_sha256"] = hashlib.sha256(KEY.encode()).hexdigest()
     return config
 
