@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.estimate",
         "serve_app.core.limits",
         "serve_app.core.claims",
+        "serve_app.core.schemas",
     ),
     (
         "serve_app.core.memory",

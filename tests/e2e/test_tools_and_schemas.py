@@ -9,6 +9,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from tests.e2e import prompts
 from tests.e2e.stack import TINY
@@ -245,3 +246,59 @@ def test_a_tool_choice_without_such_a_tool_is_the_client_s_error(client: openai.
         client.chat.completions.create(
             model=TINY, messages=prompts.chat(9), tools=TOOLS, tool_choice=unknown, max_tokens=5
         )
+
+
+# Requests of field reports: 58 came for `multipleOf: 1000`, a number for the arguments of a tool without parameters.
+THOUSANDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "multipleOf": 1000}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": THOUSANDS}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": THOUSANDS}}],
+                "tool_choice": "required",
+            },
+            "tools.0.function.parameters",
+        ),
+        ({"extra_body": {"structured_outputs": {"json": THOUSANDS}}}, "structured_outputs.json"),
+    ],
+)
+def test_a_keyword_that_no_grammar_enforces_is_refused_by_its_path(
+    client: openai.OpenAI, asked: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=TINY, messages=prompts.chat(1), max_tokens=60, **asked)
+
+    assert refused.value.param == f"{path}.properties.n.multipleOf"
+    assert "multipleOf" in refused.value.message
+
+
+@pytest.mark.parametrize("parameters", [{}, {"title": "FArgs"}, {"type": ["object", "null"], "properties": {}}])
+def test_a_demanded_call_has_an_object_of_arguments_whatever_its_schema_leaves_out(
+    client: openai.OpenAI, parameters: dict[str, Any]
+) -> None:
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    answer = client.chat.completions.create(
+        model=TINY,
+        messages=prompts.chat(1),
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=ROOM,
+        temperature=0,
+    )
+
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert json.loads(call.function.arguments) == {}

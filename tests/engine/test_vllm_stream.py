@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.engine.vllm_adapter.engine import answer_frames
-from serve_app.engine.vllm_adapter.serving import enforce_tool_schemas, responses_events, with_tier
+from serve_app.engine.vllm_adapter.serving import request_of, responses_events, with_tier
+from serve_app.errors import BadRequest
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
 
@@ -138,18 +137,24 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
     ],
 )
 def test_a_call_that_is_demanded_satisfies_the_schema(choice: Any, is_strict: bool) -> None:
-    asked = ChatCompletionRequest.model_validate(
-        {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": choice}
-    )
-    enforce_tool_schemas(asked)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": choice}
+    asked = request_of(Submit(1, "r", Operation.CHAT, body), True)
     assert [tool.function.strict is True for tool in asked.tools] == [is_strict]
 
 
 def test_a_response_s_tool_that_is_demanded_satisfies_its_schema() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-    asked = ResponsesRequest.model_validate({"model": "m", "input": "x", "tools": [tool], "tool_choice": "required"})
-    enforce_tool_schemas(asked)
+    body = {"model": "m", "input": "x", "tools": [tool], "tool_choice": "required"}
+    asked = request_of(Submit(1, "r", Operation.RESPONSES, body), True)
     assert [tool.strict for tool in asked.tools] == [True]
+
+
+def test_a_schema_that_no_grammar_enforces_is_refused_before_anything_is_made_of_it() -> None:
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"n": {"not": {}}}}}}
+    for operation, prompt in ((Operation.CHAT, {"messages": []}), (Operation.COMPLETION, {"prompt": "x"})):
+        with pytest.raises(BadRequest) as refused:
+            request_of(Submit(1, "r", operation, {"model": "m", "response_format": wrong, **prompt}), True)
+        assert refused.value.param == "response_format.json_schema.schema.properties.n.not"
 
 
 def test_the_tier_that_served_a_stream_is_in_its_first_event() -> None:

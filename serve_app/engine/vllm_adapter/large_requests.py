@@ -43,7 +43,7 @@ class LargeRequests:
     async def read(self, submit: Submit) -> Read | None:
         """The request as the helper has read it (`render_process`); None: it is to be read here. Raises Unavailable:
         the helper does not answer, or has ended.
-        BadRequest: beside media there is too much to be read here."""
+        BadRequest: of the request; beside media there is too much to be read here."""
         if submit.operation not in READ_THERE or not is_large(submit.operation, submit.body):
             return None
         if self._reads_media and has_media(submit.body):
@@ -53,10 +53,13 @@ class LargeRequests:
         return await self._queue.ask(submit.cache_salt or "", submit)
 
     async def _read(self, submit: Submit) -> Read:
-        def ask() -> Read:
+        def ask() -> Read | BadRequest:
             if self._ask is None:
                 self._ask = self._start()
-            answer: Read = pickle.loads(self._ask(msgspec.msgpack.encode(submit)))
+            answer: Read | BadRequest = pickle.loads(self._ask(msgspec.msgpack.encode(submit)))
             return answer
 
-        return await asyncio.to_thread(ask)
+        answer = await asyncio.to_thread(ask)
+        if isinstance(answer, BadRequest):
+            raise answer
+        return answer

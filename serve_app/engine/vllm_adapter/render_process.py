@@ -3,7 +3,7 @@
 vLLM validates a body in native code that holds the interpreter, and renders its messages in Python, so a thread would
 stop the event loop for as long. The process has vLLM's renderer, made from the engine's own configuration, but no
 engine. It is a `HelperProcess`: its set-up is a pickled `RenderSetup`, each question a `Submit` in MessagePack, each
-answer a pickled one of these: `Rendered`; vLLM's error; the whole answer of work that takes no slot, as JSON.
+answer a pickled one of these: `Rendered`; vLLM's error; ours; the whole answer of work that takes no slot, as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_MORE_BYTES = 4 * 2**30  # above what it has mapped at its start; a text of 1
 
 _submits = msgspec.msgpack.Decoder(Submit)
 
-Answer = Rendered | ErrorResponse | bytes
+Answer = Rendered | ErrorResponse | BadRequest | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Reader:
             return await self._render(submit)
         except ValidationError as error:
             return serving.validation_error(error, submit)
+        except BadRequest as error:
+            return error
         except MemoryError:
             why = f"reading this request takes more than {self._setup.max_more_bytes} bytes of memory"
             return create_error_response(why, BadRequest.type, HTTPStatus.BAD_REQUEST)

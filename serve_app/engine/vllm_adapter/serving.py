@@ -17,19 +17,17 @@ from starlette.requests import Request
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMError
-from vllm.tool_parsers.structural_tag_registry import resolve_tool_strictness
-from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
+from serve_app.core.schemas import with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
 from serve_app.engine.client_names import dotted, field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
@@ -135,7 +133,8 @@ async def answer(
 
 
 def request_of(submit: Submit, tool_strict: bool) -> Any:
-    """vLLM's model of a request that takes slots. Raises vLLM's errors.
+    """vLLM's model of a request that takes slots. Raises vLLM's errors, and BadRequest: of a schema that no grammar
+    enforces.
 
     Args:
         tool_strict: calls that the request demands have arguments that satisfy the tool's schema.
@@ -153,10 +152,9 @@ def request_of(submit: Submit, tool_strict: bool) -> Any:
     elif submit.operation is Operation.CHAT and isinstance(body.get("messages"), list):
         # vLLM changes messages in place, and errors name what the client sent
         body["messages"] = [dict(one) if isinstance(one, dict) else one for one in body["messages"]]
-    request = validated(submit.operation, body)
-    if tool_strict and submit.operation in (Operation.CHAT, Operation.RESPONSES):
-        enforce_tool_schemas(request)
-    return request
+    if submit.operation.generates:
+        body = with_enforced_schemas(body, tool_strict)
+    return validated(submit.operation, body)
 
 
 async def answer_unqueued(state: State, submit: Submit) -> BaseModel | bytes:
@@ -183,18 +181,6 @@ async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | byt
         return rendered
     tokens = len(rendered.engine_input["prompt_token_ids"])
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
-
-
-def enforce_tool_schemas(asked: ChatCompletionRequest | ResponsesRequest) -> None:
-    """Make every tool of a request that demands a call strict: vLLM else lets its arguments be any JSON value."""
-    choice = asked.tool_choice
-    if asked.tools and choice not in (None, "none", "auto") and getattr(choice, "mode", None) != "auto":
-        for tool in asked.tools:  # without a schema any JSON value would do, and clients read an object
-            function: Any = getattr(tool, "function", tool)
-            if getattr(function, "parameters", {}) is None:
-                function.parameters = {"type": "object", "properties": {}}
-        strict: Any = resolve_tool_strictness(asked.tools, choice, ToolStrictLevel.PARAMETER)
-        asked.tools = strict
 
 
 def why_not_continued(submit: Submit) -> str | None:
