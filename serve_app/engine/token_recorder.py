@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.engine.continuation import EarlierRuns
 from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport import FINISH_STOP, TokenUsage
 
+LENGTH = "length"  # vLLM's finish reason of what `max_tokens` cut
 # vLLM's finish reason of what EngineCore ended itself, on SIGTERM. Who ends a request here no longer reads its outputs.
 ABORTED = "abort"
 
 Output = Any  # vLLM's RequestOutput or PoolingRequestOutput; only the adapter imports vllm
+
+
+class CutOff(NamedTuple):
+    """The last output of a choice that `max_tokens` cut; of a whole answer all of it."""
+
+    text: str
+    tokens: Sequence[int]
+    prompt: Sequence[int]
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -42,6 +51,7 @@ class TokenRecorder:
     refused: ServeAppError | None = None
     failure: BaseException | None = None
     finish_reason: str = ""  # of all choices: that of the first one cut off, if any
+    cut: dict[int, CutOff] = field(default_factory=dict)  # by choice
     is_merged: bool = False  # outputs are recorded where those of all prompts are merged, not by prompt
     prompts: dict[str, int] = field(default_factory=dict)  # of each call of generate(), by its request id
     awaits_first_token: bool = False  # its outputs come at its end, so its first token is told apart
@@ -122,6 +132,8 @@ class TokenRecorder:
                     ids = ids[self.earlier.tokens_in_last(prompt, choice.index) :]
                 if is_new and ids:
                     self.groups.append([prompt * self.choices + choice.index, *ids])
+            if choice.finish_reason == LENGTH:
+                self.cut[choice.index] = CutOff(choice.text, choice.token_ids, output.prompt_token_ids or ())
             if choice.finish_reason and self.finish_reason in ("", FINISH_STOP):
                 self.finish_reason = choice.finish_reason
 

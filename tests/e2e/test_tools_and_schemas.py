@@ -302,3 +302,50 @@ def test_a_demanded_call_has_an_object_of_arguments_whatever_its_schema_leaves_o
     (call,) = answer.choices[0].message.tool_calls or ()
     assert isinstance(call, ChatCompletionMessageFunctionToolCall)
     assert json.loads(call.function.arguments) == {}
+
+
+@pytest.mark.parametrize("max_tokens", [15, 40, 90])
+def test_calls_that_are_cut_are_the_same_whole_and_streamed(client: openai.OpenAI, max_tokens: int) -> None:
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "messages": prompts.chat(2),
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **asked) if chunk.choices]
+    streamed = dict[int, list[str]]()
+    for call in (call for piece in pieces for call in piece.delta.tool_calls or ()):
+        assert call.function is not None
+        known = streamed.setdefault(call.index, ["", ""])
+        known[0] += call.function.name or ""
+        known[1] += call.function.arguments or ""
+
+    assert whole.finish_reason == pieces[-1].finish_reason == "length"
+    assert (whole.message.content or "") == "".join(piece.delta.content or "" for piece in pieces)
+    calls: list[Any] = list(whole.message.tool_calls or ())
+    assert [[call.function.name, call.function.arguments] for call in calls] == list(streamed.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_item_of_a_response_s_call_that_is_cut_is_incomplete(client: openai.OpenAI, stream: bool) -> None:
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": WEATHER, "strict": True}
+    asked: dict[str, Any] = {
+        "model": TINY,
+        "input": "Weather?",
+        "tools": [tool],
+        "tool_choice": "required",
+        "max_output_tokens": 20,
+        "temperature": 0,
+    }
+    answer: Any = client.responses.create(**asked)
+    if stream:
+        events: list[Any] = list(client.responses.create(stream=True, **asked))
+        items = [event.item for event in events if event.type == "response.output_item.done"]
+        assert [item.status for item in items] == ["incomplete"]
+        answer = events[-1].response
+
+    assert answer.status == "incomplete"
+    assert [(item.type, item.status) for item in answer.output] == [("function_call", "incomplete")]

@@ -19,6 +19,7 @@ from serve_app.engine.vllm_adapter.private_names import (
     NAMES,
     RENDER_NAMES,
     SCORING_NAMES,
+    TOOL_NAMES,
     PrivateName,
     missing,
 )
@@ -28,7 +29,7 @@ requires("vllm")
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, *SCORING_NAMES, *RENDER_NAMES], ids=lambda name: f"{name}:{','.join(name.parts)}"
+    "name", [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES], ids=lambda name: f"{name}:{','.join(name.parts)}"
 )
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:
     assert missing([name]) == []

@@ -25,7 +25,8 @@ def output(*choices: tuple[int, list[int]], prompt: int = 3, cached: int = 0, en
         prompt_token_ids=list(range(prompt)),
         num_cached_tokens=cached,
         outputs=[
-            SimpleNamespace(index=index, token_ids=ids, finish_reason=ends, logprobs=None) for index, ids in choices
+            SimpleNamespace(index=index, text="", token_ids=ids, finish_reason=ends, logprobs=None)
+            for index, ids in choices
         ],
     )
 

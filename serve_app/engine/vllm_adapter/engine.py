@@ -37,7 +37,14 @@ from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
 from serve_app.engine.prompt_turns import PrefillTurns
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
-from serve_app.engine.vllm_adapter import log_probabilities, render_process, replay, response_entries, serving
+from serve_app.engine.vllm_adapter import (
+    cut_calls,
+    log_probabilities,
+    render_process,
+    replay,
+    response_entries,
+    serving,
+)
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
@@ -101,6 +108,7 @@ class VllmEngine:
         if log_probabilities.install():
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
         response_entries.install()
+        cut_calls.install()
         take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)

@@ -1,6 +1,6 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
-in turns (`RENDER_NAMES`: `render_turns`).
+in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -18,6 +18,8 @@ from typing import Any
 _OPENAI = "vllm.entrypoints.openai"
 CHAT_SERVING, COMPLETION_SERVING = f"{_OPENAI}.chat_completion.serving", f"{_OPENAI}.completion.serving"
 RESPONSES_SERVING = f"{_OPENAI}.responses.serving"
+TAG_REGISTRY = "vllm.tool_parsers.structural_tag_registry"
+TOOL_PARSER = "vllm.tool_parsers.abstract_tool_parser"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,21 @@ RESPONSE_NAMES = (
     PrivateName(
         RESPONSES_SERVING, "OpenAIServingResponses._create_response_logprobs", ("token_ids", "logprobs", "top_logprobs")
     ),
+)
+TOOL_NAMES = (
+    PrivateName(
+        "vllm.parser.abstract_parser",
+        "DelegatingParser.parse",
+        ("model_output", "request", "enable_auto_tools", "model_output_token_ids"),
+    ),
+    PrivateName(
+        "vllm.parser.abstract_parser",
+        "DelegatingParser.parse_delta",
+        ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
+    ),
+    PrivateName("vllm.parser.abstract_parser", "Parser", ("tool_parser",)),
+    PrivateName(TOOL_PARSER, "ToolParser.get_remaining_unstreamed_args", ("self",)),
+    PrivateName(TAG_REGISTRY, "_dump_tool_for_xgrammar", ("tool",)),
 )
 
 

@@ -27,7 +27,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from serve_app.engine.helper_process import frame, read_message
-from serve_app.engine.vllm_adapter import serving
+from serve_app.engine.vllm_adapter import cut_calls, serving
 from serve_app.engine.vllm_adapter.render_turns import take_turns
 from serve_app.engine.vllm_adapter.rendered import Rendered, without_history
 from serve_app.errors import BadRequest
@@ -62,6 +62,7 @@ class Reader:
 
     async def start(self) -> None:
         """Make vLLM's renderer."""
+        cut_calls.install()  # the grammar of tools is made here, too
         await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
         take_turns(self._state.online_renderer.renderer)  # a text that is truncated is cut first
 

@@ -31,8 +31,9 @@ from serve_app.core.schemas import with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
 from serve_app.engine.client_names import dotted, field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
-from serve_app.engine.token_recorder import TokenRecorder
+from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.trusted_models import trusted
+from serve_app.engine.vllm_adapter import cut_calls
 from serve_app.engine.vllm_adapter.body_models import fault_of, validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
@@ -53,7 +54,8 @@ ERROR_EVENT = 'data: {"error":'
 _CHUNK, _DATA = 'data: {"id":', "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
 _EARLY_EVENTS = ("response.created", "response.in_progress")
-_DONE_EVENTS = ("response.content_part.done", "response.output_item.done")  # those that repeat all log probabilities
+_COMPLETED, _ITEM_DONE = "response.completed", "response.output_item.done"
+_DONE_EVENTS = ("response.content_part.done", _ITEM_DONE)  # those that repeat all log probabilities
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
@@ -120,7 +122,8 @@ async def answer(
         case Operation.CHAT:
             # here, since with tools the grammar is tried before `add_request`
             await llm.check_grammar(request.extract_structured_outputs())
-            return with_tier(await serving.create_chat_completion(request, raw), submit.service_tier)
+            answered = cut_calls.with_finish_reasons(await serving.create_chat_completion(request, raw))
+            return with_tier(answered, submit.service_tier)
         case Operation.COMPLETION:
             return with_tier(await serving.create_completion(request, raw), submit.service_tier)
         case Operation.RESPONSES:
@@ -128,7 +131,8 @@ async def answer(
             responses = await serving.create_responses(request, raw)
             if isinstance(responses, BaseModel):
                 return _not_stored(responses)
-            return responses_events(responses, functools.partial(llm.make_entries, submit.cache_salt or ""))
+            make_entries = functools.partial(llm.make_entries, submit.cache_salt or "")
+            return responses_events(responses, make_entries, recorder_of_request.get())
     return bytes((await serving(request, raw)).body)
 
 
@@ -216,8 +220,14 @@ async def _tier_first(events: AsyncGenerator[str, None], tier: str) -> AsyncGene
 
 
 def _not_stored(response: BaseModel) -> BaseModel:
-    """The response with OpenAI's `store`, which vLLM leaves out: nothing is stored here, whatever was asked for."""
-    return response if isinstance(response, ErrorResponse) else response.model_copy(update={"store": False})
+    """The response with OpenAI's `store`, which vLLM leaves out: nothing is stored here, whatever was asked for; and
+    with the status of an item that was cut."""
+    if isinstance(response, ErrorResponse):
+        return response
+    made: Any = response.model_copy(update={"store": False})
+    if made.status == cut_calls.INCOMPLETE and made.output:
+        cut_calls.mark_incomplete(made.output[-1])
+    return made  # type: ignore[no-any-return]
 
 
 def _serving_object(state: State, operation: Operation) -> Any:
@@ -247,18 +257,31 @@ async def _event_text(event: Any, make_entries: MakeEntries) -> str:
     return f"event: {body['type']}\ndata: {msgspec.json.encode(body).decode()}\n\n"
 
 
-async def responses_events(events: AsyncGenerator[Any, None], make_entries: MakeEntries) -> AsyncGenerator[str, None]:
+async def responses_events(
+    events: AsyncGenerator[Any, None], make_entries: MakeEntries, recorder: TokenRecorder | None = None
+) -> AsyncGenerator[str, None]:
     """Responses API events as SSE, with their type in an `event:` line. `make_entries`: as `RecordedLLM`'s, of its
-    tenant."""
+    tenant. The last item of a response that was cut is marked when nothing but the response's end comes after it."""
     early = ""
+    held: Any = None
     try:
         async for event in events:
+            if held is not None:
+                if event.type == _COMPLETED:
+                    cut_calls.mark_incomplete(held.item)
+                yield await _event_text(held, make_entries)
+                held = None
+            if event.type == _ITEM_DONE and recorder is not None and recorder.cut:
+                held = event
+                continue
             text = await _event_text(event, make_entries)
             if event.type in _EARLY_EVENTS:
                 early += text
                 continue
             yield early + text
             early = ""
+        if held is not None:
+            yield await _event_text(held, make_entries)
     finally:
         await events.aclose()
 
