@@ -383,8 +383,7 @@ def logs(
     state_dir: StateOption = None,
 ) -> int:
     """Show log lines; of an instance also after its end."""
-    state = InstanceState(instance, state_dir)
-    wanted = reading.wanted_lines(source, replica, request)
+    state, wanted = InstanceState(instance, state_dir), reading.wanted_lines(source, replica, request)
     if address is None and "RAY_ADDRESS" not in os.environ:
         batches = reading.of_instance(state, wanted, lines, follow=follow)
     else:

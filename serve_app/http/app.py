@@ -180,7 +180,8 @@ class RouterApp:
             session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
             return await self._session_routes.answer(route, identity, session_id, body, per_tenant)
         if isinstance(route.target, routes.KeyCall):
-            return await self._key_routes.answer(route, identity, read_body)
+            changes = route.target is routes.KeyCall.UPDATE
+            return await self._key_routes.answer(route, identity, functools.partial(read_body, changes))
         if isinstance(route.target, routes.FileCall):
             open_form = functools.partial(FormReader, headers, receive)
             return await self._file_routes.answer(route, identity, query, open_form)
@@ -238,13 +239,15 @@ class RouterApp:
         query: dict[str, Any] = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         return {"model": next(iter(self.models)), **query} if len(self.models) == 1 else query
 
-    async def _read_body(self, headers: HeaderMap, receive: Receive) -> tuple[dict[str, Any], bytes]:
+    async def _read_body(
+        self, headers: HeaderMap, receive: Receive, with_nulls: bool = False
+    ) -> tuple[dict[str, Any], bytes]:
         """The decoded body, and its bytes. Raises as `read`, `inflate` and `decode`."""
         bounds = self.settings.http
         raw = sent = await read(headers, receive, bounds)
         if is_gzip(headers):
             raw = await self._body_thread.run(bounds.max_body_bytes, lambda: inflate(sent, bounds.max_body_bytes))
-        return await self._body_thread.run(len(raw), lambda: decode(raw, bounds)), raw
+        return await self._body_thread.run(len(raw), lambda: decode(raw, bounds, with_nulls=with_nulls)), raw
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""

@@ -2,13 +2,13 @@
 
 Invariant: `read` returns at most `max_body_bytes` bytes. Whatever they are, `decode` returns a dict of at most
 `max_json_depth` levels and `max_json_values` values, or raises a `BadRequest`, in time linear in the bytes and without
-recursion here. A field of the body that is null is one that was not sent, on every route. Work on each value of a large
+recursion here. A field of the body that is null is one that was not sent. Work on each value of a large
 body runs outside the event loop, one body after another (`BodyThread`).
 
 Decisions where the JSON standard is open:
 
-- null asks for nothing: SDKs send it for a parameter that was not set. `NULLS_KEPT` are the exceptions. Below the top
-  level null is a value: of a schema, of a message.
+- null asks for nothing: SDKs send it for a parameter that was not set. `NULLS_KEPT` are the exceptions, and a body
+  that changes what is there, where null takes away. Below the top level null is a value: of a schema, of a message.
 - A key given twice: the last one counts. The body is parsed once and only the decoded dict travels on, so no second
   parser can read it differently.
 - NaN, Infinity, numbers beyond a double, integers beyond 64 bits: refused. Other integers stay exact. (Found by fuzzing
@@ -145,8 +145,8 @@ def _encoding(headers: Mapping[bytes, bytes]) -> bytes:
     return headers.get(b"content-encoding", b"").strip().lower()
 
 
-def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
-    """The JSON object in `body`, without the fields that are null.
+def decode(body: bytes, bounds: HttpSettings, *, with_nulls: bool = False) -> dict[str, Any]:
+    """The JSON object in `body`, without the fields that are null unless `with_nulls`.
 
     Raises:
         BadRequest: not JSON (the message names the byte), not an object, nested too deep, or too many values
@@ -169,7 +169,7 @@ def decode(body: bytes, bounds: HttpSettings) -> dict[str, Any]:
     except OverflowError:
         path = path_of(value, _is_large_integer)
         raise BadRequest(f"`{path}` is an integer beyond 64 bits", param=path) from None
-    return {name: one for name, one in value.items() if one is not None or name in NULLS_KEPT}
+    return {name: one for name, one in value.items() if one is not None or with_nulls or name in NULLS_KEPT}
 
 
 def check_count(text: bytes, max_values: int) -> None:

@@ -22,6 +22,7 @@ from serve_app.engine.tiny_model import ensure_tiny_model  # noqa: E402
 from serve_app.engine.vllm_adapter import serving  # noqa: E402
 from serve_app.engine.vllm_adapter.body_models import fault_of, validated  # noqa: E402
 from serve_app.engine.vllm_adapter.render_process import Reader, RenderSetup  # noqa: E402
+from serve_app.errors import BadRequest
 from serve_app.settings import ModelSettings  # noqa: E402
 from serve_app.transport import Submit  # noqa: E402
 from serve_app.types import Operation  # noqa: E402
@@ -104,7 +105,6 @@ WRONG: list[tuple[Operation, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
     (CHAT, {"messages": [USER], "response_format": "json"}, "response_format", ""),
     (CHAT, schema(json_schema={"schema": {}}), "response_format.json_schema.name", "required"),
-    (CHAT, schema(json_schema={"name": "a", "schema": 5}), "response_format.json_schema.schema", "an object"),
     (CHAT, {"messages": [USER], "stop": ["a", 5]}, "stop.1", "string"),
     (CHAT, {"messages": [USER], "logit_bias": {"5": "much"}}, "logit_bias.5", "number"),
     (
@@ -204,6 +204,15 @@ def refusal(submit: Submit) -> dict[str, Any]:
     frame = serving.refusal(said, submit)
     assert frame.status == 400
     return dict(json.loads(frame.body)["error"])
+
+
+def test_a_schema_that_is_none_is_refused_at_its_path() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "response_format": wanted}
+    with pytest.raises(BadRequest) as caught:
+        serving.request_of(Submit(1, "r", Operation.CHAT, body), True)
+    assert caught.value.param == "response_format.json_schema.schema"
+    assert "an object" in caught.value.message
 
 
 @pytest.mark.parametrize(("operation", "body", "param", "message"), WRONG, ids=[str(n) for n in range(len(WRONG))])

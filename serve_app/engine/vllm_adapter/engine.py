@@ -189,7 +189,7 @@ class VllmEngine:
             raise EngineFailed(f"the engine died: {error}") from error
         except ValidationError as error:
             return serving.refusal(serving.validation_error(error, submit), submit)
-        except (BadRequest, Unavailable) as error:  # of `LargeRequests`: the engine lives
+        except (BadRequest, Unavailable) as error:  # ours, before vLLM has it: the engine lives
             return serving.our_refusal(error, submit)
         except Exception as error:
             if recorder.failed is not None:
