@@ -22,7 +22,7 @@ from serve_app.engine.tiny_model import ensure_tiny_model  # noqa: E402
 from serve_app.engine.vllm_adapter import serving  # noqa: E402
 from serve_app.engine.vllm_adapter.body_models import fault_of, validated  # noqa: E402
 from serve_app.engine.vllm_adapter.render_process import Reader, RenderSetup  # noqa: E402
-from serve_app.errors import BadRequest
+from serve_app.errors import BadRequest  # noqa: E402
 from serve_app.settings import ModelSettings  # noqa: E402
 from serve_app.transport import Submit  # noqa: E402
 from serve_app.types import Operation  # noqa: E402
