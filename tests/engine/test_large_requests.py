@@ -239,6 +239,32 @@ def test_vllm_s_serving_objects_answer_what_the_process_has_read(
     asyncio.run(main())
 
 
+def test_a_small_request_whose_schema_costs_much_is_read_by_the_process(
+    setup: RenderSetup, helper: HelperProcess
+) -> None:
+    kinds = [{"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]} for n in range(120)]
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"oneOf": kinds}}}
+    asked = submit(Operation.CHAT, messages=CHAT[:1], max_tokens=5, response_format=wanted)
+    there: list[bytes] = []
+
+    def ask(question: bytes) -> bytes:
+        there.append(question)
+        return helper.ask(question)
+
+    async def main() -> None:
+        engine, state = Engine(setup), State()
+        await init_app_state(engine, state, setup.frontend, ("generate",))  # type: ignore[arg-type]
+        take_rendered(state.online_renderer)
+        large = LargeRequests(lambda: ask)
+        assert await large.read(asked) is None
+        answered = await serving.answer(engine, state, asked, True, large)  # type: ignore[arg-type]
+        assert isinstance(answered, BaseModel)
+        assert not isinstance(answered, ErrorResponse)
+        assert len(there) == len(engine.prompts) == 1
+
+    asyncio.run(main())
+
+
 def test_vllm_takes_what_is_rendered_once() -> None:
     class Renderer:
         async def render_chat(self, request: str) -> str:

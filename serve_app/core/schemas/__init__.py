@@ -5,6 +5,7 @@ In: a schema as the client sent it. Out: one that says the same or less, in a fo
 Never: compiles a grammar, or accepts a keyword that the grammar would ignore.
 """
 
+from serve_app.core.schemas.budget import SchemaBudget, TooManyParts, small_budget
 from serve_app.core.schemas.places import with_enforced_schemas
 
-__all__ = ["with_enforced_schemas"]
+__all__ = ["SchemaBudget", "TooManyParts", "small_budget", "with_enforced_schemas"]

@@ -10,6 +10,7 @@ Invariant: schemas with the same such text accept the same values; a mark that s
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 MARK = "x-distinct"
@@ -21,15 +22,16 @@ _LISTED = frozenset(("anyOf", "prefixItems"))
 _SINGLE = frozenset(("items", "additionalProperties", "propertyNames"))
 
 
-def distinct(schema: Any, met: dict[str, str]) -> Any:
+def distinct(schema: Any, met: dict[str, str], spend: Callable[[], None]) -> Any:
     """The schema with marks where it needs them; the same one if it needs none.
 
     Args:
         met: the schemas met so far, those of other tools too, by the builder's text of them.
+        spend: called for each text that is made.
     """
     if not _may_be_confused(schema):
         return schema
-    made = _marked(schema, met)
+    made = _marked(schema, met, spend)
     return schema if made == schema else made
 
 
@@ -50,20 +52,22 @@ def _may_be_confused(value: Any) -> bool:
     return False
 
 
-def _marked(schema: Any, met: dict[str, str]) -> Any:
+def _marked(schema: Any, met: dict[str, str], spend: Callable[[], None]) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
     for name, inner in schema.items():
         if name in _NAMED:
-            made[name] = {one: _marked(value, met) for one, value in inner.items()}
+            made[name] = {one: _marked(value, met, spend) for one, value in inner.items()}
         elif name in _LISTED:
-            made[name] = [_marked(one, met) for one in inner]
+            made[name] = [_marked(one, met, spend) for one in inner]
         elif name in _SINGLE:
-            made[name] = _marked(inner, met)
+            made[name] = _marked(inner, met, spend)
     whole, mark = _text(_undescribed(made)), 0
+    spend()
     while met.setdefault(_text(_as_the_builder_sees(made)), whole) != whole:
         mark += 1
+        spend()
         made[MARK] = mark
     return made
 

@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from serve_app.core.schemas.budget import SchemaBudget
 from serve_app.core.schemas.rewrite import enforced
 
+Enforce = Callable[..., Any]  # `enforced`, with the budget of the request
 
-def with_enforced_schemas(body: Mapping[str, Any], tool_strict: bool) -> dict[str, Any]:
+
+def with_enforced_schemas(
+    body: Mapping[str, Any], tool_strict: bool, budget: SchemaBudget | None = None
+) -> dict[str, Any]:
     """The body of a chat completion, completion or response; the client's own is not changed. What has the wrong shape
     is left as it is, for the validation after this.
 
     Args:
         tool_strict: the arguments of calls that `tool_choice` demands satisfy their schemas, without `strict`, too.
+        budget: of all its schemas together; None: the large one.
 
     Raises:
-        BadRequest: `param` is the path of the keyword that cannot be enforced.
+        BadRequest: `param` is the path of the keyword that cannot be enforced. TooManyParts: see `budget`.
     """
-    found = dict(body)
+    found, read = dict(body), functools.partial(enforced, budget=budget or SchemaBudget())
     if isinstance(body.get("response_format"), dict):
-        found["response_format"] = _response_format(body["response_format"])
+        found["response_format"] = _response_format(body["response_format"], read)
     if isinstance(body.get("structured_outputs"), dict):
-        found["structured_outputs"] = _structured_outputs(body["structured_outputs"])
+        found["structured_outputs"] = _structured_outputs(body["structured_outputs"], read)
     text = body.get("text")
     if isinstance(text, dict) and isinstance(text.get("format"), dict):
         form = text["format"]
         if form.get("type") == "json_schema" and form.get("schema") is not None:
-            form = {**form, "schema": enforced(form["schema"], "text.format.schema")}
+            form = {**form, "schema": read(form["schema"], "text.format.schema")}
         found["text"] = {**text, "format": form}
     if isinstance(body.get("tools"), list):
-        calls = _Calls(body.get("tool_choice"), tool_strict)
+        calls = _Calls(body.get("tool_choice"), tool_strict, read)
         found["tools"] = [calls.tool(one, f"tools.{number}") for number, one in enumerate(body["tools"])]
     return found
 
 
-def _response_format(form: dict[str, Any]) -> dict[str, Any]:
+def _response_format(form: dict[str, Any], read: Enforce) -> dict[str, Any]:
     inner = form.get("json_schema")
     if form.get("type") == "json_schema" and isinstance(inner, dict) and inner.get("schema") is not None:
-        schema = enforced(inner["schema"], "response_format.json_schema.schema")
+        schema = read(inner["schema"], "response_format.json_schema.schema")
         return {**form, "json_schema": {**inner, "schema": schema}}
     if form.get("type") == "structural_tag":
-        return {name: _tagged(value, f"response_format.{name}") for name, value in form.items()}
+        return {name: _tagged(value, f"response_format.{name}", read) for name, value in form.items()}
     return form
 
 
-def _structured_outputs(given: dict[str, Any]) -> dict[str, Any]:
+def _structured_outputs(given: dict[str, Any], enforce: Enforce) -> dict[str, Any]:
     found = dict(given)
-    for name, read in (("json", enforced), ("structural_tag", _tagged)):
+    for name, read in (("json", enforce), ("structural_tag", functools.partial(_tagged, read=enforce))):
         value, path = given.get(name), f"structured_outputs.{name}"
         if isinstance(value, str):
             try:
@@ -62,15 +69,15 @@ def _structured_outputs(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _tagged(value: Any, path: str) -> Any:
+def _tagged(value: Any, path: str, read: Enforce) -> Any:
     """A part of a structural tag with its schemas, which stand anywhere in it."""
     if isinstance(value, list):
-        return [_tagged(one, f"{path}.{number}") for number, one in enumerate(value)]
+        return [_tagged(one, f"{path}.{number}", read) for number, one in enumerate(value)]
     if not isinstance(value, dict):
         return value
     schema = "json_schema" if value.get("type") == "json_schema" else "schema" if "begin" in value else ""
     return {
-        name: enforced(one, f"{path}.{name}") if name == schema else _tagged(one, f"{path}.{name}")
+        name: read(one, f"{path}.{name}") if name == schema else _tagged(one, f"{path}.{name}", read)
         for name, one in value.items()
     }
 
@@ -78,7 +85,8 @@ def _tagged(value: Any, path: str) -> Any:
 class _Calls:
     """Which tools are called only with arguments that satisfy their schema: those with `strict`, and demanded ones."""
 
-    def __init__(self, choice: Any, tool_strict: bool) -> None:
+    def __init__(self, choice: Any, tool_strict: bool, read: Enforce) -> None:
+        self._read = read
         self._is_none = choice == "none"
         self._demands = tool_strict and choice not in (None, "none", "auto")
         self._names: list[Any] | None = None  # of those that may be called; None: all
@@ -111,7 +119,7 @@ class _Calls:
         if not self._demands and function.get("strict") is not True:
             return function
         schema = function.get("parameters")
-        made = enforced(True if schema is None else schema, f"{path}.parameters", is_object=True, met=self._met)
+        made = self._read(True if schema is None else schema, f"{path}.parameters", is_object=True, met=self._met)
         return {**function, "parameters": made, "strict": True}
 
 

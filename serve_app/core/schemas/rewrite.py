@@ -13,15 +13,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from serve_app.core.grammar_bounds import too_complex
+from serve_app.core.schemas.budget import SchemaBudget
 from serve_app.core.schemas.distinct import distinct
 from serve_app.core.schemas.join import CannotJoin, Joiner, Schema, any_of, plain, said, types_of, values_of
 from serve_app.core.schemas.keywords import KEYWORDS, Enforcement, is_number, speaks_of
 from serve_app.core.schemas.settle import MAX_INTEGER, refuse, settled
 from serve_app.errors import BadRequest
-
-MAX_MADE = 50_000  # schemas that are read, joined or compared: 0.1 s; one of 256 KiB has 20,000
-MAX_WRITTEN = 200_000  # values and objects; a schema of 256 KiB has 130,000 at most
 
 _ESCAPED_BYTES = re.compile(r"(?:%[0-9a-fA-F]{2})+")  # of a pointer in a URL
 _DEFINITIONS = ("$defs", "definitions")
@@ -41,19 +38,28 @@ _SAYS_NOTHING: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 }
 
 
-def enforced(schema: Any, path: str, *, is_object: bool = False, met: dict[str, str] | None = None) -> Any:
+def enforced(
+    schema: Any,
+    path: str,
+    *,
+    is_object: bool = False,
+    met: dict[str, str] | None = None,
+    budget: SchemaBudget | None = None,
+) -> Any:
     """The schema as the grammar enforces it; the same one, if it is enforced as it is.
 
     Args:
         path: of the schema in the client's body.
         is_object: its values are objects whatever it says; one that says nothing has no properties.
         met: as of `distinct`, where one grammar is made of several schemas.
+        budget: of the request; None: that of one schema.
 
     Raises:
-        BadRequest: `param` is the path of the keyword that cannot be enforced.
+        BadRequest: `param` is the path of the keyword that cannot be enforced. TooManyParts: see `budget`.
     """
-    made = _Rewriting(schema, path).whole(is_object)
-    made = distinct(made, {} if met is None else met)
+    left = SchemaBudget() if budget is None else budget
+    made = _Rewriting(schema, path, left).whole(is_object)
+    made = distinct(made, {} if met is None else met, lambda: left.spend(path))
     return schema if made == schema else made
 
 
@@ -62,8 +68,8 @@ def _decoded(escaped: re.Match[str]) -> str:
 
 
 class _Rewriting:
-    def __init__(self, root: Any, path: str) -> None:
-        self._root, self._path, self._left = root, path, MAX_MADE
+    def __init__(self, root: Any, path: str, budget: SchemaBudget) -> None:
+        self._root, self._path, self._budget = root, path, budget
         self._targets: dict[str, Schema] = {}  # by the pointer of a reference
         self._open: set[str] = set()  # pointers that are being read
         self._wanted: dict[str, tuple[str, str]] = {}  # by pointer: the container and the name of its definition
@@ -91,12 +97,10 @@ class _Rewriting:
 
     def _check_size(self, made: Schema) -> None:
         """Refuse one whose parts, which it may have many times, are too many once they are written."""
-        left, count = [made], 0
+        left = [made]
         while left:
             node = left.pop()
-            count += 1
-            if count > MAX_WRITTEN:
-                raise too_complex(f"with all that is joined it has more than {MAX_WRITTEN} values", self._path)
+            self._budget.write(self._path)
             if isinstance(node, dict | list):
                 left += node.values() if isinstance(node, dict) else node
 
@@ -126,9 +130,7 @@ class _Rewriting:
         return types_of(made) == ("object",) if values is None else all(isinstance(value, dict) for value in values)
 
     def _spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise too_complex(f"it has more than {MAX_MADE} parts, those that it joins included", self._path)
+        self._budget.spend(self._path)
 
     def _target(self, pointer: str) -> Schema:
         """The schema that a reference names, in its new form. Raises CannotJoin: it is being made."""

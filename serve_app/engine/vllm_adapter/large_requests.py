@@ -40,11 +40,17 @@ class LargeRequests:
         self._ask: Callable[[bytes], bytes] | None = None
         self._queue = HelperQueue(self._read)
 
-    async def read(self, submit: Submit) -> Read | None:
-        """The request as the helper has read it (`render_process`); None: it is to be read here. Raises Unavailable:
-        the helper does not answer, or has ended.
-        BadRequest: of the request; beside media there is too much to be read here."""
-        if submit.operation not in READ_THERE or not is_large(submit.operation, submit.body):
+    async def read(self, submit: Submit, *, even_small: bool = False) -> Read | None:
+        """The request as the helper has read it (`render_process`); None: it is to be read here.
+
+        Args:
+            even_small: it costs more than its size says.
+
+        Raises:
+            Unavailable: the helper does not answer, or has ended.
+            BadRequest: of the request; beside media there is too much to be read here.
+        """
+        if submit.operation not in READ_THERE or not (even_small or is_large(submit.operation, submit.body)):
             return None
         if self._reads_media and has_media(submit.body):
             if is_large(submit.operation, submit.body, MEDIA_TIMES):

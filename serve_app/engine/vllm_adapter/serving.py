@@ -27,7 +27,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
-from serve_app.core.schemas import with_enforced_schemas
+from serve_app.core.schemas import SchemaBudget, TooManyParts, small_budget, with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
 from serve_app.engine.client_names import dotted, field_path, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
@@ -109,13 +109,18 @@ async def answer(
     """
     serving, raw = _serving_object(state, submit.operation), _raw_request(submit.request_id)
     read = None if large is None else await large.read(submit)
+    if read is None and submit.operation.takes_slot:
+        try:
+            request = request_of(submit, tool_strict, None if large is None else small_budget())
+        except TooManyParts:
+            read = None if large is None else await large.read(submit, even_small=True)
+            if read is None:
+                raise
     if isinstance(read, ErrorResponse | bytes):
         return read
     if not submit.operation.takes_slot:
         return await answer_unqueued(state, submit)
-    if read is None:
-        request = request_of(submit, tool_strict)
-    else:
+    if read is not None:
         request = read.request
         rendered_of_request.set(read)
     match submit.operation:
@@ -136,12 +141,12 @@ async def answer(
     return bytes((await serving(request, raw)).body)
 
 
-def request_of(submit: Submit, tool_strict: bool) -> Any:
-    """vLLM's model of a request that takes slots. Raises vLLM's errors, and BadRequest: of a schema that no grammar
-    enforces.
+def request_of(submit: Submit, tool_strict: bool, budget: SchemaBudget | None = None) -> Any:
+    """vLLM's model of a request that takes slots. Raises vLLM's errors, and BadRequest: of a schema.
 
     Args:
         tool_strict: calls that the request demands have arguments that satisfy the tool's schema.
+        budget: of its schemas, see `with_enforced_schemas`.
     """
     body = dict(submit.body)
     if submit.operation.generates:
@@ -157,7 +162,7 @@ def request_of(submit: Submit, tool_strict: bool) -> Any:
         # vLLM changes messages in place, and errors name what the client sent
         body["messages"] = [dict(one) if isinstance(one, dict) else one for one in body["messages"]]
     if submit.operation.generates:
-        body = with_enforced_schemas(body, tool_strict)
+        body = with_enforced_schemas(body, tool_strict, budget)
     return validated(submit.operation, body)
 
 
