@@ -44,6 +44,7 @@ from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSe
 
 MODEL = "simulated"
 REQUESTS = 1_000_000
+SCRAPER = "sk-scraper-0123456789"
 TENANTS = 40  # labels of the metrics: bounded by the keys
 REPLICAS, SLOTS, MAX_QUEUED = 3, 8, 24
 CALLERS = 52  # a few more than have room
@@ -109,7 +110,8 @@ class Router:
         simulated = SimulatedSettings(decode_step_s=0.0, prefill_tokens_per_s=1e9)
         model = ModelSettings(name=MODEL, engine="simulated", max_num_seqs=SLOTS, simulated=simulated)
         self._keys = [f"sk-residue-{number:06d}" for number in range(TENANTS)]
-        keys = tuple(KeySettings(key=key, tenant=f"tenant-{at}", metrics=not at) for at, key in enumerate(self._keys))
+        keys = [KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys)]
+        keys.append(KeySettings(key=SCRAPER, tenant="tenant-0", metrics=True))
         told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
         self._settings, self._model = Settings.model_validate(told), model
         self.engines = NearEngines(model)
@@ -174,7 +176,7 @@ class Router:
 
     async def _sample(self) -> None:
         """What is resident when nothing that could be collected is left."""
-        await self._ask("GET", "/metrics", b"", [_key(self._keys[0])])
+        await self._ask("GET", "/metrics", b"", [_key(SCRAPER)])
         gc.collect()
         self.points.append((self.ended, resident_bytes()))
         if len(self.points) % 10 == 0:

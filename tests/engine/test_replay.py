@@ -31,7 +31,7 @@ BODY = {"model": "m", "stream": True}
 
 
 def output(choice: int, *tokens: int, ends: str | None = None) -> Any:
-    made = SimpleNamespace(index=choice, token_ids=list(tokens), finish_reason=ends, logprobs=None)
+    made = SimpleNamespace(index=choice, token_ids=list(tokens), finish_reason=ends, logprobs=None, text="")
     return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=2, outputs=[made])
 
 

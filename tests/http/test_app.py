@@ -363,9 +363,9 @@ def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch
     def noted(module: Any, name: str) -> None:
         real = getattr(module, name)
 
-        def note(*arguments: Any) -> Any:
+        def note(*arguments: Any, **named: Any) -> Any:
             looked[name] = threading.get_ident()
-            return real(*arguments)
+            return real(*arguments, **named)
 
         monkeypatch.setattr(module, name, note)
 

@@ -39,6 +39,7 @@ def test_the_state_of_an_application_is_told_in_our_words() -> None:
             "deployment": "engine-a--b",
             "state": "healthy",
             "message": "",
+            "cause": "",
             "replicas": [replica],
             "target": 2,
             "ongoing": None,
