@@ -10,6 +10,6 @@ MAX_GRAMMAR_BYTES = 256 * 2**10
 GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
 
 
-def too_complex(why: str, param: str | None = None) -> BadRequest:
+def too_complex(why: str, param: str | None = None, kind: type[BadRequest] = BadRequest) -> BadRequest:
     """The error for a grammar that is too expensive for a shared engine."""
-    return BadRequest(f"the grammar or schema is too complex: {why}", param=param, code=GRAMMAR_TOO_COMPLEX)
+    return kind(f"the grammar or schema is too complex: {why}", param=param, code=GRAMMAR_TOO_COMPLEX)

@@ -105,30 +105,28 @@ RAY_SERVICE = KUBERNETES | fields(
 
 
 METADATA = fields("name", name=TEXT, labels=WORDS)
-POD_MONITOR = fields(
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
-    apiVersion={"const": "monitoring.coreos.com/v1"},
-    kind={"const": "PodMonitor"},
-    metadata=METADATA,
-    spec=fields(
+
+
+def resource(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a resource of this version and kind, with a name and this `spec`."""
+    of_kind = {"apiVersion": {"const": version}, "kind": {"const": kind}}
+    return fields("apiVersion", "kind", "metadata", "spec", **of_kind, metadata=METADATA, spec=spec)
+
+
+POD_MONITOR = resource(
+    "monitoring.coreos.com/v1",
+    "PodMonitor",
+    fields(
         "selector",
         "podMetricsEndpoints",
         selector=fields("matchLabels", matchLabels=WORDS),
         podMetricsEndpoints={"type": "array", "items": fields("port", port=TEXT, interval=TEXT)},
     ),
 )
-SCRAPE_CONFIG = fields(
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
-    apiVersion={"const": "monitoring.coreos.com/v1alpha1"},
-    kind={"const": "ScrapeConfig"},
-    metadata=METADATA,
-    spec=fields(
+SCRAPE_CONFIG = resource(
+    "monitoring.coreos.com/v1alpha1",
+    "ScrapeConfig",
+    fields(
         "staticConfigs",
         scrapeInterval=TEXT,
         scrapeTimeout=TEXT,

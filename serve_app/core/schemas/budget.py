@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve_app.core.grammar_bounds import GRAMMAR_TOO_COMPLEX, too_complex
+from serve_app.core.grammar_bounds import too_complex
 from serve_app.errors import BadRequest
 
 
 class TooManyParts(BadRequest):
     """A request whose schemas are more than the budget; a larger one may do."""
-
-    code = GRAMMAR_TOO_COMPLEX
 
 
 @dataclass(slots=True)
@@ -29,13 +27,13 @@ class SchemaBudget:
         """One part more of the schema at a path. Raises TooManyParts."""
         self.parts -= 1
         if self.parts < 0:
-            raise TooManyParts(too_complex("it has too many parts, those that it joins included").message, param=path)
+            raise too_complex("it has too many parts, those that it joins included", path, TooManyParts)
 
     def write(self, path: str) -> None:
         """One value more. Raises TooManyParts."""
         self.values -= 1
         if self.values < 0:
-            raise TooManyParts(too_complex("it has too many values, with all that is joined").message, param=path)
+            raise too_complex("it has too many values, with all that is joined", path, TooManyParts)
 
 
 def small_budget() -> SchemaBudget:

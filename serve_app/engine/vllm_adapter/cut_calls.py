@@ -19,13 +19,13 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from vllm.entrypoints.generate.base.protocol import FunctionCall
 
-from serve_app.engine.token_recorder import CutOff, recorder_of_request
+from serve_app.engine.token_recorder import LENGTH, CutOff, recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import TAG_REGISTRY, TOOL_NAMES, TOOL_PARSER, missing
 
 logger = logging.getLogger("ray.serve")
 
 MAX_PIECES = 256  # of an answer; some parsers read all of the text again at each of them
-LENGTH, INCOMPLETE = "length", "incomplete"
+INCOMPLETE = "incomplete"
 
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 
