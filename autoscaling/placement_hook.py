@@ -87,7 +87,8 @@ class StartPlacer:
     ) -> None:
         self._application = application
         self._book = StartBook(models)
-        self._ask, self._clock = ask, clock
+        self._ask = ask
+        self._clock = clock
         self._scheduler: Any = None
         self._failed = self._actor_away = False
         self._thread: threading.Thread | None = None
@@ -207,7 +208,8 @@ def bound_to_node(request: Any, node: str) -> Any:
     if node == ANYWHERE:
         yield
         return
-    bundles, selector = request.placement_group_bundles, request.placement_group_bundle_label_selector
+    bundles = request.placement_group_bundles
+    selector = request.placement_group_bundle_label_selector
     try:
         if bundles is None:
             request.target_node_id = node

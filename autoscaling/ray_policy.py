@@ -123,7 +123,8 @@ class ScalingPolicy:
                 # it later: for its log and gauge, and, if no replica runs, to start one replica without a policy. In
                 # that case it gets zero, since the policy may want several replicas at once.
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
-                decisions[deployment], states[deployment] = decision.replicas, {"reason": decision.reason}
+                decisions[deployment] = decision.replicas
+                states[deployment] = {"reason": decision.reason}
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
@@ -183,7 +184,8 @@ class ScalingPolicy:
             )
         if memory.target not in (None, signals.target):
             logger.info("%s: target %d -> %d: %s", name, memory.target, signals.target, memory.reason)
-        memory.target, memory.reason = signals.target, decision.reason
+        memory.target = signals.target
+        memory.reason = decision.reason
         return decision
 
     def _usable(

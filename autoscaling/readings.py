@@ -54,7 +54,8 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
         granted_of = raw.get(f"{GRANTED_PREFIX}{model}", {})
         told: dict[Hashable, tuple[float, float]] = {}
         for router, series in waiting_of.items():
-            waiting, granted = newest(series), newest(granted_of.get(router))
+            waiting = newest(series)
+            granted = newest(granted_of.get(router))
             if waiting is not None and granted is not None and usable(router):
                 told[router] = (waiting, granted)
         blocked_of = raw.get(f"{BLOCKED_PREFIX}{model}", {})

@@ -71,7 +71,8 @@ class StartBook:
     def manages(self, deployment: str, resources: Mapping[str, float]) -> bool:
         """Whether the ledger places this deployment's replicas; `resources`: of each, in Ray. It does for a share of a
         GPU, or for no GPU and a stated amount of memory. Only Ray can place whole GPUs."""
-        model, gpus = self._models.get(deployment), resources.get("GPU", 0.0)
+        model = self._models.get(deployment)
+        gpus = resources.get("GPU", 0.0)
         return model is not None and (0 < gpus < 1 or (not gpus and model.requested_bytes is not None))
 
     # The controller's loop
@@ -111,7 +112,9 @@ class StartBook:
         reservation no longer counts once the target has risen by it."""
         with self._lock:
             model = self._models[deployment]
-            model.target, model.more, model.nodes = target, more, tuple(nodes)
+            model.target = target
+            model.more = more
+            model.nodes = tuple(nodes)
             if not more or not nodes:
                 return None  # a bundle pending in Ray makes the cluster autoscaler add a node
             waits = any(start.node is None for start in model.starts.values())
@@ -130,7 +133,8 @@ class StartBook:
         with self._lock:
             if now - self._ticked_at > SILENT_S:
                 for model in self._models.values():
-                    model.starts, model.more = {}, 0
+                    model.starts = {}
+                    model.more = 0
             for model in self._models.values():
                 model.requested_target = model.target
             return {deployment: ask for deployment, model in self._models.items() if (ask := _request_for(model))}
@@ -148,7 +152,9 @@ class StartBook:
                     if start is not None and start.node is None:
                         start.node = node or ANYWHERE
                 if ask.more:
-                    model.reply, model.reply_target, model.replied_at = reply, model.requested_target, now
+                    model.reply = reply
+                    model.reply_target = model.requested_target
+                    model.replied_at = now
 
     def overdue(self, now: float) -> list[str]:
         """Replicas bound to a node whose bundles may be unplaced for too long. Each is returned once."""

@@ -62,7 +62,8 @@ class UnplacedReplicas:
     def __init__(
         self, deployments: Callable[[], Any] = controllers_deployments, end: Callable[[str], None] = end_replica
     ) -> None:
-        self._deployments, self._end = deployments, end
+        self._deployments = deployments
+        self._end = end
         self._seen: frozenset[str] = frozenset()  # actors that start, or are stopped, and never had a place
         self._failed = False
 
@@ -81,7 +82,8 @@ class UnplacedReplicas:
         return {}
 
     def _count(self, manager: Any, applications: Collection[str | None]) -> dict[str, ReplicaCounts]:
-        seen, found = set(), dict[str, ReplicaCounts]()
+        seen = set()
+        found = dict[str, ReplicaCounts]()
         for deployment, state in ({} if manager is None else manager._deployment_states).items():
             if deployment.app_name not in applications:
                 continue

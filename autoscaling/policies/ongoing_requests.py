@@ -95,7 +95,8 @@ class OngoingRequestsPolicy:
         replicas = max(replicas_for(mean, signals.target_ongoing), 1 if signals.rows else 0)
         reason = load_reason(signals, mean, replicas)
         if replicas < signals.target and not signals.complete:
-            replicas, reason = signals.target, f"{reason}; kept, for not every router has told its numbers"
+            replicas = signals.target
+            reason = f"{reason}; kept, for not every router has told its numbers"
         if signals.running < signals.target:
             if replicas >= signals.target or self._wanted_at is None:
                 self._wanted_at = signals.now
@@ -112,7 +113,8 @@ class OngoingRequestsPolicy:
     def _placed(self, signals: Signals) -> int | None:
         """The replicas that have a place, while running ones have to be replaced without room for more; None: else."""
         if not signals.outdated:
-            self._no_place_since, self._full = None, False
+            self._no_place_since = None
+            self._full = False
             return None
         if signals.stopping:  # what has no place gets theirs
             return signals.target if self._full else None
@@ -152,7 +154,8 @@ def load_reason(signals: Signals, load: float, wanted: int) -> str:
 def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decision:
     """The decision within the bounds, with the bound that changed it."""
     if signals.blocked and replicas > signals.target:
-        replicas, reason = signals.target, f"{reason}; kept, for {signals.blocked:.0f} wait for memory"
+        replicas = signals.target
+        reason = f"{reason}; kept, for {signals.blocked:.0f} wait for memory"
     if replicas < signals.min_replicas:
         return Decision(signals.min_replicas, load, f"{reason}; min_replicas is {signals.min_replicas}")
     if replicas > signals.max_replicas:
