@@ -135,7 +135,8 @@ class _BucketUpload:
     """One file while it is written. `discard` can come while another call runs: its caller was cancelled."""
 
     def __init__(self, system: Any, path: str) -> None:
-        self._system, self._path = system, path
+        self._system = system
+        self._path = path
         self._file: Any = None
         self._lock = threading.Lock()
 

@@ -35,7 +35,8 @@ async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: f
     Raises:
         What the call raises, unless it `is_away`.
     """
-    wait_s, failures = RETRY_S, 0
+    wait_s = RETRY_S
+    failures = 0
     while True:
         try:
             answer = await bounded(call(), bound_s)

@@ -61,7 +61,8 @@ class BatchWorkerReplica:
         settings = parse(config)
         if _relevant(settings) == _relevant(self._settings):
             return
-        old, self._settings = self._worker, settings
+        old = self._worker
+        self._settings = settings
         self._worker = _Worker(settings, self._calls, self._figures)
         task = in_fresh_context(old.close(), "worker of the configuration before")
         self._ending.add(task)

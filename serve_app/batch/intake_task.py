@@ -26,7 +26,10 @@ class IntakeTask:
     """Reads the streams of the settings while it runs."""
 
     def __init__(self, settings: Settings, rows: TenantRows, paces: ModelPaces, store: Store) -> None:
-        self._settings, self._rows, self._paces, self._store = settings, rows, paces, store
+        self._settings = settings
+        self._rows = rows
+        self._paces = paces
+        self._store = store
         self._intake: RedisIntake | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False

@@ -22,7 +22,8 @@ from serve_app.errors import NotFound, StorageAway, StorageFull
 
 logger = logging.getLogger("ray.serve")
 
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 UPLOADS = "uploads"
 ABANDONED_S = 3600.0  # since the last piece; a client goes on within seconds, a worker's next page comes in minutes
 SYNC_BYTES = 16 * 2**20  # what the last sync has to write at most: a slow disk takes a second for it
@@ -38,7 +39,9 @@ class LocalFiles:
     """
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
-        self._folder, self._uploads, self._now = folder, folder / UPLOADS, now
+        self._folder = folder
+        self._uploads = folder / UPLOADS
+        self._now = now
         with _own_errors():
             self._make_folders()
 
@@ -62,7 +65,8 @@ class LocalFiles:
 
     def finish(self, name: str, upload: str, size: int) -> None:
         """Make an upload of `size` bytes the file of this name."""
-        source, target = self._upload(name, upload), self._file(name)
+        source = self._upload(name, upload)
+        target = self._file(name)
         try:
             with _own_errors():
                 try:
@@ -170,7 +174,8 @@ def _write_all(descriptor: int, offset: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
+        left = left[written:]
+        offset += written
 
 
 def _sync(folder: Path) -> None:

@@ -35,7 +35,8 @@ class ModelPaces:
 
     def __init__(self, figures: Figures, max_in_flight: int, workers: int) -> None:
         self.max_in_flight = max_in_flight
-        self._figures, self._workers = figures, workers
+        self._figures = figures
+        self._workers = workers
         self._paces: dict[str, ModelPace] = {}
         self._senders: list[RowSender] = []
         self._wanted = asyncio.Event()
@@ -80,7 +81,8 @@ class ModelPaces:
         is_away = False
         while True:
             await self._wanted.wait()
-            in_flight, asked_at = {model: pace.in_flight for model, pace in self._paces.items()}, _now()
+            in_flight = {model: pace.in_flight for model, pace in self._paces.items()}
+            asked_at = _now()
             try:
                 self._follow(await bounded(self._figures.get(), FIGURES_S), in_flight, asked_at)
                 is_away = False

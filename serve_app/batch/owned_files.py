@@ -70,7 +70,8 @@ class OwnedFiles:
         return cls(OwnerCalls(folder, files_actor, "the actor of the files", CALL_S, StorageAway))
 
     async def write(self, name: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
-        upload, size = secrets.token_hex(8), 0
+        upload = secrets.token_hex(8)
+        size = 0
         try:
             await self._call("write_at", name, upload, 0, b"")
             async with aclosing(in_pieces(chunks, max_bytes)) as pieces:

@@ -11,7 +11,8 @@ PIECE_BYTES = 2**20  # of one call of the owner or one write to a bucket
 
 async def in_pieces(chunks: AsyncIterable[bytes], max_bytes: int) -> AsyncGenerator[bytes, None]:
     """Pieces of `PIECE_BYTES`, the last one shorter. Raises BodyTooLarge: there are more than `max_bytes`."""
-    held, size = bytearray(), 0
+    held = bytearray()
+    size = 0
     async for chunk in chunks:
         size += len(chunk)
         if size > max_bytes:

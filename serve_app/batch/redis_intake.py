@@ -37,7 +37,9 @@ class KeyRows:
     def __init__(
         self, rows: TenantRows, configured: Mapping[str, str], stored: Callable[[str], Awaitable[str]]
     ) -> None:
-        self._rows, self._configured, self._stored = rows, configured, stored
+        self._rows = rows
+        self._configured = configured
+        self._stored = stored
         self._found: dict[str, str] = {}
 
     async def run_as(self, key_id: str, path: str, body: bytes, key: str) -> RowAnswer:

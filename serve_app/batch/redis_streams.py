@@ -73,7 +73,9 @@ class GroupConsumer:
     """
 
     def __init__(self, redis: Redis, stream: RedisStreamSettings, name: str) -> None:
-        self._redis, self._stream, self._name = redis, stream, name
+        self._redis = redis
+        self._stream = stream
+        self._name = name
         self._key = (stream.stream, stream.group)
         self._idle_ms = round(stream.claim_idle_s * 1000)
         self._claimed_until: bytes | str = "0-0"
@@ -110,7 +112,8 @@ class GroupConsumer:
             answer: Any = await self._redis.xautoclaim(
                 *self._key, self._name, self._idle_ms, start_id=self._claimed_until, count=count - len(found)
             )
-            self._claimed_until, entries = answer[0], answer[1]
+            self._claimed_until = answer[0]
+            entries = answer[1]
             found += entries
             if len(found) >= count or self._claimed_until == b"0-0":
                 break
@@ -172,7 +175,9 @@ class GroupConsumer:
         """Delete consumers that are long gone and have nothing pending: every process brings a name of its own."""
         consumers: Any = await self._redis.xinfo_consumers(*self._key)
         for consumer in consumers:
-            name, pending, idle_ms = consumer["name"], consumer["pending"], consumer["idle"]
+            name = consumer["name"]
+            pending = consumer["pending"]
+            idle_ms = consumer["idle"]
             if name != self._name.encode() and pending == 0 and idle_ms > CONSUMER_GONE_MS:
                 await self._redis.xgroup_delconsumer(*self._key, name)
                 logger.info("%s: consumer %s is gone", self._stream.stream, name.decode(errors="replace"))

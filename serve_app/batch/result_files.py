@@ -46,8 +46,11 @@ class Finalization:
     def __init__(
         self, batch: BatchRecord, store: BatchStore, files: FileStorage, keep_s: float, wall: Callable[[], float]
     ) -> None:
-        self._batch, self._store, self._files = batch, store, files
-        self._keep_s, self._wall = keep_s, wall
+        self._batch = batch
+        self._store = store
+        self._files = files
+        self._keep_s = keep_s
+        self._wall = wall
 
     async def run(self) -> None:
         """Bring a batch that is `finalizing` or `cancelling` to its end; rows without a result get an error.
@@ -70,7 +73,8 @@ class Finalization:
         await self._end(**fields)
 
     async def _end(self, **fields: Any) -> None:
-        batch_id, now = self._batch.batch_id, self._wall()
+        batch_id = self._batch.batch_id
+        now = self._wall()
         if self._batch.status is BatchStatus.CANCELLING:
             fields |= {"status": BatchStatus.CANCELLED, "cancelled_at": now}
         elif self._batch.expired_at is not None:
@@ -137,7 +141,9 @@ class Finalization:
 
     async def _lines(self, failed: bool, expected: int) -> AsyncIterator[bytes]:
         """Raises IncompleteResults: there are not as many as the batch has counted."""
-        after, limit, found = 0, FIRST_READ_ROWS, 0
+        after = 0
+        limit = FIRST_READ_ROWS
+        found = 0
         while True:
             results = await until_answered(
                 partial(self._store.results, self._batch.batch_id, failed=failed, after=after, limit=limit),
@@ -146,7 +152,8 @@ class Finalization:
             if not results:
                 break
             piece = "".join(f"{result.line}\n" for result in results).encode()
-            after, found = results[-1].number, found + len(results)
+            after = results[-1].number
+            found += len(results)
             limit = max(1, min(MAX_READ_ROWS, READ_BYTES * len(results) // len(piece)))
             yield piece
         if found != expected:

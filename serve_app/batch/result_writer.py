@@ -46,10 +46,13 @@ class ResultWriter:
 
     def __init__(self, store: BatchStore, on_stored: Callable[[RowKey], None]) -> None:
         self.held_bytes = 0
-        self._store, self._on_stored = store, on_stored
+        self._store = store
+        self._on_stored = on_stored
         self._results: deque[RowResult] = deque()
         self._returns: list[Return] = []
-        self._wake, self._full, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._empty = asyncio.Event()
         self._empty.set()
 
     def add(self, result: RowResult) -> None:
@@ -88,7 +91,8 @@ class ResultWriter:
             self._empty.set()
 
     async def _store_group(self) -> None:
-        group, size = list[RowResult](), 0
+        group = list[RowResult]()
+        size = 0
         while self._results and len(group) < GROUP_ROWS and (not group or size < GROUP_BYTES):
             group.append(self._results.popleft())
             size += len(group[-1].line)

@@ -86,8 +86,12 @@ class RowFeed:
         self.held: dict[RowKey, HeldRow] = {}
         self.rows_run = self.rows_again = 0
         self.on_idle: Callable[[], None] = lambda: None  # the last row that was held has left
-        self._name, self._store, self._run, self._sender = name, store, run, sender
-        self._weights, self._wall = weights, wall
+        self._name = name
+        self._store = store
+        self._run = run
+        self._sender = sender
+        self._weights = weights
+        self._wall = wall
         self._failed_claims = 0
         self._lost_claims: dict[str, str] = {}  # batches, by the name of a claim without an answer
         self._models: dict[str, ModelRows] = defaultdict(ModelRows)
@@ -202,7 +206,8 @@ class RowFeed:
 
     async def _claim_of(self, batch: BatchRecord, model: str, rows: ModelRows, limit: int) -> bool:
         # a claim without an answer may have rows: the next one has another name, so that this one has no new rows
-        name, at = f"{self._name}:{self._failed_claims}", (batch.batch_id, model)
+        name = f"{self._name}:{self._failed_claims}"
+        at = (batch.batch_id, model)
         try:
             claimed = await bounded(self._store.claim_rows(name, batch.batch_id, model, limit, LEASE_S), CLAIM_S)
         except Exception as error:

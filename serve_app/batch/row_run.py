@@ -45,7 +45,9 @@ class RowRun:
     """
 
     def __init__(self, files: FileStorage, runner: RowRunner, wall: Callable[[], float]) -> None:
-        self._files, self._runner, self._wall = files, runner, wall
+        self._files = files
+        self._runner = runner
+        self._wall = wall
         self.read_s = 0.0  # mean of what the read of a line takes
         self._in_flight = self._body_bytes = 0
         self._answer_bytes = float(FIRST_ANSWER_BYTES)
@@ -107,7 +109,8 @@ class RowRun:
         """Retry-After, or twice as long as the last time; rows refused during a pause are of the same time."""
         if retry_after_s is not None:
             return max(MIN_PAUSE_S, retry_after_s)
-        now, at = asyncio.get_running_loop().time(), (key, model)
+        now = asyncio.get_running_loop().time()
+        at = (key, model)
         if now < self._paused_until.get(at, 0.0):
             return MIN_PAUSE_S
         times = self._refused.get(at, 0)

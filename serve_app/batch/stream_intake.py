@@ -89,7 +89,8 @@ class _Waits:
     """Waits between attempts: each twice the one before, to a bound, less a random part of up to a half."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
+        self._first_s = first_s
+        self._longest_s = longest_s
         self._attempts = 0
 
     def next_s(self) -> float:
@@ -118,13 +119,18 @@ class StreamIntake:
         inputs: Collection[str] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._consumer, self._settings, self._runner, self._paces = consumer, settings, runner, paces
-        self._no_replies, self._now = {*inputs, settings.stream, settings.dead_stream}, now
+        self._consumer = consumer
+        self._settings = settings
+        self._runner = runner
+        self._paces = paces
+        self._no_replies = {*inputs, settings.stream, settings.dead_stream}
+        self._now = now
         self._held: dict[str, _HeldEntry] = {}
         self._waiting: dict[str, deque[_HeldEntry]] = {}  # by model
         self._running = 0
         self._pauses = Pauses()
-        self._changed, self._closing = asyncio.Event(), asyncio.Event()
+        self._changed = asyncio.Event()
+        self._closing = asyncio.Event()
         self._claim_at = 0.0
         paces.on_change = self._on_places
 
@@ -148,7 +154,8 @@ class StreamIntake:
         self._changed.set()
 
     async def _read(self) -> None:
-        waits, is_prepared = _Waits(*RECONNECT_S), False
+        waits = _Waits(*RECONNECT_S)
+        is_prepared = False
         while not self._closing.is_set():
             try:
                 if not is_prepared:
@@ -157,7 +164,8 @@ class StreamIntake:
                 await self._read_once()
                 waits.reset()
             except (RedisError, OSError) as error:
-                is_prepared, wait = False, waits.next_s()
+                is_prepared = False
+                wait = waits.next_s()
                 logger.warning("%s: Redis: %s; again in %.1f s", self._settings.stream, _text(error), wait)
                 await _wait(self._closing, wait)
 
@@ -217,7 +225,8 @@ class StreamIntake:
             while waiting and not paused and self._paces.may_start(model) > 0:
                 held = waiting.popleft()
                 self._paces.on_start(model)
-                held.in_flight, self._running = True, self._running + 1
+                held.in_flight = True
+                self._running += 1
                 self._go_on(held, self._serve(held))
             self._paces.wait(model, 0 if paused else len(waiting))
             if not waiting:
@@ -237,13 +246,15 @@ class StreamIntake:
 
     def _leave_pace(self, held: _HeldEntry) -> None:
         if held.in_flight and held.request is not None:
-            held.in_flight, self._running = False, self._running - 1
+            held.in_flight = False
+            self._running -= 1
             self._paces.on_end(held.request.model)
 
     async def _serve(self, held: _HeldEntry) -> None:
         """Run the request of an entry once, and do what its answer says."""
         assert held.request is not None
-        request, entry = held.request, held.entry
+        request = held.request
+        entry = held.entry
         try:
             key = intake.idempotency_key(entry.request_id, held.keys_used_up)
             answer = await self._answer(request, key)
@@ -291,7 +302,8 @@ class StreamIntake:
 
     async def _end(self, held: _HeldEntry, answer: RowAnswer, *, dead_letter: dict[bytes, bytes] | None = None) -> None:
         """Reply to an entry; what is written is out of memory."""
-        entry, settings = held.entry, self._settings
+        entry = held.entry
+        settings = self._settings
         reply_stream = entry.reply_stream(settings.reply_stream, settings.reply_prefix, self._no_replies)
         reply = {
             b"id": entry.request_id.encode(),

@@ -48,8 +48,12 @@ class Validation:
         max_rows: int,
         wall: Callable[[], float],
     ) -> None:
-        self._batch, self._store, self._files, self._models = batch, store, files, models
-        self._max_rows, self._wall = max_rows, wall
+        self._batch = batch
+        self._store = store
+        self._files = files
+        self._models = models
+        self._max_rows = max_rows
+        self._wall = wall
         self._errors: list[RowError] = []
         self._refusals: dict[str, RowError | None] = {}
         self._rows: list[NewRow] = []
@@ -81,7 +85,9 @@ class Validation:
 
     async def _read(self) -> None:
         """Raises BadRow: a line is too long. NotFound: there is no such file."""
-        lines, check, at = LineSplitter(), RowCheck(), 0
+        lines = LineSplitter()
+        check = RowCheck()
+        at = 0
         while True:
             chunk = await until_answered(
                 partial(self._files.read, self._batch.input_file_id, at, READ_BYTES), "the input of a batch"

@@ -93,8 +93,12 @@ class BatchWorker:
         models: ModelCheck | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._files, self._paces, self._models = store, files, paces, models
-        self._options, self._wall = options, wall
+        self._store = store
+        self._files = files
+        self._paces = paces
+        self._models = models
+        self._options = options
+        self._wall = wall
         self.name = f"worker-{uuid.uuid4().hex}"
         self.feed = RowFeed(
             self.name,
@@ -178,7 +182,8 @@ class BatchWorker:
         self._touched = set(self._changes)
         work = await bounded(self._store.work())
         self.feed.on_work(work)
-        now, self._wanted = _now(), {}
+        now = _now()
+        self._wanted = {}
         for one in work:
             batch = one.batch
             if batch.batch_id in self._touched or now < self._not_before(batch):
@@ -204,7 +209,8 @@ class BatchWorker:
 
     def _next_change(self, work: BatchWork) -> Change | None:
         """What brings a batch on; None: its rows, or nothing now."""
-        batch, now = work.batch, self._wall()
+        batch = work.batch
+        now = self._wall()
         if batch.status is BatchStatus.VALIDATING:
             return self._expire_early if batch.expires_at <= now else self._validate
         if batch.status is BatchStatus.IN_PROGRESS:
