@@ -26,7 +26,8 @@ from serve_app.cli.progress import ByteProgress
 from serve_app.core.batches import ENDED, BatchStatus
 from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, NotFound, ServeAppError, Unavailable
 
-FILES, BATCHES = "/v1/files", "/v1/batches"
+FILES = "/v1/files"
+BATCHES = "/v1/batches"
 PAGE = 100  # batches of one answer, OpenAI's bound
 CHUNK_BYTES = 256 * 1024  # read from a connection at once
 COLUMNS = ("batch", "status", "completed", "failed", "total", "endpoint", "created", "ended")
@@ -106,7 +107,8 @@ def file_of_results(batch: Mapping[str, Any], *, errors: bool) -> str | None:
     Raises:
         NotFound: there is none yet, or no row succeeded.
     """
-    batch_id, status = batch["id"], batch["status"]
+    batch_id = batch["id"]
+    status = batch["status"]
     file_id = batch.get("error_file_id" if errors else "output_file_id")
     if file_id:
         return str(file_id)
@@ -233,7 +235,8 @@ def _show_forecast(listing: Listing, batch: Mapping[str, Any], expected: Forecas
 
 def show_list(found: Mapping[str, Any], console: Console) -> None:
     """Print a row for each batch, and how to see those before them."""
-    listing, batches = Listing(console), found["data"]
+    listing = Listing(console)
+    batches = found["data"]
     styles = [STYLES.get(one["status"], "") for one in batches]
     if not batches:
         listing.say("There is no batch.", ())

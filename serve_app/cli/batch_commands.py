@@ -168,7 +168,8 @@ def results(
 
 
 def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json: bool) -> int:
-    console, errors = Console(), Console(stderr=True)
+    console = Console()
+    errors = Console(stderr=True)
     live = console.is_terminal and not as_json
     batch_id = str(batch["id"])
     display = BarDisplay(console) if live else LineDisplay(console, errors, as_json=as_json)

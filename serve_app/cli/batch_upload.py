@@ -70,10 +70,12 @@ class _FileCheck:
     the rows are for."""
 
     def __init__(self, route: str | None) -> None:
-        self.route, self.rows = route, 0
+        self.route = route
+        self.rows = 0
         self.bad: list[str] = []
         self.has_enough = False
-        self._lines, self._check = LineSplitter(), RowCheck()
+        self._lines = LineSplitter()
+        self._check = RowCheck()
 
     def feed(self, chunk: bytes) -> None:
         try:
@@ -118,7 +120,9 @@ class FormUpload:
         boundary = secrets.token_hex(16)
         self.content_type = f"multipart/form-data; boundary={boundary}"
         self.sent = 0
-        self._path, self._size, self._advance = path, size, advance
+        self._path = path
+        self._size = size
+        self._advance = advance
         parts = [
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
             for name, value in fields.items()

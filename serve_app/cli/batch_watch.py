@@ -28,7 +28,9 @@ POLL_S = 1.0  # on a terminal
 PIPED_POLL_S = 5.0  # elsewhere, where each change is a line of a log
 MAX_POLL_S = 15.0  # while the endpoint is away
 MAX_BAR_COLUMNS = 80
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+MINUTE_S = 60
+HOUR_S = 3600
+DAY_S = 86_400
 
 Batch = Mapping[str, Any]
 
@@ -61,7 +63,8 @@ def forecast(samples: Sequence[Sample], total: int) -> Forecast:
         return Forecast(None, None)
     last = samples[-1]
     before = samples[_first_needed(samples)]
-    span_s, left = last.at_s - before.at_s, max(0, total - last.ended)
+    span_s = last.at_s - before.at_s
+    left = max(0, total - last.ended)
     rate = max(0, last.ended - before.ended) / span_s if span_s > 0 else None
     if not left:
         return Forecast(rate, 0.0)
@@ -109,7 +112,10 @@ class Watch:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._poll, self._poll_s, self._clock, self._sleep = poll, poll_s, clock, sleep
+        self._poll = poll
+        self._poll_s = poll_s
+        self._clock = clock
+        self._sleep = sleep
         self._samples: list[Sample] = []
 
     def run(self, batch: dict[str, Any], display: Display) -> dict[str, Any]:
@@ -123,7 +129,8 @@ class Watch:
                 batch = self._next(display)
 
     def _next(self, display: Display) -> dict[str, Any]:
-        began, wait_s = self._clock(), self._poll_s
+        began = self._clock()
+        wait_s = self._poll_s
         while True:
             try:
                 return self._poll()
@@ -186,7 +193,10 @@ class LineDisplay:
     away and back goes to `errors`."""
 
     def __init__(self, console: Console, errors: Console, *, as_json: bool) -> None:
-        self._listing, self._out, self._errors, self._as_json = Listing(console), console.file, errors, as_json
+        self._listing = Listing(console)
+        self._out = console.file
+        self._errors = errors
+        self._as_json = as_json
         self._last: tuple[Any, ...] = ()
         self._away = False
 

@@ -201,7 +201,8 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
             findings = [*found.findings, *_check_right_models(found, progress, here=where.here)]
         else:
             checked, planned, replicas = _look(found.settings, where, progress)
-            findings, needs = [*found.findings, *checked.findings], checked.needs
+            findings = [*found.findings, *checked.findings]
+            needs = checked.needs
     planned = planned if with_plan else None
     if as_json:
         print(json.dumps(_as_json(findings, needs, planned, replicas)))

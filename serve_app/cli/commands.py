@@ -55,7 +55,8 @@ from serve_app.errors import ConfigError
 from serve_app.settings import ProxyLocation, Settings
 
 DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
-LINES, MAX_LINES = 100, 100_000
+LINES = 100
+MAX_LINES = 100_000
 
 app = typer.Typer(
     name="serve-app",
@@ -86,7 +87,8 @@ def configured(config: Path | None, model: str | None) -> Settings:
         folder = Path(model).expanduser().resolve()
         if not folder.is_dir():
             raise ConfigError(f"--model {model}: there is no such folder", param="model")
-        name, model = folder.name, str(folder)
+        name = folder.name
+        model = str(folder)
     data = chosen.model_dump(mode="json", exclude_unset=True)
     names = {part: one for part, one in chosen.names.items() if part != "models"}
     return configuration.parse({**data, "models": [{"name": name, "path": model}]}).with_names(names)
@@ -182,7 +184,9 @@ def deploy(
     state_dir: StateOption = None,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
-    state, console, errors = InstanceState(instance, state_dir), Console(), Console(stderr=True)
+    state = InstanceState(instance, state_dir)
+    console = Console()
+    errors = Console(stderr=True)
     if plan_only:
         place = checking.place_of(deploying.find(address, state))
         return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
@@ -383,7 +387,8 @@ def logs(
     state_dir: StateOption = None,
 ) -> int:
     """Show log lines; of an instance also after its end."""
-    state, wanted = InstanceState(instance, state_dir), reading.wanted_lines(source, replica, request)
+    state = InstanceState(instance, state_dir)
+    wanted = reading.wanted_lines(source, replica, request)
     if address is None and "RAY_ADDRESS" not in os.environ:
         batches = reading.of_instance(state, wanted, lines, follow=follow)
     else:

@@ -125,7 +125,8 @@ def _show_others(listing: Listing, found: Mapping[str, Any]) -> None:
         listing.table("application", ("name", "state", "route"), rows, headed=False, indent=1)
     for name, one in found.get("resources", {}).items():
         if one["total"]:
-            used, total = f"{one['used']:g}", f"{one['total']:g}"
+            used = f"{one['used']:g}"
+            total = f"{one['total']:g}"
             listing.say(f"{used} of {total} {name}s are held", ("resource", name, used, total))
     held = [(one["kind"], one["owner"], f"{one['CPU']:g}", f"{one['GPU']:g}") for one in found.get("holders", ())]
     listing.table("holder", ("held by", "owner", "CPUs", "GPUs"), held, indent=1)

@@ -34,7 +34,8 @@ COLUMNS = ("id", "name", "tenant", "state", "class", "models", "rights", "expire
 LIMIT_COLUMNS = ("of", "limit", "value")
 STYLES = {"revoked": "dim", "expired": "yellow"}  # by state
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-NO_LIMIT, NEVER = "none", "never"  # what takes a limit and the end of a key away
+NO_LIMIT = "none"  # takes a limit away
+NEVER = "never"  # takes the end of a key away
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 MAX_DURATION_S = 100 * 365 * 86_400  # a century; a longer one is a mistake, and datetime ends
 
@@ -42,6 +43,13 @@ app = typer.Typer(help="Make, change, list and end API keys while the endpoint r
 _command = command(app)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `serve-app keys list` shows it.")]
+ExpiryOption = Annotated[
+    str | None, typer.Option("--expires", help="A date (2027-01-31), a time, or from now on: 90d, 12h.")
+]
+BatchLimitOption = Annotated[
+    list[str] | None,
+    typer.Option("--batch-limit", help="Of its batches' rows, such as tokens_per_day=1000000; may be given again."),
+]
 
 
 def limit(flag: str, text: str) -> Any:
@@ -59,9 +67,7 @@ def create(
     default_class: Annotated[str, typer.Option("--default-class", help="Of requests that name none.")] = "normal",
     admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
-    expires: Annotated[
-        str | None, typer.Option("--expires", help="A date (2027-01-31), a time, or from now on: 90d, 12h.")
-    ] = None,
+    expires: ExpiryOption = None,
     requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Limit.")] = None,
     tokens_per_minute: Annotated[float | None, limit("--tokens-per-minute", "Limit, of prompts and answers.")] = None,
     burst_requests: Annotated[int | None, limit("--burst-requests", "At once; by default those of a minute.")] = None,
@@ -70,10 +76,7 @@ def create(
     requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None,
     tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None,
     budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None,
-    batch_limit: Annotated[
-        list[str] | None,
-        typer.Option("--batch-limit", help="Of its batches' rows, such as tokens_per_day=1000000; may be given again."),
-    ] = None,
+    batch_limit: BatchLimitOption = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     key: KeyOption = None,
@@ -274,7 +277,8 @@ def show(found: Mapping[str, Any], console: Console) -> None:
 
 def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
     """Print what limits a key."""
-    listing, limits = Listing(console), found["effective_limits"]
+    listing = Listing(console)
+    limits = found["effective_limits"]
     listing.say(f"{found['id']} of {found['name']!r}, tenant {found['tenant']}", ())
     scopes = [("key", limits["key"]), (f"tenant {found['tenant']}", limits["tenant"])]
     scopes += [(f"{model} of tenant {found['tenant']}", one) for model, one in limits["models"].items()]

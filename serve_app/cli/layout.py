@@ -104,8 +104,10 @@ class Listing:
 
 def fill(parts: Sequence[str], width: int, indent: int = 0, gap: str = GAP) -> list[str]:
     """The parts, none of them broken, in lines of at most `width` columns; all but the first are indented once more."""
-    first, others = INDENT * indent, INDENT * (indent + 1)
-    lines, line = [], first
+    first = INDENT * indent
+    others = INDENT * (indent + 1)
+    lines = []
+    line = first
     for part in parts:
         if line in (first, others) and not line.strip():
             line += part

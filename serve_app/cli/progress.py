@@ -38,7 +38,8 @@ class Progress:
     def begin(self, title: str) -> None:
         """Start a phase; a running phase is reported as done."""
         self._end("✓", "green", "")
-        self._title, self._detail = title, ""
+        self._title = title
+        self._detail = ""
         self._began_at = self._printed_at = time.monotonic()
         if self._console.is_terminal:
             self._live = Live(
@@ -106,7 +107,10 @@ class ByteProgress:
     def __init__(
         self, console: Console, title: str, total: int | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console, self._title, self._total, self._clock = console, title, total, clock
+        self._console = console
+        self._title = title
+        self._total = total
+        self._clock = clock
         self._done = 0
         self._due_at = clock() + SHOWN_AFTER_S
         self._bar: bars.Progress | None = None

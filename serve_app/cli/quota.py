@@ -35,7 +35,8 @@ def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict
 
 def show_plan(found: Mapping[str, Any], console: Console) -> None:
     """Print the `plan`, and whether it is `begun`."""
-    listing, device = Listing(console), _device_names(found.get("addresses", {}))
+    listing = Listing(console)
+    device = _device_names(found.get("addresses", {}))
     plan = found["plan"]
     if plan is None:
         listing.say("Nothing to do: no engine waits for memory, or no restart would free enough.")
@@ -60,7 +61,8 @@ def show_plan(found: Mapping[str, Any], console: Console) -> None:
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print the figures: devices, engines, queues, sessions, and a sentence for each wait, reservation and alarm."""
-    listing, device = Listing(console), _device_names(found.get("addresses", {}))
+    listing = Listing(console)
+    device = _device_names(found.get("addresses", {}))
     sizes = [_gb(found[f"{name}_bytes"]) for name in SIZES]
     parts = [f"{name} {size}" for name, size in zip(SIZES, sizes, strict=True)]
     parts.append(f"fragmentation {found['fragmentation']:.2f}")

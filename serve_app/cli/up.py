@@ -41,7 +41,8 @@ READY_S = 120.0  # from Serve's "running" to the first 200 of /ready: HAProxy re
 READY_REQUEST_S = 5.0
 SHUTDOWN_S = 25.0  # for Serve's end; above the driver's own bound
 # Before a driver that has ended is started again, and twice as long each time: its start costs 2 s of a core.
-DRIVER_RETRY_S, MAX_DRIVER_RETRY_S = 1.0, 30.0
+DRIVER_RETRY_S = 1.0
+MAX_DRIVER_RETRY_S = 30.0
 STEADY_S = 60.0  # who has run for so long has come back: the waits begin anew
 RESTARTS = 5  # of `--restart`, one after the other without such a time between them
 RESTART_S = 10.0  # before the first, and twice as long each time; as in deploy/serve-app.service
@@ -85,12 +86,14 @@ def up(options: UpOptions, console: Console) -> int:
     with interruptible():
         session = _Session(options, console)
         code = _run(session, console)
-        restarts, served_s = 0, session.served_s
+        restarts = 0
+        served_s = session.served_s
         while code == EXIT_FAILED and options.restart and (restarts or session.serving):
             restarts = 1 if served_s >= STEADY_S else restarts + 1
             if restarts > RESTARTS:
                 break
-            wait_s, served_s = RESTART_S * 2.0 ** (restarts - 1), 0.0
+            wait_s = RESTART_S * 2.0 ** (restarts - 1)
+            served_s = 0.0
             console.print(f"Everything is started again in {wait_s:g} s ({restarts} of {RESTARTS}).")
             try:
                 time.sleep(wait_s)
@@ -158,7 +161,8 @@ class _Session:
                 cluster = self._start_cluster()
                 self._start_application(cluster)
                 self._wait_ready(cluster)
-            self.serving, self._serving_since = True, time.monotonic()
+            self.serving = True
+            self._serving_since = time.monotonic()
             self._announce(cluster)
             self._watch()
         except ServeAppError as error:
@@ -198,7 +202,8 @@ class _Session:
         clean_up(self._state, grace_s=0.0)
 
     def _start_cluster(self) -> LocalCluster:
-        options, tls = self._options, self._options.settings.http.tls
+        options = self._options
+        tls = self._options.settings.http.tls
         self._progress.begin("Starting a Ray of its own")
         self._cluster = LocalCluster.start(
             options.instance,
@@ -305,7 +310,8 @@ class _Session:
         """There is no driver, for this reason, and what it deployed runs on: another one is to follow that."""
         if self._driver is not None:
             self._driver.close()
-        self._driver, now = None, time.monotonic()
+        self._driver = None
+        now = time.monotonic()
         if now - self._driver_began >= STEADY_S:
             self._driver_retry_s = DRIVER_RETRY_S
         self._driver_due = now + self._driver_retry_s
@@ -371,10 +377,12 @@ def curl_line(url: str, key: str | Path | None, settings: Settings) -> str:
     model = settings.models[0]
     body: dict[str, Any]
     if model.task == "embed":
-        path, body = "/v1/embeddings", {"model": model.name, "input": "Hello"}
+        path = "/v1/embeddings"
+        body = {"model": model.name, "input": "Hello"}
     else:
         messages = [{"role": "user", "content": "Hello"}]
-        path, body = "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 32}
+        path = "/v1/chat/completions"
+        body = {"model": model.name, "messages": messages, "max_tokens": 32}
     if isinstance(key, str):
         bearer = shlex.quote(f"Authorization: Bearer {key}")
     else:

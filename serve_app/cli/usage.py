@@ -40,7 +40,8 @@ def report(endpoint: Endpoint, by: Sequence[UsageGroup], from_day: str | None, t
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print a row for each sum; on a terminal with the cost where there is any, in a pipe always."""
-    rows, listing = found["data"], Listing(console)
+    rows = found["data"]
+    listing = Listing(console)
     with_cost = not console.is_terminal or any(row["cost_micro"] for row in rows)
     columns = [*found["by"], "requests", "prompt", "cached", "output", "KV token-s", "wait s", "unsettled"]
     if with_cost:

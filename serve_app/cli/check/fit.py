@@ -105,7 +105,8 @@ class _Size:
 def _memory(
     path: str, model: ModelSettings, known: model_lookup.ModelFacts, size: _Size, cluster: Cluster
 ) -> list[Finding]:
-    least, fixed = size.least_bytes, size.fixed_bytes
+    least = size.least_bytes
+    fixed = size.fixed_bytes
     if least is None:
         return []
     setting = _setting_of_size(model)
@@ -127,7 +128,8 @@ def _memory(
 def _length(path: str, model: ModelSettings, known: model_lookup.ModelFacts, kv_bytes: int) -> list[Finding]:
     """Whether a KV cache of so many bytes a rank holds one sequence of the longest length: else vLLM does not start."""
     config = text_config(model, known.config)
-    length, each = model.max_model_len or longest_tokens(config), kv_bytes_per_token(model, config)
+    length = model.max_model_len or longest_tokens(config)
+    each = kv_bytes_per_token(model, config)
     if length is None or each is None or kv_bytes >= length * each:
         return []
     values: dict[str, Any] = {"kv": gigabytes(kv_bytes), "tokens": int(kv_bytes // each), "length": length}
@@ -149,7 +151,8 @@ def _nodes(path: str, model: ModelSettings, placed: Mapping[str, Any], cluster: 
     if kind is not None and kind not in kinds:
         told = ", ".join(kinds) or "none"
         return [_about_nodes("no_accelerator", f"{path}.accelerator_type", cluster, kind=kind, kinds=told)]
-    cpus, gpus = need.get("CPU", 0.0), need.get("GPU", 0.0)
+    cpus = need.get("CPU", 0.0)
+    gpus = need.get("GPU", 0.0)
     of_kind = [node for node in cluster.nodes if kind is None or kind in node.kinds]
     if any(node.cpus >= cpus and node.gpus >= gpus for node in of_kind):
         return []

@@ -184,7 +184,8 @@ class LocalCluster:
         self, extra_environment: Mapping[str, str], num_cpus: int | None, dashboard: bool, tls: Tls | None
     ) -> None:
         """Start Ray under its supervisor, again after a transient error."""
-        host, tls = self.instance.host, tls or Tls.of(os.environ)
+        host = self.instance.host
+        tls = tls or Tls.of(os.environ)
         reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
         for attempt in range(START_ATTEMPTS):
             block = self._resources.enter_context(reserved_block(host))

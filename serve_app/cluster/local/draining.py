@@ -33,7 +33,8 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
         LeaseNotFound: the quota actor does not know it. Unavailable: no actor, or it has not ended in time.
     """
     shown: list[dict[str, Any]] = []
-    limit_s, is_told = END_S, False
+    limit_s = END_S
+    is_told = False
     silent_since = begun = time.monotonic()
     while True:
         with contextlib.suppress(Unavailable):  # the actor or Serve's controller starts anew, or stands still
@@ -93,7 +94,8 @@ def drain_node(node_id: str, within_s: float | None, tell: Tell) -> list[dict[st
             if rows != shown:
                 shown = rows
                 tell(rows)
-        left, is_late = status.replicas_on(found, node_id), time.monotonic() > deadline
+        left = status.replicas_on(found, node_id)
+        is_late = time.monotonic() > deadline
         if not left and (is_late or node_id not in found["proxies"]):
             return shown
         if time.monotonic() > deadline + END_S:

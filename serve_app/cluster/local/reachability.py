@@ -18,7 +18,8 @@ ASKS_TOKEN = (
     "the cluster asks for its token, and this one is missing or another's; set RAY_AUTH_MODE=token and "
     "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
 )
-NO_ANSWER, NOT_A_GCS = "no Ray cluster answers there", "what answers there is no Ray cluster"
+NO_ANSWER = "no Ray cluster answers there"
+NOT_A_GCS = "what answers there is no Ray cluster"
 REASONS = {
     grpc.StatusCode.UNAUTHENTICATED: ASKS_TOKEN,
     grpc.StatusCode.UNAVAILABLE: NO_ANSWER,

@@ -66,7 +66,8 @@ class Instance:
         return {"http_options": {"host": LOOPBACK, "port": self.http_port}, "proxy_location": "HeadOnly"}
 
 
-INSTANCE, STATUS = TypeAdapter(Instance), TypeAdapter(dict[str, Any])
+INSTANCE = TypeAdapter(Instance)
+STATUS = TypeAdapter(dict[str, Any])
 T = TypeVar("T")
 
 
@@ -124,7 +125,8 @@ class InstanceState:
         self.configured_key_file = folder / "configured_api_key"
         self.store_file = folder / "store.sqlite"
         self.logs = folder / "logs"
-        self._record, self._status = folder / "instance.json", folder / "status.json"
+        self._record = folder / "instance.json"
+        self._status = folder / "status.json"
         self._lock = FileLock(folder / "lock", thread_local=False)
 
     def create(self) -> None:

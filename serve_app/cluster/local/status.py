@@ -358,7 +358,9 @@ def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> d
     starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
     drains = {one["replica"]: one for one in figures.get("drains", ())}
     crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
-    models, waits, overuse = [], [], []
+    models = []
+    waits = []
+    overuse = []
     for told in state["models"]:
         model = dict(told)
         model["replicas"] = [

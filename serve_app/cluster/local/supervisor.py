@@ -27,7 +27,8 @@ WATCH_PERIOD_MS = 500  # how soon the end of the node or of HAProxy, or a new ce
 def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event) -> None:
     """Returns when the owner is gone (its pipe is closed), a stop is requested, or the node has ended."""
     folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
-    stand_in, certificate = FallbackHaproxy(folder), Certificate(folder, Tls.of(os.environ))
+    stand_in = FallbackHaproxy(folder)
+    certificate = Certificate(folder, Tls.of(os.environ))
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     while not stop_requested.is_set() and node.poll() is None:

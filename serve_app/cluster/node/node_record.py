@@ -49,7 +49,8 @@ class NodeFolder:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_root() / f"machine-{socket.gethostname()}"
         self.log = self.path / "keeper.log"
-        self._record, self._application = self.path / "machine.json", self.path / "application"
+        self._record = self.path / "machine.json"
+        self._application = self.path / "application"
 
     def locked(self) -> FileLock:
         """Make the folder and lock it: one command at a time starts or ends the node; another one waits."""

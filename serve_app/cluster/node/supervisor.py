@@ -117,7 +117,8 @@ class NodeSupervisor:
         if self.node.restarts > 0:
             self._redeploy()
         folder = Path(self.node.run_dir)
-        stand_in, certificate = FallbackHaproxy(folder), Certificate(folder, Tls.of(os.environ))
+        stand_in = FallbackHaproxy(folder)
+        certificate = Certificate(folder, Tls.of(os.environ))
         while not self.stop_requested.wait(LOOK_S):
             stand_in.check()
             certificate.check()
