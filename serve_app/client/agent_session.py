@@ -71,7 +71,8 @@ class AgentSession:
     """
 
     def __init__(self, client: Calls, bridge: LoopBridge, asked: dict[str, Any]) -> None:
-        self._client, self._bridge = client, bridge
+        self._client = client
+        self._bridge = bridge
         self._options = asked
         self._info: SessionInfo | None = None
         self._renewing: concurrent.futures.Future[None] | None = None
@@ -146,7 +147,8 @@ class AgentSession:
         given = options.keys() & {"model", "session"}
         if given:
             raise TypeError(f"{min(given)} cannot be given here: the session decides it")
-        options["model"], options["session"] = self.info.model, self.id
+        options["model"] = self.info.model
+        options["session"] = self.id
         return options
 
     async def __aenter__(self) -> AgentSession:

@@ -207,7 +207,8 @@ class Client:
 
     async def prepare(self, kind: CallKind, subject: Any, options: Mapping[str, Any]) -> Ask:
         """A call that can be sent several times, under one key. Raises BadRequest: as the call itself."""
-        asked, type_ = await self._build_request(kind, subject, options), ANSWERS[kind]
+        asked = await self._build_request(kind, subject, options)
+        type_ = ANSWERS[kind]
 
         async def ask(attempts: int) -> Answer:
             return await self._answer(type_, repeats.again(asked, attempts))
@@ -231,7 +232,8 @@ class Client:
                     yield _as_object(type_, event)
 
     async def _build_request(self, kind: CallKind, subject: Any, options: Mapping[str, Any]) -> HttpRequest:
-        model, key = await self.model_named(options.get("model")), self._api_key.get_secret_value()
+        model = await self.model_named(options.get("model"))
+        key = self._api_key.get_secret_value()
         asked = {**options, "api_key": key, "model": model, kind.first_field: subject}
         return repeats.with_key(make_request(kind, asked))
 

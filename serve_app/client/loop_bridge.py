@@ -114,7 +114,8 @@ class LoopBridge:
     def close(self, timeout_s: float) -> None:
         """End the running calls. Waits `timeout_s` at most for that, unless the home loop is the caller's own."""
         with self._lock:
-            handle, self._handle, self._is_closed = self._handle, None, True
+            handle, self._handle = self._handle, None
+            self._is_closed = True
         if handle is None or handle.loop.is_closed():
             return
         ending = asyncio.run_coroutine_threadsafe(handle.close(), handle.loop)

@@ -212,8 +212,11 @@ class MapRun:
     def __init__(
         self, prepare: Prepare, source: Source, options: MapOptions, reporter: Reporter | None, total: int | None
     ) -> None:
-        self._prepare, self._source, self._fields = prepare, source, options.fields
-        self._reporter, self._total = reporter, total
+        self._prepare = prepare
+        self._source = source
+        self._fields = options.fields
+        self._reporter = reporter
+        self._total = total
         self._plan = MapPlan(options.concurrency, ordered=options.ordered, patience_s=options.patience_s)
         self._items: dict[int, _Item] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -304,7 +307,8 @@ class MapRun:
             self._items[self._plan.on_item()] = _Item(reading.result())
 
     def _on_attempt(self, index: int, attempt: asyncio.Task[Answer | ServeAppError]) -> None:
-        outcome, item = attempt.result(), self._items[index]
+        outcome = attempt.result()
+        item = self._items[index]
         if not isinstance(outcome, ServeAppError):
             self._plan.on_ended(index, answered=True)
             self._tokens += _tokens_of(outcome)

@@ -93,7 +93,9 @@ class MapPlan:
     """
 
     def __init__(self, concurrency: int, *, ordered: bool, patience_s: float) -> None:
-        self._concurrency, self._ordered, self._patience_s = concurrency, ordered, patience_s
+        self._concurrency = concurrency
+        self._ordered = ordered
+        self._patience_s = patience_s
         self.max_unread = UNREAD_PER_CALL * concurrency
         self.has_source_ended = False
         self.read = self.taken = self.in_flight = 0
@@ -207,7 +209,8 @@ class MapPlan:
     def _lower(self, sent: int) -> None:
         """Lower the level at the refusal of what was the `sent`-th send."""
         if sent >= self._sends_of_episode:  # not one of those that were in flight at the last refusal
-            self._threshold, self._sends_of_episode = max(1.0, float(self.in_flight)), self._sends
+            self._threshold = max(1.0, float(self.in_flight))
+            self._sends_of_episode = self._sends
         self._level = max(1.0, min(self._level, float(self.in_flight)))
 
     def _sent(self, index: int) -> int:

@@ -86,7 +86,8 @@ class BarReporter:
         self._task = self._bar.add_task("map", total=None)
 
     def __call__(self, progress: MapProgress) -> None:
-        now, self._last = self._clock(), progress
+        now = self._clock()
+        self._last = progress
         if self._is_terminal:
             self._bar.start()
             self._bar.update(self._task, completed=progress.done, total=progress.total)
@@ -110,7 +111,8 @@ class BarReporter:
     def _rates(self) -> str:
         if self._last is None:
             return ""
-        last, elapsed_s = self._last, max(self._clock() - self._began_at, 1e-9)
+        last = self._last
+        elapsed_s = max(self._clock() - self._began_at, 1e-9)
         waiting = f", {last.waiting:,} refused for now" if last.waiting else ""
         rates = f"{last.done / elapsed_s:,.1f} items/s, {last.tokens / elapsed_s:,.0f} tokens/s"
         return f"{last.failed:,} failed{waiting}, {rates}"

@@ -134,7 +134,8 @@ class ReaderSource:
     """
 
     def __init__(self, items: Iterable[Any], put: Callable[[Callable[[], None]], None]) -> None:
-        self._iterator, self._put = iter(items), put
+        self._iterator = iter(items)
+        self._put = put
         self._reading = threading.Lock()
         self._is_closed = False
 

@@ -22,7 +22,8 @@ PAUSES_S = (0.0, 1.0)  # before each repeat; at once, for a run to be found that
 # A caller that leaves by itself aborts its call, which is promised within a second: a lost connection is repeated at
 # once, well within this.
 GRACE_MS = b"250"
-KEY, GRACE = b"idempotency-key", b"x-disconnect-grace-ms"
+KEY = b"idempotency-key"
+GRACE = b"x-disconnect-grace-ms"
 RETRY_COUNT = b"x-stainless-retry-count"  # of OpenAI's SDKs
 ONLY_REPLAY = (b"x-replay-only", b"1")
 
@@ -59,7 +60,9 @@ async def read(bridge: LoopBridge, asked: HttpRequest) -> bytes:
 
 async def events(bridge: LoopBridge, asked: HttpRequest) -> AsyncGenerator[bytes, None]:
     """The events of the streamed answer to a request with a key, each once and as JSON. Raises `serve_app.errors`."""
-    count, first = 0, b""  # of the events yielded
+    # of the events yielded
+    count = 0
+    first = b""
     lost: Unavailable | None = None
     for pause_s in (*PAUSES_S, None):
         try:

@@ -70,10 +70,12 @@ class SyncStream(Generic[T]):
         max_unread: int = MAX_UNREAD_PIECES,
         on_close: Callable[[], object] | None = None,
     ) -> None:
-        self._bridge, self.chunks = bridge, chunks
+        self._bridge = bridge
+        self.chunks = chunks
         self._forwarder: Forwarder[T] | None = None  # once the stream is read
         self._messages = SimpleQueue[Message[T] | Callable[[], object]]() if messages is None else messages
-        self._max_unread, self._on_close = max_unread, on_close
+        self._max_unread = max_unread
+        self._on_close = on_close
         self._is_iterated = self._has_ended = False
 
     def __next__(self) -> T:
@@ -137,7 +139,8 @@ class Synchronous(Generic[T]):
     """
 
     def __init__(self, wrapped: T, bridge: LoopBridge) -> None:
-        self._wrapped, self._bridge = wrapped, bridge
+        self._wrapped = wrapped
+        self._bridge = bridge
 
 
 def blocking(
