@@ -31,7 +31,9 @@ from serve_app.core.estimate import LengthRule
 
 RECENT = 5  # batches whose mean size predicts the next one; with SHRINK, FIRST_SIZE and MIN_SIZE the field's figures
 SHRINK = 0.9  # of that mean: a batch that was only just filled would wait too long for its last requests
-FIRST_SIZE, MIN_SIZE = 16, 8  # of predicted sizes
+# of predicted sizes
+FIRST_SIZE = 16
+MIN_SIZE = 8
 ARRIVALS = 32  # of which the arrival rate is measured: enough for 20%, few enough to follow a burst
 
 
@@ -243,7 +245,8 @@ class Batcher:
 
     def _trigger(self, size: int, now: float) -> Trigger | None:
         """Why a batch starts now; None: it is awaited."""
-        queue, policy = self._queue, self.policy
+        queue = self._queue
+        policy = self.policy
         is_heavy = queue.weight >= policy.max_size if policy.weights is not None else len(queue.entries) >= size
         if is_heavy or (policy.max_tokens is not None and queue.tokens >= policy.max_tokens):
             return Trigger.FULL

@@ -78,7 +78,8 @@ def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: i
     most_numbers = max_model_len + SPARE_ENTRIES
     most_bytes = MAX_TOKEN_BYTES * max_model_len + SPARE_BYTES
     for path, field, prompt in _prompts(operation, body):
-        size, truncates = _size(prompt, field), _truncates(operation, body, field)
+        size = _size(prompt, field)
+        truncates = _truncates(operation, body, field)
         if size.entries > most_entries:
             raise _too_long(path, f"{size.entries} messages, parts or other entries", most_entries, max_model_len)
         if size.numbers > most_numbers and not truncates:
@@ -90,7 +91,8 @@ def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: i
 def is_large(operation: Operation, body: Mapping[str, Any], times: int = 1) -> bool:
     """Whether reading this body would stop an event loop, or hold up the tokenizer, for longer than others notice, or
     for so many times as long. It looks at no more values than it takes to know that."""
-    left, chars = times * LARGE_OBJECTS * NUMBERS_PER_OBJECT, times * LARGE_TEXT_CHARS
+    left = times * LARGE_OBJECTS * NUMBERS_PER_OBJECT
+    chars = times * LARGE_TEXT_CHARS
     each = NUMBERS_PER_OBJECT * (2 if operation in _RESPONSES else 1)
     for node in _nodes(body.items()):
         left -= node.numbers + each * (node.kind is not str)
@@ -185,7 +187,9 @@ def _nodes(fields: Iterable[tuple[str, Any]]) -> Iterator[_Node]:
             yield _Node(list, texts, others, node.count(None) if others else 0, len(inner))
         else:
             not_text = _not_text(node) if is_part and not _NOT_TEXT.keys().isdisjoint(node) else ()
-            texts, inner, others = [], [], 0
+            texts = []
+            inner = []
+            others = 0
             for name, child in node.items():
                 if name in not_text:
                     continue
@@ -195,7 +199,8 @@ def _nodes(fields: Iterable[tuple[str, Any]]) -> Iterator[_Node]:
                     inner.append((child, is_part and name in _LISTS_OF_PARTS))
                 else:
                     others += 1
-            names, is_media = sum(map(len, node)), not MEDIA.keys().isdisjoint(not_text)
+            names = sum(map(len, node))
+            is_media = not MEDIA.keys().isdisjoint(not_text)
             yield _Node(dict, texts, others, 0, len(inner), names, is_media)
         left += inner
 

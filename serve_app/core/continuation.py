@@ -52,7 +52,8 @@ class Produced:
         self.events += events
         if not groups:
             return 0
-        more, words = 0, self._words
+        more = 0
+        words = self._words
         for group in groups:
             more += len(group) - 1
             if self.is_whole:
@@ -60,13 +61,16 @@ class Produced:
                 words.extend(group)
         self.tokens += more
         if len(words) > MAX_WORDS:
-            self.is_whole, self._words = False, array(_WORD)
+            self.is_whole = False
+            self._words = array(_WORD)
         return more
 
     @property
     def groups(self) -> list[list[int]]:
         """The recorded groups, each `[choice, token, ...]`, in order. O(tokens)."""
-        words, groups, start = self._words, list[list[int]](), 0
+        words = self._words
+        groups = list[list[int]]()
+        start = 0
         while start < len(words):
             end = start + 1 + words[start]
             groups.append(words[start + 1 : end].tolist())

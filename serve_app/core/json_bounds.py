@@ -29,7 +29,8 @@ def has_more_values(text: bytes, most: int) -> bool:
         slow = text.count(b"e") + text.count(b"E") + len(text) // LONG_DIGITS
         if structural_count(text) + SLOW_NUMBER_VALUES * slow <= most:
             return False
-    count, digit = 0, b""
+    count = 0
+    digit = b""
     for outside in _outside_strings(text):
         count += structural_count(outside) + SLOW_NUMBER_VALUES * _slow_numbers(digit + outside)
         if count > most:

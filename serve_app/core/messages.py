@@ -21,7 +21,8 @@ def message(cls: type[T]) -> type[T]:
     made: Any = cls
     if is_dataclass(cls):
         read, write = _dataclass_state(cls)
-        made.__setstate__, made.__getstate__ = read, write
+        made.__setstate__ = read
+        made.__getstate__ = write
     elif issubclass(cls, tuple):
         reader = _TupleReader(cls)
         setattr(cls, READER, staticmethod(reader.__call__))
@@ -41,7 +42,8 @@ class _TupleReader:
     __slots__ = ("_cls", "_count")
 
     def __init__(self, cls: Any) -> None:
-        self._cls, self._count = cls, len(cls._fields)
+        self._cls = cls
+        self._count = len(cls._fields)
 
     def __call__(self, _cls: type, values: tuple[Any, ...]) -> Any:
         if len(values) == self._count:

@@ -221,7 +221,8 @@ class Quota:
 
     def silent_routers(self, now: float) -> dict[str, NodeProcesses]:
         """Routers without a message for `ROUTER_SILENT_S`, with their processes."""
-        since, knows = now - ROUTER_SILENT_S, self.ledger.knows
+        since = now - ROUTER_SILENT_S
+        knows = self.ledger.knows
         processes = self.queue.processes.items()
         return {name: one for name, one in processes if knows(name) and self.ledger.heard_at(name) <= since}
 

@@ -51,7 +51,8 @@ def score_inputs(operation: Operation, body: Mapping[str, Any]) -> ScoreInputs:
     query_field, document_field = _form(operation, body)
     if operation is Operation.RERANK and type(body[query_field]) is list:
         raise BadRequest(f"`{query_field}` must be one text, not a list", param=query_field)
-    queries, documents = _entries(query_field, body), _entries(document_field, body)
+    queries = _entries(query_field, body)
+    documents = _entries(document_field, body)
     if len(queries) not in (1, len(documents)):
         raise BadRequest(
             f"`{query_field}` has {len(queries)} entries and `{document_field}` {len(documents)}: "

@@ -54,8 +54,10 @@ class ModelPace:
 
     def __init__(self, max_in_flight: int, workers: int = 1) -> None:
         self.in_flight = 0
-        self._max, self._workers = max_in_flight, workers
-        self._target, self._valid_until = 1, -math.inf
+        self._max = max_in_flight
+        self._workers = workers
+        self._target = 1
+        self._valid_until = -math.inf
         self._fill = math.inf  # idle slots to fill at once; one, and twice as many each time, after some were unusable
         self._started: deque[float] = deque()  # of the last `MAX_HAND_OVER_S`
         self._ended: deque[float] = deque()  # of the last `RATE_WINDOW_S`, and the last `RATE_ENDS`
@@ -91,7 +93,8 @@ class ModelPace:
         idle = figures.slots - figures.busy
         if idle > 0 and figures.waiting_low > 0:
             # not for rows: KV tokens are missing, or they are guard slots
-            idle, self._fill = 0, 1
+            idle = 0
+            self._fill = 1
         elif idle > 0:
             idle, self._fill = math.ceil(min(idle, self._fill) / self._workers), 2 * self._fill
         self._target = known + idle - figures.waiting + look_ahead

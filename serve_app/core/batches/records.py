@@ -30,7 +30,9 @@ class BatchStatus(StrEnum):
 ENDED = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
 
 
-INPUT_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"  # of files
+# of files
+INPUT_PURPOSE = "batch"
+OUTPUT_PURPOSE = "batch_output"
 
 
 @message

@@ -84,7 +84,8 @@ class LineSplitter:
         self.pending = 0  # bytes of the unfinished line
         self._max_line_bytes = max_line_bytes
         self._parts: list[bytes] = []  # of the unfinished line
-        self._number, self._offset = 1, 0
+        self._number = 1
+        self._offset = 0
 
     def feed(self, chunk: bytes) -> Iterator[Line]:
         """The lines that end in this chunk; the caller takes all of them. Raises BadRow: a line is too long."""
@@ -122,7 +123,8 @@ class LineSplitter:
         line = Line(self._number, self._offset, data.removesuffix(b"\r"))
         self._number += 1
         self._offset += self.pending + end_bytes
-        self._parts, self.pending = [], 0
+        self._parts = []
+        self.pending = 0
         return line if data.strip() else None
 
 
@@ -192,7 +194,9 @@ def _refuse_half_pair(value: dict[str, Any], noun: str) -> NoReturn:
 
 def _row(fields: Mapping[str, Any]) -> RowRequest:
     custom_id = _name(fields, "custom_id")
-    method, url, body = _field(fields, "method"), _field(fields, "url"), _field(fields, "body")
+    method = _field(fields, "method")
+    url = _field(fields, "url")
+    body = _field(fields, "body")
     if method != "POST":
         _refuse("invalid_method", f"The method must be POST, it is {_shown(method)}.", "method")
     if url not in ENDPOINTS:
@@ -218,7 +222,8 @@ def _field(fields: Mapping[str, Any], name: str, above: str = "") -> Any:
 
 def _name(fields: Mapping[str, Any], name: str, above: str = "") -> str:
     """A text that databases can keep."""
-    value, param = _field(fields, name, above), above + name
+    value = _field(fields, name, above)
+    param = above + name
     if type(value) is not str:
         _refuse("invalid_type", f"The {param} must be a string, it is {_type_of(value)}.", param)
     if not 1 <= len(value) <= MAX_NAME_CHARS:

@@ -31,7 +31,8 @@ MAX_TENANTS = 1024  # pairs of tenant and model, 14 KiB each; the least recently
 MAX_MODELS = 64  # more than one system serves at a time
 MAX_PROMPT_WEIGHT = 8192  # bytes: without it one unusual upload would outweigh a day of chat
 KIB = 1024
-_SMALLEST_OCTAVE, _SIZE_CLASSES = 9, 8  # prompts under 1 KiB, 2, 4, ... and those of 64 KiB and more
+_SMALLEST_OCTAVE = 9
+_SIZE_CLASSES = 8  # prompts under 1 KiB, 2, 4, ... and those of 64 KiB and more
 _OUTPUT_OCTAVES = 17  # up to 131,072 tokens
 _RATIO_OCTAVES = 12  # 1 to 4,096 tokens per KiB
 

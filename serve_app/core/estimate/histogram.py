@@ -57,13 +57,15 @@ class FadingHistogram:
         One pass over the buckets, whose number is fixed.
         """
         at_risk = math.fsum(self._observed) + (math.fsum(self._censored) if self._censored else 0.0)
-        alive, wanted = 1.0, 1.0 - share
+        alive = 1.0
+        wanted = 1.0 - share
         for bucket, ended in enumerate(self._observed):
             if ended > 0.0:
                 died = alive * min(1.0, ended / at_risk)
                 if alive - died <= wanted + 1e-6:  # sums of 32-bit floats
                     inside = (alive - wanted) / died
-                    low, high = bucket_edge(bucket), bucket_edge(bucket + 1)
+                    low = bucket_edge(bucket)
+                    high = bucket_edge(bucket + 1)
                     return low + (high - low) * min(1.0, max(0.0, inside))
                 alive -= died
             at_risk -= ended + (self._censored[bucket] if self._censored else 0.0)

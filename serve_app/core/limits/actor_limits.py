@@ -90,10 +90,13 @@ class ActorLimits:
         is_recovering: bool = False,
         run: Run = at_once,
     ) -> None:
-        self._send, self._routers, self._run = send, routers, run
+        self._send = send
+        self._routers = routers
+        self._run = run
         self.scopes: dict[str, Scope] = {}
         self.calendar = Calendar()
-        self.is_recovering, self.asks_store = is_recovering, False
+        self.is_recovering = is_recovering
+        self.asks_store = False
         self._empty_since: float | None = now if is_recovering else None  # new scopes have what has refilled since
         self._recovery = Recovery()
         self._versions = version_counter(epoch)
@@ -152,7 +155,8 @@ class ActorLimits:
 
     def next_due(self) -> float | None:
         """When `on_tick` has something to do; None: nothing is due."""
-        first, second = self._undecided.next_due(), self.reservations.next_due()
+        first = self._undecided.next_due()
+        second = self.reservations.next_due()
         return second if first is None else first if second is None else min(first, second)
 
     def set_clock(self, wall_s: float, now: float) -> None:
@@ -253,7 +257,9 @@ class ActorLimits:
         """Grant, reserve or refuse a request; or wait for answers first, unless it is the last time."""
         scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
         self.reservations.serve(now)  # who waits here comes before who comes now
-        need, key, answers = request.need, key_of(request.scopes, request.fingerprint), set[Answer]()
+        need = request.need
+        key = key_of(request.scopes, request.fingerprint)
+        answers = set[Answer]()
         for scope in scopes:
             for kind, pool in scope.pools.items():
                 if need[kind] > pool.capacity:

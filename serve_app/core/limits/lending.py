@@ -21,7 +21,8 @@ def charge(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tup
     more, slots = credit(scopes, router, need, routers)
     for scope in scopes:
         if more:
-            scope.is_near, scope.recalled = False, set()
+            scope.is_near = False
+            scope.recalled = set()
         for kind, pool in scope.pools.items():
             given = float(slots) if kind is Kind.CONCURRENT else more * need[kind]
             if given:
@@ -33,7 +34,8 @@ def charge(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tup
 def credit(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tuple[int, int]:
     """Requests like this one for which the router gets credit, and slots of concurrency: while nobody waits, half of
     what is left, over all routers."""
-    more, slots = float(MAX_MORE), MAX_MORE
+    more = float(MAX_MORE)
+    slots = MAX_MORE
     for scope in scopes:
         if scope.entries or scope.undecided or not scope.is_known:
             return 0, 0
@@ -55,7 +57,9 @@ def credit(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tup
 def first_moment(scopes: list[Scope], need: Amounts, mean_s: float) -> tuple[float, Scope, Kind]:
     """Seconds until a reservation that is made now is covered, and the limit that covers it last. Of a concurrency they
     are an estimate, by how long requests run (`mean_s`)."""
-    wait_s, last_scope, last_kind = 0.0, scopes[0], Kind.CONCURRENT
+    wait_s = 0.0
+    last_scope = scopes[0]
+    last_kind = Kind.CONCURRENT
     for scope in scopes:
         for kind, pool in scope.pools.items():
             if kind is Kind.CONCURRENT:
@@ -64,5 +68,7 @@ def first_moment(scopes: list[Scope], need: Amounts, mean_s: float) -> tuple[flo
             else:
                 found_s = pool.wait_s(need[kind])
             if found_s > wait_s:
-                wait_s, last_scope, last_kind = found_s, scope, kind
+                wait_s = found_s
+                last_scope = scope
+                last_kind = kind
     return wait_s, last_scope, last_kind

@@ -89,7 +89,8 @@ class LimitReport(NamedTuple):
         late = ended_quotas(self.period, present) if any(self.refund) else ()
         if not late:
             return self
-        spent, returned = list(self.spent), list(self.returned)
+        spent = list(self.spent)
+        returned = list(self.returned)
         for kind in late:
             spent[kind] += self.refund[kind]
             returned[kind] -= self.refund[kind]

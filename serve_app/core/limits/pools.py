@@ -43,7 +43,8 @@ class Pool:
 
     def __init__(self, kind: Kind, limits: Limits, level: float, now: float) -> None:
         self.kind = kind
-        self.capacity, self.rate = limits.capacities()[kind], limits.rate(kind)
+        self.capacity = limits.capacities()[kind]
+        self.rate = limits.rate(kind)
         self.level = level
         self.spare = self.reserved = 0.0
         self.credit: dict[str, float] = {}
@@ -66,12 +67,14 @@ class Pool:
     @property
     def available(self) -> float:
         """What a request that is here now may take. O(log n), amortised."""
-        free, least = self.level, self._slacks.peek()
+        free = self.level
+        least = self._slacks.peek()
         if free < 0.0 and least is not None:
             free = least[0][0] - self._taken
         if free < 0.0:
             free = 0.0
-        free, present = free + self.spare, self.level + self.reserved + self.spare
+        free += self.spare
+        present = self.level + self.reserved + self.spare
         return max(free if free < present else present, 0.0)
 
     @property
@@ -88,7 +91,8 @@ class Pool:
         if gone_s <= 0.0:
             return
         self._refilled_at = now
-        present, more = self.level + self.reserved + self.spare, self.rate * gone_s  # `balance`, without its call
+        present = self.level + self.reserved + self.spare  # `balance`, without its call
+        more = self.rate * gone_s
         room = self.capacity - (present + sum(self.credit.values()) if self.credit else present)
         if room > 0.0:
             self.level += more if more < room else room
@@ -159,7 +163,8 @@ class Pool:
         """Take over a changed limit; what was used stays used."""
         capacity = limits.capacities()[self.kind]
         self.level += capacity - self.capacity
-        self.capacity, self.rate = capacity, limits.rate(self.kind)
+        self.capacity = capacity
+        self.rate = limits.rate(self.kind)
 
     def drop_router(self, router: str, *, returns: bool) -> None:
         """A router is gone; `returns`: its credit comes back, otherwise it counts as used."""

@@ -79,7 +79,9 @@ class LimitReservations:
     """
 
     def __init__(self, on_granted: Callable[[Entry], None], on_lost: Callable[[str, str], None], run: Run) -> None:
-        self._on_granted, self._on_lost, self._run = on_granted, on_lost, run
+        self._on_granted = on_granted
+        self._on_lost = on_lost
+        self._run = run
         self.tickets: dict[str, Entry] = {}  # of the requests that wait here
         self.away: dict[Key, deque[Entry]] = {}
         self.touched: dict[str, Scope] = {}  # something has come back to them
@@ -89,7 +91,8 @@ class LimitReservations:
 
     def add(self, entry: Entry, now: float) -> None:
         """Reserve what an entry needs."""
-        entry.number, entry.wanted = str(next(self._numbers)), entry.need
+        entry.number = str(next(self._numbers))
+        entry.wanted = entry.need
         self._entries[entry.number] = entry
         for scope in entry.scopes:
             scope.entries[entry.number] = None
@@ -123,7 +126,9 @@ class LimitReservations:
     def wait(self, entry: Entry, router: str, ticket: str, wanted: Amounts, now: float) -> None:
         """The request is here, and waits unless it can run at once."""
         self._forget_away(entry)
-        entry.router, entry.ticket, entry.wanted = router, ticket, wanted
+        entry.router = router
+        entry.ticket = ticket
+        entry.wanted = wanted
         self.tickets[ticket] = entry
         for scope in entry.scopes:
             scope.waiting[entry.number] = None
@@ -147,7 +152,8 @@ class LimitReservations:
         while self.touched:
             scope = self.touched.pop(next(iter(self.touched)))
             scope.refill(now)
-            slots, skipped = scope.pools.get(Kind.CONCURRENT), 0
+            slots = scope.pools.get(Kind.CONCURRENT)
+            skipped = 0
             for number in list(scope.waiting):
                 if skipped == MAX_SKIPPED or (slots is not None and slots.level < 1.0 - ROUNDING):
                     break
@@ -175,8 +181,12 @@ class LimitReservations:
     def _try(self, entry: Entry, now: float) -> bool:
         """Let a waiting request run, if it can; one that fails is ended."""
         found: list[bool] = []
-        act, end = lambda: found.append(self._grant(entry, now)), partial(self._lose, entry, entry.router, entry.ticket)
-        self._run("a grant near a limit", entry.ticket, act, end)
+
+        def grant() -> None:
+            found.append(self._grant(entry, now))
+
+        end = partial(self._lose, entry, entry.router, entry.ticket)
+        self._run("a grant near a limit", entry.ticket, grant, end)
         return any(found)
 
     def _lose(self, entry: Entry, router: str, ticket: str) -> None:
@@ -191,7 +201,8 @@ class LimitReservations:
         """Let a waiting request run, if it can."""
         if any(pool.level < 1.0 - ROUNDING for pool in entry.slots()):
             return False
-        wanted, early = entry.wanted, []
+        wanted = entry.wanted
+        early = []
         for scope in entry.scopes:
             scope.refill(now)
         if entry.due > now:  # a level that is not below zero covers all reservations already

@@ -86,7 +86,8 @@ class RouterLimits:
     """
 
     def __init__(self, router: str, put: Callable[[LimitEvent], object]) -> None:
-        self._router, self._put = router, put
+        self._router = router
+        self._put = put
         self.scopes: dict[str, RouterScope] = {}  # used last at the end
         self.pending: dict[str, _Pending] = {}
         self.running: dict[str, _Running] = {}
@@ -109,7 +110,8 @@ class RouterLimits:
         """
         if request.request_id in self.pending or request.request_id in self.running:
             raise ValueError(f"{request.request_id!r} is charged already")
-        scopes, need = [self._scope(name, limits, now) for name, limits in request.scopes], request.need
+        scopes = [self._scope(name, limits, now) for name, limits in request.scopes]
+        need = request.need
         fenced = is_fenced and any(Kind.CONCURRENT in scope.capacities for scope in scopes)
         if not fenced and all(scope.has(need) for scope in scopes):
             for scope in scopes:
@@ -177,8 +179,12 @@ class RouterLimits:
                 self._set_period(period)
                 scope = self.scopes.get(name)
                 if scope is not None and scope.version < version:
-                    scope.version, scope.level, scope.left = version, level, left
-                    scope.is_near, scope.slots_kept, scope.heard_at = is_near, slots_kept, now
+                    scope.version = version
+                    scope.level = level
+                    scope.left = left
+                    scope.is_near = is_near
+                    scope.slots_kept = slots_kept
+                    scope.heard_at = now
                     self._return_surplus(name, scope)
             case LimitRefuse():
                 self._on_refuse(action, now)
@@ -250,7 +256,8 @@ class RouterLimits:
             for kind in (Kind.REQUESTS, Kind.TOKENS):
                 if scope is None or kind not in scope.capacities or scope.left is None:
                     continue
-                capacity, rate = scope.capacities[kind], scope.limits.rate(kind)
+                capacity = scope.capacities[kind]
+                rate = scope.limits.rate(kind)
                 left = min(capacity, scope.left[kind] + rate * (now - scope.heard_at)) - scope.spent[kind]
                 one = Bucket(int(capacity), max(0, int(left + 1e-6)), max(0.0, capacity - left) / rate)
                 if kind not in found or one.remaining < found[kind].remaining:
@@ -355,9 +362,11 @@ class RouterLimits:
         scope.account = list(map(sub, scope.account, given))
         spent = tuple(map(sub, scope.spent, scope.refund))
         returned = tuple(map(add, given, scope.refund))
-        wants_state, refund = not (is_silent or is_answer), tuple(scope.refund)
+        wants_state = not (is_silent or is_answer)
+        refund = tuple(scope.refund)
         self._put(LimitReport(name, spent, returned, is_answer, wants_state, refund, self._period))
-        scope.spent, scope.refund = list(NOTHING), list(NOTHING)
+        scope.spent = list(NOTHING)
+        scope.refund = list(NOTHING)
 
     def _is_waited_for(self, name: str) -> bool:
         return any(name == one for waiting in self.pending.values() for one, _ in waiting.request.scopes)

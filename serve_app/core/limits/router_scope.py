@@ -50,7 +50,8 @@ class RouterScope:
             self.account[Kind.CONCURRENT] = 0.0
         elif Kind.CONCURRENT not in self.capacities:
             self.account[Kind.CONCURRENT] = -float(self.in_use)
-        self.limits, self.capacities = limits, limits.capacities()
+        self.limits = limits
+        self.capacities = limits.capacities()
 
     def charged(self, limits: Limits, need: Amounts, used: Amounts) -> Amounts:
         """What a request of these limits was charged. A quota that came while it ran has its use at its end, since the

@@ -67,7 +67,8 @@ class Scope:
             else:
                 self.pools[kind] = Pool(kind, limits, capacity, now)
         self.pools = {kind: self.pools[kind] for kind in sorted(self.pools)}
-        self.limits, self.unknown = limits, self.unknown & wanted.keys()
+        self.limits = limits
+        self.unknown = self.unknown & wanted.keys()
         return frozenset(added)
 
     @property
@@ -90,7 +91,8 @@ class Scope:
         return {name for name in found if name != router}
 
     def state(self, version: Version, routers: int, period: Period) -> LimitState:
-        level, left = [UNCOUNTED] * len(Kind), list(NOTHING)
+        level = [UNCOUNTED] * len(Kind)
+        left = list(NOTHING)
         for kind, pool in self.pools.items():
             free = pool.level + pool.spare
             if kind not in self.unknown:
@@ -107,7 +109,8 @@ class Scope:
     def report(self, router: str, spent: Amounts, returned: Amounts) -> None:
         """A router has spent credit, and gives some back."""
         for kind, pool in self.pools.items():
-            had, back = pool.credit.pop(router, 0.0), returned[kind]
+            had = pool.credit.pop(router, 0.0)
+            back = returned[kind]
             if kind is Kind.CONCURRENT:
                 back = min(back, had)  # a slot that was taken before there was this limit is nobody's
             had -= spent[kind] + back
@@ -139,11 +142,13 @@ def restored(
         credit: of all routers, by their reports.
         empty_since: see `new_pools`.
     """
-    pools, unheard = new_pools(account.limits, now, empty_since), set[Kind]()
+    pools = new_pools(account.limits, now, empty_since)
+    unheard = set[Kind]()
     for kind, pool in pools.items():
         if kind is Kind.CONCURRENT:
             continue  # what requests hold of it is in the accounts
-        whole, level = pool.capacity - credit[kind], account.level[kind]
+        whole = pool.capacity - credit[kind]
+        level = account.level[kind]
         if account.version == UNHEARD or level == UNCOUNTED:
             pool.level = min(pool.level, whole)
             unheard |= {kind} & set(QUOTAS)
@@ -165,9 +170,11 @@ class Calendar:
         """Set the clock; returns the quotas that begin anew. `wall_s`: seconds since 1970."""
         self._offset_s = wall_s - now
         day = int(wall_s // DAY_S)
-        month, renewed = day - civil_date(day)[2] + 1, set[Kind]()
+        month = day - civil_date(day)[2] + 1
+        renewed = set[Kind]()
         if day < self.day - 1:  # no correction around midnight: an earlier reading was wrong, and renewed too early
-            self.day, self.month = day, month
+            self.day = day
+            self.month = month
         if day > self.day:
             renewed |= {Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY} if self.day >= 0 else set()
             self.day = day

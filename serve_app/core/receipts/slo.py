@@ -89,7 +89,8 @@ def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | No
         case Outcome.ENGINE_FAILED | Outcome.INTERNAL_ERROR:
             return SloVerdict.FAILED
     kept = SloVerdict.MET if served.outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
-    ttft_s, itl_s = service_level.ttft_s, service_level.itl_s
+    ttft_s = service_level.ttft_s
+    itl_s = service_level.itl_s
     first_s = served.total_s if served.ttft_s is None else served.ttft_s
     if ttft_s is not None and first_s > ttft_s:
         return SloVerdict.TTFT

@@ -129,7 +129,8 @@ class BoundedRing:
     def __init__(self, bound: float = LOAD_BOUND, free_share: float = FREE_SHARE) -> None:
         if not bound > 1.0 or not 0.0 <= free_share <= 1.0:
             raise ValueError(f"bound is {bound}, free_share {free_share}")
-        self._bound, self.free_share = bound, free_share
+        self._bound = bound
+        self.free_share = free_share
         self._ring = HashRing()
         self._replicas: dict[str, _RingReplica] = {}
         self.open_replicas: list[str] = []  # open and with slots, in arbitrary order, for random draws

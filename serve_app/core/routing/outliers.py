@@ -98,8 +98,13 @@ class _ObservedReplica:
     counted_at: float = 0.0  # the last result, if any
 
     def enter_state(self, state: OutlierState, now: float) -> None:
-        self.state, self.state_since, self.ejection_ends_at = state, now, math.inf
-        self.consecutive_failures, self.failures, self.results, self.counted_at = 0, 0.0, 0.0, now
+        self.state = state
+        self.state_since = now
+        self.ejection_ends_at = math.inf
+        self.consecutive_failures = 0
+        self.failures = 0.0
+        self.results = 0.0
+        self.counted_at = now
 
     def count_result(self, failed: bool, now: float) -> None:
         keep = math.exp(-max(0.0, now - self.counted_at) / WINDOW_S)

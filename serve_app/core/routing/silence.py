@@ -49,7 +49,8 @@ class FirstFrames:
         """A frame of a request has arrived; only its first one counts."""
         sent = self._take(number)
         if sent is not None:
-            self.frames, self.last_at = self.frames + 1, now
+            self.frames += 1
+            self.last_at = now
             self.slowest_s = max(self.slowest_s * FADING, (now - sent[0]) / sent[2])
 
     def on_end(self, number: int) -> None:

@@ -63,7 +63,8 @@ def _marked(schema: Any, met: dict[str, str], spend: Callable[[], None]) -> Any:
             made[name] = [_marked(one, met, spend) for one in inner]
         elif name in _SINGLE:
             made[name] = _marked(inner, met, spend)
-    whole, mark = _text(_undescribed(made)), 0
+    whole = _text(_undescribed(made))
+    mark = 0
     spend()
     while met.setdefault(_text(_as_the_builder_sees(made)), whole) != whole:
         mark += 1

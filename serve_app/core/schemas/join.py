@@ -173,7 +173,8 @@ class Joiner:
     def _excludes_objects(self, one: Schema, other: Schema) -> bool:
         """Whether a property that one of them requires has no value that both accept."""
         for name in {*one.get("required", ()), *other.get("required", ())}:
-            mine, its = one.get("properties", {}), other.get("properties", {})
+            mine = one.get("properties", {})
+            its = other.get("properties", {})
             if name in mine and name in its and self.excludes(mine[name], its[name]):
                 return True
         return False
@@ -215,7 +216,8 @@ class Joiner:
         types = common_types(types_of(one), types_of(other))
         if not types:
             return False
-        one, other = with_types(one, types), with_types(other, types)
+        one = with_types(one, types)
+        other = with_types(other, types)
         joined = dict(one)
         for keyword, value in said(other).items():
             if keyword == "type" or keyword in _OF_OBJECTS or keyword in _OF_ARRAYS:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-STRING, NUMBER, ARRAY, OBJECT = ("string",), ("integer", "number"), ("array",), ("object",)
+STRING = ("string",)
+NUMBER = ("integer", "number")
+ARRAY = ("array",)
+OBJECT = ("object",)
 TYPES = ("null", "boolean", *NUMBER, *STRING, *ARRAY, *OBJECT)
 EVERY: tuple[str, ...] = ()
 

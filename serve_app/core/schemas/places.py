@@ -26,7 +26,8 @@ def with_enforced_schemas(
     Raises:
         BadRequest: `param` is the path of the keyword that cannot be enforced. TooManyParts: see `budget`.
     """
-    found, read = dict(body), functools.partial(enforced, budget=budget or SchemaBudget())
+    found = dict(body)
+    read = functools.partial(enforced, budget=budget or SchemaBudget())
     if isinstance(body.get("response_format"), dict):
         found["response_format"] = _response_format(body["response_format"], read)
     if isinstance(body.get("structured_outputs"), dict):
@@ -56,7 +57,8 @@ def _response_format(form: dict[str, Any], read: Enforce) -> dict[str, Any]:
 def _structured_outputs(given: dict[str, Any], enforce: Enforce) -> dict[str, Any]:
     found = dict(given)
     for name, read in (("json", enforce), ("structural_tag", functools.partial(_tagged, read=enforce))):
-        value, path = given.get(name), f"structured_outputs.{name}"
+        value = given.get(name)
+        path = f"structured_outputs.{name}"
         if isinstance(value, str):
             try:
                 parsed = json.loads(value)

@@ -69,7 +69,9 @@ def _decoded(escaped: re.Match[str]) -> str:
 
 class _Rewriting:
     def __init__(self, root: Any, path: str, budget: SchemaBudget) -> None:
-        self._root, self._path, self._budget = root, path, budget
+        self._root = root
+        self._path = path
+        self._budget = budget
         self._targets: dict[str, Schema] = {}  # by the pointer of a reference
         self._open: set[str] = set()  # pointers that are being read
         self._wanted: dict[str, tuple[str, str]] = {}  # by pointer: the container and the name of its definition
@@ -145,12 +147,14 @@ class _Rewriting:
 
     def _found(self, pointer: str) -> tuple[Any, str]:
         """What a pointer names, and its path. Raises LookupError."""
-        found, path = self._root, self._path
+        found = self._root
+        path = self._path
         for part in pointer.split("/")[1:]:
             name: Any = _ESCAPED_BYTES.sub(_decoded, part).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
                 name = int(name)
-            found, path = found[name], f"{path}.{name}"
+            found = found[name]
+            path = f"{path}.{name}"
         if not isinstance(found, dict | bool):
             raise LookupError(pointer)
         return found, path
@@ -165,10 +169,12 @@ class _Rewriting:
         if isinstance(found, bool):
             return found
         if reference not in self._wanted:
-            container, name = _DEFINITIONS[0], self._new_name()
+            container = _DEFINITIONS[0]
+            name = self._new_name()
             parts = reference.split("/")
             if len(parts) == 3 and parts[1] in _DEFINITIONS and not {"%", "~"} & set(parts[2]):
-                container, name = parts[1], parts[2]
+                container = parts[1]
+                name = parts[2]
             self._wanted[reference] = (container, name)
         container, name = self._wanted[reference]
         made = f"#/{container}/{name}"
@@ -184,7 +190,8 @@ class _Rewriting:
     def _refuse_empty_circles(self) -> None:
         """Refuse references that lead back to themselves, and to nothing else."""
         for start in self._wanted:
-            seen, at = {start}, start
+            seen = {start}
+            at = start
             while isinstance(self._targets[at], dict) and "$ref" in self._targets[at]:
                 at = self._pointers[self._targets[at]["$ref"]]
                 if at in seen:
@@ -220,7 +227,8 @@ class _Rewriting:
         return {**described, **made} if isinstance(made, dict) and described else made
 
     def _checked_types(self, schema: Mapping[str, Any], path: str) -> frozenset[str]:
-        named, keyword = schema.get("type"), KEYWORDS["type"]
+        named = schema.get("type")
+        keyword = KEYWORDS["type"]
         if "type" in schema and not keyword.shape(named):
             raise BadRequest(f"`{path}.type` must be {keyword.right}", param=f"{path}.type")
         return frozenset(types_of(schema))

@@ -53,8 +53,10 @@ def settled(made: Mapping[str, Any], path: str) -> Schema:
 def _is_possible(name: str, schema: Mapping[str, Any]) -> bool:
     """Whether the bounds leave any value of this type."""
     if name in ("integer", "number"):
-        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
+        low = schema.get("minimum", -math.inf)
+        high = schema.get("maximum", math.inf)
+        above = schema.get("exclusiveMinimum", -math.inf)
+        below = schema.get("exclusiveMaximum", math.inf)
         if name == "integer":
             first = max(_whole(low, math.ceil), _whole(above, math.floor) + 1)
             return first <= min(_whole(high, math.floor), _whole(below, math.ceil) - 1)
@@ -118,7 +120,8 @@ def _settle_array(schema: dict[str, Any]) -> bool:
     length = next((place for place, one in enumerate(prefix) if one is False), len(prefix))
     length = min(length, schema.get("maxItems", length))
     if length < len(prefix):  # the grammar wants all of them
-        schema["prefixItems"], schema["items"] = prefix[:length], False
+        schema["prefixItems"] = prefix[:length]
+        schema["items"] = False
         if not length:
             del schema["prefixItems"]
     if schema.get("items") is False:
@@ -173,7 +176,8 @@ def _settle_object(schema: dict[str, Any], path: str) -> bool:
 
 def _settle_names(schema: dict[str, Any], path: str) -> None:
     """`propertyNames` as the grammar knows it: of names that are listed, properties; else one `pattern` or lengths."""
-    names, rest = schema.get("propertyNames"), schema.get("additionalProperties", True)
+    names = schema.get("propertyNames")
+    rest = schema.get("additionalProperties", True)
     if names is None:
         return
     beside = schema.get("properties") or schema.get("patternProperties") or schema.get("required")

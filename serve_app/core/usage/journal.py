@@ -15,7 +15,9 @@ from serve_app.core.limits import TokenPrices
 from serve_app.core.usage.meter import UsageMeter
 from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
 
-_STATE, _BEGIN, _END = "state", "begin", "end"
+_STATE = "state"
+_BEGIN = "begin"
+_END = "end"
 
 
 def state_line(meter: UsageMeter) -> bytes:
@@ -71,6 +73,8 @@ def _of_begun(request_id: str, day: str, key_id: str, tenant: str, model: str, p
 
 
 def _batch(batch: dict[str, Any]) -> UsageBatch:
-    rows, in_flight = batch["rows"], batch["in_flight"]
-    rows, in_flight = tuple(UsageRow(**row) for row in rows), tuple(InFlightUse(**entry) for entry in in_flight)
+    rows = batch["rows"]
+    in_flight = batch["in_flight"]
+    rows = tuple(UsageRow(**row) for row in rows)
+    in_flight = tuple(InFlightUse(**entry) for entry in in_flight)
     return UsageBatch(batch["source"], batch["seq"], rows, in_flight)

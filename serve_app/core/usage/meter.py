@@ -32,7 +32,8 @@ class UsageMeter:
     """
 
     def __init__(self, source: str, sent: UsageBatch | None = None) -> None:
-        self.source, self._seq = source, 0 if sent is None else sent.seq
+        self.source = source
+        self._seq = 0 if sent is None else sent.seq
         self._open: dict[str, tuple[UsageKey, TokenPrices | None]] = {}  # by request id
         self._sums: dict[UsageKey, list[int]] = {}  # in the order of `USAGE_COUNTS`
         self.sent = sent  # not acknowledged; whoever has the meter only reads it
@@ -82,7 +83,8 @@ class UsageMeter:
             if self._sums or in_flight != self._reported or (heartbeat and in_flight):
                 rows = tuple(UsageRow(*key, *sums) for key, sums in self._sums.items())
                 self._seq += 1
-                self._sums, self._reported = {}, in_flight
+                self._sums = {}
+                self._reported = in_flight
                 self.sent = UsageBatch(self.source, self._seq, rows, in_flight)
         return self.sent
 
