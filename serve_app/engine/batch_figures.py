@@ -72,7 +72,8 @@ class BatchFigures:
             forms_batches: whether batches of requests are formed; else the engine's steps are the batches.
         """
         since, before = self._samples[0] if self._samples else (now, load)
-        steps, span_s = load.steps - before.steps, now - since
+        steps = load.steps - before.steps
+        span_s = now - since
         tokens = load.prompt_tokens + load.generated_tokens - before.prompt_tokens - before.generated_tokens
         requests = sum(size for size, _ in self._started)
         if forms_batches:

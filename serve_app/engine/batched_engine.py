@@ -53,7 +53,8 @@ class BatchedEngine:
     """
 
     def __init__(self, engine: EngineBackend, policy: BatchPolicy | None, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
+        self._engine = engine
+        self._clock = clock
         self._policy = policy
         self._batcher = None if policy is None else Batcher(policy)
         self._figures = BatchFigures()
@@ -198,7 +199,8 @@ class BatchedEngine:
     def _advance(self) -> None:
         """Complete a change of the policy once the former batches have ended, hand in what is held, set the timer."""
         if self._is_changing and not self._requests:
-            self._is_changing, self._batcher = False, None
+            self._is_changing = False
+            self._batcher = None
         if not self._is_changing or self._policy is None:
             self._hand_in()
         self._set_timer()

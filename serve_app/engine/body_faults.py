@@ -178,7 +178,8 @@ class _Copy:
     def __init__(
         self, replaced: Callable[[Schema, Callable[[Schema], Schema]], Schema | None], suffix: str = ""
     ) -> None:
-        self._replaced, self._suffix = replaced, suffix
+        self._replaced = replaced
+        self._suffix = suffix
         self._known: dict[int, Schema] = {}
 
     def of(self, schema: Schema) -> Schema:
@@ -216,7 +217,8 @@ class _WrongKind(ValueError):
 
     def __init__(self, path: Path, expected: tuple[str, ...]) -> None:
         super().__init__(path, expected)
-        self.path, self.expected = path, expected
+        self.path = path
+        self.expected = expected
 
 
 def _best(branches: list[_Branch], value: Any) -> list[int]:

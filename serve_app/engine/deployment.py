@@ -136,7 +136,8 @@ class EngineReplica:
         return model_fingerprint(self._settings, environment.platform())
 
     def _start_phases(self) -> StartPhases:
-        settings, history = self._settings, default_root().parent / "starts"
+        settings = self._settings
+        history = default_root().parent / "starts"
         found = weights_bytes(settings), cache_folder(settings)
         return StartPhases(settings.name, history, time.monotonic, *found, ask_hub=lambda: ask_hub(settings))
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from serve_app.settings import ModelSettings
 
-SAFETENSORS, CONSOLIDATED = "*.safetensors", "consolidated*.safetensors"
+SAFETENSORS = "*.safetensors"
+CONSOLIDATED = "consolidated*.safetensors"
 INDEX = "model.safetensors.index.json"  # names the files of a model of several; others beside them are not fetched
 # By vLLM's `load_format`: the patterns of its weights; the first one that the repository has counts.
 PATTERNS: Mapping[str, Sequence[str]] = {
@@ -69,7 +70,8 @@ def ask_hub(settings: ModelSettings) -> Download | None:
     from huggingface_hub import HfApi, errors
 
     given = settings.extra_engine_args
-    revision, ignored = given.get("revision"), given.get("ignore_patterns", IGNORED)
+    revision = given.get("revision")
+    ignored = given.get("ignore_patterns", IGNORED)
     try:
         found = HfApi().model_info(settings.path, revision=revision, files_metadata=True, timeout=HUB_S).siblings or ()
         index = _index(settings, revision) if any(one.rfilename == INDEX for one in found) else []

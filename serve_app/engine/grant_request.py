@@ -128,7 +128,8 @@ class GrantRequest:
         On a GPU, vLLM requires `gpu_memory_utilization` of the device to be free before it starts, whatever it will
         use; it is set to the grant's share of the device.
         """
-        settings, platform = self.settings, self.platform
+        settings = self.settings
+        platform = self.platform
         if settings.engine == "simulated":
             return settings
         changes: dict[str, float] = {}

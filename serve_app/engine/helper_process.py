@@ -48,7 +48,10 @@ class HelperProcess:
     """
 
     def __init__(self, task: str, arguments: list[str], setup: bytes, tries: int = 1) -> None:
-        self._task, self._arguments, self._setup, self._tries = task, arguments, setup, tries
+        self._task = task
+        self._arguments = arguments
+        self._setup = setup
+        self._tries = tries
         self.process = self._start()
 
     def ask(self, question: bytes) -> bytes:
@@ -68,7 +71,9 @@ class HelperProcess:
         if self.process.poll() is not None:
             self.end()
             self.process = self._start()
-        process, setting_up, is_late = self.process, self._setting_up, threading.Event()
+        process = self.process
+        setting_up = self._setting_up
+        is_late = threading.Event()
         assert process.stdout is not None
 
         def give_up() -> None:

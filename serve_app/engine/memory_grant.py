@@ -211,7 +211,8 @@ class MemoryGrant:
 
     def _current_report(self) -> EngineReport:
         """The report with the present measurements."""
-        report, holds = self.report, self._reply.holds
+        report = self.report
+        holds = self._reply.holds
         processes, measured = self.meter.measure(holds)
         loading = self._may_load and not report.kv_tokens
         known = [size for size in measured if size is not None]

@@ -131,8 +131,11 @@ class MemoryHistory:
         """A measurement of a running engine, without its KV pool: at each report."""
         now = self.clock()
         if self._began is None:
-            self._began, self._stands, self._span = now, (now, fixed_bytes), (now, 0)
-        since, least_bytes = self._stands[0], min(self._stands[1], fixed_bytes)
+            self._began = now
+            self._stands = (now, fixed_bytes)
+            self._span = (now, 0)
+        since = self._stands[0]
+        least_bytes = min(self._stands[1], fixed_bytes)
         has_stood = now - since >= STOOD_S
         self._stands = (now, fixed_bytes) if has_stood else (since, least_bytes)
         kept_bytes, settled = self._kept
@@ -147,7 +150,8 @@ class MemoryHistory:
         begin, most = self._span
         if now - begin >= STOOD_S:
             self._most_of_spans = sorted([*self._most_of_spans, most])[-RECURS:]
-            begin, most = now, 0
+            begin = now
+            most = 0
         self._span = (begin, max(most, fixed_bytes))
         return self._most_of_spans[0] if len(self._most_of_spans) == RECURS else 0
 

@@ -20,14 +20,16 @@ from serve_app.settings import GB, ModelSettings
 GIB = 2**30
 # Besides weights and KV on a GPU: CUDA context, NCCL and graphs; and the least with activations of a step, for a model
 # whose shape is not known.
-GPU_BASE_BYTES, GPU_OVERHEAD_BYTES = 2 * GIB, 3 * GIB
+GPU_BASE_BYTES = 2 * GIB
+GPU_OVERHEAD_BYTES = 3 * GIB
 # Compiled grammars, and the process that compiles each of them first (0.3 GiB resident).
 GRAMMAR_BYTES = GRAMMAR_CACHE_MB * 2**20 + 320 * 2**20
 # Besides weights and KV: two Python processes with torch and vLLM in each (2.0 GiB resident measured, tiny model).
 CPU_OVERHEAD_BYTES = int(2.5 * GIB) + GRAMMAR_BYTES
 # The same for a model whose shape is known, and of each entry of its vocabulary: tokenizers in two processes and what
 # grammars are compiled with in three. Measured with eight shallow models, see docs/memory.md.
-CPU_BASE_BYTES, VOCABULARY_ENTRY_BYTES = int(1.9 * GB) + GRAMMAR_CACHE_MB * 2**20, 6_600
+CPU_BASE_BYTES = int(1.9 * GB) + GRAMMAR_CACHE_MB * 2**20
+VOCABULARY_ENTRY_BYTES = 6_600
 COMPILER_BYTES = int(0.4 * GB)  # of a C++ compiler, at the first start on a machine: torch compiles its kernels there
 SIMULATED_BYTES = GIB // 4  # the process of a simulated engine; `memory_gb` sets the memory of the engine it simulates
 # Tokens of a step where `max_num_batched_tokens` is not set: vLLM's own default, of a GPU of 70 GB and more.
@@ -62,7 +64,8 @@ class ModelShape:
         """The shape; None: the configuration does not say it. `dtype`: the model's setting."""
         text = config.get("text_config")
         found = text if isinstance(text, Mapping) else config
-        vocabulary, hidden = found.get("vocab_size"), found.get("hidden_size")
+        vocabulary = found.get("vocab_size")
+        hidden = found.get("hidden_size")
         if not (isinstance(vocabulary, int) and isinstance(hidden, int)):
             return None
         experts = found.get("num_experts_per_tok")

@@ -21,7 +21,8 @@ from serve_app.settings import ModelSettings
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")  # vLLM loads the first of these kinds that is there
 INDEXES = (INDEX, "pytorch_model.bin.index.json")  # of weights in several files
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer_config.json"
 MISTRAL_CONFIG = "params.json"  # vLLM reads this format, too; nothing in it is checked
 
 Problem = Literal[

@@ -24,14 +24,12 @@ from serve_app.core.memory import StartReport
 from serve_app.engine.download_size import Download
 
 PHASE_FILE = "SERVE_APP_START_PHASE"  # the variable with the file's path
-ENVIRONMENT, DOWNLOADING, LOADING, MEMORY, COMPILE, WARM_UP = (
-    "environment",
-    "downloading",
-    "loading",
-    "memory",
-    "compile",
-    "warm-up",
-)
+ENVIRONMENT = "environment"
+DOWNLOADING = "downloading"
+LOADING = "loading"
+MEMORY = "memory"
+COMPILE = "compile"
+WARM_UP = "warm-up"
 LEAST_BYTES = 500_000_000  # smaller weights load at once, and other memory that is taken meanwhile hides them
 ALMOST = 0.99  # the share of weights in memory is an estimate, and a phase that goes on is not finished
 
@@ -83,7 +81,10 @@ class StartPhases:
             if not self._phase:
                 return None
             self._follow(taken_bytes)
-            done, total, share, known = None, None, None, self._download
+            done = None
+            total = None
+            share = None
+            known = self._download
             weights_bytes = self.weights_bytes if known is None else known.total_bytes
             if self._phase == DOWNLOADING:
                 done = downloaded_bytes(self.cache, None if known is None else known.blobs)
@@ -134,7 +135,8 @@ class StartPhases:
 
     def _enter(self, phase: str, at: float) -> None:
         self.seconds[self._phase] = round(self.seconds.get(self._phase, 0.0) + at - self._changed, 2)
-        self._phase, self._changed = phase, at
+        self._phase = phase
+        self._changed = at
 
 
 def write_phase(phase: str, now: float) -> None:

@@ -159,7 +159,8 @@ def _write(folder: Path, seed: int) -> None:
 
     tokenizer = _train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    eos, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    eos = tokenizer.token_to_id(END)
+    pad = tokenizer.token_to_id(PAD)
     ids = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
     _write_json(folder / "config.json", CONFIG | ids)
     _write_json(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 1.0})

@@ -216,7 +216,8 @@ class SimulatedEngine:
 
     def _frames(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """The frames of a request; raises BadRequest if its body is invalid."""
-        operation, body = submit.operation, submit.body
+        operation = submit.operation
+        body = submit.body
         if operation is Operation.TOKENIZE:
             ids = self._tokenizer.encode(requests.parse_tokenize(body))
             found = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids, "token_strs": None}
@@ -234,22 +235,26 @@ class SimulatedEngine:
         seed = self.settings.simulated.seed
         generation = requests.parse_generation(operation, body, seed=seed, max_model_len=self._max_model_len)
         created = self._created(submit)
-        stream, ignored = generation.stream, generation.ignored
+        stream = generation.stream
+        ignored = generation.ignored
         writer = Writer(operation, submit.request_id, self.settings.name, created, stream=stream, ignored=ignored)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
     async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
         """One frame per wake-up, with the tokens made since the last one; one event and one group per choice in it."""
         sent = _continued_at(submit, generation)
-        status, media = 200, "sse"
+        status = 200
+        media = "sse"
         prompt: TokenUsage | None = TokenUsage(generation.prompt_tokens)
         open_choices = sum(made < choice.max_tokens for made, choice in zip(sent, generation.choices, strict=True))
         with self._admitted(submit, generation.sizes, sent) as request:
             while open_choices:
                 await request.wait_for_progress()
-                body, groups = b"", []
+                body = b""
+                groups = []
                 for choice, sequence in zip(generation.choices, request.sequences, strict=True):
-                    start, stop = sent[choice.index], sequence.produced
+                    start = sent[choice.index]
+                    stop = sequence.produced
                     if start == stop:
                         continue
                     sent[choice.index] = stop
@@ -263,7 +268,9 @@ class SimulatedEngine:
                     body += writer.end(generation.usage if generation.include_usage else None)
                 usage = None if open_choices else _usage(generation)
                 yield Frame(submit.number, body, status, media, groups, len(groups), usage, prompt=prompt)
-                status, media, prompt = 0, "", None
+                status = 0
+                media = ""
+                prompt = None
 
     async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
         sent = _continued_at(submit, generation)
@@ -295,7 +302,9 @@ class SimulatedEngine:
         with self._admitted(submit, [(tokens, 0) for _, tokens in [*asked.queries, *asked.documents]]) as request:
             await self._finish(request)
         scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
-        request_id, model, tokens = submit.request_id, self.settings.name, asked.prompt_tokens
+        request_id = submit.request_id
+        model = self.settings.name
+        tokens = asked.prompt_tokens
         if submit.query_counted:
             tokens -= sum(size for _, size in asked.queries)
         if submit.operation is Operation.SCORE:

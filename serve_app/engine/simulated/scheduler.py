@@ -94,7 +94,8 @@ class SimulatedScheduler:
             raise ValueError(f"{sequence.prompt_tokens} prompt and {sequence.max_tokens} output tokens")
         if sequence.prompt_tokens + sequence.max_tokens > self.kv_tokens:
             raise ValueError(f"{sequence.prompt_tokens + sequence.max_tokens} tokens, the cache has {self.kv_tokens}")
-        sequence.order, sequence.state = self._arrivals, SequenceState.WAITING
+        sequence.order = self._arrivals
+        sequence.state = SequenceState.WAITING
         self._arrivals += 1
         insort(self.waiting, sequence, key=_rank)
         if self.due is None:
@@ -126,7 +127,8 @@ class SimulatedScheduler:
 
     def _continue_running(self) -> int:
         """Plan the running sequences' tokens; returns the prefill tokens among them."""
-        prefill, index = 0, 0
+        prefill = 0
+        index = 0
         while index < len(self.running):
             sequence = self.running[index]
             grows = sequence.total - sequence.kv
@@ -150,7 +152,8 @@ class SimulatedScheduler:
             if not sequence.produced:
                 self.prompt_tokens += sequence.prompt_tokens
             self.prefilled_tokens += sequence.total
-            sequence.state, sequence.kv = SequenceState.RUNNING, sequence.total
+            sequence.state = SequenceState.RUNNING
+            sequence.kv = sequence.total
             self.kv_used += sequence.kv
             insort(self.running, sequence, key=_rank)
             prefill += self._plan(sequence, prefill)

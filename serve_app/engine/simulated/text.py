@@ -128,7 +128,8 @@ def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[in
         if not group or not 0 <= group[0] < len(choices):
             return None
         index, *tokens = group
-        start, stop = made[index], made[index] + len(tokens)
+        start = made[index]
+        stop = made[index] + len(tokens)
         if stop > choices[index].max_tokens:
             return None
         if tokens != [WORD_IDS[k] for k in words_at(choices[index].key, start, stop)]:

@@ -102,7 +102,8 @@ def _none_invented(remaining: Callable[[Any], str]) -> Callable[[Any], str]:
 
     @functools.wraps(remaining)
     def left(self: Any) -> str:
-        recorder, calls = recorder_of_request.get(), self.prev_tool_call_arr
+        recorder = recorder_of_request.get()
+        calls = self.prev_tool_call_arr
         if recorder is not None and recorder.cut and calls and "arguments" not in calls[-1]:
             return ""
         return remaining(self)
@@ -117,7 +118,9 @@ def _cut_off(text: str) -> CutOff | None:
 
 def _joined(parser: Any, cut: CutOff, request: Any) -> Parsed:
     """What a client would have joined from the pieces of a stream."""
-    reasoning, content, calls = list[str](), list[str](), dict[int, FunctionCall]()
+    reasoning = list[str]()
+    content = list[str]()
+    calls = dict[int, FunctionCall]()
     pieces = list(_pieces(parser.model_tokenizer, cut, request))
     for number, (text, tokens) in enumerate(pieces, 1):
         delta = parser.parse_delta(text, tokens, request, cut.prompt, finished=number == len(pieces))
@@ -142,7 +145,8 @@ def _pieces(tokenizer: Any, cut: CutOff, request: Any) -> Iterator[tuple[str, li
         return
     stream = DecodeStream(ids=list(cut.prompt), skip_special_tokens=getattr(request, "skip_special_tokens", True))
     step = -(-len(cut.tokens) // MAX_PIECES) or 1
-    at, left = 0, cut.text
+    at = 0
+    left = cut.text
     for start in range(0, len(cut.tokens), step):
         tokens = list(cut.tokens[start : start + step])
         text = "".join(stream.step(inner, token) or "" for token in tokens)

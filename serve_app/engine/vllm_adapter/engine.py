@@ -61,7 +61,8 @@ logger = logging.getLogger("ray.serve")
 KILLED_S = 1.0  # only the kernel remains to wait for
 # For EngineCore's own exit: its interpreter takes seconds to finalize and saves nothing; the kernel frees its memory,
 # and the resource tracker its files in /dev/shm. With several ranks it must also end its workers.
-SHUTDOWN_TIMEOUT_S, RANKS_SHUTDOWN_TIMEOUT_S = 0.5, 5.0
+SHUTDOWN_TIMEOUT_S = 0.5
+RANKS_SHUTDOWN_TIMEOUT_S = 5.0
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # part of its command line
 
 FATAL = (EngineDeadError,)  # not EngineGenerateError: that request failed, the engine goes on
@@ -181,7 +182,8 @@ class VllmEngine:
         entries = log_probabilities.keep_entries(not submit.body.get("stream"))
         replay.identity_of_request.set(replay.AnswerIdentity(submit.request_id, submit.created))
         try:
-            llm, strict = self._running(), self._settings.tool_strict
+            llm = self._running()
+            strict = self._settings.tool_strict
             answer = await serving.answer(llm, self._state, submit, strict, self._large)
         except EngineFailed:  # as the recorder has seen it; no error of `LargeRequests`, though an `Unavailable`, too
             raise
@@ -276,7 +278,9 @@ async def answer_frames(
 ) -> AsyncGenerator[Frame, None]:
     """The frames of an answer. An error before the first event of a stream is a status, a later one an event in our
     format. `start`: starts the request; gives the only frame, or the events."""
-    number, status, media = submit.number, 200, "sse"
+    number = submit.number
+    status = 200
+    media = "sse"
     events = await start()
     if isinstance(events, Frame):
         yield events
@@ -298,7 +302,8 @@ async def answer_frames(
                 text = text if refusal is None else f"data: {refusal.body.decode()}\n\n"
             prompt = recorder.usage() if status else None
             yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1, prompt=prompt)
-            status, media = 0, ""
+            status = 0
+            media = ""
     except EngineFailed:
         raise
     except Exception as error:

@@ -12,7 +12,9 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 def block_bytes(config: VllmConfig) -> int:
     """Bytes of one block, over all ranks."""
-    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    model = config.model_config
+    parallel = config.parallel_config
+    cache = config.cache_config
     vectors = (1 if model.use_mla else 2) * model.get_num_kv_heads(parallel)
     number_bytes = int(kv_cache_dtype_str_to_dtype(cache.cache_dtype, model).itemsize)
     of_layer = cache.block_size * vectors * model.get_head_size() * number_bytes

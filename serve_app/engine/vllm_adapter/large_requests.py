@@ -36,7 +36,8 @@ class LargeRequests:
     """
 
     def __init__(self, start: Callable[[], Callable[[bytes], bytes]], *, reads_media: bool = False) -> None:
-        self._start, self._reads_media = start, reads_media
+        self._start = start
+        self._reads_media = reads_media
         self._ask: Callable[[bytes], bytes] | None = None
         self._queue = HelperQueue(self._read)
 

@@ -93,12 +93,16 @@ class AnswerEntries:
     """
 
     def __init__(self, make: MakeAnswer, tokens: Sequence[int], entries: Sequence[Any], given: dict[str, Any]) -> None:
-        self._make, self._tokens, self._entries, self._given = make, tokens, entries, given
+        self._make = make
+        self._tokens = tokens
+        self._entries = entries
+        self._given = given
         self.made = make(token_ids=[], top_logprobs=[], **given)
 
     def slices(self) -> Iterator[None]:
         """Makes the next entries at each step."""
-        given, step = dict(self._given), tokens_of_slice(len(self._entries[-1] or ()))
+        given = dict(self._given)
+        step = tokens_of_slice(len(self._entries[-1] or ()))
         for start in range(0, len(self._tokens), step):
             part = slice(start, start + step)
             made = self._make(token_ids=self._tokens[part], top_logprobs=self._entries[part], **given)

@@ -26,7 +26,8 @@ def install() -> None:
 
 def bound_grammar(grammar: Any) -> None:
     """Make grammars of this class (vLLM's `XgrammarGrammar`) reject the next token once they are over budget."""
-    fill_bitmask, accept_tokens = grammar.fill_bitmask, grammar.accept_tokens
+    fill_bitmask = grammar.fill_bitmask
+    accept_tokens = grammar.accept_tokens
 
     def fill(self: Any, bitmask: Any, index: int) -> None:
         begun = time.thread_time()
@@ -34,7 +35,8 @@ def bound_grammar(grammar: Any) -> None:
         self.spent_s = getattr(self, "spent_s", 0.0) + time.thread_time() - begun
 
     def accept(self: Any, request_id: str, tokens: list[int]) -> bool:
-        spent_s, earned_s = getattr(self, "spent_s", 0.0), FIRST_S + TOKEN_S * self.num_processed_tokens
+        spent_s = getattr(self, "spent_s", 0.0)
+        earned_s = FIRST_S + TOKEN_S * self.num_processed_tokens
         if spent_s > earned_s:
             logger.warning("request %s ends: its grammar's masks took %.2f s of CPU", request_id, spent_s)
             return False
@@ -43,4 +45,5 @@ def bound_grammar(grammar: Any) -> None:
         self.spent_s = spent_s + time.thread_time() - begun
         return accepted
 
-    grammar.fill_bitmask, grammar.accept_tokens = fill, accept
+    grammar.fill_bitmask = fill
+    grammar.accept_tokens = accept

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _OPENAI = "vllm.entrypoints.openai"
-CHAT_SERVING, COMPLETION_SERVING = f"{_OPENAI}.chat_completion.serving", f"{_OPENAI}.completion.serving"
+CHAT_SERVING = f"{_OPENAI}.chat_completion.serving"
+COMPLETION_SERVING = f"{_OPENAI}.completion.serving"
 RESPONSES_SERVING = f"{_OPENAI}.responses.serving"
 TAG_REGISTRY = "vllm.tool_parsers.structural_tag_registry"
 TOOL_PARSER = "vllm.tool_parsers.abstract_tool_parser"

@@ -44,7 +44,8 @@ def install() -> None:
         return found
 
     def continued_grammar(self: Any, request: Any) -> Any:
-        grammar, tokens = create_grammar(self, request), _produced(request.sampling_params)
+        grammar = create_grammar(self, request)
+        tokens = _produced(request.sampling_params)
         if tokens:
             start, _ = self._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
             if start <= len(tokens):  # else all of them are reasoning

@@ -50,7 +50,8 @@ class RecordedLLM(AsyncLLM):
         outputs = super().generate(prompt, sampling_params, request_id, **kwargs)
         recorder = recorder_of_request.get()
         if sampling_params.prompt_logprobs is not None:
-            tenant, tokens = "" if recorder is None else recorder.tenant, self._scored_tokens(prompt, sampling_params)
+            tenant = "" if recorder is None else recorder.tenant
+            tokens = self._scored_tokens(prompt, sampling_params)
             scored = ScoredPrompt(request_id, tenant, kwargs.get("priority", 0), tokens)
             outputs = made_in_turns(outputs, tenant, self._scoring_turns)
             outputs = outputs if self.prompt_turns is None else computed_in_turn(outputs, scored, self.prompt_turns)
@@ -92,10 +93,8 @@ class RecordedLLM(AsyncLLM):
     def _scored_tokens(self, prompt: Any, params: Any) -> int:
         """The tokens of a prompt whose log probabilities are asked for, of all its answers. Raises VLLMValidationError:
         too many are."""
-        tokens, entries = (
-            len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0,
-            params.prompt_logprobs,
-        )
+        tokens = len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0
+        entries = params.prompt_logprobs
         each = self.model_config.get_vocab_size() if entries == -1 else max(1, entries)
         if why := too_many_entries(tokens, each, params.n):
             raise VLLMValidationError(why, parameter="prompt_logprobs", value=entries)

@@ -91,7 +91,8 @@ class Reader:
             return serving.error_response(error, submit)
 
     async def _render(self, submit: Submit) -> Rendered | ErrorResponse:
-        renderer, request = self._state.online_renderer, serving.request_of(submit, self._setup.tool_strict)
+        renderer = self._state.online_renderer
+        request = serving.request_of(submit, self._setup.tool_strict)
         match submit.operation:
             case Operation.CHAT:
                 rendered = await renderer.render_chat(request)

@@ -45,7 +45,8 @@ class RenderTurns:
     """
 
     def __init__(self, submit: Callable[[Callable[[], None]], Any], tenant: Callable[[], str]) -> None:
-        self._submit, self._tenant = submit, tenant
+        self._submit = submit
+        self._tenant = tenant
         self._turns = TenantTurns[_Work]()
         self._lock = threading.Lock()
 

@@ -128,7 +128,8 @@ def recorded_merge(merge: Callable[..., AsyncGenerator[Any, None]]) -> Callable[
 
 
 async def _recorded(outputs: AsyncGenerator[Any, None], recorder: TokenRecorder) -> AsyncGenerator[Any, None]:
-    earlier, held = recorder.earlier, list[tuple[int, Any]]()
+    earlier = recorder.earlier
+    held = list[tuple[int, Any]]()
     try:
         async for found in outputs:
             held.append(found)
@@ -157,7 +158,8 @@ async def replayed_queue(
     """
     if params.prompt_logprobs is not None:
         raise earlier.fail("the log probabilities of its prompt are not known here")
-    groups, vocabulary = earlier.groups_of(prompt), llm.model_config.get_vocab_size()
+    groups = earlier.groups_of(prompt)
+    vocabulary = llm.model_config.get_vocab_size()
     if not all(0 <= token < vocabulary for _, *tokens in groups for token in tokens):
         raise earlier.fail("its tokens are not those of this model")
     requests: list[Any] = []
@@ -238,8 +240,12 @@ class ReplayedQueue:
     def __init__(
         self, llm: Any, queue: Any, requests: list[Any], groups: list[list[int]], earlier: EarlierRuns
     ) -> None:
-        self.request_id, self.close = queue.request_id, queue.close
-        self._llm, self._queue, self._requests, self._earlier = llm, queue, requests, earlier
+        self.request_id = queue.request_id
+        self.close = queue.close
+        self._llm = llm
+        self._queue = queue
+        self._requests = requests
+        self._earlier = earlier
         self._states = llm.output_processor.request_states
         self._groups = len(groups)
         self._produced: dict[int, list[int]] = defaultdict(list)  # by choice
@@ -314,7 +320,8 @@ class ReplayedQueue:
 
     async def _begin(self) -> None:
         """Hand the choices that go on to EngineCore."""
-        self.get_nowait, self.get = self._queue.get_nowait, self._queue.get  # type: ignore[method-assign]
+        self.get_nowait = self._queue.get_nowait  # type: ignore[method-assign]
+        self.get = self._queue.get  # type: ignore[method-assign]
         for choice, request in enumerate(self._requests):
             state = self._states.get(request.request_id)
             if state is None:

@@ -36,7 +36,9 @@ class ResponseEntries:
     """
 
     def __init__(self, make: Make, tokens: int, each: int) -> None:
-        self._make, self._tokens, self._each = make, tokens, each
+        self._make = make
+        self._tokens = tokens
+        self._each = each
         self._encoded: list[bytes] = []
 
     def slices(self) -> Iterator[None]:
@@ -103,7 +105,8 @@ async def event_body(event: BaseModel, make_entries: MakeEntries) -> dict[str, A
     for number, text in enumerate(texts):
         logprobs = getattr(text, "logprobs", None)
         if logprobs and _is_long(len(logprobs), logprobs[-1].top_logprobs):
-            long[number], text.logprobs = logprobs, []
+            long[number] = logprobs
+            text.logprobs = []
     try:
         body = event.model_dump(mode="json", by_alias=True)
     finally:

@@ -51,10 +51,12 @@ GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
 
 # How vLLM's streams say that the request failed: in place of the first event when nothing of the answer came before.
 ERROR_EVENT = 'data: {"error":'
-_CHUNK, _DATA = 'data: {"id":', "data: {"
+_CHUNK = 'data: {"id":'
+_DATA = "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
 _EARLY_EVENTS = ("response.created", "response.in_progress")
-_COMPLETED, _ITEM_DONE = "response.completed", "response.output_item.done"
+_COMPLETED = "response.completed"
+_ITEM_DONE = "response.output_item.done"
 _DONE_EVENTS = ("response.content_part.done", _ITEM_DONE)  # those that repeat all log probabilities
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
@@ -107,7 +109,8 @@ async def answer(
         tool_strict: as for `request_of`.
         large: reads and renders large requests; None: all are read here.
     """
-    serving, raw = _serving_object(state, submit.operation), _raw_request(submit.request_id)
+    serving = _serving_object(state, submit.operation)
+    raw = _raw_request(submit.request_id)
     read = None if large is None else await large.read(submit)
     if read is None and submit.operation.takes_slot:
         try:
@@ -168,7 +171,8 @@ def request_of(submit: Submit, tool_strict: bool, budget: SchemaBudget | None = 
 
 async def answer_unqueued(state: State, submit: Submit) -> BaseModel | bytes:
     """The answer to work that takes no slot; vLLM's error. Raises vLLM's errors."""
-    body, raw = submit.body, _raw_request(submit.request_id)
+    body = submit.body
+    raw = _raw_request(submit.request_id)
     tokenization = state.serving_tokenization
     answered: BaseModel | bytes
     match submit.operation:
@@ -303,7 +307,9 @@ def without_query(body: bytes, submit: Submit, recorder: TokenRecorder) -> bytes
 def refusal(error: ErrorResponse, submit: Submit) -> Frame:
     """vLLM's error in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null. One
     with a status of 500 and above is a `RequestFailed`: the engine lives."""
-    said, status, code = error.error, error.error.code, RequestFailed.code
+    said = error.error
+    status = error.error.code
+    code = RequestFailed.code
     if status == NotFound.status:
         code = "model_not_found"
     elif TOO_LONG in said.message:
