@@ -110,11 +110,14 @@ class RouterApp:
         self.models = models
         self._metrics = metrics
         self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
-        self._session_client, self._session_routes = session_client, SessionRoutes(session_client, models)
+        self._session_client = session_client
+        self._session_routes = SessionRoutes(session_client, models)
         self._local_routes = local_routes
         self._stored = None if follower is None else follower.stored
         self._key_routes = KeyRoutes(follower, lambda: self.keys, lambda: self.settings)
-        self.receipts, self.usage, self.keyed_runs = receipts, usage, keyed_runs
+        self.receipts = receipts
+        self.usage = usage
+        self.keyed_runs = keyed_runs
         self._body_thread = BodyThread()
         self._file_routes = FileRoutes(batches, lambda: self.settings, self._body_thread)
         self._batch_routes = BatchRoutes(batches, lambda: self.settings)
@@ -124,7 +127,8 @@ class RouterApp:
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on."""
-        self.keys, self.settings = KeyRing(settings.auth, self._stored), settings
+        self.keys = KeyRing(settings.auth, self._stored)
+        self.settings = settings
         self._limits.configure(settings)
         self.estimator.configure(settings.admission.output_quantile)
         self._service_levels = settings.admission.service_levels
@@ -174,10 +178,12 @@ class RouterApp:
         self, route: routes.HttpRoute, identity: Identity, headers: HeaderMap, scope: Scope, receive: Receive
     ) -> Answer | PieceAnswer:
         """The answer of a route that needs no engine."""
-        query, read_body = scope.get("query_string", b""), functools.partial(self._read_body, headers, receive)
+        query = scope.get("query_string", b"")
+        read_body = functools.partial(self._read_body, headers, receive)
         if isinstance(route.target, routes.SessionCall):
             body = (await read_body())[0] if route.target is routes.SessionCall.OPEN else {}
-            session_id, per_tenant = headers.get(b"x-session-id"), self.settings.sessions.per_tenant
+            session_id = headers.get(b"x-session-id")
+            per_tenant = self.settings.sessions.per_tenant
             return await self._session_routes.answer(route, identity, session_id, body, per_tenant)
         if isinstance(route.target, routes.KeyCall):
             changes = route.target is routes.KeyCall.UPDATE
@@ -200,26 +206,32 @@ class RouterApp:
     ) -> None:
         """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
-        exchange.request_id, exchange.operation = secrets.token_hex(16), operation
+        exchange.request_id = secrets.token_hex(16)
+        exchange.operation = operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
-        record.recorder, record.key_id, record.trace.is_row = exchange, identity.key_id, identity.is_row
+        record.recorder = exchange
+        record.key_id = identity.key_id
+        record.trace.is_row = identity.is_row
         with recorded(record, exchange, self._record_end):
             sent, raw = await self._read_body(headers, receive) if query is None else (query, b"")
             size = len(raw)
             model = model_named(self.models, sent.get("model"), identity)
             record.model = model.settings.name
-            http, longest = self.settings.http, model.limits.max_model_len
+            http = self.settings.http
+            longest = model.limits.max_model_len
             body, wanted = await self._body_thread.run(
                 size, lambda: contract.split(operation, sent, headers, identity, http, longest)
             )
             prompt_bytes = await self._body_thread.run(size, lambda: request_size.prompt_bytes(operation, body))
-            record.request_class, record.deadline_s = wanted.request_class, wanted.deadline_s
+            record.request_class = wanted.request_class
+            record.deadline_s = wanted.deadline_s
             if operation.generates:
                 record.service_level = self._service_levels.get(wanted.request_class)
                 record.streamed = bool(body.get("stream"))
-            comments, status = None, functools.partial(queue_status, model, record)
+            comments = None
+            status = functools.partial(queue_status, model, record)
             if wanted.queue_status or record.streamed:
                 comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
             retry_count = headers.get(RETRY_COUNT_HEADER)
@@ -258,11 +270,13 @@ class RouterApp:
         self.receipts.add(receipt)
         self._metrics.count_served(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
-            use, cost = part.token_use(), part.cost
+            use = part.token_use()
+            cost = part.cost
             if use is not None:
                 self.estimator.observe(use)
                 if part.usage is not None:
-                    given, used = (cost.prompt_tokens, cost.output_tokens), (use.prompt_tokens, use.output_tokens)
+                    given = (cost.prompt_tokens, cost.output_tokens)
+                    used = (use.prompt_tokens, use.output_tokens)
                     self._metrics.count_estimated(part.model, part.tenant, given, used)
 
     async def _run_keyed(self, call: _HttpCall, body_fingerprint: bytes) -> None:
@@ -284,9 +298,12 @@ class RouterApp:
 
     async def _run_charged(self, call: _HttpCall) -> None:
         """Wait for a replica, and relay its answer."""
-        operation, body, model = call.record.operation, call.body, call.model
+        operation = call.record.operation
+        body = call.body
+        model = call.model
         if not operation.takes_slot:
-            submit, relay = functools.partial(self._submit, call), functools.partial(self._relay, call)
+            submit = functools.partial(self._submit, call)
+            relay = functools.partial(self._relay, call)
             await model.serve_unqueued(submit, relay, call.record.trace, call.record.tenant)
             return
         sequences = request_size.sequence_count(operation, body, self.settings.http)
@@ -299,7 +316,9 @@ class RouterApp:
 
     async def _run_list(self, call: _HttpCall, bodies: list[dict[str, Any]]) -> None:
         """Run the parts of a list, each as a request of its own."""
-        record, parts, operation = call.record, [], call.record.operation
+        record = call.record
+        parts = []
+        operation = call.record.operation
         counts = [request_size.sequence_count(operation, body, self.settings.http) for body in bodies]
         merged = MergedExchange(call.exchange, operation, call.body, counts)
         turns = PromptTurns(max(1, call.model.limits.slots // max(counts)))  # as many as an engine runs
@@ -324,8 +343,14 @@ class RouterApp:
 
     async def _run_queued(self, call: _HttpCall, sequences: int, *, accepted: bool = False) -> None:
         """Wait for a grant of so many sequences on a replica, and relay the answer. `accepted`: see `Arrival`."""
-        operation, body, record, model = call.record.operation, call.body, call.record, call.model
-        limits, tenant, session_id, session = model.limits, record.tenant, call.contract.session_id, None
+        operation = call.record.operation
+        body = call.body
+        record = call.record
+        model = call.model
+        limits = model.limits
+        tenant = record.tenant
+        session_id = call.contract.session_id
+        session = None
         if session_id is not None and operation.generates:
             session = self._session_client.find(tenant, session_id, record.model)
         cost = record.cost = request_size.estimate(
@@ -333,7 +358,8 @@ class RouterApp:
         )
         rule = model.settings.length_rule
         slots = record.slots = request_size.slots_of(operation, sequences, cost, rule, limits.slots)
-        record.trace.max_output_tokens, record.trace.sequences = cost.max_output_tokens, min(sequences, slots)
+        record.trace.max_output_tokens = cost.max_output_tokens
+        record.trace.sequences = min(sequences, slots)
         arrival = Arrival(
             request_id=record.request_id,
             request_class=record.request_class,
@@ -379,7 +405,9 @@ class RouterApp:
 
     async def _relay(self, call: _HttpCall, stream: ResponseStream, frames: list[Frame]) -> None:
         """Send the answer to the client, from the first frames of a run on."""
-        record, exchange, part = call.record, call.exchange, call.part
+        record = call.record
+        exchange = call.exchange
+        part = call.part
         if call.comments is not None:
             await call.comments.end()
         if not record.trace.client_has_part:

@@ -37,11 +37,15 @@ from serve_app.settings import HttpSettings
 LARGE_BYTES = 2**16  # a body below it is checked within some 2 ms; the way to another thread and back takes 0.1 ms
 # The time a body has to arrive, and the bytes that earn one more second: 8 MB over a bad mobile network take two
 # minutes; a client that sends single bytes is refused after ten seconds.
-ARRIVAL_S, ARRIVAL_BYTES_PER_S = 10.0, 65_536
+ARRIVAL_S = 10.0
+ARRIVAL_BYTES_PER_S = 65_536
 SHOWN_HEADER_CHARS = 100  # of a wrong header in the error: enough to see the mistake
 LENGTH_DIGITS = 18  # a Content-Length of more digits is nonsense, and int() on it would not be cheap
-INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1  # the range of msgpack, which vLLM uses to reach EngineCore
-GZIP, GZIP_WINDOW_BITS = (b"gzip", b"x-gzip"), 31  # zlib's: the largest window, with gzip's header
+# the range of msgpack, which vLLM uses to reach EngineCore
+INTEGER_MIN = -(2**63)
+INTEGER_MAX = 2**64 - 1
+GZIP = (b"gzip", b"x-gzip")
+GZIP_WINDOW_BITS = 31  # zlib's: the largest window, with gzip's header
 
 # A completion has 16 tokens by default, and with null as many as fit (vLLM 0.32.0).
 NULLS_KEPT = frozenset({"max_tokens"})

@@ -233,7 +233,8 @@ def _refuse_references(items: Any) -> None:
 
 def _require_schema(clean: Mapping[str, Any]) -> None:
     """Refuse a format of type `json_schema` without a schema: vLLM says so in the words of its own classes."""
-    of_chat, of_responses = clean.get("response_format"), _field(clean.get("text"), "format")
+    of_chat = clean.get("response_format")
+    of_responses = _field(clean.get("text"), "format")
     places = (
         ("response_format.json_schema", of_chat, _field(of_chat, "json_schema")),
         ("text.format", of_responses, of_responses),
@@ -250,7 +251,8 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSettings, max_model_len: int) -> None:
-    cap, default = bounds.max_output_tokens, bounds.default_output_tokens
+    cap = bounds.max_output_tokens
+    default = bounds.default_output_tokens
     names = _OUTPUT_FIELDS.get(operation, ())
     given = [name for name in names if clean.get(name) is not None]
     for name in given:
@@ -269,11 +271,13 @@ def _bound_output(operation: Operation, clean: dict[str, Any], bounds: HttpSetti
 def class_of(body: Mapping[str, Any], identity: Identity) -> RequestClass:
     """The class that a body requests by `priority` or `service_tier`; a row of a batch is `low` whatever it requests.
     Raises as `split`."""
-    wanted, field = identity.default_class, None
+    wanted = identity.default_class
+    field = None
     for name in ("service_tier", "priority"):  # the last one given counts
         value = body.get(name)
         if value is not None:
-            wanted, field = _class_named(name, value, identity), name
+            wanted = _class_named(name, value, identity)
+            field = name
     if identity.is_row:
         return RequestClass.LOW
     if field is not None and wanted > identity.max_class:

@@ -16,5 +16,6 @@ Handler = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 def with_cors(handler: Handler, origins: Sequence[str]) -> Handler:
     """The handler for web pages of these origins, too: a preflight is answered without a key, as browsers send it."""
-    methods, exposed = ("GET", "POST", "DELETE"), [name.decode() for name in EXPOSED_HEADERS]
+    methods = ("GET", "POST", "DELETE")
+    exposed = [name.decode() for name in EXPOSED_HEADERS]
     return CORSMiddleware(handler, origins, methods, allow_headers=["*"], expose_headers=exposed)

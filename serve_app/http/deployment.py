@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -48,10 +49,30 @@ from serve_app.router import (
     SessionClient,
     UsageReporter,
 )
-from serve_app.settings import ModelSettings, parse
+from serve_app.settings import ModelSettings, Settings, parse
 from serve_app.system import this_process
 
 logger = logging.getLogger("ray.serve")
+
+
+def _prepare_process() -> None:
+    """What has to be set before Serve starts the server of this process."""
+    bound_bodies()
+    end_on_sigterm()
+    install_strict_protocol()
+    if not on_fast_path():
+        logger.warning(
+            "serving without the fast path: set RAY_SERVE_ENABLE_HA_PROXY=1 and "
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
+        )
+
+
+def _begin_queue_client(name: str, quota: QuotaActor, settings: Settings) -> QueueClient:
+    process = (ray.get_runtime_context().get_node_id(), (this_process(),))
+    client = QueueClient(name, quota.exchange, quota.watch, process)
+    client.core.set_store(settings.store.url)
+    in_fresh_context(client.start(), "queues")
+    return client
 
 
 @serve.ingress()
@@ -73,52 +94,64 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
-        bound_bodies()
-        end_on_sigterm()
-        install_strict_protocol()  # before Serve starts the server of this process
-        if not on_fast_path():
-            logger.warning(
-                "serving without the fast path: set RAY_SERVE_ENABLE_HA_PROXY=1 and "
-                "RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start` (about three times the throughput)"
-            )
+        _prepare_process()
 
         def connect(model: ModelSettings) -> Handle:
             return Handle(deployment_of(model.name), replica.app_name)
 
         self._config = config
         self._metrics = RouterMetrics()
-        quota, name, receipts = QuotaActor(settings.quota), replica.replica_id.unique_id, Receipts()
-        here = ray.get_runtime_context()
-        process = here.get_node_id(), (this_process(),)
-        self._queue_client = QueueClient(name, quota.exchange, quota.watch, process)
-        self._queue_client.core.set_store(settings.store.url)
-        in_fresh_context(self._queue_client.start(), "queues")
+        quota = QuotaActor(settings.quota)
+        name = replica.replica_id.unique_id
+        receipts = Receipts()
+        self._queue_client = _begin_queue_client(name, quota, settings)
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
         self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
-        find, figures = self._receipt_search.find_anywhere, lambda: quota.call("figures")
         self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
         in_fresh_context(self._keyed_runs.start(), "claims")
-        folder = Path(here.get_temp_dir(), here.get_session_name(), USAGE_FOLDER)
-        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
-        usage.start()
-        local = LocalRoutes(
-            models, self._scrape.everywhere, figures, find, lambda query: self._follower.store.usage(query)
-        )
-        secret = kv_store.cluster_secret()
-        self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
+        self._files_url = settings.batch.files_url
+        self._files = storage_at(settings.batch.files_url)
         lane = BatchLane(lambda: self._follower.store.batches, lambda: self._files)
-        ours = LimitClient(self._queue_client), usage, self._keyed_runs, self._follower, lane
-        self._app = RouterApp(settings, models, self._metrics, secret, sessions, local, receipts, *ours)
+        self._app = RouterApp(
+            settings,
+            models,
+            self._metrics,
+            kv_store.cluster_secret(),
+            sessions,
+            self._local_routes(quota),
+            receipts,
+            LimitClient(self._queue_client),
+            self._begin_usage_reporter(name),
+            self._keyed_runs,
+            self._follower,
+            lane,
+        )
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
         freeze_heap()
+
+    def _local_routes(self, quota: QuotaActor) -> LocalRoutes:
+        return LocalRoutes(
+            self._registry.models,
+            self._scrape.everywhere,
+            functools.partial(quota.call, "figures"),
+            self._receipt_search.find_anywhere,
+            lambda query: self._follower.store.usage(query),
+        )
+
+    def _begin_usage_reporter(self, name: str) -> UsageReporter:
+        here = ray.get_runtime_context()
+        folder = Path(here.get_temp_dir(), here.get_session_name(), USAGE_FOLDER)
+        usage = UsageReporter(name, lambda batch: self._follower.store.add_usage(batch), folder=folder)
+        usage.start()
+        return usage
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply a changed configuration; Serve calls this at the start, too, and for each change after that."""
@@ -128,7 +161,8 @@ class RouterReplica:
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
         if settings.batch.files_url != self._files_url:
-            self._files_url, self._files = settings.batch.files_url, storage_at(settings.batch.files_url)
+            self._files = storage_at(settings.batch.files_url)
+            self._files_url = settings.batch.files_url
         self._queue_client.core.set_store(settings.store.url)
         for model in self._registry.apply(settings):
             self._metrics.remove_model(model)

@@ -25,7 +25,8 @@ def parse_fields(fields: type[F], body: Mapping[str, Any]) -> F:
         return fields.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        field, reason = ".".join(map(str, first["loc"])), first["msg"]
+        field = ".".join(map(str, first["loc"]))
+        reason = first["msg"]
         if first["type"] == "extra_forbidden":
             reason = f"there is no such field; there are {', '.join(fields.model_fields)}"
         raise BadRequest(f"`{field}`: {reason}", param=field) from None

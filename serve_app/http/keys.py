@@ -57,7 +57,8 @@ class KeyRing:
     ) -> None:
         if not auth.keys:
             raise ConfigError("auth.keys: no API key, and nothing is served without one", param="auth.keys")
-        self._stored, self._now = stored, now
+        self._stored = stored
+        self._now = now
         self.configured = {record.key_id: record for record in map(configured_key, auth.keys)}
         self._records = {record.digest: record for record in map(configured_key, auth.keys)}
         self._identities = {digest: identity_of(record) for digest, record in self._records.items()}

@@ -27,7 +27,8 @@ class LingeringTransport:
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+        self._transport = transport
+        self._loop = loop
         self._bytes_left = LINGER_BYTES
         self._end: asyncio.TimerHandle | None = None
         self.is_arriving = False  # a request has begun, and its end has not been read

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 FORM_BYTES = 65_536  # beside the file: boundaries, headers and the other fields of a form
 MAX_TEXT_BYTES = 1024  # of a field that is no file: OpenAI's are words and numbers
 MAX_PARTS = 16  # a form of OpenAI's has four
-MAX_PART_HEADERS, MAX_HEADER_BYTES = 8, 4096  # of a part; a client sends two or three short ones
+# of a part; a client sends two or three short ones
+MAX_PART_HEADERS = 8
+MAX_HEADER_BYTES = 4096
 MAX_NAME_CHARS = 255  # of a file, as file systems have it
 SLICE_BYTES = 2**16  # parsed in one step, so that a long message of a body does not hold the event loop
 _PLAIN_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")  # of a part: its bytes are the content
@@ -58,7 +60,8 @@ class FormReader:
     """
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Receive, max_file_bytes: int) -> None:
-        self._receive, self._max_file_bytes = receive, max_file_bytes
+        self._receive = receive
+        self._max_file_bytes = max_file_bytes
         boundary = _boundary(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > LENGTH_DIGITS:
@@ -80,11 +83,13 @@ class FormReader:
             )
         except FormParserError as error:
             raise BadRequest(f"the boundary of the form is not valid: {error}", param="Content-Type") from None
-        self._header_name, self._header_value = bytearray(), bytearray()
+        self._header_name = bytearray()
+        self._header_value = bytearray()
         self._part_headers: dict[bytes, bytes] = {}
         self._found: deque[FormPart | bytes | None] = deque()  # not read yet; None: the end of a part
         self._in_part = self._is_complete = self._has_ended = False
-        self._size, self._parts = 0, 0
+        self._size = 0
+        self._parts = 0
         self._waited_s = 0.0  # for the client
 
     async def next_part(self) -> FormPart | None:
@@ -203,7 +208,8 @@ def _part(headers: Mapping[bytes, bytes]) -> FormPart:
     """The part with these headers."""
     kind, options = parse_options_header(headers.get(b"content-disposition"))
     try:
-        name, filename = options.get(b"name", b"").decode(), options.get(b"filename", b"").decode()
+        name = options.get(b"name", b"").decode()
+        filename = options.get(b"filename", b"").decode()
     except UnicodeDecodeError:
         raise BadRequest("a name in the form is not valid UTF-8", param="body") from None
     if kind != b"form-data" or not name:

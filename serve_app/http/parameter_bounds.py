@@ -87,7 +87,8 @@ def _check_repetition(repetition: Mapping[str, Any]) -> None:
         if type(repetition.get(number, 0)) is not int:  # vLLM would read text and fractions as numbers
             path = f"repetition_detection.{number}"
             raise BadRequest(f"`{path}` must be an integer", param=path)
-    size, count = repetition.get("max_pattern_size", 0), repetition.get("min_count", 0)
+    size = repetition.get("max_pattern_size", 0)
+    count = repetition.get("min_count", 0)
     if size > 0 and count > 0 and size * size * count > MAX_REPETITION_WORK:
         path = "repetition_detection.max_pattern_size"
         most = math.isqrt(MAX_REPETITION_WORK // count)

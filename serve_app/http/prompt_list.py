@@ -35,8 +35,10 @@ from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
 # Inputs or pairs of one part: as many keep an engine busy, and 8,000 tokens take it well under a second.
-INPUTS_TOGETHER, BYTES_TOGETHER = 32, 32_768
-_DATA, _DONE = b"data: ", b"[DONE]"
+INPUTS_TOGETHER = 32
+BYTES_TOGETHER = 32_768
+_DATA = b"data: "
+_DONE = b"[DONE]"
 _RESULTS = "results"  # of a rerank
 _ALONE = (BadRequest, RequestFailed, EngineFailed)  # say nothing about other prompts
 _NUMBERED = ("data", _RESULTS)  # entries with an index, besides choices
@@ -94,7 +96,8 @@ def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
 
 def _together(entries: Iterable[_Entry], size_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
     """The entries of each part, in their order. `size_of`: in bytes."""
-    part, left = list[_Entry](), 0
+    part = list[_Entry]()
+    left = 0
     for one in entries:
         size = size_of(one)
         if part and (len(part) == INPUTS_TOGETHER or size > left):
@@ -126,7 +129,8 @@ class MergedExchange:
         self, exchange: HttpExchange, operation: Operation, body: Mapping[str, Any], counts: Sequence[int]
     ) -> None:
         self._exchange = exchange
-        self.shares_query, self._operation = False, operation
+        self.shares_query = False
+        self._operation = operation
         self._split_fields = {"prompt", "input", "messages"}
         if operation.is_scoring:
             found = score_inputs(operation, body)
@@ -162,7 +166,8 @@ class MergedExchange:
         message = error.message.replace(f"`{error.param}`", f"`{path}`")
         if message.startswith(f"{error.param}:"):
             message = path + message.removeprefix(error.param or "")
-        error.param, error.message = path, message
+        error.param = path
+        error.message = message
         return error
 
     def keep(self, number: int, document: bytes) -> None:
@@ -242,7 +247,8 @@ class PromptExchange:
     """The answer to one part of a list, as a part of the merged one. `query_counted`: as in `Submit`."""
 
     def __init__(self, merged: MergedExchange, number: int) -> None:
-        self._merged, self._number = merged, number
+        self._merged = merged
+        self._number = number
         self.query_counted = number > 0 and merged.shares_query
 
     def begin(self) -> bool:
@@ -276,7 +282,8 @@ class PromptTurns:
     """
 
     def __init__(self, at_once: int) -> None:
-        self._places, self._waits = asyncio.Semaphore(at_once), asyncio.Lock()
+        self._places = asyncio.Semaphore(at_once)
+        self._waits = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[Callable[[], None]]:

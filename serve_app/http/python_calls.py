@@ -48,7 +48,9 @@ class CallKind(enum.Enum):
     EMBED = "/v1/embeddings", "input", False
 
     def __init__(self, path: str, first_field: str, streamed: bool) -> None:
-        self.path, self.first_field, self.streamed = path, first_field, streamed
+        self.path = path
+        self.first_field = first_field
+        self.streamed = streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +165,13 @@ def error_of(status: int, headers: Headers, body: bytes) -> ServeAppError:
     them."""
     try:
         said = msgspec.json.decode(body)["error"]
-        message, param, code = said["message"], said.get("param"), said.get("code")
+        message = said["message"]
+        param = said.get("param")
+        code = said.get("code")
     except (msgspec.DecodeError, TypeError, KeyError, AttributeError):
-        message, param, code = body[:SHOWN_BODY_CHARS].decode(errors="replace"), None, None
+        message = body[:SHOWN_BODY_CHARS].decode(errors="replace")
+        param = None
+        code = None
     retry = dict(headers).get(b"retry-after-ms")
     found = _BY_STATUS.get(status, BadRequest if status < 500 else ServeAppError)
     return _error(found, str(message), param, code, None if retry is None else int(retry) / 1000)
@@ -223,7 +229,8 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
         return _json(body) if body else b""
     except (TypeError, ValueError, RecursionError) as error:
-        name, said = _unencodable_field(body), str(error)
+        name = _unencodable_field(body)
+        said = str(error)
     raise BadRequest(f"`{name}` cannot be written as JSON: {said}", param=name)
 
 

@@ -39,7 +39,9 @@ class QueueComments:
         *,
         from_start: bool = True,
     ) -> None:
-        self._get_status, self._send_comment, self._from_start = get_status, send_comment, from_start
+        self._get_status = get_status
+        self._send_comment = send_comment
+        self._from_start = from_start
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -68,7 +70,9 @@ class QueueComments:
         self._task = asyncio.create_task(self._run(), name="queue-status")
 
     async def _run(self) -> None:
-        position, silent_s, pause_s = 0, 0.0, FIRST_COMMENT_S
+        position = 0
+        silent_s = 0.0
+        pause_s = FIRST_COMMENT_S
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -82,7 +86,8 @@ class QueueComments:
                 if status.expected_start_s is not None:
                     text += f" expected_start_s={status.expected_start_s:.1f}"
                 await self._send_comment(text)
-                position, silent_s = status.position, 0.0
+                position = status.position
+                silent_s = 0.0
 
 
 def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:

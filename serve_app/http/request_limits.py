@@ -73,7 +73,10 @@ class RequestLimits:
         metrics: RouterMetrics,
         keys: Callable[[], KeyRing],
     ) -> None:
-        self._client, self._estimator, self._metrics, self._keys = client, estimator, metrics, keys
+        self._client = client
+        self._estimator = estimator
+        self._metrics = metrics
+        self._keys = keys
         self._of_tenant: dict[str, tuple[str, Limits]] = {}
         self._of_batches: dict[str, tuple[str, Limits]] = {}  # by tenant
         self._of_model: dict[tuple[str, str], tuple[str, Limits]] = {}  # by tenant and model
@@ -95,7 +98,9 @@ class RequestLimits:
 
     def _scopes(self, identity: Identity, model: str) -> Scopes:
         """The scopes with limits that a request of this key to this model is charged to."""
-        key_id, of_key, found = identity.key_id, self._keys().limits_of(identity), list[tuple[str, Limits] | None]()
+        key_id = identity.key_id
+        of_key = self._keys().limits_of(identity)
+        found = list[tuple[str, Limits] | None]()
         allowance = f"allowance:{key_id}", of_key.of_periods
         if identity.is_row:
             of_rows = f"rows:{key_id}", self._keys().batch_limits_of(identity)
@@ -164,7 +169,8 @@ class RequestLimits:
         if not charge.scopes:
             yield
             return
-        prompt, output = charge.prompt_tokens, charge.output_tokens
+        prompt = charge.prompt_tokens
+        output = charge.output_tokens
         prices = self._prices_of(record.model)
         request = LimitedRequest(
             record.request_id,
@@ -209,7 +215,8 @@ class RequestLimits:
             charged.refund()
 
     def _settle(self, charged: LimitCharge, prices: TokenPrices, used: TokenUsage) -> None:
-        prompt, output = used.prompt_tokens, used.completion_tokens
+        prompt = used.prompt_tokens
+        output = used.completion_tokens
         charged.settle(prompt + output, prices.cost_micro(prompt, used.cached_tokens, output))
 
 

@@ -93,7 +93,8 @@ class RequestRecord:
     def on_submit(self, now: float, wall: float) -> None:
         """It is handed to a replica. A stream that goes on there has begun already."""
         if self.trace.lost is None:
-            self.granted_at, self.created = now, int(wall)
+            self.granted_at = now
+            self.created = int(wall)
 
     def on_first_frames(self, stream: ResponseStream) -> float | None:
         """A run begins to answer; returns the seconds to the first token of a stream, if the client has none yet."""
@@ -109,7 +110,8 @@ class RequestRecord:
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
         parts = self.parts
-        costs, usages = [part.cost for part in parts], [part.usage for part in parts if part.usage is not None]
+        costs = [part.cost for part in parts]
+        usages = [part.usage for part in parts if part.usage is not None]
         self.cost = RequestCost(
             prompt_bytes=sum(cost.prompt_bytes for cost in costs),
             prompt_tokens=sum(cost.prompt_tokens for cost in costs),
@@ -193,17 +195,16 @@ class RequestRecord:
 
     def receipt(self, now: float) -> Receipt:
         """The receipt of the ended request."""
-        cost, trace, error, usage, stream = self.cost, self.trace, self.error, self.usage, self.stream
+        cost = self.cost
+        trace = self.trace
+        usage = self.usage
         granted = self.granted_at is not None
-        output = None if stream is None else stream.tokens
+        output = None if self.stream is None else self.stream.tokens
         if usage is not None:
             output = usage.completion_tokens
         served = self._served(now)
         # a replayed answer is not judged
         level = self.service_level if granted or self.outcome is not Outcome.OK else None
-        refused = None if error is None else _REASONS.get(error.code)
-        if refused is None and error is not None and self.outcome is Outcome.REFUSED:
-            refused = error.code
         return Receipt(
             request_id=self.request_id,
             client_id=self.client_id,
@@ -235,8 +236,8 @@ class RequestRecord:
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             output_tokens=output,
             kv_token_s=trace.kv_token_s,
-            refused=refused,
-            retry_after_s=None if error is None else error.retry_after_s,
+            refused=self._refused(),
+            retry_after_s=None if self.error is None else self.error.retry_after_s,
             deadline_s=self.deadline_s,
             itl_s=served.itl_s,
             longest_gap_s=trace.pace.longest_gap_s if self.streamed and not self.parts and served.itl_s else None,
@@ -244,6 +245,12 @@ class RequestRecord:
             ttft_slo_s=None if level is None else level.ttft_s,
             itl_slo_s=None if level is None else level.itl_s,
         )
+
+    def _refused(self) -> str | None:
+        """Why it was refused, in the words of receipts."""
+        if self.error is None:
+            return None
+        return _REASONS.get(self.error.code) or (self.error.code if self.outcome is Outcome.REFUSED else None)
 
     def _served(self, now: float) -> ServedRequest:
         """The values judged against its service level: tokens count when they arrive here, not when the client reads
@@ -270,7 +277,8 @@ def _sum(usages: Sequence[TokenUsage]) -> TokenUsage:
 @contextlib.contextmanager
 def recorded(record: RequestRecord, exchange: HttpExchange, end: Callable[[RequestRecord], None]) -> Iterator[None]:
     """Record how the block ends, and call `end`; has no effect if another exchange is the record's by then."""
-    outcome, failed = Outcome.INTERNAL_ERROR, None
+    outcome = Outcome.INTERNAL_ERROR
+    failed = None
     try:
         yield
         outcome = outcome_of_status(exchange.status)
@@ -278,11 +286,13 @@ def recorded(record: RequestRecord, exchange: HttpExchange, end: Callable[[Reque
         outcome = Outcome.CANCELLED_QUEUED if record.granted_at is None else Outcome.CANCELLED_RUNNING
         raise
     except ServeAppError as error:
-        outcome, failed = outcome_of(error), error
+        outcome = outcome_of(error)
+        failed = error
         raise
     finally:
         if record.recorder is exchange:
-            record.outcome, record.error = outcome, failed
+            record.outcome = outcome
+            record.error = failed
             end(record)
 
 

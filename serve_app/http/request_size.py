@@ -82,7 +82,8 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
 def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
     """The size of what may reach the model's input, in bytes of UTF-8: every text and object of a forwarded body but
     those of `_NOT_RENDERED`. A token id counts as `BYTES_PER_TOKEN`, a medium as `MEDIA_TOKENS` of them."""
-    inputs, size = INPUT_FIELDS.get(operation, _INPUT_FIELDS), 0
+    inputs = INPUT_FIELDS.get(operation, _INPUT_FIELDS)
+    size = 0
     for name, value in body.items():
         if not value or name in _NOT_RENDERED:
             continue
@@ -150,7 +151,8 @@ def estimate(
     if not operation.generates:
         tokens = -(-size // BYTES_PER_TOKEN)
         return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, 0)
-    n, bound = body.get("n"), output_bound(body)
+    n = body.get("n")
+    bound = output_bound(body)
     if bound is not None:
         bound = min(bound, longest)  # else a bound of a billion would take the whole pool of KV tokens
     prompts = _count(body.get("prompt")) if operation is Operation.COMPLETION else 1
@@ -237,7 +239,8 @@ def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:
     if operation is Operation.COMPLETION:
         return "prompt", _count_some("prompt", body)
     if operation is Operation.EMBEDDING:  # if both fields are there, vLLM takes the one that parses: count the larger
-        inputs, messages = _count_some("input", body), _count_some("messages", body)
+        inputs = _count_some("input", body)
+        messages = _count_some("messages", body)
         return ("input", inputs) if inputs >= messages else ("messages", messages)
     return "messages", 1
 

@@ -84,7 +84,8 @@ class HttpExchange:
     ) -> None:
         """Send a complete answer; `is_head`: without the body; `times`: headers that a repeat does not get. In a stream
         that comments have begun, it is an engine's refusal and sent as an event; a repeat gets the refusal itself."""
-        self.status, self._headers = status, headers
+        self.status = status
+        self._headers = headers
         if self._has_begun_stream:
             event = sse_error(json.loads(body), self.operation)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
@@ -100,7 +101,9 @@ class HttpExchange:
         reading a piece raises; before the first one is read, nothing is sent."""
         async with contextlib.aclosing(answer.pieces):
             piece = None if is_head else await anext(answer.pieces, None)
-            self.status, self._headers, self._has_begun_pieces = 200, answer.headers, True
+            self.status = 200
+            self._headers = answer.headers
+            self._has_begun_pieces = True
             headers = [*answer.headers, *self.limit_headers(), (b"content-length", b"%d" % answer.size)]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             while piece is not None:
@@ -131,7 +134,9 @@ class HttpExchange:
             headers = [*JSON, NO_RETRY] if is_in_vain else [*JSON, *retry_headers(first.retry_after_s)]
             await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
-        self.status, self._headers, stream.client_has_seen = first.status, _SSE_HEADERS, True
+        self.status = first.status
+        self._headers = _SSE_HEADERS
+        stream.client_has_seen = True
         await self._start_stream(first.status)
         while True:
             last = frames[-1].usage is not None
@@ -148,7 +153,8 @@ class HttpExchange:
 
     async def send_part(self, status: int, headers: Headers, body: bytes, *, is_last: bool) -> None:
         """Send a part of a streamed answer; the first one begins it with this status and these headers."""
-        self.status, self._headers = status, headers
+        self.status = status
+        self._headers = headers
         await self._start_stream(status, headers)
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 

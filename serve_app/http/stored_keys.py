@@ -39,7 +39,9 @@ class StoredKeys:
 
     def replace(self, version: int, records: Iterable[KeyRecord]) -> None:
         """Know these keys and no others."""
-        self._by_id, self._by_digest, self._identities = {}, {}, {}
+        self._by_id = {}
+        self._by_digest = {}
+        self._identities = {}
         self.update(version, records)
 
     def update(self, version: int, records: Iterable[KeyRecord]) -> None:
@@ -90,8 +92,11 @@ class KeyFollower:
     def __init__(
         self, url: str | None, ask_routers: AskRouters, open_store: Callable[[str | None], Store] = Store.at
     ) -> None:
-        self._url, self._open, self._ask_routers = url, open_store, ask_routers
-        self.store, self.stored = open_store(url), StoredKeys()
+        self._url = url
+        self._open = open_store
+        self._ask_routers = ask_routers
+        self.store = open_store(url)
+        self.stored = StoredKeys()
         self._since = 0  # the version of this store up to which its changes are known; 0: its whole list is needed
         self._away = False
         self._listed = asyncio.Event()
@@ -100,7 +105,9 @@ class KeyFollower:
         """Follow the store of this URL from now on; until its list is here, the keys known so far stay."""
         if url != self._url:
             self.store.close()
-            self._url, self.store, self._since = url, self._open(url), 0
+            self.store = self._open(url)
+            self._url = url
+            self._since = 0
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -128,7 +135,8 @@ class KeyFollower:
 
     async def follow(self) -> None:
         """Take over what has changed since the last time. Raises StoreAway."""
-        store, since = self.store, self._since
+        store = self.store
+        since = self._since
         version, records = await store.keys_since(since)
         if store is not self.store:
             return  # configured anew meanwhile

@@ -16,7 +16,8 @@ from serve_app.http.error_responses import JSON, Answer
 from serve_app.store import BatchStore
 
 SHOWN_ID_CHARS = 64  # of an unknown id, in the error
-FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,11 @@ from serve_app.http.routes import BatchCall, HttpRoute
 from serve_app.settings import Settings
 from serve_app.types import Identity
 
-MIN_WINDOW_H, MAX_WINDOW_H = 1, 168  # up to a week; OpenAI has 24h alone
-DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches; OpenAI's
+MIN_WINDOW_H = 1
+MAX_WINDOW_H = 168  # a week; OpenAI has 24h alone
+# batches; OpenAI's
+DEFAULT_PAGE = 20
+MAX_PAGE = 100
 HOUR_S = 3600.0
 CREATE_OPERATION = "batch"  # in fingerprints
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
@@ -80,7 +83,9 @@ class BatchRoutes:
     def __init__(
         self, lane: BatchLane | None, settings: Callable[[], Settings], now: Callable[[], float] = time.time
     ) -> None:
-        self._lane, self._settings, self._now = lane, settings, now
+        self._lane = lane
+        self._settings = settings
+        self._now = now
 
     async def answer(
         self, route: HttpRoute, identity: Identity, query: bytes, headers: Mapping[bytes, bytes], read: ReadBody
@@ -117,7 +122,8 @@ class BatchRoutes:
         asked = parse_fields(_BatchFields, body)
         if asked.endpoint not in ENDPOINTS:
             raise BadRequest(f"`endpoint` must be one of {', '.join(sorted(ENDPOINTS))}", param="endpoint")
-        window_s, now = _window_s(asked.completion_window), self._now()
+        window_s = _window_s(asked.completion_window)
+        now = self._now()
         if FILE_ID.fullmatch(asked.input_file_id) is None:
             raise file_not_found(asked.input_file_id, "input_file_id")
         record = BatchRecord(

@@ -17,7 +17,8 @@ class LineCheck:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._lines, self._check = LineSplitter(), RowCheck()
+        self._lines = LineSplitter()
+        self._check = RowCheck()
         self._rows = 0
 
     @property

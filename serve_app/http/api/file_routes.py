@@ -44,9 +44,12 @@ from serve_app.types import Identity
 
 logger = logging.getLogger("ray.serve")
 
-ANCHOR_FIELD, SECONDS_FIELD = "expires_after[anchor]", "expires_after[seconds]"
+ANCHOR_FIELD = "expires_after[anchor]"
+SECONDS_FIELD = "expires_after[seconds]"
 FIELDS = ("purpose", ANCHOR_FIELD, SECONDS_FIELD, "file")
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400  # OpenAI's bounds
+# OpenAI's bounds
+MIN_EXPIRY_S = 3600
+MAX_EXPIRY_S = 30 * 86_400
 MAX_PAGE = 10_000  # files; OpenAI's bound, and its default
 PIECE_BYTES = 2**20  # of a download: large beside the cost of a read, small beside a router's memory
 RESERVED_BYTES = 2**20  # of its tenant, ahead of what has arrived, at most: a call of the store for each
@@ -73,7 +76,10 @@ class FileRoutes:
         thread: BodyThread,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._lane, self._settings, self._thread, self._now = lane, settings, thread, now
+        self._lane = lane
+        self._settings = settings
+        self._thread = thread
+        self._now = now
         self._removals: set[asyncio.Task[None]] = set()  # of uploads that failed
 
     async def answer(
@@ -153,7 +159,8 @@ class FileRoutes:
     async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader, batch: BatchSettings) -> int:
         """Write the file of the form, each line checked and each byte reserved before it is written. Returns its bytes.
         Raises KeyError: the file was removed."""
-        check, most = LineCheck(batch.max_rows), batch.max_bytes_per_tenant
+        check = LineCheck(batch.max_rows)
+        most = batch.max_bytes_per_tenant
 
         async def checked() -> AsyncGenerator[bytes, None]:
             size = reserved = 0
@@ -195,14 +202,17 @@ class FileRoutes:
 
     async def _list(self, lane: BatchLane, identity: Identity, query: bytes) -> Answer:
         words = query_words(query, ("purpose", "limit", "after", "order"))
-        limit, order = query_number(words, "limit", MAX_PAGE, MAX_PAGE), words.get("order", "desc")
+        limit = query_number(words, "limit", MAX_PAGE, MAX_PAGE)
+        order = words.get("order", "desc")
         if order not in ("asc", "desc"):
             raise BadRequest("`order` must be asc or desc", param="order")
         purpose = words.get("purpose")
         if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
             return page([], limit)
-        after, newest_first = cursor(words, FILE_ID), order == "desc"
-        store, tenant = lane.get_store(), identity.tenant
+        after = cursor(words, FILE_ID)
+        newest_first = order == "desc"
+        store = lane.get_store()
+        tenant = identity.tenant
         found = await store.files(tenant, purpose=purpose, after=after, limit=limit + 1, newest_first=newest_first)
         return page([shown_file(record) for record in found], limit)
 
@@ -232,7 +242,8 @@ def shown_file(record: FileRecord) -> dict[str, Any]:
 
 async def _pieces(lane: BatchLane, record: FileRecord) -> AsyncGenerator[bytes, None]:
     """The content, read as the client takes it."""
-    offset, size = 0, record.size or 0
+    offset = 0
+    size = record.size or 0
     while offset < size:
         piece = await lane.get_files().read(record.file_id, offset, min(PIECE_BYTES, size - offset))
         if not piece:
@@ -258,7 +269,8 @@ def _check_purpose(fields: dict[str, str]) -> None:
 
 def _expiry_s(fields: dict[str, str]) -> int | None:
     """How long the client wants its file kept; None: it does not say. Raises BadRequest."""
-    anchor, text = fields.get(ANCHOR_FIELD), fields.get(SECONDS_FIELD)
+    anchor = fields.get(ANCHOR_FIELD)
+    text = fields.get(SECONDS_FIELD)
     if anchor is None and text is None:
         return None
     if anchor != "created_at":

@@ -102,7 +102,10 @@ class KeyRoutes:
         settings: Callable[[], Settings],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._follower, self._keys, self._settings, self._now = follower, keys, settings, now
+        self._follower = follower
+        self._keys = keys
+        self._settings = settings
+        self._now = now
 
     async def answer(self, route: HttpRoute, identity: Identity, read: ReadBody) -> Answer:
         """The complete answer.
@@ -136,7 +139,8 @@ class KeyRoutes:
 
     async def _create(self, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_KeyFields, body)
-        now, key = self._now(), new_key()
+        now = self._now()
+        key = new_key()
         expires_at = None if asked.expires_at is None else _expiry(asked.expires_at, now)
         given: dict[str, Any] = {
             "tenant": asked.tenant,
@@ -148,7 +152,8 @@ class KeyRoutes:
         return self._done("created", made, identity, key, 201)
 
     async def _update(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
-        record, now = await self._stored(key_id), self._now()
+        record = await self._stored(key_id)
+        now = self._now()
         if record.revoked_at is not None:
             raise KeyConflict("the key is revoked: make a new one")
         if body.get("tenant", record.tenant) != record.tenant:
@@ -164,7 +169,9 @@ class KeyRoutes:
 
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_RotateFields, body)
-        record, now, key = await self._stored(key_id), self._now(), new_key()
+        record = await self._stored(key_id)
+        now = self._now()
+        key = new_key()
         if record.revoked_at is not None or (record.expires_at is not None and now >= record.expires_at):
             raise KeyConflict("the key is revoked or expired: make a new one")
         changed = await self._following().store.change_key(
@@ -243,7 +250,8 @@ class KeyRoutes:
 
 def _rights(asked: _KeyFields) -> dict[str, Any]:
     """What a key may do and use, as its record has it."""
-    max_class, default_class = RequestClass[asked.max_class.upper()], RequestClass[asked.default_class.upper()]
+    max_class = RequestClass[asked.max_class.upper()]
+    default_class = RequestClass[asked.default_class.upper()]
     if default_class > max_class:
         raise BadRequest("`default_class` is above `max_class`", param="default_class")
     return {

@@ -160,7 +160,8 @@ def resolve(method: str, path: str) -> HttpRoute:
         NotFound: no such path; code "unknown_url".
         MethodNotAllowed: the path exists, but not with this method.
     """
-    plain, routes = path, _TABLE.get(path)
+    plain = path
+    routes = _TABLE.get(path)
     if routes is None:
         plain = _SLASHES.sub("/", path).removesuffix("/")
         routes = _TABLE.get(plain) or _with_id(plain)

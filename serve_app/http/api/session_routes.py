@@ -72,7 +72,8 @@ class SessionRoutes:
     """
 
     def __init__(self, session_client: SessionClient, models: Mapping[str, ModelRouter]) -> None:
-        self._session_client, self._models = session_client, models
+        self._session_client = session_client
+        self._models = models
 
     async def answer(
         self, route: HttpRoute, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
@@ -86,7 +87,8 @@ class SessionRoutes:
         Raises:
             BadRequest: a wrong field, see `param`. Forbidden: a class above the key's. Otherwise as `SessionClient`.
         """
-        tenant, session_id = identity.tenant, route.argument
+        tenant = identity.tenant
+        session_id = route.argument
         match route.target:
             case SessionCall.OPEN:
                 session = await self._open(identity, header, body, per_tenant)
@@ -175,11 +177,13 @@ def granted_size(field: str, size: float, model: ModelSettings, info: EngineInfo
 
 def _session_id(given: Any, header: bytes | None) -> str:
     """The id in the body or in the header; a new one, if there is none."""
-    param, shown = "session_id", None if header is None else header.decode("latin-1")
+    param = "session_id"
+    shown = None if header is None else header.decode("latin-1")
     if given is None and shown is None:
         return f"session-{secrets.token_hex(ID_BYTES)}"
     if given is None:
-        given, param = shown, "X-Session-Id"
+        given = shown
+        param = "X-Session-Id"
     elif shown is not None and given != shown:
         raise BadRequest("`session_id` and X-Session-Id differ; give one of them", param=param)
     if type(given) is not str or _ID.fullmatch(given) is None:

@@ -207,7 +207,8 @@ class AnswerStore:
         if claim.run in self.logs or len(copy.body) > MAX_ANSWER_BYTES:
             return
         log = AnswerLog(claim, self._clock(), copy.head, body=bytearray(copy.body))
-        log.readable, log.is_sealed = log.end, True
+        log.readable = log.end
+        log.is_sealed = True
         self.logs[claim.run] = log
         tenant = self._tenants.setdefault(claim.tenant, _TenantAnswers())
         tenant.kept[claim.run] = log
@@ -215,7 +216,8 @@ class AnswerStore:
 
     def seal(self, log: AnswerLog, error: BaseException | None = None) -> None:
         """Let readers have the last bytes; with an error, what there is is all."""
-        log.error, log.is_sealed = error, error is None
+        log.error = error
+        log.is_sealed = error is None
         log.readable = log.end
         self.trim(log)
         log.notify()

@@ -62,7 +62,9 @@ class ClaimClient:
     """
 
     def __init__(self, router: str, call: Call, holdings: Holdings) -> None:
-        self._router, self._call, self._holdings = router, call, holdings
+        self._router = router
+        self._call = call
+        self._holdings = holdings
         self._generation: Generation | None = None
         self._unreported: dict[str, None] = {}  # runs, in the order of their changes
         self.asked: dict[str, asyncio.Event] = {}  # runs whose claim is on its way; set once it is answered

@@ -90,7 +90,8 @@ class _Gone(Exception):
 
     def __init__(self, router: str, *, is_sure: bool) -> None:
         super().__init__(router)
-        self.router, self.is_sure = router, is_sure
+        self.router = router
+        self.is_sure = is_sure
 
 
 class KeyedRuns:
@@ -103,7 +104,8 @@ class KeyedRuns:
     """
 
     def __init__(self, router: str, call: Call, routers: Routers) -> None:
-        self._router, self._routers = router, routers
+        self._router = router
+        self._routers = routers
         self.store = AnswerStore(time.monotonic)
         self.claims = ClaimClient(router, call, self.store)
         self.runs: dict[str, _Run] = {}
@@ -121,7 +123,9 @@ class KeyedRuns:
             ServeAppError: as `ClaimClient.claim`, and what its run raises. Unavailable: the run cannot be reached.
         """
         async with request.comments or contextlib.nullcontext():
-            relay, gone, deadline = _Relay(request), None, None
+            relay = _Relay(request)
+            gone = None
+            deadline = None
             while True:
                 reply = await self._claim(request, relay, gone)
                 try:
@@ -168,14 +172,17 @@ class KeyedRuns:
                 await self.store.append(run.log, exchange.head, message["body"], is_last=is_last)
 
         exchange = HttpExchange(write)
-        exchange.request_id, exchange.operation = request.exchange.request_id, request.exchange.operation
-        request.record.recorder, request.record.router_losses = exchange, restarts
+        exchange.request_id = request.exchange.request_id
+        exchange.operation = request.exchange.operation
+        request.record.recorder = exchange
+        request.record.router_losses = restarts
         run.task = in_fresh_context(self._execute(run, request.run(exchange)), f"run-{claim.run}")
         self.claims.changed(claim.run)
 
     async def _execute(self, run: _Run, running: Coroutine[Any, Any, None]) -> None:
         """A run from its start until its last bytes may go out."""
-        log, error = run.log, None
+        log = run.log
+        error = None
         try:
             await running
         except ServeAppError as raised:
@@ -268,7 +275,8 @@ class KeyedRuns:
     @contextlib.contextmanager
     def _reading(self, log: AnswerLog, offset: int) -> Iterator[object]:
         """A reader of a log: while there is one, its run is not aborted."""
-        run, reader = self.runs.get(log.claim.run), object()
+        run = self.runs.get(log.claim.run)
+        reader = object()
         log.offsets[reader] = offset
         if run is not None and run.abort is not None:
             run.abort.cancel()
@@ -315,7 +323,8 @@ class _Relay:
 
     def __init__(self, request: KeyedRequest) -> None:
         self._request = request
-        self.sent, self.run = 0, ""
+        self.sent = 0
+        self.run = ""
         self.unreachable: set[str] = set()
 
     async def send(self, parts: AsyncGenerator[AnswerPart, None], reply: ClaimReply) -> None:
@@ -324,7 +333,8 @@ class _Relay:
         Raises:
             ServeAppError: what the run raised. _Gone: a repeat has received nothing, and the run has no answer.
         """
-        exchange, is_own = self._request.exchange, reply.run == self._request.record.request_id
+        exchange = self._request.exchange
+        is_own = reply.run == self._request.record.request_id
         body = b""
         async with contextlib.aclosing(parts):
             async for part in parts:
