@@ -19,7 +19,8 @@ from serve_app.settings.settings import Settings, parse
 from serve_app.settings.variables import Names, resolve, with_names
 from serve_app.settings.versions import engine_version
 
-QUOTA, HAPROXY = "GpuMemoryQuota", "HAProxy"
+QUOTA = "GpuMemoryQuota"
+HAPROXY = "HAProxy"
 What = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
 
 
@@ -151,7 +152,8 @@ def _differences(before: Any, after: Any, old_names: Any, names: Any, at: str = 
             inner = (before.get(name), after.get(name), _below(old_names, name), _below(names, name))
             yield from _differences(*inner, f"{at}.{name}" if at else name)
     elif before != after:
-        old, new = _shown(with_names(before, old_names)), _shown(with_names(after, names))
+        old = _shown(with_names(before, old_names))
+        new = _shown(with_names(after, names))
         note = ", which has another value now" if old == new else ""
         yield at if at == "auth.keys" else f"{at}: {old} -> {new}{note}"
 

@@ -64,7 +64,8 @@ def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: Fil
             message, advice = describe(one["type"], place, one["input"], one.get("ctx", {}), one["msg"], None)
             found.append(Mistake(path_of(place), message, advice=advice))
             continue
-        resolved, value = source.resolved, one["input"]
+        resolved = source.resolved
+        value = one["input"]
         if isinstance(text := _named(source, place), str):
             value = text  # `${NAME}`, and never what it stands for
         message, advice = describe(

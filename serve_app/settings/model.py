@@ -272,7 +272,8 @@ class ModelSettings(FrozenSettings):
                 f"gpus_per_rank ({self.gpus_per_rank:g}) must be 1 where an engine has several ranks: "
                 "shares of a GPU can land on the same GPU, where two ranks of one engine cannot run"
             )
-        wanted_gb, least_gb = self.kv_cache_gb, self.kv_cache_min_gb
+        wanted_gb = self.kv_cache_gb
+        least_gb = self.kv_cache_min_gb
         if wanted_gb is not None and least_gb is not None and least_gb > wanted_gb:
             raise ValueError(f"kv_cache_min_gb ({least_gb:g}) is above kv_cache_gb ({wanted_gb:g})")
         if self.max_long_seqs is not None and self.max_long_seqs > self.max_num_seqs:

@@ -98,7 +98,8 @@ def split_arguments(arguments: Mapping[str, Any]) -> tuple[str | None, Names, di
     """What an application was declared with: the release that declares it (None: it does not say), the texts of what
     was a variable then, and the configuration as `resolve` takes it."""
     configuration = dict(arguments)
-    release, names = configuration.pop("release", None), configuration.pop("names", {})
+    release = configuration.pop("release", None)
+    names = configuration.pop("names", {})
     return release, resolve(names, {}).data if isinstance(names, dict) else {}, configuration
 
 

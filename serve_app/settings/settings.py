@@ -73,7 +73,8 @@ class LimitSettings(FrozenSettings):
     @model_validator(mode="after")
     def _has_a_rate(self) -> LimitSettings:
         for kind in ("requests", "tokens"):
-            burst, rate = getattr(self, f"burst_{kind}"), getattr(self, f"{kind}_per_minute")
+            burst = getattr(self, f"burst_{kind}")
+            rate = getattr(self, f"{kind}_per_minute")
             if burst is not None and rate is None:
                 raise ValueError(f"burst_{kind} without {kind}_per_minute: nothing would refill it")
         return self

@@ -108,7 +108,8 @@ def masked(message: str, data: Any, names: Names, place: Place) -> str:
     for part in place:
         if isinstance(found, str) or not found:
             break
-        found, data = found.get(str(part)), _inside(data, part)
+        found = found.get(str(part))
+        data = _inside(data, part)
     for value, text in sorted(_values(data, found), key=lambda one: len(one[0]), reverse=True):
         message = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: text, message)  # noqa: B023
     return message

@@ -29,12 +29,14 @@ class YamlFile:
 
     def line_of(self, place: Place) -> int | None:
         """The line of a value, or of the mapping that lacks it; None: it came from elsewhere (`<<`)."""
-        node, line = self.root, self.root.start_mark.line + 1
+        node = self.root
+        line = self.root.start_mark.line + 1
         for part in place:
             inner = _inside(node, part)
             if inner is None:
                 return line
-            node, line = inner, inner.start_mark.line + 1
+            node = inner
+            line = inner.start_mark.line + 1
         return line
 
     def written(self, place: Place) -> str | None:
@@ -95,7 +97,8 @@ def _doubles(node: yaml.Node, at: Place, seen: set[int], around: tuple[int, ...]
         return
     first: dict[str, int] = {}
     for key, inner in node.value:
-        name, line = str(key.value), key.start_mark.line + 1
+        name = str(key.value)
+        line = key.start_mark.line + 1
         if key.tag != MERGE and name in first:
             yield (*at, name), f"stands twice in one mapping, in line {first[name]} and in line {line}"
         first.setdefault(name, line)

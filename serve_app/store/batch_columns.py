@@ -12,7 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func,
 from serve_app.core.batches import INPUT_PURPOSE, BatchRecord, BatchStatus, FileRecord, RowError
 from serve_app.store.tables import BATCH_FILES, BATCHES
 
-FILES, B = BATCH_FILES.c, BATCHES.c
+FILES = BATCH_FILES.c
+B = BATCHES.c
 # What a record has; the other columns are the store's own.
 FILE_COLUMNS = tuple(FILES[one.name] for one in fields(FileRecord))
 BATCH_NAMES = tuple(one.name for one in fields(BatchRecord))

@@ -26,7 +26,8 @@ STATEMENT_TIMEOUT_S = 30  # a year of use of 10,000 keys is summed in seconds
 SILENT_S = 10  # after this a PostgreSQL that answers no packet counts as lost
 ANSWER_S = STATEMENT_TIMEOUT_S + SILENT_S  # a server ends a statement before, unless it stands still itself
 SIGNALS_S = 0.1  # between looks for a signal while psycopg waits; its own default
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 
 
 def engine_of(url: str) -> Engine:

@@ -98,7 +98,11 @@ class OwnerCalls:
         bound_s: float | None = None,
         away: type[Unavailable] = StoreAway,
     ) -> None:
-        self._target, self._start, self._name, self._bound_s, self._away = target, start, name, bound_s, away
+        self._target = target
+        self._start = start
+        self._name = name
+        self._bound_s = bound_s
+        self._away = away
         self._actor: ActorHandle[Any] | None = None
 
     async def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:

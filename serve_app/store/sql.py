@@ -53,8 +53,10 @@ class SqlStore:
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        self._engine, self._now = database.engine_of(url), now
-        self._upgraded, self._upgrading = False, threading.Lock()
+        self._engine = database.engine_of(url)
+        self._now = now
+        self._upgraded = False
+        self._upgrading = threading.Lock()
         self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
 
     def close(self) -> None:
@@ -105,7 +107,8 @@ class SqlStore:
             KeyError: there is no such key. KeyConflict: it has another version and other values.
         """
         with self._writing() as connection:
-            version, columns = _next_version(connection), _columns(changes)
+            version = _next_version(connection)
+            columns = _columns(changes)
             row = connection.execute(select(API_KEYS).where(API_KEYS.c.key_id == key_id)).one_or_none()
             if row is None:
                 raise KeyError(key_id)
@@ -121,7 +124,8 @@ class SqlStore:
         """Add a batch, once. A source that was ended has come back with it, and what it had in flight is no longer
         unsettled: this batch, or a later one, has it."""
         with self._writing() as connection:
-            source, now = USAGE_SOURCES.c, self._now()
+            source = USAGE_SOURCES.c
+            now = self._now()
             fresh = self._insert(USAGE_SOURCES).values(
                 source=batch.source, seq=0, in_flight="[]", ended=False, seen_at=now
             )
@@ -184,7 +188,8 @@ class SqlStore:
         the rows of batches, `rows:ID` and `batch:TENANT` of them alone, and `allowance:ID` of a key with its rows."""
         self._end_silent()
         requests = func.sum(USAGE.c.requests + USAGE.c.unsettled)
-        tokens, cost = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.cost_micro)
+        tokens = func.sum(USAGE.c.prompt_tokens + USAGE.c.output_tokens)
+        cost = func.sum(USAGE.c.cost_micro)
         with self._reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))

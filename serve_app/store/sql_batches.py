@@ -79,7 +79,10 @@ class SqlBatches:
     def __init__(
         self, reading: Transaction, writing: Transaction, insert: Callable[[Any], Any], now: Callable[[], float]
     ) -> None:
-        self._reading, self._writing, self._insert, self._now = reading, writing, insert, now
+        self._reading = reading
+        self._writing = writing
+        self._insert = insert
+        self._now = now
 
     # Files
 
@@ -112,7 +115,8 @@ class SqlBatches:
         Raises:
             KeyError, BodyTooLarge: as `finish_file`.
         """
-        chosen, now = (FILES.file_id == file_id, FILES.deleted_at.is_(None)), self._now()
+        chosen = (FILES.file_id == file_id, FILES.deleted_at.is_(None))
+        now = self._now()
         with self._writing() as connection:
             file = one_file(connection, *chosen)
             others = stored_bytes(connection, file.tenant, now, without=file_id, is_locked=True)
@@ -298,7 +302,8 @@ class SqlBatches:
             status = select(B.status).where(B.batch_id == batch_id).with_for_update()  # it stays until the rows are in
             if not values or connection.execute(status).scalar() != BatchStatus.VALIDATING:
                 return 0
-            first, last = min(row.number for row in rows), max(row.number for row in rows)
+            first = min(row.number for row in rows)
+            last = max(row.number for row in rows)
             there = select(func.count()).where(ROWS.batch_id == batch_id, ROWS.number.between(first, last))
             before = connection.execute(there).scalar_one()
             connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)

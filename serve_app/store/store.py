@@ -36,7 +36,8 @@ class Store:
     """
 
     def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
-        self._call, self.close = call, close
+        self._call = call
+        self.close = close
         self.batches = BatchStore(call)
 
     @classmethod

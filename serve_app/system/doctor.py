@@ -142,8 +142,11 @@ def machine() -> list[Check]:
     if missing:
         found = "; ".join(f"{one.what} is missing: {one.why}" for one in missing)
         system = Check("system", "fail", found, preflight.advice(missing).splitlines()[-1].strip())
-    shm, temporary, there = shutil.disk_usage("/dev/shm"), Path(tempfile.gettempdir()), _existing(cache)
-    usage, models = shutil.disk_usage(temporary), shutil.disk_usage(there)
+    shm = shutil.disk_usage("/dev/shm")
+    temporary = Path(tempfile.gettempdir())
+    there = _existing(cache)
+    usage = shutil.disk_usage(temporary)
+    models = shutil.disk_usage(there)
     devices, error = _devices() if build == "gpu" else ([], "")
     return [
         system,

@@ -42,7 +42,9 @@ SERVES_WAITS = {
     # Its "slow __init__" warnings would replace a deployment's message; our own phases and waits say more: never.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(10**9),
 }
-STATS_PORT, METRICS_PORT = 8404, 9101  # Serve's defaults; never opened, since the wrapper replaces them by unix sockets
+# Serve's defaults; never opened, since the wrapper replaces them by unix sockets
+STATS_PORT = 8404
+METRICS_PORT = 9101
 
 # A machine that does not answer is lost after 30 s (4 checks of 5 s, 3 s apart); then its requests go elsewhere. Ray's
 # default of 63 s is longer than a request may wait. After a shorter outage everything on the machine continues.
@@ -83,7 +85,8 @@ def common_environment(
         host: the endpoint's address, if not the host given to Serve.
         tls: of the endpoint; None: what this process's environment says.
     """
-    folder, tls = run_dir / "h", tls or Tls.of(os.environ)
+    folder = run_dir / "h"
+    tls = tls or Tls.of(os.environ)
     ports = {"stats_port": stats_port, "metrics_port": metrics_port}
     wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ), tls=tls)
     threads = 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2

@@ -40,11 +40,14 @@ from serve_app.errors import ConfigError, Unavailable
 from serve_app.system.tls import PEM, Tls, write_pem
 
 # A router connection idle for 10 s is probed; it is closed after 25 s, shortly before its machine is counted as lost.
-PROBE_IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 3
+PROBE_IDLE_S = 10
+PROBE_INTERVAL_S = 5
+PROBES = 3
 
 # Time limits of a client: for headers and the first BUFFER_BYTES of a body; for each read and each write after that.
 # They do not end an answer that is idle for hours: HAProxy expects no bytes from its client then (tested).
-REQUEST_S, CLIENT_S = 20, 60
+REQUEST_S = 20
+CLIENT_S = 60
 # Complete requests up to this size are sent again to another router if the first has died. Two such buffers per
 # request, 0.5 GiB if all connections have one.
 BUFFER_BYTES = 65_536
@@ -53,8 +56,10 @@ MAX_CONNECTIONS = 4096  # in all, Serve's default
 PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
 # This many connections above the bound get a 429; further ones are closed.
 REFUSED_PER_SOURCE = 64
-PER_SOURCE_VARIABLE, TRUSTED_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE", "SERVE_APP_TRUSTED_PROXIES"
-LAST, FRONT = "last.cfg", "front.pid"
+PER_SOURCE_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE"
+TRUSTED_VARIABLE = "SERVE_APP_TRUSTED_PROXIES"
+LAST = "last.cfg"
+FRONT = "front.pid"
 # Serve replaces a dead HAProxy within ten seconds; without a new one by then, Serve was shut down.
 FALLBACK_S = 120.0
 
@@ -202,7 +207,8 @@ class FallbackHaproxy:
         """Start the fallback if the HAProxy on the port is gone. Call it often."""
         if self._process is not None:
             self._process.poll()
-        front, last = self._serving_pid(), self._folder / LAST
+        front = self._serving_pid()
+        last = self._folder / LAST
         if self._process is not None and front == self._process.pid and time.monotonic() > self._until:
             last.unlink(missing_ok=True)
             self._process.terminate()

@@ -22,7 +22,11 @@ MAX_BYTES = 16 * 2**20  # of one file: some hundred thousand lines; Ray's own bo
 HEAD_BYTES = 4096  # Ray's and our marks are the first lines of a worker's file
 REPLICA_MARK = ":replica:"
 CONTINUED_LINES = 50  # of a traceback below the line that names the request
-QUOTA, CONTROLLER, PROXY, ROUTERS, WORKERS = "quota", "controller", "proxy", "router", "batch"
+QUOTA = "quota"
+CONTROLLER = "controller"
+PROXY = "proxy"
+ROUTERS = "router"
+WORKERS = "batch"
 LOG_SOURCES = (ROUTERS, WORKERS, CONTROLLER, PROXY, QUOTA)  # beside the engines' deployments
 _SERVE_FILE = re.compile(rf"replica_{APPLICATION}_(?P<deployment>.+)_(?P<replica>[a-z0-9]+)\.log(\.\d+)?")
 _OTHER_FILE = re.compile(r"(?P<source>controller|proxy)_.*\.log(\.\d+)?")
@@ -102,7 +106,8 @@ class LogReader:
         try:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                identity, size = (found.st_dev, found.st_ino), found.st_size
+                identity = (found.st_dev, found.st_ino)
+                size = found.st_size
                 known = self._offsets.get(identity, 0)  # where a line begins
                 if size < known:  # another file with the inode of one that is gone
                     known = 0
@@ -140,7 +145,8 @@ def _owner(path: Path) -> tuple[str, str] | None:
             head = file.read(HEAD_BYTES).decode(errors="replace")
     except OSError:
         return None
-    actor, marked = _ACTOR.search(head), _MARKED.search(head)
+    actor = _ACTOR.search(head)
+    marked = _MARKED.search(head)
     if actor is None:
         return None
     replica = "" if marked is None else marked["replica"]

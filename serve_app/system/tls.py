@@ -102,7 +102,8 @@ class Certificate:
     """
 
     def __init__(self, folder: Path, tls: Tls | None) -> None:
-        self._folder, self._tls = folder, tls
+        self._folder = folder
+        self._tls = tls
         self._seen: list[tuple[int, int, int] | None] | None = None
         self._pending: bytes | None = None  # what the HAProxy that runs has not taken yet
 

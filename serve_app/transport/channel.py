@@ -88,7 +88,9 @@ class Channel:
         stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
         stream.stop = lambda: self._stop(number)
         if earlier is not None:
-            stream.produced, stream.pace, stream.prompt = earlier.produced, earlier.pace, earlier.prompt
+            stream.produced = earlier.produced
+            stream.pace = earlier.pace
+            stream.prompt = earlier.prompt
         self.requests[number] = stream
         connection = None
         try:
@@ -126,7 +128,8 @@ class Channel:
             self._idle_timer = None
         if self.connection is None:
             self._open()
-        connection, attached = self.connection, self._attached
+        connection = self.connection
+        attached = self._attached
         assert connection is not None
         assert attached is not None
         if not attached.done():

@@ -53,7 +53,9 @@ class FrameBatcher:
 
     def set_slots(self, slots: int, drain_s: float | None = None, fingerprint: str | None = None) -> None:
         """Send the router the number of the engine's slots with the next message; for the others see `Batch`."""
-        self._slots, self._drain_s, self._fingerprint = slots, drain_s, fingerprint
+        self._slots = slots
+        self._drain_s = drain_s
+        self._fingerprint = fingerprint
         self._schedule()
 
     def pause(self, is_paused: bool) -> None:
@@ -70,7 +72,8 @@ class FrameBatcher:
         self._is_scheduled = False
         while (self.frames or self._slots) and not self.is_paused:
             told = (self._slots, self._drain_s, self._fingerprint) if self._slots else ()
-            batch, self._slots = Batch(self.next_frames(), *told), 0
+            batch = Batch(self.next_frames(), *told)
+            self._slots = 0
             self._send(batch_encoder.encode(batch))  # may call `pause`
 
     def next_frames(self) -> list[Frame]:

@@ -141,7 +141,8 @@ class ResponseStream:
         """End the stream because of too many unread bytes, and drop these; also one that has failed and could go on
         elsewhere, since its client lacks what is dropped."""
         self.clear()
-        self.error, self.connection_lost = None, False
+        self.error = None
+        self.connection_lost = False
         self.fail(EngineFailed("the client reads too slowly, and the router's buffer is full", code="slow_client"))
         self.on_unread_abort()
 

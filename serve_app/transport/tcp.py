@@ -35,7 +35,9 @@ KEEPALIVE = {
     (socket.IPPROTO_TCP, "TCP_KEEPCNT"): 3,
     (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): 10_000,  # milliseconds for data that is not acknowledged
 }
-SUBMIT, CANCEL, STOP = b"S", b"C", b"P"
+SUBMIT = b"S"
+CANCEL = b"C"
+STOP = b"P"
 
 # A replica that is gone, has left or cannot be reached.
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (*CALL_ERRORS, EngineUnreachable)
@@ -61,7 +63,10 @@ class Framing(asyncio.Protocol):
         limit: int = MAX_MESSAGE_BYTES,
         on_pause: Callable[[bool], None] = lambda is_paused: None,
     ) -> None:
-        self.on_message, self._on_lost, self.limit, self._on_pause = on_message, on_lost, limit, on_pause
+        self.on_message = on_message
+        self._on_lost = on_lost
+        self.limit = limit
+        self._on_pause = on_pause
         self._parts: list[bytes] = []
         self._buffered_bytes = 0
         self._needed_bytes = HEADER_BYTES  # bytes needed for the next header or message
@@ -90,7 +95,8 @@ class Framing(asyncio.Protocol):
         if self._buffered_bytes < self._needed_bytes:
             return
         buffer = data if len(self._parts) == 1 else b"".join(self._parts)
-        start, size = 0, len(buffer)
+        start = 0
+        size = len(buffer)
         self._needed_bytes = HEADER_BYTES
         while size - start >= HEADER_BYTES:
             length = int.from_bytes(buffer[start : start + HEADER_BYTES])
@@ -143,8 +149,11 @@ class ReplicaConnection:
         on_message: Callable[[bytes], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self._handle, self._router_id, self._replica_id = handle, router_id, replica_id
-        self._on_message, self._on_end = on_message, on_end
+        self._handle = handle
+        self._router_id = router_id
+        self._replica_id = replica_id
+        self._on_message = on_message
+        self._on_end = on_end
         self._framing = Framing(self._on_first_message, lambda: self._end("the connection ended"))
         self._ticket = b""
         self._hold: asyncio.Task[None] | None = None

@@ -55,7 +55,8 @@ class TcpServer:
     """
 
     def __init__(self, run: RunRequest, produced: AskProduced, host: str) -> None:
-        self.run, self.produced = run, produced
+        self.run = run
+        self.produced = produced
         self._host = host
         self.slots = 0  # of the engine; routers receive them
         self.fingerprint: str | None = None  # of the engine; sent with the slots
@@ -172,7 +173,8 @@ class _RouterConnection:
         if self._router_id is None:
             self._redeem_ticket(message)
             return
-        kind, content = message[:1], message[1:]
+        kind = message[:1]
+        content = message[1:]
         try:
             if kind == SUBMIT:
                 self._submit(_submits.decode(content))
@@ -192,7 +194,9 @@ class _RouterConnection:
             self.framing.abort()
             return
         self._ticket_timer.cancel()
-        self._router_id, self.ticket, self.framing.limit = router_id, ticket, MAX_MESSAGE_BYTES
+        self._router_id = router_id
+        self.ticket = ticket
+        self.framing.limit = MAX_MESSAGE_BYTES
         former = self._server.by_router.get(router_id)
         self._server.by_router[router_id] = self
         if former is not None:  # its router has lost it
@@ -208,7 +212,8 @@ class _RouterConnection:
 
     async def _run(self, submit: Submit) -> None:
         """Run a request; its failure becomes its last frame."""
-        number, is_whole = submit.number, False
+        number = submit.number
+        is_whole = False
         failure = Failure("the engine ended the request without an answer", RequestFailed.code)
 
         def put(frame: Frame) -> None:

@@ -74,7 +74,8 @@ def _add_rows() -> None:
 
 
 def _index_rows() -> None:
-    waiting, leased = sa.text("is_failed IS NULL"), sa.text("worker IS NOT NULL")
+    waiting = sa.text("is_failed IS NULL")
+    leased = sa.text("worker IS NOT NULL")
     columns = ["batch_id", "model", "prefix", "number"]
     op.create_index("batch_rows_claims", "batch_rows", columns, sqlite_where=waiting, postgresql_where=waiting)
     op.create_index("batch_rows_worker", "batch_rows", ["worker"], sqlite_where=leased, postgresql_where=leased)

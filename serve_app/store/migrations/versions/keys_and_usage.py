@@ -12,6 +12,11 @@ depends_on = None
 
 
 def upgrade() -> None:
+    _add_keys()
+    _add_usage()
+
+
+def _add_keys() -> None:
     op.create_table(
         "api_keys",
         sa.Column("key_id", sa.String(64), primary_key=True),
@@ -37,6 +42,9 @@ def upgrade() -> None:
         sa.Column("version", sa.BigInteger, nullable=False),
     )
     op.bulk_insert(versions, [{"name": "api_keys", "version": 0}])
+
+
+def _add_usage() -> None:
     counts = (
         "requests",
         "prompt_tokens",
