@@ -114,41 +114,54 @@ class RequestFailed(ServeAppError):
 class ConfigError(ServeAppError):
     """The configuration is wrong; `param` is the dotted key."""
 
-    status, type, code = 400, "invalid_config", "invalid_config"
+    status = 400
+    type = "invalid_config"
+    code = "invalid_config"
 
 
 class BadRequest(ServeAppError):
     """The request itself is wrong; a repeat fails the same way."""
 
-    status, type, code = 400, "invalid_request_error", "invalid_request_error"
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request_error"
 
 
 class BodyTooLarge(BadRequest):
-    status, code = 413, "body_too_large"
+    status = 413
+    code = "body_too_large"
 
 
 class UnsupportedContent(BadRequest):
     """The body has a type or an encoding that is not read here."""
 
-    status, code = 415, "unsupported_content_type"
+    status = 415
+    code = "unsupported_content_type"
 
 
 class BodyTooSlow(BadRequest):
     """The same code as HAProxy's own answer to a slow request."""
 
-    status, code = 408, "request_timeout"
+    status = 408
+    code = "request_timeout"
 
 
 class Unauthorized(ServeAppError):
-    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
 
 
 class Forbidden(ServeAppError):
-    status, type, code = 403, "permission_error", "permission_denied"
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
 
 
 class NotFound(ServeAppError):
-    status, type, code = 404, "invalid_request_error", "not_found"
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
 
 
 class LeaseNotFound(NotFound):
@@ -160,44 +173,58 @@ class LeaseNotFound(NotFound):
 class LeaseConflict(ServeAppError):
     """A lease of this id exists, or its kind or state does not allow the call."""
 
-    status, type, code = 409, "conflict_error", "lease_conflict"
+    status = 409
+    type = "conflict_error"
+    code = "lease_conflict"
 
 
 class AnswerNotKept(ServeAppError):
     """A repeat under an Idempotency-Key whose answer was too long to be kept."""
 
-    status, type, code = 409, "conflict_error", "idempotency_answer_not_kept"
+    status = 409
+    type = "conflict_error"
+    code = "idempotency_answer_not_kept"
 
 
 class KeyConflict(ServeAppError):
     """The key's state, its origin, or a change at the same time does not allow the call."""
 
-    status, type, code = 409, "conflict_error", "key_conflict"
+    status = 409
+    type = "conflict_error"
+    code = "key_conflict"
 
 
 class BatchConflict(ServeAppError):
     """The state of a batch, or of the batch that reads a file, does not allow the call."""
 
-    status, type, code = 409, "conflict_error", "batch_conflict"
+    status = 409
+    type = "conflict_error"
+    code = "batch_conflict"
 
 
 class RunLost(ServeAppError):
     """A repeat under an Idempotency-Key whose run was started anew once, and lost with its router again."""
 
-    status, type, code = 409, "conflict_error", "idempotency_run_lost"
+    status = 409
+    type = "conflict_error"
+    code = "idempotency_run_lost"
 
 
 class MethodNotAllowed(ServeAppError):
     """`allow`: the methods of the path, for the `Allow` header."""
 
     allow: tuple[str, ...] = ()
-    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
 
 
 class Overloaded(ServeAppError):
     """Refused because of load: `code` is the reason, `retry_after_s` comes from the measured drain rate."""
 
-    status, type, code = 429, "rate_limit_error", "queue_full"
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
 
 
 class RateLimited(Overloaded):
@@ -215,7 +242,9 @@ class InsufficientMemory(Overloaded):
 class Unavailable(ServeAppError):
     """No replica can serve this now."""
 
-    status, type, code = 503, "service_unavailable", "no_replica"
+    status = 503
+    type = "service_unavailable"
+    code = "no_replica"
 
 
 class StoreAway(Unavailable):
@@ -228,7 +257,9 @@ class StoreAway(Unavailable):
 class StorageFull(ServeAppError):
     """The disk where files are kept is full, or its quota is used up; nothing of the file was kept."""
 
-    status, type, code = 507, "insufficient_storage", "storage_full"
+    status = 507
+    type = "insufficient_storage"
+    code = "storage_full"
 
 
 class StorageAway(Unavailable):
@@ -240,7 +271,8 @@ class StorageAway(Unavailable):
 class EngineFailed(Unavailable):
     """The engine replica died or failed while it held the request."""
 
-    status, code = 502, "engine_failed"
+    status = 502
+    code = "engine_failed"
 
 
 class EngineUnreachable(EngineFailed):

@@ -218,7 +218,9 @@ class EveryReplica:
     """Calls one method of all replicas of a deployment, including the calling one."""
 
     def __init__(self, deployment: str, application: str, method: str) -> None:
-        self._deployment, self._application, self._method = deployment, application, method
+        self._deployment = deployment
+        self._application = application
+        self._method = method
 
     @functools.cached_property
     def _handle(self) -> DeploymentHandle[Any]:
@@ -239,7 +241,8 @@ class ChosenReplica:
     """Calls one replica of a deployment whose other calls Serve spreads over its replicas."""
 
     def __init__(self, deployment: str, application: str) -> None:
-        self._deployment, self._application = deployment, application
+        self._deployment = deployment
+        self._application = application
 
     @functools.cached_property
     def _handle(self) -> DeploymentHandle[Any]:

@@ -35,7 +35,8 @@ class IngressHandle:
 
     def __init__(self, deployment: str, application: str, method: str) -> None:
         self.loop = home_loop()
-        self._application, self._method = application, method
+        self._application = application
+        self._method = method
         self._handle: DeploymentHandle[Any] = DeploymentHandle(deployment, application)
         self._open_results: set[Any] = set()  # results being read
 
