@@ -27,11 +27,18 @@ from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import messages
 
 TICK_S = 0.5  # the shell's
-ROUTERS, SLOTS, POOL_TOKENS = 3, 64, 1_000_000
-SCALE_UP_ENGINES, SCALE_UP_WAITING = 8, 50_000
-RECOVERY_ENGINES, RECOVERY_WAITING = 300, 10_000
-SESSION_ENGINES, SESSIONS, PENDING = 100, 1_200, 200
-END_ENGINES, END_REQUESTS = 79, 10_000
+ROUTERS = 3
+SLOTS = 64
+POOL_TOKENS = 1_000_000
+SCALE_UP_ENGINES = 8
+SCALE_UP_WAITING = 50_000
+RECOVERY_ENGINES = 300
+RECOVERY_WAITING = 10_000
+SESSION_ENGINES = 100
+SESSIONS = 1_200
+PENDING = 200
+END_ENGINES = 79
+END_REQUESTS = 10_000
 BATCH = 256  # events a message, as routers send
 MAX_TICKS = 4_000  # until what is left of an event is done
 
@@ -45,7 +52,9 @@ class Spans:
         self.count = 0
 
     def add(self, span_s: float) -> None:
-        self.longest_s, self.total_s, self.count = max(self.longest_s, span_s), self.total_s + span_s, self.count + 1
+        self.longest_s = max(self.longest_s, span_s)
+        self.total_s += span_s
+        self.count += 1
 
     def timed(self, act: Callable[[], Any]) -> Any:
         began = time.process_time()
@@ -91,7 +100,9 @@ def scale_up() -> dict[str, Any]:
     quota, routers = connected(SCALE_UP_ENGINES + 1, SLOTS, POOL_TOKENS, ROUTERS, running=SCALE_UP_ENGINES)
     for number in range(SCALE_UP_WAITING // BATCH + 1):
         submit(quota, routers[number % (ROUTERS - 1)], BATCH, 0.0)  # none of the router that reports first
-    spans, name, now = Spans(), f"e{SCALE_UP_ENGINES}", 1.0
+    spans = Spans()
+    name = f"e{SCALE_UP_ENGINES}"
+    now = 1.0
     spans.timed(lambda: add_engine(quota, name, now))
     spans.timed(partial(quota.on_tick, now))
     for router in (routers[-1], *routers[:-1]):
@@ -113,7 +124,9 @@ def recovery() -> dict[str, Any]:
     stored = {key: value for key, (kept, value) in before.changes().items() if kept}
     for key in [key for key in stored if key[1] in {router.name for router in routers}]:
         stored[key] = frozenset(f"e{number}" for number in range(RECOVERY_ENGINES))
-    quota, spans, now = Quota(2, stored, 0.0), Spans(), 0.0
+    quota = Quota(2, stored, 0.0)
+    spans = Spans()
+    now = 0.0
     spans.timed(lambda: quota.on_devices([Device("n", number, 1000, 0) for number in range(RECOVERY_ENGINES)], now))
     again = [Router(router.name, [f"e{number}" for number in range(RECOVERY_ENGINES)]) for router in routers]
     for router in again[:-1]:
@@ -148,7 +161,9 @@ def stored_report(stored: dict[Any, Any], name: str) -> EngineReport:
 def sessions() -> dict[str, Any]:
     """Many sessions are open, many wait, some come and go."""
     quota, _ = connected(SESSION_ENGINES, SLOTS, POOL_TOKENS, 1)
-    spans, now, limit = Spans(), 1.0, quota.ledger.limit("e0")
+    spans = Spans()
+    now = 1.0
+    limit = quota.ledger.limit("e0")
     per_engine = SESSIONS // SESSION_ENGINES
     size = limit // (2 * per_engine)
     for number in range(SESSIONS):
@@ -170,7 +185,9 @@ def router_end() -> dict[str, Any]:
     quota, (ends, other) = connected(END_ENGINES, SLOTS, POOL_TOKENS, 2)
     submit(quota, ends, END_REQUESTS, 0.0)
     submit(quota, other, END_REQUESTS // 2, 0.0)
-    spans, now, known = Spans(), 0.1, quota.queue.granting.requests.by_ticket
+    spans = Spans()
+    now = 0.1
+    known = quota.queue.granting.requests.by_ticket
     running = sum(bool(one.engine) for one in known.values())
     again = Router(ends.name, [f"e{number}" for number in range(END_ENGINES)])
     told = messages.RouterMessage(again.name, 2, quota.epoch, 1, again.first, 0, 0)

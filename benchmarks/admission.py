@@ -38,12 +38,17 @@ from benchmarks.common.stats import quantile_us
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, TenantPolicy
 from serve_app.types import RequestClass
 
-REPLICAS, WAITING, TENANTS = 1_000, 100_000, 1_000
+REPLICAS = 1_000
+WAITING = 100_000
+TENANTS = 1_000
 SLOTS = 64  # of each replica
 KV_TOKENS = 40_000  # of each replica where they are bounded: tokens then run out before slots
 GUARANTEED = 100  # tenants with a share of a two-hundredth each, where there are shares
-EVENTS, QUICK_EVENTS = 400_000, 60_000
-REQUESTS, QUICK_REQUESTS = 1_000_000, 100_000  # of the part that looks at memory
+EVENTS = 400_000
+QUICK_EVENTS = 60_000
+# of the part that looks at memory
+REQUESTS = 1_000_000
+QUICK_REQUESTS = 100_000
 CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
 EVENT_WEIGHTS = {"done": 40, "arrive": 40, "progress": 15, "cancel": 5}
 WAIT_S = 1e6  # nobody times out here
@@ -147,14 +152,17 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
     times: dict[str, list[int]] = {kind: [] for kind in EVENT_WEIGHTS}
     cpu: list[int] = []
     collected_s: list[float] = []
-    clock, cpu_clock = time.perf_counter_ns, time.thread_time_ns
+    clock = time.perf_counter_ns
+    cpu_clock = time.thread_time_ns
     with collections(collected_s):
         for _ in range(events):
             kind, send = load.event()
             before = len(collected_s)
-            cpu_began, began = cpu_clock(), clock()
+            cpu_began = cpu_clock()
+            began = clock()
             actions = send()
-            span, cpu_span = clock() - began, cpu_clock() - cpu_began
+            span = clock() - began
+            cpu_span = cpu_clock() - cpu_began
             paused = round(sum(collected_s[before:]) * 1e9)
             times[kind].append(span - paused)
             cpu.append(cpu_span - paused)

@@ -57,7 +57,8 @@ async def _measure(cluster: FakeCluster) -> dict[str, dict[str, float]]:
     for name, field in FIELDS.items():
         head = b'{"model":"%s","max_tokens":1,"messages":[{"role":"user","content":"hi"}],' % MODEL.encode()
         await asyncio.sleep(10 * TICK_S)
-        longest_s, began = 0.0, time.monotonic()
+        longest_s = 0.0
+        began = time.monotonic()
         reply = await client.request("POST", CHAT, head + field + b"}")
         took_s = time.monotonic() - began
         found[name] = {"status": reply.status, "longest_block_ms": 1e3 * longest_s, "answered_ms": 1e3 * took_s}

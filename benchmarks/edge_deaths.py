@@ -75,7 +75,9 @@ def kill(stage: Stage, victim: str) -> dict[str, object]:
     """Kill it and look until Serve has its own again."""
     before = found(stage)
     os.kill(before[victim], signal.SIGKILL)
-    began, last_bad, replaced = time.monotonic(), 0.0, None
+    began = time.monotonic()
+    last_bad = 0.0
+    replaced = None
     ends: collections.Counter[str] = collections.Counter()
     while (now := time.monotonic() - began) < (GIVEN_UP_S if replaced is None else replaced + AFTER_S):
         end = ask(stage)

@@ -51,8 +51,12 @@ from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Est
 FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
 QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
 ITL_S = 0.03  # of an 8B model under load, about
-CLIENTS, HEAVIEST, TOP_FIVE = 50, 0.30, 0.65  # shares of the requests
-CLIENT_REQUESTS, CLIENT_RATE = 20_000, 5.0
+# shares of the requests
+CLIENTS = 50
+HEAVIEST = 0.30
+TOP_FIVE = 0.65
+CLIENT_REQUESTS = 20_000
+CLIENT_RATE = 5.0
 QUICK_REQUESTS = 3_000  # of each workload
 PARTS = 10
 
@@ -76,7 +80,8 @@ def clients(draw: random.Random, count: int) -> list[Request]:
     rest = (1 - TOP_FIVE) / (CLIENTS - 5)
     shares = [HEAVIEST, *[(TOP_FIVE - HEAVIEST) / 4] * 4, *[rest] * (CLIENTS - 5)]
     means = [draw.gauss(5.02, 1.0) for _ in shares]
-    found, at_s = [], 0.0
+    found = []
+    at_s = 0.0
     for who in draw.choices(range(CLIENTS), shares, k=count):
         at_s += draw.expovariate(CLIENT_RATE)
         prompt = max(1, round(draw.lognormvariate(6.63, 0.99)))
@@ -92,7 +97,8 @@ def workloads(folder: Path, seed: int, most: int | None) -> dict[str, list[Reque
         TraceMissingError: a trace is not in the folder.
     """
     draw = random.Random(seed)
-    one, other = azure(folder, draw)[:most], mooncake(folder, draw)[:most]
+    one = azure(folder, draw)[:most]
+    other = mooncake(folder, draw)[:most]
     return {
         "azure": one,
         "mooncake": other,
@@ -109,7 +115,8 @@ def replay(requests: Sequence[Request], guess: Guess, learn: Learn) -> Result:
     """Estimate every request at its arrival; `learn` from each when it ends."""
     running: list[tuple[float, int, Request]] = []
     order = itertools.count()
-    outputs, prompts = [], []
+    outputs = []
+    prompts = []
     began = time.process_time()
     for one in requests:
         while running and running[0][0] <= one.at_s:
@@ -127,7 +134,8 @@ def judge(requests: Sequence[Request], prompts: Sequence[int], outputs: Sequence
     count = len(requests)
     fits = [one.output_tokens <= output for one, output in zip(requests, outputs, strict=True)]
     over = [output - one.output_tokens for one, output in zip(requests, outputs, strict=True)]
-    idle, missing = sum(max(0, tokens) for tokens in over), sum(max(0, -tokens) for tokens in over)
+    idle = sum(max(0, tokens) for tokens in over)
+    missing = sum(max(0, -tokens) for tokens in over)
     reserved = sum(prompts) + sum(outputs)
     errors = [abs(p - one.prompt_tokens) / max(1, one.prompt_tokens) for one, p in zip(requests, prompts, strict=True)]
     step = max(1, count // PARTS)

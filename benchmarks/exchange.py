@@ -28,9 +28,13 @@ from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import RouterMessage, messages
 from serve_app.types import RequestClass
 
-ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 3, 8, 64, 1_000_000
+ROUTERS = 3
+ENGINES = 8
+SLOTS = 64
+POOL_TOKENS = 1_000_000
 BATCHES = (1, 16, 256)
-EVENTS, QUICK_EVENTS = 200_000, 20_000
+EVENTS = 200_000
+QUICK_EVENTS = 20_000
 WAITING = 1_000  # requests of each router in the line, so that every end grants
 MAX_QUEUED = 100_000  # none is refused
 MODEL = "m"
@@ -64,7 +68,8 @@ class Router:
         reply = quota.on_exchange(told, now)
         took_s = time.process_time() - began
         self.seq += len(events)
-        self.taken, self.ack = reply.last_taken_event, reply.seq + len(reply.actions) - 1
+        self.taken = reply.last_taken_event
+        self.ack = reply.seq + len(reply.actions) - 1
         self.running.extend(action.request_id for action in reply.actions if isinstance(action, Grant))
         return took_s
 
@@ -100,7 +105,8 @@ def measure(events: int, batch: int) -> dict[str, float]:
     """Events a second, and what a message takes."""
     quota, routers = full_line()
     spans: list[float] = []
-    done, now = 0, 0.0
+    done = 0
+    now = 0.0
     for router in itertools.cycle(routers):
         if done >= events:
             break

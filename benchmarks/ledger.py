@@ -39,14 +39,21 @@ from serve_app.core.shared_queue import messages
 from serve_app.quota import quota_actor
 from serve_app.settings import QuotaSettings
 
-ENGINES, LEASES, ROUTERS = 1_000, 100_000, 16
-POOL_TOKENS, SLOTS = 1_000_000, 64
+ENGINES = 1_000
+LEASES = 100_000
+ROUTERS = 16
+POOL_TOKENS = 1_000_000
+SLOTS = 64
 DEVICE_BYTES = 80 * 10**9
-OPERATIONS, QUICK_OPERATIONS = 1_000_000, 200_000
+OPERATIONS = 1_000_000
+QUICK_OPERATIONS = 200_000
 TTL_S = 4.0
 TICK_OPERATIONS = 10_000  # between two looks for what has expired: half a second at 20,000 events a second
-POOLS, WORDS_AT_ONCE = 64, 8  # engines that a router speaks of in one word, and routers that speak at once
-ACTOR_S, QUICK_ACTOR_S = 20.0, 5.0
+# engines that a router speaks of in one word, and routers that speak at once
+POOLS = 64
+WORDS_AT_ONCE = 8
+ACTOR_S = 20.0
+QUICK_ACTOR_S = 5.0
 
 
 def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
@@ -91,7 +98,8 @@ def operations(count: int, seed: int) -> dict[str, Any]:
     for step in range(count // 4):
         now += 2e-4
         victim = draw.randrange(len(shares))
-        share, owner = f"share-{next(ids)}", f"router-{step % ROUTERS}"
+        share = f"share-{next(ids)}"
+        owner = f"router-{step % ROUTERS}"
         hold = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
         timed("end", partial(book.end, shares[victim]))
         timed("reserve", partial(book.reserve, share, LeaseKind.SHARE, owner, [hold]))
@@ -177,10 +185,18 @@ async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
         told = messages.RouterMessage(name, incarnation, epoch, seq, events, taken, ack)
         reply: messages.ActorReply = await actor.exchange.remote(told)
         if reply.is_stale:  # at first the epoch is not known; later, this process was too slow for the actor
-            epoch, incarnation, seq, taken, ack, events, has = reply.epoch, incarnation + 1, 1, 0, 0, first, {}
+            epoch = reply.epoch
+            incarnation += 1
+            seq = 1
+            taken = 0
+            ack = 0
+            events = first
+            has = {}
             continue
-        count, seq = count + len(events), seq + len(events)
-        taken, ack = reply.last_taken_event, reply.seq + len(reply.actions) - 1
+        count += len(events)
+        seq += len(events)
+        taken = reply.last_taken_event
+        ack = reply.seq + len(reply.actions) - 1
         for action in reply.actions:
             if isinstance(action, messages.CreditGrant):
                 had_slots, had_tokens = has.get(action.engine, (0, 0))

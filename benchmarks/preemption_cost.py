@@ -20,14 +20,17 @@ from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, Que
 from serve_app.types import RequestClass
 
 FLEETS = (100, 1_000)  # engines
-SLOTS, KV_TOKENS = 64, 50_000  # of an engine: sometimes slots run out first, sometimes tokens
+# of an engine: sometimes slots run out first, sometimes tokens
+SLOTS = 64
+KV_TOKENS = 50_000
 RUN_S = 8.0  # the mean answer
 OVERLOAD = 1.5
 STOP_S = 0.05  # a step of the engine and two messages
 WAITING = 10_000
 TENANTS = 100
 CLASS_WEIGHTS = (50, 40, 9, 1)  # low, normal, high, critical
-EVENTS, QUICK_EVENTS = 60_000, 15_000
+EVENTS = 60_000
+QUICK_EVENTS = 15_000
 LONGEST_S = 20.0  # of CPU: a slow queue ends the part before all events were sent
 
 
@@ -35,7 +38,8 @@ class Overload:
     """A queue in overload, and the events that keep it there."""
 
     def __init__(self, engines: int, draw: random.Random) -> None:
-        self._draw, self._now = draw, 0.0
+        self._draw = draw
+        self._now = 0.0
         self._ids = itertools.count()
         self._running: list[str] = []
         self._at: dict[str, int] = {}  # where in the list
@@ -105,14 +109,16 @@ class Overload:
         return actions + self.line.on_arrive(again, self._now)
 
     def _end(self, name: str) -> None:
-        at, last = self._at.pop(name), self._running.pop()
+        at = self._at.pop(name)
+        last = self._running.pop()
         if last != name:
             self._running[at] = last
             self._at[last] = at
         self._arrivals.pop(name, None)
 
     def _arrival(self) -> Arrival:
-        draw, number = self._draw, next(self._ids)
+        draw = self._draw
+        number = next(self._ids)
         name = f"request-{number}"
         if number % 10 == 0:
             self._waiting.append(name)
@@ -125,7 +131,9 @@ class Overload:
 def measure(engines: int, events: int, seed: int) -> dict[str, Any]:
     """Decisions a second of CPU time, and the longest one."""
     load = Overload(engines, random.Random(seed))
-    total, longest, done = 0, 0, 0
+    total = 0
+    longest = 0
+    done = 0
     clock = time.thread_time_ns
     while done < events and total < LONGEST_S * 1e9:
         done += 1
@@ -134,7 +142,8 @@ def measure(engines: int, events: int, seed: int) -> dict[str, Any]:
         actions = send()
         span = clock() - began
         load.took(actions)
-        total, longest = total + span, max(longest, span)
+        total += span
+        longest = max(longest, span)
     return {
         "decisions_per_s": round(done / (total / 1e9)),
         "longest_ms": round(longest / 1e6, 2),

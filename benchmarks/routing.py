@@ -37,12 +37,17 @@ from benchmarks.common.output import write_json
 from benchmarks.common.traces import DATA, MOONCAKE_FILE, TraceMissingError, located
 from serve_app.core.routing import FREE_SHARE, LOAD_BOUND, BoundedRing
 
-REPLICAS, SLOTS, CACHE_BLOCKS = 8, 16, 3000
+REPLICAS = 8
+SLOTS = 16
+CACHE_BLOCKS = 3000
 BLOCK_TOKENS = 512
-PREFILL_RATE, ITL_S = 8000.0, 0.02  # tokens/s and seconds of an engine that runs one request
+# tokens/s and seconds of an engine that runs one request
+PREFILL_RATE = 8000.0
+ITL_S = 0.02
 KEY_BLOCKS = 2
 LOADS = {"light": 0.3, "usual": 1.0, "busy": 1.6}  # speed of the trace; at 2.2 every slot is taken
-HOT_EVERY, HOT_BLOCKS = 3, 8
+HOT_EVERY = 3
+HOT_BLOCKS = 8
 QUICK_REQUESTS = 2_000
 
 
@@ -113,7 +118,8 @@ def rendezvous(key: str, loads: dict[str, int]) -> str | None:
 
 def by_routing(keyed: bool, free_share: float) -> Choose:
     """Ours, or two choices."""
-    routing, draw = BoundedRing(LOAD_BOUND, free_share), random.Random(1)
+    routing = BoundedRing(LOAD_BOUND, free_share)
+    draw = random.Random(1)
 
     def choose(key: str, loads: dict[str, int]) -> str | None:
         for name, load in loads.items():
@@ -191,7 +197,8 @@ class Engines:
 
 def play(requests: Sequence[Request], speed: float, choose: Choose) -> Result:
     """The trace at a speed, under one rule."""
-    engines, spreads = Engines(choose), []
+    engines = Engines(choose)
+    spreads = []
     for one in requests:
         sooner = Request(one.at_s / speed, one.key, one.blocks, one.prompt_tokens, one.output_tokens)
         engines.until(sooner.at_s)

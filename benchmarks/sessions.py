@@ -36,13 +36,18 @@ from serve_app.engine import ensure_tiny_model
 SLOTS = 8  # of the engine's line: few, so that a line is full without a machine full of clients
 KV_CACHE_BYTES = 2**27  # a hundred prompts of the load: its cache turns over within a run
 CLIENTS = 4 * SLOTS  # closed loop: a quarter runs, the rest waits
-LOAD_PROMPT_TOKENS, LOAD_TOKENS = 200, 64
-SESSION_PROMPT_TOKENS, SESSION_TOKENS = 1000, 8
+LOAD_PROMPT_TOKENS = 200
+LOAD_TOKENS = 64
+SESSION_PROMPT_TOKENS = 1000
+SESSION_TOKENS = 8
 SESSION_KV_TOKENS = 2048
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
-PROBES, QUICK_PROBES = 400, 100
-IDLE_S, QUICK_IDLE_S = (0.0, 5.0, 30.0, 120.0), (0.0, 5.0, 30.0)
-ROUNDS, QUICK_ROUNDS = 3, 1
+PROBES = 400
+QUICK_PROBES = 100
+IDLE_S = (0.0, 5.0, 30.0, 120.0)
+QUICK_IDLE_S = (0.0, 5.0, 30.0)
+ROUNDS = 3
+QUICK_ROUNDS = 1
 SETTLE_S = 2.0  # for the line to fill before anything is measured
 REQUEST_S = 120.0  # no request here takes a tenth of it
 
@@ -91,7 +96,8 @@ class Caller:
     async def first_token_s(self, prompt: list[int], tokens: int, session: str | None = None) -> float:
         """Seconds to the first bytes of a streamed answer, which is read to its end."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
-        began, first = time.monotonic(), 0.0
+        began = time.monotonic()
+        first = 0.0
         async with self._http.stream("POST", "/completions", json=body, headers=_of(session)) as answer:
             if answer.status_code != 200:
                 raise BenchmarkError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
@@ -167,7 +173,8 @@ async def hit_rates(caller: Caller, plan: Plan) -> list[dict[str, float]]:
     found = []
     async with caller.load(plan.clients):
         for idle_s in plan.idle_s:
-            shares, finished = [], caller.finished
+            shares = []
+            finished = caller.finished
             for number in range(plan.rounds):
                 async with caller.session(f"idle-{idle_s:g}-{number}") as session:
                     prompt = caller.prompt(SESSION_PROMPT_TOKENS)
@@ -184,7 +191,8 @@ async def measure(arm: Arm, model: ModelChoice, plan: Plan) -> dict[str, Any]:
     caller = Caller(arm, model.name, plan.seed)
     try:
         await caller.first_token_s(caller.prompt(8), 1)
-        found, rates = await waits(caller, plan), await hit_rates(caller, plan)
+        found = await waits(caller, plan)
+        rates = await hit_rates(caller, plan)
     except* (BenchmarkError, httpx.HTTPError) as errors:
         raise BenchmarkError(str(errors.exceptions[0])) from None
     finally:

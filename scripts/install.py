@@ -130,7 +130,8 @@ class Progress:
         now = time.monotonic()
         if text == self._shown or not (self._terminal or now - self._shown_at >= PLAIN_REPORT_S):
             return
-        self._shown, self._shown_at = text, now
+        self._shown = text
+        self._shown_at = now
         line = f"  {now - self._started:4.0f} s  {text}"
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -193,7 +194,9 @@ class Environment:
         """Run pip with progress; its output goes to `.venv/install.log`. Returns that output where pip failed."""
         options = ["--disable-pip-version-check", "--no-input", "--no-color"]
         command = [str(self.python), "-I", "-m", "pip", *options, *arguments]
-        log, progress, before = self.venv / LOG, Progress(), self.installed()
+        log = self.venv / LOG
+        progress = Progress()
+        before = self.installed()
         with log.open("w") as output:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -279,7 +282,8 @@ def set_up(root: Path, device: str, preflight: ModuleType) -> None:
     """
     environment = Environment(root)
     with only_one(root):
-        found, wanted = read_stamp(environment.venv), wanted_stamp(root, device)
+        found = read_stamp(environment.venv)
+        wanted = wanted_stamp(root, device)
         decision = decide(found, wanted)
         if decision != "recreate" and not environment.works():
             decision = "recreate"

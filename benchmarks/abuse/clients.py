@@ -16,10 +16,15 @@ import httpx
 
 from benchmarks.common.workload import post
 
-LEAVES, BAD, SESSIONS = 0.2, 0.1, 0.01  # shares of the requests
+# shares of the requests
+LEAVES = 0.2
+BAD = 0.1
+SESSIONS = 0.01
 LEAVE_S = 4.0  # at most: before an answer of three seconds has ended, while it waits or while it is read
 HUNG_S = 90.0  # of a request without an end: above the longest wait and the longest answer together
-RETRY_S, MOST_RETRY_S = 1.0, 5.0  # of a client that was told no Retry-After; none waits longer, to keep up the load
+# of a client that was told no Retry-After; none waits longer, to keep up the load
+RETRY_S = 1.0
+MOST_RETRY_S = 5.0
 SAMPLES = 8  # of what should not have been
 READ_BYTES = 65_536
 REFUSED = (429, 503)
@@ -67,7 +72,11 @@ class Crowd:
     """All clients of a run."""
 
     def __init__(self, host: str, port: int, model: str, keys: list[str], seed: int, tokens: int) -> None:
-        self._host, self._port, self._model, self._keys, self._tokens = host, port, model, keys, tokens
+        self._host = host
+        self._port = port
+        self._model = model
+        self._keys = keys
+        self._tokens = tokens
         self._draw = random.Random(seed)
         self.counts = Counts()
         own = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -105,7 +114,8 @@ class Crowd:
 
     async def _leaving(self) -> None:
         """A client that is gone before its answer is whole: with a close, some with half of what they had to say."""
-        draw, body = self._draw, self._completion(self._tokens, stream=self._draw.random() < 0.7)
+        draw = self._draw
+        body = self._completion(self._tokens, stream=self._draw.random() < 0.7)
         self.counts.left += 1
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port)

@@ -39,9 +39,16 @@ from benchmarks.common.processes import role_of, title_of
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from benchmarks.overload.stage import metrics_of
 
-CLIENTS, SPAN_S, QUICK_SPAN_S = 400, 150.0, 30.0
-ENGINES, SLOTS, ROUTERS, TENANTS = 2, 50, 2, 8
-STEP_S, TOKENS = 0.05, 64  # an answer takes about 3 s: 30 a second in all
+CLIENTS = 400
+SPAN_S = 150.0
+QUICK_SPAN_S = 30.0
+ENGINES = 2
+SLOTS = 50
+ROUTERS = 2
+TENANTS = 8
+# an answer takes about 3 s: 30 a second in all
+STEP_S = 0.05
+TOKENS = 64
 POOL_TOKENS = 40_000  # of each engine
 REST_S = 10.0
 WARM = 40  # requests before the first look: connections, channels and caches are there then
@@ -93,8 +100,11 @@ class Books:
         for pid in stage.cluster.pids():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 process = psutil.Process(pid)
-                fds, threads = process.num_fds(), process.num_threads()
-                self.roles[pid], self.fds[pid], self.threads[pid] = role_of(title_of(pid)), fds, threads
+                fds = process.num_fds()
+                threads = process.num_threads()
+                self.roles[pid] = role_of(title_of(pid))
+                self.fds[pid] = fds
+                self.threads[pid] = threads
 
     def since(self, before: Books) -> dict[str, Any]:
         """What there is more of than before; of descriptors and threads in processes that are the same."""
@@ -128,7 +138,8 @@ async def until_back(stage: Stage, before: Books) -> float | None:
 async def full_at_once(stage: Stage, crowd: Crowd) -> int:
     """The most requests that ever run at once when as many are asked as there are slots."""
     asked = [asyncio.create_task(crowd.plain(2 * TOKENS)) for _ in range(ENGINES * SLOTS)]
-    most, until = 0, time.monotonic() + FULL_S
+    most = 0
+    until = time.monotonic() + FULL_S
     while not all(task.done() for task in asked) and time.monotonic() < until:
         answer = await asyncio.to_thread(stage.get, "/metrics")
         most = max(most, int(metrics_of(answer.text).get("running", 0.0)))
@@ -139,7 +150,8 @@ async def full_at_once(stage: Stage, crowd: Crowd) -> int:
 
 async def attack(stage: Stage, keys: list[str], options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """The load, and what it leaves behind."""
-    host, port = stage.cluster.instance.host, stage.cluster.instance.http_port
+    host = stage.cluster.instance.host
+    port = stage.cluster.instance.http_port
     crowd = Crowd(host, port, MODEL, keys, options.seed, TOKENS)
     await asyncio.gather(*(crowd.plain(TOKENS) for _ in range(WARM)))
     await asyncio.sleep(REST_S)

@@ -11,15 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-TOKENIZE, INPUT_TOKENS = "/tokenize", "/v1/responses/input_tokens"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+TOKENIZE = "/tokenize"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 GZIP_FROM_BYTES = 16_384  # smaller bodies cost less to send than to compress
 ITEM = {"role": "user", "content": "a"}
 LARGE_TEXT = "word " * 50_000  # far above the 64 kB from which on a helper process reads a request
 
 # The bounds of `bad_words` and of the log probabilities of a prompt, as of `serve_app.http` and the engine.
-BAD_WORDS, BAD_WORDS_BYTES = 128, 32_768
-PROMPT_ENTRIES, TOP_LOGPROBS = 49_152, 20  # entries: tokens x log probabilities of each x answers
+BAD_WORDS = 128
+BAD_WORDS_BYTES = 32_768
+PROMPT_ENTRIES = 49_152  # entries: tokens x log probabilities of each x answers
+TOP_LOGPROBS = 20
 ANSWERS = 2  # with one answer of 20 log probabilities, 2,048 tokens stay below the bound
 BYTE_TOKENS = range(16, 240)  # token ids of plain bytes in the built-in model's vocabulary
 

@@ -11,7 +11,10 @@ import re
 import time
 from collections import Counter
 
-CUT, TIMEOUT, LEFT = "cut", "timeout", "left"  # without a status; `LEFT`: the span was over
+# without a status; `LEFT`: the span was over
+CUT = "cut"
+TIMEOUT = "timeout"
+LEFT = "left"
 PAUSE_S = 0.05  # of an abuser after each answer: its own cost, on the same cores, stays small beside the stack's
 READ_BYTES = 2**18
 LAST_CHUNK = b"0\r\n\r\n"  # of an answer without a length
@@ -36,9 +39,11 @@ async def _status(address: Address, request: bytes) -> str:
     try:
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length, end = 0, b""
+        length = 0
+        end = b""
         while data := await reader.read(READ_BYTES):
-            length, end = length + len(data), (end + data)[-len(LAST_CHUNK) :]
+            length += len(data)
+            end = (end + data)[-len(LAST_CHUNK) :]
     finally:
         writer.close()
     expected = re.search(rb"\r\ncontent-length: *(\d+)", head)
@@ -53,7 +58,8 @@ def flood(address: Address, request: bytes, clients: int, span_s: float, timeout
 
 async def _flood(address: Address, request: bytes, clients: int, span_s: float, timeout_s: float) -> dict[str, int]:
     statuses: Counter[str] = Counter()
-    begun, until = 0, time.monotonic() + span_s
+    begun = 0
+    until = time.monotonic() + span_s
 
     async def client() -> None:
         nonlocal begun
@@ -79,7 +85,8 @@ async def probe(
     address: Address, request: bytes, span_s: float, every_s: float, timeout_s: float
 ) -> list[tuple[str, float]]:
     """The request at equal distances, whether answers come or not; returns when the last one has ended."""
-    began, tasks = time.monotonic(), []
+    began = time.monotonic()
+    tasks = []
     for number in range(round(span_s / every_s)):
         await asyncio.sleep(max(0.0, began + number * every_s - time.monotonic()))
         tasks.append(asyncio.create_task(exchange(address, request, timeout_s)))
@@ -88,7 +95,8 @@ async def probe(
 
 async def until_fast(address: Address, request: bytes, fast_s: float, limit_s: float) -> float | None:
     """Seconds until the request is answered within `fast_s` three times in a row; None: not within `limit_s`."""
-    began, in_a_row = time.monotonic(), 0
+    began = time.monotonic()
+    in_a_row = 0
     while (spent_s := time.monotonic() - began) < limit_s:
         status, wait_s = await exchange(address, request, limit_s)
         in_a_row = in_a_row + 1 if status == "200" and wait_s <= fast_s else 0

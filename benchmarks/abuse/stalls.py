@@ -32,11 +32,17 @@ from benchmarks.common.scaling_stack import MODEL, stack
 from benchmarks.common.workload import post
 
 BAR_S = 1.0  # the longest wait of another tenant, on two quiet cores
-ABUSERS, ABUSER, OTHER = 20, "abuser", "other"
-SPAN_S, QUICK_SPAN_S, EVERY_S = 12.0, 4.0, 0.25
+ABUSERS = 20
+ABUSER = "abuser"
+OTHER = "other"
+SPAN_S = 12.0
+QUICK_SPAN_S = 4.0
+EVERY_S = 0.25
 TIMEOUT_S = 60.0  # of one request: twice the longest wait ever seen
 WARM = 10  # trivial requests before the large one: imports, connections and caches are there then
-FAST_S, BACK_S = 0.5, 30.0  # an arm begins when three requests in a row were so fast, or after this time
+# an arm begins when three requests in a row were so fast, or after this time
+FAST_S = 0.5
+BACK_S = 30.0
 SKIPPED = {"embeddings_messages_wrong_part": "the stack has no embedding model"}
 
 
@@ -100,7 +106,8 @@ async def attack(
     tenants: Tenants, span_s: float, names: Collection[str], console: Console
 ) -> dict[str, dict[str, Any]]:
     """The figures of each of these arms."""
-    trivial, found = tenants.request(OTHER, TRIVIAL), dict[str, dict[str, Any]]()
+    trivial = tenants.request(OTHER, TRIVIAL)
+    found = dict[str, dict[str, Any]]()
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         await loop.run_in_executor(pool, int)  # the process starts before it counts

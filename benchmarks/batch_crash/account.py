@@ -46,7 +46,8 @@ def account(expected: Mapping[str, str], output: str, errors: str) -> Account:
     Raises:
         ValueError: a line is no JSON, or has no custom id.
     """
-    answered, failed = _lines(output), _lines(errors)
+    answered = _lines(output)
+    failed = _lines(errors)
     counts = Counter([name for name, _ in answered] + [name for name, _ in failed])
     return Account(
         missing=[name for name in expected if not counts[name]],

@@ -46,7 +46,8 @@ from serve_app.settings import parse
 
 # A row is short beside a component's return, so that few are in flight when something dies; long enough in sum that the
 # batch runs until the last kill.
-FULL, QUICK = Shape(kills=100, slots=1, tokens=60), Shape(kills=10, slots=4, tokens=40)
+FULL = Shape(kills=100, slots=1, tokens=60)
+QUICK = Shape(kills=10, slots=4, tokens=40)
 BARS = {"missing": 0, "duplicated": 0, "rerun_share": 0.05}
 BACK_S = 120.0  # of one component: an engine starts beside others on two cores
 AFTER_S = 300.0  # from the last kill until the batch is over

@@ -48,7 +48,8 @@ class ReplicaWatch:
         ):
             if event is None or event.get("event") == "end":
                 raise TimeoutError("nothing is told of the replicas")
-            self._last, self._at = event["running"], event["at"]
+            self._last = event["running"]
+            self._at = event["at"]
         return self._last
 
 

@@ -91,7 +91,8 @@ def summary(with_rows: Mapping[str, Model], without: Mapping[str, Model]) -> dic
 
 
 def _of_model(model: Model, alone: Model, begin: float, end: float) -> dict[str, Any]:
-    after, before = latency(model.waited, begin, end), latency(alone.waited, begin, end)
+    after = latency(model.waited, begin, end)
+    before = latency(alone.waited, begin, end)
     p99s = after["latency_p99_s"], before["latency_p99_s"]
     return {
         "people": len(model.waited),

@@ -34,7 +34,8 @@ from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.traces import AZURE_FILE, DATA, TraceMissingError, azure
 
-QUICK_ROWS, QUICK_SHARE = 20_000, 0.1
+QUICK_ROWS = 20_000
+QUICK_SHARE = 0.1
 BARS = {"interactive_p99_ratio": 1.1, "idle_fill_share": 0.9}
 
 

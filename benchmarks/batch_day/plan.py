@@ -21,7 +21,8 @@ BY_HOUR = (
     *(0.45, 0.4, 0.4, 0.35, 0.3, 0.2, 0.1, 0.06, 0.04, 0.03, 0.03, 0.06),
 )
 HIGH_SHARE = 0.2  # of people's requests; the others are `normal`
-CHAT, SUMMARIES = "chat", "summaries"
+CHAT = "chat"
+SUMMARIES = "summaries"
 VISITS = {10: 0.03, 15: 0.03}  # hours of the clock in which people use the second model, and the part that does
 ROWS = 200_000
 BATCH_ROWS = 50_000  # the most rows of one batch
@@ -77,7 +78,8 @@ def clock_s(hour: float) -> float:
 
 def people(trace: Sequence[Request], seed: int, share: float = 1.0) -> list[Person]:
     """All requests of people, in order; `share` thins them out, for tests."""
-    draw, found = random.Random(f"{seed} people"), list[Person]()
+    draw = random.Random(f"{seed} people")
+    found = list[Person]()
     stretch = HOUR_S / max(one.at_s for one in trace)
     for number, kept in enumerate(BY_HOUR):
         visits = VISITS.get((FIRST_HOUR + number) % 24, 0.0)
@@ -92,7 +94,8 @@ def people(trace: Sequence[Request], seed: int, share: float = 1.0) -> list[Pers
 
 def batches(trace: Sequence[Request], seed: int, rows: int = ROWS) -> list[BatchPlan]:
     """The batches of the night; their rows have lengths of the trace."""
-    draw, each = random.Random(f"{seed} rows"), min(BATCH_ROWS, rows // len(BATCHES))
+    draw = random.Random(f"{seed} rows")
+    each = min(BATCH_ROWS, rows // len(BATCHES))
     lengths = [(max(1, one.prompt_tokens), max(1, one.output_tokens)) for one in trace]
     return [
         BatchPlan(f"batch-{number}", clock_s(hour), tenant, model, draw.choices(lengths, k=each))

@@ -12,13 +12,18 @@ from benchmarks.batch_day.world import BIN_S, DAY_S, Minute, Model
 from benchmarks.common.figure import save
 
 AVERAGED = 5  # bins a point: finer than the eye sees over a day
-PEOPLE, ROWS, READY = "#1b6ca8", "#f2a65a", "#444444"
+PEOPLE = "#1b6ca8"
+ROWS = "#f2a65a"
+READY = "#444444"
 PANEL_INCHES = (9.0, 2.6)
 
 
 def series(model: Model) -> tuple[list[float], list[float], list[float], list[float]]:
     """Hours of the clock (beyond 24 after midnight), and slots on average: ready, used by people, used by rows."""
-    moments, ready, people, rows = list[float](), list[float](), list[float](), list[float]()
+    moments = list[float]()
+    ready = list[float]()
+    people = list[float]()
+    rows = list[float]()
     for first in range(0, round(DAY_S / BIN_S), AVERAGED):
         bins = [model.minutes.get(at, Minute()) for at in range(first, first + AVERAGED)]
         span_s = BIN_S * AVERAGED

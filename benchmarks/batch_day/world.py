@@ -143,7 +143,8 @@ class Model:
         if not self._pace.in_flight and not self._rows_left:
             self._figures_run = False
             return
-        busy, waiting = self._running.total(), self._admission.waiting
+        busy = self._running.total()
+        waiting = self._admission.waiting
         waiting_rows = sum(1 for job in self._waiting_jobs() if job.batch is not None) if waiting else 0
         figures = ModelFigures(self._slots, busy, waiting, waiting_rows)
         self._pace.on_figures(figures, self._pace.in_flight, self.clock.now, HAND_OVER_S)
@@ -222,7 +223,8 @@ class Model:
 
     def _scale(self) -> None:
         """Ask the policy, and apply its decision after the delays that Serve applies."""
-        now, waiting = self.clock.now, float(self._admission.waiting)
+        now = self.clock.now
+        waiting = float(self._admission.waiting)
         granted = float(self._running.total())
         rows = sum(job.batch is not None for job in self._waiting_jobs()) + self._running[True]
         signals = Signals(
@@ -250,7 +252,8 @@ class Model:
         elif self._unused_since is None:
             self._unused_since = now
         elif now - self._unused_since >= TO_ZERO_S and not granted:
-            self._target, self._unused_since = wanted, None
+            self._target = wanted
+            self._unused_since = None
             self._set_replicas(wanted)
 
     def _replica_ready(self) -> None:
@@ -272,7 +275,9 @@ class Model:
         """Add up who ran since the last change."""
         span_s = self.clock.now - self._counted_at
         if span_s > 0.0:
-            minute, people, rows = self._minute(), self._running[False], self._running[True]
+            minute = self._minute()
+            people = self._running[False]
+            rows = self._running[True]
             minute.slots += span_s * self._slots
             minute.people += span_s * people
             minute.rows += span_s * rows

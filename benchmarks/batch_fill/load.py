@@ -17,7 +17,8 @@ import httpx
 
 from benchmarks.common.scaling_stack import MODEL, Stage
 
-HIGH, NORMAL = "high", "normal"
+HIGH = "high"
+NORMAL = "normal"
 CLIENT_S = 120.0  # above any answer here
 
 
@@ -51,7 +52,8 @@ class Answered:
 
 def poisson(seed: int, per_s: float, span_s: float, high: float) -> list[Planned]:
     """Requests at random moments, so many a second on average; `high`: the part of that class, the rest is `normal`."""
-    draw, at_s = random.Random(f"{seed} interactive"), 0.0
+    draw = random.Random(f"{seed} interactive")
+    at_s = 0.0
     found: list[Planned] = []
     while (at_s := at_s + draw.expovariate(per_s)) < span_s:
         level = HIGH if draw.random() < high else NORMAL
@@ -73,7 +75,9 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
             due = began + request.at_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             body = {"model": MODEL, "prompt": request.prompt, "max_tokens": tokens, "ignore_eos": True}
-            first_s, failure, late_s = 0.0, "", max(0.0, time.monotonic() - due)
+            first_s = 0.0
+            failure = ""
+            late_s = max(0.0, time.monotonic() - due)
             try:
                 async with client.stream(
                     "POST",

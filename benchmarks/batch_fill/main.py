@@ -42,10 +42,12 @@ from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from serve_app.settings import AdmissionSettings
 
-SIMULATED, REAL = "simulated", "vllm"
+SIMULATED = "simulated"
+REAL = "vllm"
 BARS = {"interactive_p99_ratio": 1.1, "idle_fill_share": 0.9, "first_token_added_steps": 2.0}
 ROUNDS = 2
-WINDOW_S, QUICK_WINDOW_S = 60.0, 30.0
+WINDOW_S = 60.0
+QUICK_WINDOW_S = 30.0
 FULL_SHARE = 0.9  # of the slots that a batch may have: it runs at its pace
 FULL_S = 60.0  # until then, at most
 IDLE_S = 60.0  # until nothing runs after a window, at most
@@ -114,7 +116,8 @@ class Beside:
 
     async def window(self, seed: int) -> Window:
         """People for a ramp and a window; the answers to those who came in the window."""
-        shape, ramp_s = self.shape, self.shape.ramp_s
+        shape = self.shape
+        ramp_s = self.shape.ramp_s
         planned = poisson(seed, shape.per_s, ramp_s + self.window_s, shape.high)
         load = asyncio.create_task(run(self.stage, planned, shape.people_tokens, stream=self.is_streamed))
         await asyncio.sleep(ramp_s)
@@ -173,7 +176,8 @@ class Beside:
 
 async def measure(beside: Beside, seed: int, console: Console) -> dict[str, Any]:
     """All rounds, A B A B."""
-    alone, filled = list[Window](), list[Window]()
+    alone = list[Window]()
+    filled = list[Window]()
     for number in range(ROUNDS):
         for name, windows, make in (("alone", alone, beside.window), ("beside", filled, beside.beside)):
             windows.append(await make(seed + number))

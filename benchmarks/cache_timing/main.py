@@ -35,7 +35,8 @@ from benchmarks.common.stage import run_folder
 from serve_app.engine import ensure_tiny_model
 
 PROMPT_TOKENS = 1900  # nearly the model's length: a prefill of tens of milliseconds, an HTTP exchange has a few
-ROUNDS, QUICK_ROUNDS = 300, 60
+ROUNDS = 300
+QUICK_ROUNDS = 60
 WARM_UP_ROUNDS = 5  # first batches of each size allocate and compile
 PROGRESS_ROUNDS = 50
 
@@ -67,7 +68,8 @@ def plan_of(arguments: Sequence[str]) -> Plan:
 
 def measure(plan: Plan, model: ModelChoice, folder: Path, console: Console) -> dict[str, Any]:
     """One run. Raises BenchmarkError: the stack did not start, or a request failed."""
-    owner_key, attacker_key = secrets.token_hex(16), secrets.token_hex(16)
+    owner_key = secrets.token_hex(16)
+    attacker_key = secrets.token_hex(16)
     keys = [{"key": owner_key, "tenant": "owner"}, {"key": attacker_key, "tenant": "attacker"}]
     rng = np.random.default_rng([plan.seed, model.replicas])
     with ExitStack() as ending:

@@ -25,7 +25,9 @@ from benchmarks.common.arms import BenchmarkError
 
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
 REQUEST_S = 120.0  # no request here takes a hundredth of it
-RECEIPT_TRIES, RECEIPT_PAUSE_S = 50, 0.02  # a receipt is written once the client has the last byte
+# a receipt is written once the client has the last byte
+RECEIPT_TRIES = 50
+RECEIPT_PAUSE_S = 0.02
 
 
 class Cell(enum.StrEnum):
@@ -83,13 +85,17 @@ class Prober:
         rng: np.random.Generator,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._model, self._owner, self._attacker = model, owner_key, attacker_key
-        self._prompt_tokens, self._rng = prompt_tokens, rng
+        self._model = model
+        self._owner = owner_key
+        self._attacker = attacker_key
+        self._prompt_tokens = prompt_tokens
+        self._rng = rng
         self._http = httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False, transport=transport)
 
     def probe(self, cell: Cell) -> Probe:
         """Raises BenchmarkError: a request failed."""
-        prompt, other = self.prompt(), self.prompt()
+        prompt = self.prompt()
+        other = self.prompt()
         before = self.ask(self._attacker if cell.within else self._owner, prompt if cell.same else other)
         found = self.ask(self._attacker, prompt)
         return Probe(
@@ -105,7 +111,9 @@ class Prober:
         headers = {"Authorization": f"Bearer {key}"}
         body: dict[str, Any] = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        began, first_s, text = time.perf_counter(), 0.0, b""
+        began = time.perf_counter()
+        first_s = 0.0
+        text = b""
         try:
             with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
                 for piece in answer.iter_raw():

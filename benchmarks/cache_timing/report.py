@@ -72,7 +72,8 @@ def print_tables(console: Console, title: str, told: dict[str, Any]) -> None:
     table = Table(*columns, title=f"{title}: time to the first token, {told['rounds']} probes a cell")
     for clock, figures in told["clocks"].items():
         for who in ("within", "between"):
-            one, medians = figures[who], figures["median_ms"]
+            one = figures[who]
+            medians = figures["median_ms"]
             table.add_row(
                 clock.removesuffix("_ms"),
                 f"{who} tenants" if who == "between" else "within one tenant",

@@ -94,7 +94,8 @@ def _chunks(text: str) -> Answer:
     usage: list[tuple[int, int]] = []
     for event in events:
         for choice in event["choices"]:
-            number, delta = choice["index"], choice.get("delta", choice)
+            number = choice["index"]
+            delta = choice.get("delta", choice)
             if number in ends:
                 raise Malformed(f"choice {number} goes on after its end")
             if "role" in delta and number in texts:

@@ -50,7 +50,8 @@ class Refused(Exception):
 
     def __init__(self, code: str, retry_s: float) -> None:
         super().__init__(code)
-        self.code, self.retry_s = code, retry_s
+        self.code = code
+        self.retry_s = retry_s
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +118,8 @@ class Crowd:
     """
 
     def __init__(self, url: str, keys: Sequence[str], seed: int) -> None:
-        self._keys, self._draw = keys, random.Random(f"{seed} clients")
+        self._keys = keys
+        self._draw = random.Random(f"{seed} clients")
         own = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=own, trust_env=False)
         self.counts = Counts()
@@ -211,7 +213,8 @@ class Crowd:
         Raises:
             Hung, Cut, Refused, Malformed (any other status), httpx.ConnectError.
         """
-        now, task = time.monotonic(), asyncio.current_task()
+        now = time.monotonic()
+        task = asyncio.current_task()
         assert task is not None
         attempt = Attempt(now, task)
         self.in_flight.add(attempt)

@@ -17,7 +17,8 @@ from benchmarks.chaos.plan import BARS, MIGRATIONS_BAR, NEAR_TIE_BAR, ON_ENGINES
 from benchmarks.chaos.questions import Api
 from benchmarks.chaos.victims import Hit, Victims
 
-MIGRATIONS, NOT_CONTINUABLE = "serve_app_migrations_total", "serve_app_not_continuable_total"
+MIGRATIONS = "serve_app_migrations_total"
+NOT_CONTINUABLE = "serve_app_not_continuable_total"
 LATEST_S = 20.0  # after a fault on an engine, in which its streams have paused
 TOLD = 6  # differences that are shown
 KEYS = (
@@ -83,7 +84,8 @@ def judged(different: Sequence[Different], teacher: Teacher | None) -> tuple[lis
 
 
 def _is_near_tie(one: Different, teacher: Teacher) -> bool:
-    question, got = one.question, one.got
+    question = one.question
+    got = one.got
     if len(got.texts) != len(question.prompts) or got.usage[0] != one.expected.usage[0]:
         return False
     return all(
@@ -162,7 +164,8 @@ def tables(
         done = sum(hit.fault is fault for hit in victims.hits)
         if not done:
             continue
-        own, others = sorted(pauses.get(fault, ())), sorted(stayed.get(fault, ()))
+        own = sorted(pauses.get(fault, ()))
+        others = sorted(stayed.get(fault, ()))
         verdict = f"{gap_bar_ms(fault):g}: {'MISSED' if p99(own) > gap_bar_ms(fault) else 'met'}" if own else ""
         told = f"{p99(receipts[fault]):.0f}" if receipts.get(fault) else ""
         spans = (_span(victims.gone_s[fault]), _span(victims.back_s[fault]))

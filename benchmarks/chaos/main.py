@@ -56,7 +56,8 @@ from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
 from serve_app.engine import ensure_tiny_model, environment
 
-CLIENTS, ROUTERS = 20, 2
+CLIENTS = 20
+ROUTERS = 2
 SLOTS = 32  # of an engine: the one that is left has room for all clients, but for what is kept free for `high`
 LOOK_S = 0.25
 SCRAPE_S = 1.0
@@ -134,7 +135,8 @@ class Chaos:
             await self._until(self.victims.is_whole, BACK_S, "all engines and routers are there")
             await self.crowd.learn(pool, LEARN_AT_ONCE)
             self._say(f"{len(pool)} undisturbed answers")
-            numbers, most = itertools.count(), 0.0
+            numbers = itertools.count()
+            most = 0.0
             for act in acts:
                 most += self.plan.requests * act.share
                 until = time.monotonic() + self.plan.span_s * act.share
@@ -152,7 +154,8 @@ class Chaos:
         return left
 
     async def _hit(self, act: Act) -> None:
-        draw, done = random.Random(f"{self.seed} {act.keyed} faults"), Counter[Fault]()
+        draw = random.Random(f"{self.seed} {act.keyed} faults")
+        done = Counter[Fault]()
         while True:
             await asyncio.sleep(KILL_EVERY_S)  # bound: the act
             before = sum(attempt.sent for attempt in self.crowd.in_flight)

@@ -23,7 +23,8 @@ BARS: Mapping[str, float] = {
 }
 MIGRATIONS_BAR = 20  # at least
 NEAR_TIE_BAR = 0.005  # of the requests
-GAP_BAR_MS, FREEZE_BAR_MS = 1_000.0, 12_000.0
+GAP_BAR_MS = 1_000.0
+FREEZE_BAR_MS = 12_000.0
 
 
 class Fault(StrEnum):

@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.common.workload import WORDS
 
-MIN_WORDS, MAX_WORDS = 8, 120
+MIN_WORDS = 8
+MAX_WORDS = 120
 STOP = " the"  # a word that the models say now and then
 
 
@@ -38,7 +39,8 @@ def questions(count: int, apis: tuple[Api, ...], tokens: tuple[int, int], model:
     draw = random.Random(f"{seed} questions")
     found = []
     for number in range(count):
-        api, stream = apis[number % len(apis)], draw.random() < 0.8
+        api = apis[number % len(apis)]
+        stream = draw.random() < 0.8
         count = 2 if api is Api.COMPLETION and draw.random() < 0.2 else 1
         words = (draw.choices(WORDS, k=draw.randint(MIN_WORDS, MAX_WORDS)) for _ in range(count))
         prompts = tuple(" ".join([f"q{number}", *some]) for some in words)

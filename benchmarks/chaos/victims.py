@@ -61,7 +61,10 @@ class Victims:
     """
 
     def __init__(self, stage: Stage, draw: random.Random, engines: int, *, has_core: bool) -> None:
-        self._stage, self._draw, self._engines, self._has_core = stage, draw, engines, has_core
+        self._stage = stage
+        self._draw = draw
+        self._engines = engines
+        self._has_core = has_core
         self._child = RemoteDriver({"environment": stage.cluster.environment()}, module="benchmarks.chaos.watch")
         self._running: Mapping[str, Mapping[str, int]] = {}
         self._cores: dict[int, int] = {}  # of an engine replica

@@ -26,7 +26,10 @@ from benchmarks.common.child import ends_with_us
 from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, family, role_of, title_of
 from serve_app.engine import environment
 
-OURS, VLLM, LIMITED = "ours", "vllm", "limited"  # the last: this stack, of whose key every request is charged to limits
+# the last: this stack, of whose key every request is charged to limits
+OURS = "ours"
+VLLM = "vllm"
+LIMITED = "limited"
 KINDS = (OURS, VLLM, LIMITED)
 FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}  # never reached
 HOST = "127.0.0.1"
@@ -197,7 +200,9 @@ def start(
 def _spawn_vllm(
     label: str, model: ModelChoice, folder: Path, extra: Sequence[str], environment: Mapping[str, str]
 ) -> Arm:
-    port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
+    port = free_port()
+    key = secrets.token_hex(16)
+    log = folder / f"{label}.log"
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--host", HOST, "--port", str(port)]
     command += ["--model", model.path, "--served-model-name", model.name, "--dtype", model.dtype]
     command += ["--max-model-len", str(model.max_model_len), "--max-num-seqs", str(model.max_num_seqs)]
@@ -246,7 +251,9 @@ def _spawn_ours(
     environment: Mapping[str, str],
     own: Mapping[str, Any],
 ) -> Arm:
-    port, key, log = free_port(), secrets.token_hex(16), folder / f"{label}.log"
+    port = free_port()
+    key = secrets.token_hex(16)
+    log = folder / f"{label}.log"
     instance = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = folder / f"{instance}.yaml"
     config.touch(mode=0o600)  # it holds the key

@@ -223,7 +223,8 @@ def _measured_table(arm: str, rows: Mapping[str, Any]) -> Table:
     table = _table(f"batch curve of {arm}: answers", (*columns, "tokens a request", "windows", "others, cores"))
     for clients, row in rows.items():
         each = row["tokens_per_s"] / int(clients)
-        p50, p99 = row["latency_ms_p50"], row["latency_ms_p99"]
+        p50 = row["latency_ms_p50"]
+        p99 = row["latency_ms_p99"]
         tokens = None if p50 is None else shorten(each * p50 / MS_PER_S)
         measured = (row["tokens_per_s"], shorten(each), row["requests_per_s"], row["slot_use"], p50, p99)
         kept = f"{row['windows']} of {row['windows'] + row['windows_left_out']}"
@@ -264,7 +265,8 @@ def knee_line(name: str, points: Sequence[CurvePoint]) -> str:
         return f"knee of {name}: none in this range, throughput over latency still grows"
     here = next(point for point in points if point.batch == at)
     after = min((point for point in points if point.batch > at), key=lambda point: point.batch)
-    gain, growth = after.tokens_per_s / here.tokens_per_s - 1, after.latency / here.latency - 1
+    gain = after.tokens_per_s / here.tokens_per_s - 1
+    growth = after.latency / here.latency - 1
     near = ", ".join(str(batch) for batch in near_knee(points) if batch != at)
     also = f"; within {NEAR_SHARE:.0%} of its power: {near}" if near else ""
     return f"knee of {name}: {at}; {after.batch} gives {gain:+.0%} throughput for {growth:+.0%} latency{also}"

@@ -46,7 +46,8 @@ class Run:
     """The state that all clients share: the window, the finished requests, the errors."""
 
     def __init__(self, spec: Spec, loop: asyncio.AbstractEventLoop) -> None:
-        self.spec, self.loop = spec, loop
+        self.spec = spec
+        self.loop = loop
         self.prompts = prompts(spec.seed)
         self.requests: list[Request] = []
         self.errors: list[str] = []
@@ -138,7 +139,8 @@ class Client(asyncio.Protocol):
     """One connection with one request in flight at a time."""
 
     def __init__(self, run: Run, number: int) -> None:
-        self.run, self.number = run, number
+        self.run = run
+        self.number = number
         self.request: Request | None = None
         self.now = 0.0
 
@@ -166,8 +168,12 @@ class Client(asyncio.Protocol):
             self.answered(self.request)
 
     def answered(self, request: Request) -> None:
-        answer, self.request = self.answer, None
-        request.ended, request.stamps, request.usage, request.done = self.now, answer.stamps, answer.usage, answer.done
+        answer = self.answer
+        self.request = None
+        request.ended = self.now
+        request.stamps = answer.stamps
+        request.usage = answer.usage
+        request.done = answer.done
         if wrong := self.what_is_wrong(request):
             self.give_up(wrong)
             return
@@ -229,7 +235,8 @@ def decoding_s(requests: list[Request], began: float, ended: float) -> float:
 
 def summarize(run: Run) -> dict[str, Any]:
     """The result: latencies in ms, gaps in us (one list a request), slices in tokens per second."""
-    began, ended = run.began, run.ended
+    began = run.began
+    ended = run.ended
     inside = [r for r in run.requests if began <= r.ended < ended]
     first_inside = [r for r in run.requests if began <= r.stamps[0] < ended]
     gaps = [

@@ -15,9 +15,15 @@ CLIENTS = (1, 8, 32, 64)  # alone, a team, half and all of the engine's batch
 CURVE_CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 CURVE_SLOTS = 128  # of the engine: every client of the longest row has one, else its latency would be a queue's
 CURVE_KV_BYTES_PER_SLOT = 2**22  # 1,024 tokens of the built-in model in float32; a request of these has at most 400
-ROUNDS, QUICK_ROUNDS = 5, 3  # fewer than three give no median to speak of
-WARMUP_S, QUICK_WARMUP_S = 3.0, 1.5  # the slowest answer takes about 1.5 s at 64 clients
-WINDOW_S, QUICK_WINDOW_S = 10.0, 5.0  # 40 answers of one client; 20 when quick
+# fewer than three give no median to speak of
+ROUNDS = 5
+QUICK_ROUNDS = 3
+# the slowest answer takes about 1.5 s at 64 clients
+WARMUP_S = 3.0
+QUICK_WARMUP_S = 1.5
+# 40 answers of one client; 20 when quick
+WINDOW_S = 10.0
+QUICK_WINDOW_S = 5.0
 MAX_REQUESTS = 2000  # of a window: on a fast machine more answers sharpen nothing
 QUICK_BUDGET_S = 450.0  # below the eight minutes promised, with room to stop the servers and do the sums
 QUICK_CURVE_WINDOW_S = 6.0  # two answers of each of 128 clients on two cores, thirty of one client
@@ -107,7 +113,8 @@ def model_of(options: argparse.Namespace, path: str) -> ModelChoice:
 def plan_of(options: argparse.Namespace) -> Plan:
     """Sizes for a full or a quick run."""
     quick = options.quick
-    window_s, budget_s = QUICK_WINDOW_S, QUICK_BUDGET_S
+    window_s = QUICK_WINDOW_S
+    budget_s = QUICK_BUDGET_S
     if options.batch_curve:
         window_s = QUICK_CURVE_WINDOW_S
         budget_s = min(QUICK_BUDGET_S, QUICK_CURVE_ARM_BUDGET_S * len(options.arms))

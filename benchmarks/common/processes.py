@@ -14,8 +14,11 @@ import psutil
 
 INSTANCE_VARIABLE = "SERVE_APP_INSTANCE"  # inherited by all that `serve-app up` starts
 
-ENGINE_CORE, API_SERVER = "EngineCore", "vLLM API server"
-ENGINE_REPLICA, ROUTER_REPLICA, HAPROXY = "engine replica", "router replica", "HAProxy"
+ENGINE_CORE = "EngineCore"
+API_SERVER = "vLLM API server"
+ENGINE_REPLICA = "engine replica"
+ROUTER_REPLICA = "router replica"
+HAPROXY = "HAProxy"
 # Searched in this order in command line or process title; the first part found gives the role.
 ROLE_MARKS: tuple[tuple[str, str], ...] = (
     ("VLLM::EngineCore", ENGINE_CORE),
@@ -111,7 +114,8 @@ class CpuMeter:
     """
 
     def __init__(self, root: int, instance: str | None) -> None:
-        self._root, self._instance = root, instance
+        self._root = root
+        self._instance = instance
         self._members = family(root, instance)
         self.lost: list[str] = []
 

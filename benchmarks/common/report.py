@@ -24,7 +24,8 @@ RATIO_GOAL = 1.0
 RATIO_BARS: Mapping[int, float] = {1: 0.95, 8: 0.95, 32: 0.95, 64: 0.90}  # tokens/s of ours over vLLM's own server
 CPU_BARS: Mapping[str, float] = {"cpu_ratio_engine_replica": 1.05, "cpu_ratio_router_haproxy": 0.4}  # from 8 clients up
 US_PER_S = 1e6
-P50, P99 = 0.5, 0.99
+P50 = 0.5
+P99 = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ class Analysis:
         seed: int,
         resamples: int = stats.RESAMPLES,
     ) -> None:
-        self.windows, self.arms, self.clients, self._resamples = windows, arms, clients, resamples
+        self.windows = windows
+        self.arms = arms
+        self.clients = clients
+        self._resamples = resamples
         self._rng = np.random.default_rng(seed)
 
     def of(self, arm: str, clients: int) -> list[Window]:

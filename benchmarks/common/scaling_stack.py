@@ -105,7 +105,8 @@ def stack(
 
 
 def _wait_ready(stage: Stage, driver: RemoteDriver, log: Path) -> None:
-    deadline, last = time.monotonic() + UP_TIMEOUT_S, "nothing"
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    last = "nothing"
     while time.monotonic() < deadline:
         event = driver.event(TICK_S)
         last = last if event is None else str(event)

@@ -66,7 +66,8 @@ class AnswerReader:
     """
 
     def __init__(self, clock: Callable[[], float], *, streamed: bool = True) -> None:
-        self.clock, self.streamed = clock, streamed
+        self.clock = clock
+        self.streamed = streamed
         self.parser = httptools.HttpResponseParser(self)
         self.begin()
 

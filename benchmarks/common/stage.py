@@ -40,7 +40,8 @@ from benchmarks.common.workload import Spec, write_spec
 ARM_WARMUP_S = 4.0  # under full load after each start: first batches of each size allocate and compile
 ARM_WARMUP_WINDOW_S = 0.5  # the generator wants one; its figures are not used
 ARM_WARMUP_SEED = 0  # of prompts that no measured window repeats
-IDLE_SETTLE_S, IDLE_WINDOW_S = 2.0, 5.0  # CPU clocks tick at 10 ms: 5 s resolve 0.2% of a core
+IDLE_SETTLE_S = 2.0
+IDLE_WINDOW_S = 5.0  # CPU clocks tick at 10 ms: 5 s resolve 0.2% of a core
 CHECK_TOKENS = 48  # of the answer that shows both arms serve the same model
 CHECK_PROMPT = "Say what a benchmark is, in your own words."
 LOADGEN_EXIT_TIMEOUT_S = 30.0  # after its result is written only its exit is left
@@ -186,7 +187,10 @@ def _follow(generator: subprocess.Popen[str], spec: Any, meter: CpuMeter) -> tup
         raise BenchmarkError("the load generator has no pipes")
     generator.stdin.write(write_spec(spec))
     generator.stdin.close()
-    line, cpu_s, at_begin, busy_s = "", {}, 0.0, 0.0
+    line = ""
+    cpu_s = {}
+    at_begin = 0.0
+    busy_s = 0.0
     for line in generator.stdout:
         if line == "begin\n":
             meter.begin()

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-AZURE_FILE, MOONCAKE_FILE = "azure_llm_2023_conversation.csv", "mooncake_conversation.jsonl"
+AZURE_FILE = "azure_llm_2023_conversation.csv"
+MOONCAKE_FILE = "mooncake_conversation.jsonl"
 PUBLISHED = {  # the project ships none of them
     AZURE_FILE: "AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset on GitHub",
     MOONCAKE_FILE: "conversation_trace.jsonl of kvcache-ai/Mooncake on GitHub, in FAST25-release",
 }
-BYTES_PER_TOKEN, BYTES_SIGMA = 4.2, 0.15
+BYTES_PER_TOKEN = 4.2
+BYTES_SIGMA = 0.15
 MODEL = "m"
 
 

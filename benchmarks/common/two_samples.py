@@ -41,13 +41,16 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Raises ValueError: an empty sample."""
     if not len(a) or not len(b):
         raise ValueError(f"samples of {len(a)} and {len(b)} values cannot be compared")
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    first = np.asarray(a, dtype=np.float64)
+    second = np.asarray(b, dtype=np.float64)
     auc, p = _test(first, second)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
-    count, total = len(differences), len(first) + len(second)
+    count = len(differences)
+    total = len(first) + len(second)
     # the same normal approximation, read backwards: this many differences lie outside on each side
     outside = math.floor(count / 2 - INTERVAL_Z * math.sqrt(count * (total + 1) / 12))
-    low, high = (differences[max(0, outside)], differences[min(count - 1, count - 1 - outside)])
+    low = differences[max(0, outside)]
+    high = differences[min(count - 1, count - 1 - outside)]
     return Comparison(p, auc, float(np.median(differences)), float(low), float(high))
 
 
@@ -61,7 +64,8 @@ def power(noise: Sequence[float], shift: float, size: int, alpha: float, rng: np
 
 def _test(first: Values, second: Values) -> tuple[float, float]:
     """`auc` and `p` of a comparison."""
-    n, m = len(first), len(second)
+    n = len(first)
+    m = len(second)
     _, inverse, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     u = float(ranks[n:].sum()) - m * (m + 1) / 2

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MIN_PROMPT_WORDS, MAX_PROMPT_WORDS = 45, 180  # about 60 to 200 tokens: a common word is one token, the number 15
+# about 60 to 200 tokens: a common word is one token, the number 15
+MIN_PROMPT_WORDS = 45
+MAX_PROMPT_WORDS = 180
 WORD_TEXT = """
 the of and to in that was for with as his on be at by had not are but from have they which one you were all her she
 river mountain bridge window letter winter music number engine router request memory answer question machine learning

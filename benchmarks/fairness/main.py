@@ -46,11 +46,15 @@ from benchmarks.fairness.real import QUICK_REAL, REAL, RealPlan, on_vllm
 from benchmarks.fairness.simulation import ARMS, FIFO, OURS, Arm, Shape, capacity, play
 from benchmarks.fairness.trace import Lengths, azure_lengths, skewed, two_clients
 
-TWO, MANY = "two clients", "27 clients"
+TWO = "two clients"
+MANY = "27 clients"
 OVERLOAD = {TWO: 2.6, MANY: 1.25}  # VTC's: 4.5 requests/s where 1.7 are served; 753 s to serve the 600 s of its trace
-LENGTH_S, WARM_S = 600.0, 60.0  # VTC's real trace has ten minutes; estimates are learned in the first one
+# VTC's real trace has ten minutes; estimates are learned in the first one
+LENGTH_S = 600.0
+WARM_S = 60.0
 CAPACITY_S = 900.0  # 600 s of it are counted: a thousand requests
-SEEDS, QUICK_SEEDS = 5, 2
+SEEDS = 5
+QUICK_SEEDS = 2
 BARS = {
     "service_ratio": 1.05,
     "max_diff_over_rate": 0.29,
@@ -109,7 +113,8 @@ class Simulated:
 
     def throughput_over_fifo(self, arm: str) -> dict[str, list[float]]:
         """By experiment and seed. Two clients' line never ends: what was served; the others' does: how soon."""
-        two, many = self.runs[TWO], self.runs[MANY]
+        two = self.runs[TWO]
+        many = self.runs[MANY]
         return {
             TWO: [one.tokens_per_s / fifo.tokens_per_s for one, fifo in zip(two[arm], two[FIFO.name], strict=True)],
             MANY: [fifo.ended_s / one.ended_s for one, fifo in zip(many[arm], many[FIFO.name], strict=True)],

@@ -34,12 +34,14 @@ from benchmarks.fairness.metric import WINDOW_S, Answer, Span, judge, service_ra
 from benchmarks.fairness.trace import HEAVY, LIGHT, Lengths, two_clients
 from serve_app.engine import ensure_tiny_model
 
-FIFO_ARM, FAIR_ARM = "fifo", "ours"
+FIFO_ARM = "fifo"
+FAIR_ARM = "ours"
 TENANTS = {FIFO_ARM: {LIGHT: "everybody", HEAVY: "everybody"}, FAIR_ARM: {LIGHT: LIGHT, HEAVY: HEAVY}}
 OVERLOAD = 2.6
 SLOTS = 4  # few, so that the overload is hundreds of waiting connections and not thousands
 CLOSED = 3 * SLOTS  # clients of the closed loop: some always wait
-PROMPT_TOKENS, OUTPUT_TOKENS = (16, 128), (64, 384)
+PROMPT_TOKENS = (16, 128)
+OUTPUT_TOKENS = (64, 384)
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
 LENGTHS = 512  # drawn once; requests draw from them
 ADMISSION = {"max_queued": 100_000, "max_queued_tokens": None, "max_wait_s": 3600.0}  # nobody is refused
@@ -83,7 +85,8 @@ class Call:
 
     def answer(self) -> Answer:
         """As it stands."""
-        one, stamps = self.one, self._read.stamps
+        one = self.one
+        stamps = self._read.stamps
         # a frame may carry more than one token, which its end sets right
         served = one.output_tokens if self._read.done else min(len(stamps), one.output_tokens)
         first, seen = (stamps[0], stamps[-1]) if stamps else (None, None)
@@ -94,14 +97,17 @@ class Loader:
     """Sends requests to a running stack."""
 
     def __init__(self, port: int, keys: Mapping[str, str], model: str, seed: int) -> None:
-        self._port, self._keys, self._model = port, keys, model
+        self._port = port
+        self._keys = keys
+        self._model = model
         self._draw = random.Random(seed)
 
     async def closed(
         self, lengths: list[Lengths], length_s: float, clock: Callable[[], float] = time.perf_counter
     ) -> float:
         """Requests a second that `CLOSED` clients without pause get through; the first third is not counted."""
-        began, ended = clock(), 0
+        began = clock()
+        ended = 0
 
         async def client() -> None:
             nonlocal ended
@@ -117,9 +123,11 @@ class Loader:
 
     async def open(self, requests: list[Request], over: Coroutine[Any, Any, Any]) -> list[Answer]:
         """The requests at their times, and how they stand when `over` (begun with them) ends; then nobody waits."""
-        began, calls = time.perf_counter(), []
+        began = time.perf_counter()
+        calls = []
         async with asyncio.TaskGroup() as group:
-            ending, tasks = group.create_task(over), []
+            ending = group.create_task(over)
+            tasks = []
             for one in requests:
                 await asyncio.sleep(max(0.0, began + one.at_s - time.perf_counter()))
                 calls.append(Call(one, began))

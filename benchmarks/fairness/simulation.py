@@ -107,7 +107,8 @@ class Line:
 
     def play(self, requests: Sequence[Request], until_s: float = math.inf) -> Played:
         """All requests, in order of arrival, to the end or until a moment."""
-        left, now = iter(requests), 0.0
+        left = iter(requests)
+        now = 0.0
         following = next(left, None)
         while True:
             due = math.inf if self._engine.due is None else self._engine.due
@@ -160,7 +161,8 @@ class Line:
 
     @staticmethod
     def _answer(job: _Job) -> Answer:
-        one, served = job.request, job.sequence.produced
+        one = job.request
+        served = job.sequence.produced
         return Answer(one.tenant, one.at_s, one.prompt_tokens, one.output_tokens, job.first_s, job.seen_s, served)
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from benchmarks.common.traces import Request, azure, request
 
-LIGHT, HEAVY = "light", "heavy"
+LIGHT = "light"
+HEAVY = "heavy"
 DEMANDS = {LIGHT: 1.0, HEAVY: 2.0}
-CLIENTS, EXPONENT = 27, 1.2
+CLIENTS = 27
+EXPONENT = 1.2
 MAX_TOKENS = 8192  # prompt and output: what the engine is made for; 0.1% of the trace has more
 
 
@@ -54,7 +56,8 @@ def arrivals(
         length_s: until when they come.
     """
     draw = random.Random(seed)
-    clients, weights = list(demands), list(demands.values())
+    clients = list(demands)
+    weights = list(demands.values())
     found: list[Request] = []
     at_s = draw.expovariate(rate)
     while at_s < length_s:

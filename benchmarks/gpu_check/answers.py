@@ -51,7 +51,9 @@ class Agreement:
 def compare(pairs: Sequence[tuple[str, Answer, Answer]], tie_nats: float) -> Agreement:
     """Each pair: its name, the answer with `margins`, and the one that is to equal it. Texts count where both are
     known."""
-    equal, ties, differences = 0, list[str](), list[str]()
+    equal = 0
+    ties = list[str]()
+    differences = list[str]()
     for name, wanted, got in pairs:
         place = first_difference(wanted.tokens, got.tokens)
         if place is None:

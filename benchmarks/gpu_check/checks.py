@@ -16,14 +16,24 @@ from benchmarks.gpu_check.engine_log import EngineFacts
 from serve_app.core.memory import OVERUSE_SHARE
 from serve_app.settings import GB
 
-ENVIRONMENT, START, GREEDY = "environment", "start", "greedy equality"
-LEDGER, NVML, KV, GRAPHS = "ledger and measured memory", "ledger and NVML", "KV cache", "CUDA graphs"
-BORDERS, KILLED, THROUGHPUT = "continuation at block borders", "continuation after a kill", "throughput"
+ENVIRONMENT = "environment"
+START = "start"
+GREEDY = "greedy equality"
+LEDGER = "ledger and measured memory"
+NVML = "ledger and NVML"
+KV = "KV cache"
+GRAPHS = "CUDA graphs"
+BORDERS = "continuation at block borders"
+KILLED = "continuation after a kill"
+THROUGHPUT = "throughput"
 OF_EACH_PART = (START, GREEDY, LEDGER, NVML, KV, GRAPHS, BORDERS, KILLED, THROUGHPUT)
 
 NOISE_BYTES = 100_000_000  # of a device that nobody was granted: the driver's own bookkeeping for processes elsewhere
 MIN_RATIO = 0.7  # of vLLM's own tokens/s; 0.8 to 1.0 was measured on CPUs, so less is a defect and not noise
-PASSED, FAILED, NO_GPU = 0, 1, 2  # exit status
+# exit status
+PASSED = 0
+FAILED = 1
+NO_GPU = 2
 
 
 class Outcome(enum.Enum):
@@ -139,9 +149,11 @@ def nvml(part: str, devices: Sequence[LedgerDevice], before: Sequence[int], afte
     Per device: what came since `before` is within the grant (and the ledger's own tolerance, or `NOISE_BYTES` where
     nothing was granted), and all that is used is within the grant and what the ledger reserves for nobody.
     """
-    rows, wrong = [], []
+    rows = []
+    wrong = []
     for one in devices:
-        used, came = after[one.index], after[one.index] - before[one.index]
+        used = after[one.index]
+        came = after[one.index] - before[one.index]
         rows.append({
             "GPU": one.index,
             "granted_bytes": one.granted_bytes,

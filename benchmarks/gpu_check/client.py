@@ -24,7 +24,9 @@ class Client:
     """
 
     def __init__(self, arm: Arm, model: str, timeout_s: float) -> None:
-        self._arm, self._model, self._timeout_s = arm, model, timeout_s
+        self._arm = arm
+        self._model = model
+        self._timeout_s = timeout_s
 
     def complete(self, prompt: str | Sequence[int], tokens: int, *, margins: bool = False) -> Answer:
         """A whole answer."""
@@ -41,7 +43,9 @@ class Client:
     ) -> Answer:
         """A streamed answer; `on_tokens` is called with the count of tokens so far."""
         ids: list[int] = []
-        asked, text, error = list[int](), "", ""
+        asked = list[int]()
+        text = ""
+        error = ""
         with session(self._arm) as http, self._post(http, prompt, tokens, stream=True) as answer:
             for event in _events(answer):
                 if "error" in event:

@@ -37,7 +37,9 @@ from serve_app.engine import environment, memory_history, memory_size, model_loo
 from serve_app.errors import ServeAppError
 from serve_app.settings import GB, ModelSettings, parse
 
-BORDER_SEED, KILL_SEED = 101, 102  # of prompts that nothing else asks: a cached prefix is prefilled otherwise
+# of prompts that nothing else asks: a cached prefix is prefilled otherwise
+BORDER_SEED = 101
+KILL_SEED = 102
 UNUSED_KEY = "gpu-check-settings-only"  # the settings are read for their sizes; no server gets this key
 ERRORS = (BenchmarkError, ServeAppError, requests.RequestException, OSError, LookupError, ValueError)
 
@@ -73,8 +75,12 @@ class PartChecks:
         console: Console,
         record: Record,
     ) -> None:
-        self._options, self._part, self._known, self._record = options, part, known, record
-        self._folder, self._console = folder / f"tp{part.ranks}", console
+        self._options = options
+        self._part = part
+        self._known = known
+        self._record = record
+        self._folder = folder / f"tp{part.ranks}"
+        self._console = console
         self._folder.mkdir()
         choice = options.choice(path, part.ranks)
         wait_s = options.start_timeout_s  # requests of a killed engine wait for the next one
@@ -117,7 +123,8 @@ class PartChecks:
         """Ledger, NVML, KV cache and graphs; the stage has just had the engine under a full batch."""
         self._say("the ledger, NVML and vLLM's log are read")
         used = [one.used_bytes for one in machine.gpus()[0]]
-        name, quota = self._part.name, read_json(arm, "/admin/quota")
+        name = self._part.name
+        quota = read_json(arm, "/admin/quota")
         devices = [
             LedgerDevice(int(one["device"].rpartition("/")[2]), one["granted_bytes"], one["reserved_bytes"])
             for one in quota["devices"]
@@ -136,7 +143,8 @@ class PartChecks:
 
     def _kv(self, quota: Mapping[str, Any], baseline: Baseline, facts: EngineFacts) -> Result:
         (engine,) = quota["engines"]
-        settings, granted = self.settings, engine["granted_bytes"] // self._part.ranks
+        settings = self.settings
+        granted = engine["granted_bytes"] // self._part.ranks
         weights = model_lookup.weights_bytes(settings)
         need = memory_history.need_here(settings, environment.platform(), weights, self._known.config)
         kv_bytes = memory_size.kv_bytes_of(settings, need, granted)
@@ -166,7 +174,9 @@ class PartChecks:
         return checks.greedy(self._part.name, compare(named, self._options.tie_nats))
 
     def _borders(self, arm: Arm, block: int) -> Result:
-        client, pairs, count = self._client(arm), list[tuple[str, Answer, Answer]](), 0
+        client = self._client(arm)
+        pairs = list[tuple[str, Answer, Answer]]()
+        count = 0
         for number, text in enumerate(islice(prompts(BORDER_SEED), self._options.border_prompts)):
             prompt = client.complete(text, 1).prompt
             tokens = plan.answer_tokens(len(prompt), block, plan.MAX_MODEL_LEN)
@@ -183,7 +193,8 @@ class PartChecks:
 
     def _killed(self, arm: Arm) -> Result:
         """Kill the engine's replica under a stream and under an answer that is not streamed."""
-        client, (text, other) = self._client(arm), list(islice(prompts(KILL_SEED), 2))
+        client = self._client(arm)
+        text, other = list(islice(prompts(KILL_SEED), 2))
         self._say("a stream's engine is killed; another one starts")
         unbroken = client.complete(text, plan.KILL_TOKENS, margins=True)
         unbroken_whole = client.complete(other, plan.KILL_TOKENS, margins=True)

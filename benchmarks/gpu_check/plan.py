@@ -19,20 +19,27 @@ from serve_app.settings import GB
 Device = Literal["gpu", "cpu"]
 
 RANKS = (1, 2)  # tensor parallel
-PROMPTS, QUICK_PROMPTS = 8, 4
-TOKENS, QUICK_TOKENS = 64, 32  # of a compared answer
-BORDER_PROMPTS, QUICK_BORDER_PROMPTS = 3, 1
+PROMPTS = 8
+QUICK_PROMPTS = 4
+# of a compared answer
+TOKENS = 64
+QUICK_TOKENS = 32
+BORDER_PROMPTS = 3
+QUICK_BORDER_PROMPTS = 1
 BORDER_BLOCKS = 2  # an answer of so many blocks passes as many borders
 KILL_AFTER_TOKENS = 16  # of a stream: its client has a part
 KILL_TOKENS = 1700  # nearly all that fits: on a fast engine, too, the first come long before the last
-CLIENTS, QUICK_CLIENTS = (1, 8, 32), (1, 8)
-ROUNDS, QUICK_ROUNDS = 3, 2
+CLIENTS = (1, 8, 32)
+QUICK_CLIENTS = (1, 8)
+ROUNDS = 3
+QUICK_ROUNDS = 2
 KV_CACHE_GB = {"gpu": 4.0, "cpu": 0.5}  # a rank; both servers get the same
 MAX_MODEL_LEN = 2048  # prompts and answers here are shorter
 GPU_START_S = 1200.0  # a first start of a large model loads weights and compiles its graphs
 # Between the two likeliest tokens, in nats, either of which is right where kernels round differently: 16-bit logits
 # near 16 are an eighth apart, and each of the two may be off by one step; in float32 as tests/e2e/reference.py.
-TIE_NATS, TIE_NATS_FLOAT32 = 0.25, 1e-3
+TIE_NATS = 0.25
+TIE_NATS_FLOAT32 = 1e-3
 REPORT = Path("gpu-check.md")
 
 

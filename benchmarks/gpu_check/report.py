@@ -51,7 +51,8 @@ def as_json(results: Sequence[Result], conditions: Mapping[str, Any], file: str)
 
 def _figures(figures: Mapping[str, Any]) -> list[str]:
     """A list of the plain ones, and a table or a block for each of the others."""
-    lines, long = [], list[str]()
+    lines = []
+    long = list[str]()
     for name, value in figures.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             long += ["", f"{name}:", "", *_records(value)]

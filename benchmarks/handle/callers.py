@@ -27,8 +27,12 @@ from benchmarks.common.output import write_json, write_line
 from benchmarks.common.sse import AnswerReader, parse_usage
 from benchmarks.common.workload import CHAT_PATH, chat, post, prompts
 
-HANDLE, SDK_BY_HANDLE, SDK, BARE = "handle", "sdk by handle", "sdk", "bare"
-WHOLE, STREAMED = "whole", "streamed"
+HANDLE = "handle"
+SDK_BY_HANDLE = "sdk by handle"
+SDK = "sdk"
+BARE = "bare"
+WHOLE = "whole"
+STREAMED = "streamed"
 READ_BYTES = 65_536
 CALL_S = 60.0  # of one answer: hundreds of times what it takes, against hanging
 
@@ -114,7 +118,9 @@ class BareCaller:
     """A kept connection and a parser in C; of a stream it looks for the first token and the usage alone."""
 
     def __init__(self, spec: CallSpec, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._spec, self._reader, self._writer = spec, reader, writer
+        self._spec = spec
+        self._reader = reader
+        self._writer = writer
         self._answer = AnswerReader(time.perf_counter, streamed=spec.mode == STREAMED)
 
     async def call(self, prompt: str) -> Answer:
@@ -198,7 +204,8 @@ class Run:
 
 async def drive(spec: CallSpec) -> dict[str, Any]:
     """Run one spec to its end; the first call that fails ends it."""
-    run, source = Run(spec), prompts(spec.seed)
+    run = Run(spec)
+    source = prompts(spec.seed)
     async with AsyncExitStack() as stack:
         made = await callers(spec, stack)
         async with asyncio.TaskGroup() as group:

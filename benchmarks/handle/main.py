@@ -35,15 +35,21 @@ CALLERS = (SDK, HANDLE, SDK_BY_HANDLE, BARE)
 MODES = (WHOLE, STREAMED)
 CLIENTS = (1, 8)
 MAX_TOKENS = 32  # short: what is looked for is the cost of a call, and of a token on its way
-ROUNDS, QUICK_ROUNDS = 5, 3
-WARMUP_S, QUICK_WARMUP_S = 2.0, 1.0  # a new process: its first call opens connections and imports
-WINDOW_S, QUICK_WINDOW_S = 8.0, 4.0  # some hundred calls of one client
+ROUNDS = 5
+QUICK_ROUNDS = 3
+# a new process: its first call opens connections and imports
+WARMUP_S = 2.0
+QUICK_WARMUP_S = 1.0
+# some hundred calls of one client
+WINDOW_S = 8.0
+QUICK_WINDOW_S = 4.0
 MODULE = "benchmarks.handle.callers"
 CLIENT = "caller"  # among the roles: the calling process itself
 ENGINES = ("engine replica", ENGINE_CORE)
 SHOWN_ROLES = (CLIENT, "HAProxy", "router replica", "engine replica", ENGINE_CORE)
 TIMES = ("call p50", "call p95", "first token p50", "calls")
-P50, P95 = 0.5, 0.95
+P50 = 0.5
+P95 = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ class Analysis:
     """The figures of all windows, with 95% bootstrap intervals over rounds and calls."""
 
     def __init__(self, windows: Sequence[Window], seed: int, *, resamples: int = stats.RESAMPLES) -> None:
-        self._windows, self._resamples = windows, resamples
+        self._windows = windows
+        self._resamples = resamples
         self._rng = np.random.default_rng(seed)
         self.roles = sorted({role for window in windows for role, used in window.cpu_s.items() if used})
 
@@ -148,7 +155,8 @@ class Analysis:
     def figures(self, caller: str, mode: str, clients: int) -> dict[str, Any]:
         """Latency in ms of calls and of first tokens, CPU ms a call by role."""
         windows = self.of(caller, mode, clients)
-        latency, ttft = _rounds(windows, "latency_ms"), _rounds(windows, "ttft_ms")
+        latency = _rounds(windows, "latency_ms")
+        ttft = _rounds(windows, "ttft_ms")
         return {
             "latency_ms": {"p50": self._quantile(latency, P50), "p95": self._quantile(latency, P95)},
             "ttft_ms": {"p50": self._quantile(ttft, P50)},

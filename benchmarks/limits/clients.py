@@ -92,7 +92,9 @@ async def _note_sent(_request: Any) -> None:
 
 async def _note_answer(response: Any) -> None:
     """Note an attempt; `response` is the HTTP library's of the SDK, or ours."""
-    ask, status, code = _current.get(), int(response.status_code), ""
+    ask = _current.get()
+    status = int(response.status_code)
+    code = ""
     answered = time.monotonic()
     if status >= 400:
         await response.aread()

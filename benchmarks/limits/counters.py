@@ -47,7 +47,8 @@ class EngineSide:
 @asynccontextmanager
 async def watched(stage: Stage) -> AsyncIterator[EngineSide]:
     """The engine's tokens of the block, and the most that it ran at once, by looks at it."""
-    seen, before = EngineSide(), EngineSide()
+    seen = EngineSide()
+    before = EngineSide()
     await asyncio.to_thread(before.look, stage)
 
     async def watch() -> None:
@@ -80,7 +81,8 @@ async def calls_per_request(stage: Stage, keys: dict[str, str], seed: int, span_
         for name, key in keys.items():
             crowd = Crowd(stage.cluster.url, key, MODEL, random.Random(f"{seed} {number} {name}"))
             await asyncio.sleep(SETTLE_S)
-            before, began = await asyncio.to_thread(router_calls, stage), time.monotonic()
+            before = await asyncio.to_thread(router_calls, stage)
+            began = time.monotonic()
             await crowd.open_loop(FAR_PER_S, SMALL, began + span_s)
             after = await asyncio.to_thread(router_calls, stage)
             wrong = [ask for ask in crowd.asks if not ask.tokens]

@@ -15,7 +15,8 @@ from typing import Any
 from serve_app.core.limits import ActorLimits, Charged, LimitedRequest, Limits, RouterLimits
 
 SCOPES = 1_000
-WARM_EACH, DECISIONS = 60, 50_000
+WARM_EACH = 60
+DECISIONS = 50_000
 STEP_S = 0.0005  # between requests: 2,000 a second, two a second of each key
 FAR = Limits(1e6, 1e9, None, None, 1_000)
 NEAR = Limits(40.0, 20_000.0, None, None, 8)  # 0.67 requests a second of 500 tokens each
@@ -32,7 +33,10 @@ def _measure(limits: Limits) -> float:
     router = RouterLimits("r", sent.append)
     actor = ActorLimits(1, lambda to, action: answers.append(action), lambda: 1, 0.0)
     scopes = [((f"key:{number}", limits),) for number in range(SCOPES)]
-    names, now, running, beat_at = itertools.count(), 0.0, deque[tuple[float, str]](), 0.0
+    names = itertools.count()
+    now = 0.0
+    running = deque[tuple[float, str]]()
+    beat_at = 0.0
 
     def exchange() -> None:
         while sent or answers:
@@ -55,7 +59,8 @@ def _measure(limits: Limits) -> float:
         if isinstance(decision, Charged):
             running.append((now + 0.5, name))
 
-    warm, began = SCOPES * WARM_EACH, 0.0  # the bursts are used up then, of the keys that are near
+    warm = SCOPES * WARM_EACH  # the bursts are used up then, of the keys that are near
+    began = 0.0
     for number in range(warm + DECISIONS):
         if number == warm:  # once: this clock costs more than a decision
             began = time.process_time()

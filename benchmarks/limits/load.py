@@ -27,7 +27,10 @@ LOOKS = 8  # receipts asked for at once
 STRESS = {"requests_per_minute": 100, "tokens_per_minute": 200_000, "max_concurrent": 8}  # the field's own test
 EXAMPLE = {"requests_per_minute": 60, "tokens_per_minute": 150_000, "max_concurrent": 10}  # of docs/limits.md
 SLOTS = {"max_concurrent": 8}
-SMALL, LARGE, LONGER = Shape(40, 50), Shape(3_800, 60), Shape(40, 100)  # 0.5, 0.8 and 1 s of the simulated engine
+# 0.5, 0.8 and 1 s of the simulated engine
+SMALL = Shape(40, 50)
+LARGE = Shape(3_800, 60)
+LONGER = Shape(40, 100)
 AT_ONCE = 50
 
 
@@ -138,13 +141,15 @@ def figures(load: Load, crowd: Crowd, charges: Sequence[Charge], span_s: float |
         span_s: for which its clients asked without a pause; None: there is no such time.
     """
     asks = crowd.asks
-    at, spans = [one.at for one in charges], [(one.at, one.until) for one in charges]
+    at = [one.at for one in charges]
+    spans = [(one.at, one.until) for one in charges]
     charged = [float(min(one.tokens, one.estimate)) for one in charges]
     amounts = {"requests": [1.0] * len(charges), "tokens": charged}
     over = {name: over_share(at, amounts[name], bucket) for name, bucket in load.buckets.items()}
     tokens = load.buckets.get("tokens")
     debts = 0.0 if tokens is None else over_share(at, [float(one.tokens) for one in charges], tokens)
-    most, slots = most_at_once(spans), load.limits["max_concurrent"]
+    most = most_at_once(spans)
+    slots = load.limits["max_concurrent"]
     over["at once"] = max(0.0, most / slots - 1.0)
     unused = None
     if span_s is not None:

@@ -48,9 +48,13 @@ from benchmarks.limits.load import LOADS, STRESSES, Load
 from benchmarks.limits.virtual import run as run_virtual
 
 ROUTERS = 3
-MINUTES, QUICK_MINUTES = 3.0, 1.0
-FAR_S, QUICK_FAR_S, FAR_ROUNDS = 15.0, 6.0, 2
-TENANTS, QUICK_TENANTS = 1_000, 200
+MINUTES = 3.0
+QUICK_MINUTES = 1.0
+FAR_S = 15.0
+QUICK_FAR_S = 6.0
+FAR_ROUNDS = 2
+TENANTS = 1_000
+QUICK_TENANTS = 200
 SEEDS = 2  # of virtual time, each on a core of its own
 BARS = {
     "over_limit_share": 0.01,

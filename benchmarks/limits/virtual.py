@@ -21,7 +21,10 @@ ROUTERS = 3
 SPAN_S = 600.0
 DELAY_S = 0.005  # of a message between router and actor, one way, on average
 CLIENT_S = 0.01  # the same between client and router
-CROWDED, LIGHT, LEAVERS, LOOPER = "crowded", "light", "leavers", "looper"
+CROWDED = "crowded"
+LIGHT = "light"
+LEAVERS = "leavers"
+LOOPER = "looper"
 KINDS = {CROWDED: 0.25, LIGHT: 0.66, LEAVERS: 0.07, LOOPER: 0.02}  # shares of the tenants
 LIGHT_SHARE = 0.3  # of its limit, that a light tenant asks for
 USED = ((0.5, 1.0), (1.0, 1.0), (0.9, 1.1))  # parts of an estimate that are used, at least and at most, of a tenant
@@ -68,11 +71,13 @@ def tenants_of(seed: int, count: int) -> list[Tenant]:
     found = []
     for number in range(count):
         kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-        per_minute, size = draw.choice((20, 30, 60)), draw.randrange(50, 2_000)
+        per_minute = draw.choice((20, 30, 60))
+        size = draw.randrange(50, 2_000)
         tokens = round(per_minute * size * draw.choice((0.6, 0.8, 1.5, 3.0)))
         burst = draw.choice((None, per_minute // 3))
         limits = Limits(float(per_minute), float(tokens), burst, None, draw.choice((8, 10, 20)))
-        share, whole_s = draw.choice(USED), draw.random() < 0.5
+        share = draw.choice(USED)
+        whole_s = draw.random() < 0.5
         found.append(Tenant(number, kind, limits, size, share, whole_s, random.Random(f"{seed} {number}")))
     return found
 
@@ -91,7 +96,8 @@ class World:
     def run(self) -> None:
         clock = self.network.clock
         for tenant in self.tenants:
-            rate, draw = tenant.buckets[0].per_minute / 60.0, tenant.draw
+            rate = tenant.buckets[0].per_minute / 60.0
+            draw = tenant.draw
             if tenant.kind == LIGHT:
                 self._every(tenant, partial(draw.expovariate, LIGHT_SHARE * rate))
                 continue
@@ -122,7 +128,8 @@ class World:
         self, tenant: Tenant, size: int, body: bytes, began: float, *, stays: bool, is_repeat: bool | None
     ) -> None:
         """One attempt, at any router."""
-        clock, router = self.network.clock, tenant.draw.choice(self.network.routers)
+        clock = self.network.clock
+        router = tenant.draw.choice(self.network.routers)
         self._numbers += 1
         request = LimitedRequest(
             f"q{self._numbers}", ((f"key:{tenant.number}", tenant.limits),), size, 0, body, is_repeat=is_repeat
@@ -166,10 +173,12 @@ class World:
         """The worst of all tenants; unused: of those whose clients ask all the time."""
         over: dict[int, float] = {}
         unused: dict[int, float] = {}
-        above, overdrawn = 0, 0.0
+        above = 0
+        overdrawn = 0.0
         for tenant in self.tenants:
             requests, tokens = tenant.buckets
-            at, ones = [one.at for one in tenant.charges], [1.0] * len(tenant.charges)
+            at = [one.at for one in tenant.charges]
+            ones = [1.0] * len(tenant.charges)
             charged = [float(min(one.tokens, one.estimate)) for one in tenant.charges]
             used = [float(one.tokens) for one in tenant.charges]
             over[tenant.number] = max(over_share(at, ones, requests), over_share(at, charged, tokens))

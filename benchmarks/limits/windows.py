@@ -54,7 +54,8 @@ def over_share(at: Sequence[float], amounts: Sequence[float], bucket: Bucket) ->
     if not at:
         return 0.0
     order = np.argsort(np.asarray(at, float), kind="stable")
-    moments, sizes = np.asarray(at, float)[order], np.asarray(amounts, float)[order]
+    moments = np.asarray(at, float)[order]
+    sizes = np.asarray(amounts, float)[order]
     if _never_empty(moments, sizes, bucket):
         return 0.0
     sums = np.concatenate(([0.0], np.cumsum(sizes)))
@@ -68,7 +69,8 @@ def over_share(at: Sequence[float], amounts: Sequence[float], bucket: Bucket) ->
 
 def _never_empty(moments: Floats, sizes: Floats, bucket: Bucket) -> bool:
     """Whether a bucket that is full at the first charge has enough for every one: then no window is above."""
-    level, before = bucket.burst, float(moments[0])
+    level = bucket.burst
+    before = float(moments[0])
     for moment, size in zip(moments.tolist(), sizes.tolist(), strict=True):
         level = min(bucket.burst, level + (moment - before) * bucket.per_minute / MINUTE_S) - size
         before = moment
@@ -101,7 +103,8 @@ class _Ideal:
 
     def __init__(self, begin: float, requests: Bucket | None, tokens: Bucket | None, slots: int | None) -> None:
         never = Bucket(math.inf, 1.0)
-        self.now, self._slots = begin, math.inf if slots is None else slots
+        self.now = begin
+        self._slots = math.inf if slots is None else slots
         self._buckets = (requests or never, tokens or never)
         self._levels = [bucket.burst for bucket in self._buckets]
         self._ends: list[tuple[float, int]] = []  # with the tokens that come back then

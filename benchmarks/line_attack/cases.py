@@ -30,8 +30,12 @@ class Loop:
     def __init__(
         self, network: Network, level: RequestClass, tokens: int, answer_s: Callable[[], float], tenant: str = "t"
     ) -> None:
-        self._network, self._level, self._tokens, self._answer_s = network, level, tokens, answer_s
-        self._tenant, self._router = tenant, network.routers[0]
+        self._network = network
+        self._level = level
+        self._tokens = tokens
+        self._answer_s = answer_s
+        self._tenant = tenant
+        self._router = network.routers[0]
         self.waits: list[float] = []
         self.refused = 0
         self._since: float | None = None
@@ -84,7 +88,11 @@ def growth_hold(seed: int) -> dict[str, Any]:
     Each was taken for 200 tokens, prompt and answer, and makes 2,000 at 50 a second. As in vLLM the last to come stand
     still while the pool does not hold them beside those before them.
     """
-    pool, estimate, answer, block, step_s = 10_000, 200, 2_000, 64, 0.1
+    pool = 10_000
+    estimate = 200
+    answer = 2_000
+    block = 64
+    step_s = 0.1
     draw = random.Random(seed)
     network = Network({"e": (24, pool)}, POLICY)
     router = network.routers[0]
@@ -93,7 +101,8 @@ def growth_hold(seed: int) -> dict[str, Any]:
     given: dict[str, int] = {}
 
     def begin(asked: Asked) -> None:
-        made[asked.arrival.request_id], given[asked.arrival.request_id] = 0, estimate
+        made[asked.arrival.request_id] = 0
+        given[asked.arrival.request_id] = estimate
 
     def step() -> None:
         used = 0
@@ -116,7 +125,8 @@ def growth_hold(seed: int) -> dict[str, Any]:
         router.ask(network.arrival(LOW, "batch", estimate, 100), begin, gone)
         network.clock.run(draw.uniform(0.0, 0.2))
     network.clock.run(draw.uniform(10.0, 14.0))
-    begun, wanted = len(made), sum(given.values())
+    begun = len(made)
+    wanted = sum(given.values())
     critical = router.ask(network.arrival(CRITICAL, "urgent", 200, 100), never, gone)
     network.clock.run(180.0, lambda: critical.granted_s >= 0.0)
     held_s = critical.waited_s if critical.granted_s >= 0.0 else math.inf
@@ -133,7 +143,8 @@ def incarnations(seed: int) -> dict[str, Any]:
 def _many_wait(seed: int, *, away: bool) -> dict[str, int]:
     draw = random.Random(seed)
     network = Network({"e": (64, 1_000_000)}, POLICY)
-    router, granted = network.routers[0], 0
+    router = network.routers[0]
+    granted = 0
 
     def runs(asked: Asked) -> None:
         nonlocal granted

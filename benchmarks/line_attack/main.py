@@ -42,7 +42,8 @@ from serve_app.types import RequestClass
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
 DEFAULTS = AdmissionSettings()
 SEEDS = 3
-SPAN_S, QUICK_SPAN_S = 600.0, 300.0
+SPAN_S = 600.0
+QUICK_SPAN_S = 300.0
 TENANTS = 20  # of the crowd
 LARGE = 32_000  # tokens
 BARS = {

@@ -21,11 +21,21 @@ from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.types import RequestClass
 
 MODEL = "m"
-NEVER_S, OPEN_S = 1e9, 5.0  # of a session: its time to live, and until routers have given back the credit it needs
+# of a session: its time to live, and until routers have given back the credit it needs
+NEVER_S = 1e9
+OPEN_S = 5.0
 ROUND_TRIP_S = 0.02
 # As in `serve_app.router.queue_client`.
-BEAT_S, REPORT_S, CALM_REPORT_S, REPORT_EACH_S, CALLS, RETRY_S = 1.0, 0.1, 0.5, 0.0005, 4, 0.25
-TICK_S, WATCH_S, ENGINE_BEAT_S = 0.5, 0.5, 1.0  # as in `serve_app.quota` and of engines
+BEAT_S = 1.0
+REPORT_S = 0.1
+CALM_REPORT_S = 0.5
+REPORT_EACH_S = 0.0005
+CALLS = 4
+RETRY_S = 0.25
+# as in `serve_app.quota` and of engines
+TICK_S = 0.5
+WATCH_S = 0.5
+ENGINE_BEAT_S = 1.0
 
 
 @dataclass
@@ -75,7 +85,8 @@ class Actor:
     """The quota actor and its engines: slots and KV tokens by name."""
 
     def __init__(self, clock: Clock, engines: Mapping[str, tuple[int, int]]) -> None:
-        self._clock, self._sizes = clock, dict(engines)
+        self._clock = clock
+        self._sizes = dict(engines)
         self._reports: dict[str, EngineReport] = {}
         self._watching: dict[str, tuple[RouterMessage, Callable[[ActorReply], None]]] = {}
         self._stored: dict[CheckpointKey, object] = {}
@@ -190,7 +201,8 @@ class Router:
 
     def end(self, asked: Asked, output_tokens: int) -> None:
         """A request has been answered."""
-        name, prompt = asked.arrival.request_id, asked.arrival.prompt_tokens
+        name = asked.arrival.request_id
+        prompt = asked.arrival.prompt_tokens
         del self.running[name]
         self.after(self.line.on_done(name, self.clock.now, prompt, output_tokens))
 
@@ -216,7 +228,8 @@ class Router:
         for action in actions:
             asked = self.asked.pop(action.request_id)
             if isinstance(action, Grant):
-                asked.granted_s, asked.engine = self.clock.now, action.replica_id
+                asked.granted_s = self.clock.now
+                asked.engine = action.replica_id
                 self.running[action.request_id] = asked
                 asked.on_grant(asked)
             elif isinstance(action, Refuse):
@@ -243,7 +256,8 @@ class Router:
             told = self.line.next_message(now, beat=beat)
             if told is None:
                 return
-            beat, self._said_s = False, now
+            beat = False
+            self._said_s = now
             self._calls += 1
             self.incarnations.add(told.incarnation)
             self._ask(self.actor.exchange, told, self._said)
@@ -256,7 +270,9 @@ class Router:
         self, how: Callable[[RouterMessage, Callable[[ActorReply], None]], None], told: RouterMessage, then: Any
     ) -> None:
         """One question, half a round trip to the actor and half back; an actor that is away is noticed as soon."""
-        sent_s, known, half_s = self.clock.now, self.line.router_session.epoch, self.delay_s()
+        sent_s = self.clock.now
+        known = self.line.router_session.epoch
+        half_s = self.delay_s()
 
         def there() -> None:
             if self.actor.away:
@@ -286,7 +302,8 @@ class Router:
         )
 
     def _report(self) -> None:
-        soonest_s, now = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S, self.clock.now
+        soonest_s = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S
+        now = self.clock.now
         report_s = max(soonest_s, REPORT_EACH_S * len(self.line.in_flight.running))
         if now >= self._beat_s + BEAT_S or (self.line.router_session.has_sums and now >= self._said_s + report_s):
             self._beat_s = now
@@ -325,7 +342,8 @@ class Network:
         Raises:
             LeaseNotFound: it has not been opened in `OPEN_S`.
         """
-        quota, now = self.actor.quota, self.clock.now
+        quota = self.actor.quota
+        now = self.clock.now
         quota.on_open_session(SessionRequest("tenant session", MODEL, tokens, NEVER_S, wait_until=now + OPEN_S), now)
         self.actor.moved()
         self.clock.run(OPEN_S)

@@ -23,7 +23,8 @@ from functools import partial
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
-SLOTS, ANSWER_S = 64, 10.0
+SLOTS = 64
+ANSWER_S = 10.0
 WINDOW_S = 60.0
 RETRY_S = 1.0  # of a client that was told no Retry-After
 ENGINE = "engine"
@@ -62,7 +63,8 @@ class Staying:
         self._line = Admission(policy)
         self._line.on_replica(ENGINE, SLOTS, 0.0, kv_tokens)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order, self._ids = itertools.count(), itertools.count()
+        self._order = itertools.count()
+        self._ids = itertools.count()
         self._asked: dict[str, tuple[Crowd, float]] = {}  # who waits, and since when its client has asked
         self._away: dict[int, tuple[Crowd, float]] = {}  # who was refused and comes again
         self._tick_at = math.inf
@@ -135,7 +137,8 @@ class Staying:
     def _ask(self, crowd: Crowd, first_s: float | None = None) -> None:
         """`first_s`: when this request was asked first; None: now."""
         since = self.now if first_s is None else first_s
-        request_id, key = f"request-{next(self._ids)}", (crowd.level, crowd.tenant)
+        request_id = f"request-{next(self._ids)}"
+        key = (crowd.level, crowd.tenant)
         prompt = crowd.tokens // 2
         arrival = Arrival(request_id, crowd.level, crowd.tenant, 1, crowd.tokens, prompt_tokens=prompt)
         self._asked[request_id] = (crowd, since)

@@ -15,8 +15,12 @@ from benchmarks.exchange import MODEL, connected
 from serve_app.core.memory import SessionRequest
 from serve_app.core.quota import Quota
 
-ROUTERS, ENGINES, SLOTS, POOL_TOKENS = 20, 200, 64, 100_000
-MESSAGES, QUICK_MESSAGES = 500, 100
+ROUTERS = 20
+ENGINES = 200
+SLOTS = 64
+POOL_TOKENS = 100_000
+MESSAGES = 500
+QUICK_MESSAGES = 100
 WARM = 20  # messages
 RUNNING = 2  # of a router on each engine, in the mean
 
@@ -35,7 +39,8 @@ def _measure(seed: int, messages: int, *, waits: bool) -> float:
         for _ in range(RUNNING * ENGINES):
             router.say(quota, (router.arrive(),), 0.0)
     after = wait_for_session(quota) if waits else (lambda now: None)
-    spent_s, now = 0.0, 0.0
+    spent_s = 0.0
+    now = 0.0
     for number in range(WARM + messages):
         now += 5e-4
         router = draw.choice(routers)

@@ -28,7 +28,8 @@ MEASURE_S = 0.2  # between two measurements
 IDLE_S = 2.0  # of measuring an engine that has just started
 KV_GB = 0.3
 SPARE_TOKENS = 64  # of a prompt that fills the KV cache
-SHORT_TOKENS, ANSWER_TOKENS = 16, 4
+SHORT_TOKENS = 16
+ANSWER_TOKENS = 4
 
 
 @dataclass(eq=False)
@@ -47,7 +48,8 @@ class Watch:
         while not self._ended.wait(MEASURE_S):
             self.meter.measure(())
             stood = min(before, self.meter.resident_bytes)
-            self.most_bytes, self.recent_bytes = max(self.most_bytes, stood), max(self.recent_bytes, stood)
+            self.most_bytes = max(self.most_bytes, stood)
+            self.recent_bytes = max(self.recent_bytes, stood)
             before = self.meter.resident_bytes
             self.least_bytes = min(self.least_bytes, before)
 

@@ -35,7 +35,9 @@ from serve_app.engine import memory_history, memory_size
 from serve_app.settings import GB
 
 ENGINE_S = 900.0  # of one engine; half a minute to two on two idle cores
-MOST_RATIO, AGAIN_SHARE = 1.5, 0.1  # the bars
+# the bars
+MOST_RATIO = 1.5
+AGAIN_SHARE = 0.1
 QUICK = ("tiny", "large vocabulary", "long steps")
 WORDS = 300  # of the reason why an engine did not start
 
@@ -105,7 +107,8 @@ def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
 
 def met(row: dict[str, Any]) -> bool:
     """Whether a shape is within the bars."""
-    ratio, again = float(row.get("ratio", 0.0)), float(row.get("again_ratio", 1.0))
+    ratio = float(row.get("ratio", 0.0))
+    again = float(row.get("again_ratio", 1.0))
     return 1.0 <= ratio <= MOST_RATIO and 1 - AGAIN_SHARE <= again <= 1 + AGAIN_SHARE
 
 

@@ -95,7 +95,8 @@ def _maximum(program: _Program) -> float:
     best = float(program.class_gpus.sum())  # all multipliers zero: every GPU full
     for _ in range(MAX_ROUNDS):
         duals = simplex.duals()
-        cpu_price, price = np.maximum(0, duals[classes : 2 * classes]), np.maximum(0, duals[2 * classes :])
+        cpu_price = np.maximum(0, duals[classes : 2 * classes])
+        price = np.maximum(0, duals[2 * classes :])
         worth = program.amount - cpu_price[:, None] * program.cpu - price
         values, patterns = _best_patterns(worth, program.size, program.steps)
         best = min(best, float(program.class_gpus @ values + program.class_cpu @ cpu_price + program.count @ price))
@@ -105,7 +106,8 @@ def _maximum(program: _Program) -> float:
         for _, c in sorted(gains, reverse=True):
             uses = patterns[c]
             column = np.concatenate([np.zeros(2 * classes), uses])
-            column[c], column[classes + c] = 1, uses @ program.cpu
+            column[c] = 1
+            column[classes + c] = uses @ program.cpu
             simplex.enter(column, float(uses @ program.amount))
         for row in np.flatnonzero(duals < -TOLERANCE):  # a row's slack would pay
             simplex.enter(np.eye(len(duals))[row], 0.0)
@@ -119,7 +121,8 @@ def _best_patterns(worth: Array, size: NDArray[np.int64], steps: int) -> tuple[A
     of_size = [np.flatnonzero(size == each) for each in sizes]
     item = np.stack([group[worth[:, group].argmax(axis=1)] for group in of_size], axis=1)  # the best of each size
     value = np.take_along_axis(worth, item, axis=1)
-    table, chosen = np.zeros((steps + 1, classes)), np.full((steps + 1, classes), -1)
+    table = np.zeros((steps + 1, classes))
+    chosen = np.full((steps + 1, classes), -1)
     for room in range(1, steps + 1):
         table[room] = table[room - 1]
         fitting = int((sizes <= room).sum())

@@ -41,7 +41,8 @@ class BestFit:
     epoch = 0
 
     def __init__(self, largest_cpu_milli: int, largest_amount: int) -> None:
-        self._cpu, self._amount = max(1, largest_cpu_milli), max(1, largest_amount)
+        self._cpu = max(1, largest_cpu_milli)
+        self._amount = max(1, largest_amount)
 
     def seen(self, demand: Pod) -> None:
         """Nothing is learned."""
@@ -64,8 +65,11 @@ def least_fragment(workload: TraceWorkload, room: Room, demand: Pod, eligible: S
 
     A group of several ranks, or of whole devices, takes the tightest ones; one rank tries each amount there is.
     """
-    usable, free, model = workload.usable, room.free, room.model
-    cpu, memory = room.cpu - demand.cpu_milli, room.memory - demand.memory_bytes
+    usable = workload.usable
+    free = room.free
+    model = room.model
+    cpu = room.cpu - demand.cpu_milli
+    memory = room.memory - demand.memory_bytes
     before = usable(free, room.total, room.cpu, room.memory, model)
     if demand.ranks == 1 and not demand.whole:
         tries: list[tuple[int, ...]] = [(i,) for i in {free[i]: i for i in reversed(eligible)}.values()]
@@ -112,7 +116,9 @@ class TraceWorkload:
     def usable(self, free: Sequence[int], total: Sequence[int], cpu_milli: int, memory_bytes: int, model: str) -> float:
         """The expected amount of a node's free devices that is no fragment."""
         row = self._row(cpu_milli, memory_bytes, model)
-        single, whole, amounts = row.single, row.whole, self._amounts
+        single = row.single
+        whole = row.whole
+        amounts = self._amounts
         sum_ = 0.0
         for have, size in zip(free, total, strict=True):
             if have:
@@ -139,7 +145,8 @@ class TraceWorkload:
         return row
 
     def _build(self, cpu_milli: int, memory_bytes: int, model: str) -> _Row:
-        single, whole = [0.0] * len(self._amounts), [0.0] * len(self._wholes)
+        single = [0.0] * len(self._amounts)
+        whole = [0.0] * len(self._wholes)
         groups: dict[tuple[int, bool], dict[int, float]] = {}
         for demand, weight in self._demands:
             if demand.cpu_milli > cpu_milli or demand.memory_bytes > memory_bytes or not demand.allows(model):

@@ -46,17 +46,28 @@ from benchmarks.openb.placer import ByAmounts, Ours, Placer
 from benchmarks.openb.pods import Node, Placement, Pod
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-NODES_FILE, PODS_FILE = "openb_gpu_nodes.csv", "openb_gpu_pods.csv"
+NODES_FILE = "openb_gpu_nodes.csv"
+PODS_FILE = "openb_gpu_pods.csv"
 DEVICE_MILLI = 1000  # a GPU in the trace's unit
 MIB = 2**20
-SEEDS, QUICK_SEEDS = 10, 2  # ten: the paper's number
+# ten: the paper's number
+SEEDS = 10
+QUICK_SEEDS = 2
 ARRIVALS_UNTIL = 1.3  # of the cluster's GPUs: the paper's
 MEASURED_AT = 1.0
 STEADY_DEMAND = 1.1  # of the cluster's GPUs, alive at a time if nothing were lost
-STEADY_WARMUP, STEADY_WINDOW = 2.0, 2.0  # mean lifetimes: e^-2, 14%, of what was there at the start is left
-QUICK_WARMUP, QUICK_WINDOW = 1.0, 0.5
+# mean lifetimes: e^-2, 14%, of what was there at the start is left
+STEADY_WARMUP = 2.0
+STEADY_WINDOW = 2.0
+QUICK_WARMUP = 1.0
+QUICK_WINDOW = 0.5
 CONSOLE_WIDTH = 130  # of tables when the output is not a terminal
-OURS, BEST_FIT, FIRST_FIT, FGD, FGD_CPU, BOUND = "ours", "best_fit", "first_fit", "fgd", "fgd_cpu", "bound"
+OURS = "ours"
+BEST_FIT = "best_fit"
+FIRST_FIT = "first_fit"
+FGD = "fgd"
+FGD_CPU = "fgd_cpu"
+BOUND = "bound"
 UNBOUNDED = 10**12  # a node so large that what CPU is left of it changes no score
 FGD_MARGIN = 0.05  # relative: ours may be this much worse than FGD
 
@@ -107,7 +118,8 @@ def node_of(row: Mapping[str, str]) -> Node:
 
 def demand_of(row: Mapping[str, str]) -> Pod:
     """A line of the pods' file."""
-    gpus, milli = int(row["num_gpu"]), int(row["gpu_milli"])
+    gpus = int(row["num_gpu"])
+    milli = int(row["gpu_milli"])
     return Pod(
         ranks=gpus,
         amount=milli if gpus else 0,
@@ -128,7 +140,8 @@ def gpus_alone(nodes: Sequence[Node], pods: Sequence[Pod]) -> tuple[list[Node], 
 
 def policies(nodes: Sequence[Node], pods: Sequence[Pod]) -> dict[str, Callable[[], PodPolicy]]:
     """What is compared, each made anew for a run."""
-    cpu, amount = max(n.cpu_milli for n in nodes), max(sum(n.total) for n in nodes)
+    cpu = max(n.cpu_milli for n in nodes)
+    amount = max(sum(n.total) for n in nodes)
     best_fit = BestFit(cpu, amount)
     amounts = TraceWorkload(Counter(replace(pod, cpu_milli=0, memory_bytes=0) for pod in pods if pod.ranks))
     found: dict[str, Callable[[], PodPolicy]] = {
@@ -144,7 +157,8 @@ def policies(nodes: Sequence[Node], pods: Sequence[Pod]) -> dict[str, Callable[[
 
 def arrivals(nodes: Sequence[Node], pods: Sequence[Pod], policy: PodPolicy, seed: int) -> tuple[Outcome, list[Pod]]:
     """Nothing departs; also returns the pods that had come when demand reached what is measured at."""
-    draw, placer = random.Random(seed), Placer(nodes, policy)
+    draw = random.Random(seed)
+    placer = Placer(nodes, policy)
     capacity = sum(sum(node.total) for node in nodes)
     demanded = allocated = decisions = 0
     came: list[Pod] = []

@@ -26,7 +26,9 @@ class _Ranking:
     __slots__ = ("epoch", "heap", "position")
 
     def __init__(self) -> None:
-        self.heap, self.position, self.epoch = KeyedHeap(), -1, 0
+        self.heap = KeyedHeap()
+        self.position = -1
+        self.epoch = 0
 
 
 class Placer:
@@ -138,7 +140,8 @@ class Placer:
         """The best place for one group, after a look at what changed."""
         stale: Iterable[str]
         if ranking.epoch != self._policy.epoch or ranking.position < self._dropped:
-            stale, ranking.heap = self._rooms, KeyedHeap()
+            stale = self._rooms
+            ranking.heap = KeyedHeap()
         else:
             stale = set(self._changes[ranking.position - self._dropped :])
         for node_id in stale:
@@ -148,7 +151,8 @@ class Placer:
                 ranking.heap.discard(node_id)
             else:
                 ranking.heap.set(node_id, (self._policy.choose(room, pod, eligible)[0], room.index))
-        ranking.epoch, ranking.position = self._policy.epoch, self._dropped + len(self._changes)
+        ranking.epoch = self._policy.epoch
+        ranking.position = self._dropped + len(self._changes)
         top = ranking.heap.peek()
         if top is None:
             return None
@@ -162,7 +166,8 @@ class ByAmounts:
     model, the choice among them is by free amounts alone. A pod without a GPU is Ray's: best fit."""
 
     def __init__(self, policy: PodPolicy, for_ray: PodPolicy) -> None:
-        self._policy, self._for_ray = policy, for_ray
+        self._policy = policy
+        self._for_ray = for_ray
 
     @property
     def epoch(self) -> int:
@@ -183,7 +188,8 @@ class Ours:
     """Production's policy, for pods with a GPU."""
 
     def __init__(self) -> None:
-        self._policy, self.epoch = PlacementPolicy(), 0
+        self._policy = PlacementPolicy()
+        self.epoch = 0
 
     def seen(self, pod: Pod) -> None:
         """Learn from a pod."""

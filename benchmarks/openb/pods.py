@@ -108,9 +108,13 @@ class Room:
     __slots__ = ("cpu", "free", "index", "memory", "model", "node_id", "total")
 
     def __init__(self, node: Node, index: int = 0) -> None:
-        self.index, self.node_id, self.model = index, node.node_id, node.model
-        self.cpu, self.memory = node.cpu_milli, node.memory_bytes
-        self.free, self.total = list(node.free), node.total
+        self.index = index
+        self.node_id = node.node_id
+        self.model = node.model
+        self.cpu = node.cpu_milli
+        self.memory = node.memory_bytes
+        self.free = list(node.free)
+        self.total = node.total
 
     def holds(self, demand: Pod) -> bool:
         """Whether one group fits, devices apart."""

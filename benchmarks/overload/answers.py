@@ -104,7 +104,8 @@ class Window:
         that still grows, or is drained after the load, would make a rate by arrivals exceed the engine's own."""
         everybody = [Answer.of(row) for row in raw["rows"]]
         inside = [one for one in everybody if one.inside(raw["warmup_s"], raw["window_s"])]
-        begin_s, end_s = raw["warmup_s"], raw["warmup_s"] + raw["window_s"]
+        begin_s = raw["warmup_s"]
+        end_s = raw["warmup_s"] + raw["window_s"]
         done = (one for one in everybody if one.outcome is Ended.FINISHED)
         finished = [one for one in done if begin_s <= one.at_s + one.ended_s < end_s]
         decisions = [Decision(*one) for one in raw["decisions"]]
@@ -114,7 +115,8 @@ class Window:
     @classmethod
     def pooled(cls, parts: Sequence[Window]) -> Window:
         """Several windows of one arm and multiple as one, as long as all of them together."""
-        first, raws = parts[0], [part.raw for part in parts]
+        first = parts[0]
+        raws = [part.raw for part in parts]
         raw = {
             **first.raw,
             **{name: sum(one[name] for one in raws) for name in ("cpu_s", "foreign_s", "failed")},
@@ -178,7 +180,8 @@ class Window:
     def abandoned(self) -> dict[str, float | None]:
         """Part of the engine's work on requests that did not finish: of output tokens, and of prompt and output."""
         done = [one for one in self.everybody if one.outcome is Ended.FINISHED]
-        made, read = self.raw["engine"]["generated_tokens"], self.raw["engine"]["prompt_tokens"]
+        made = self.raw["engine"]["generated_tokens"]
+        read = self.raw["engine"]["prompt_tokens"]
         kept = sum(one.output_tokens for one in done)
         used = kept + sum(one.prompt_tokens for one in done)
         return {

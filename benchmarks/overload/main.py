@@ -62,7 +62,8 @@ from benchmarks.overload.report import build, print_tables, progress_line
 from benchmarks.overload.stage import Theatre
 from serve_app.engine import ensure_tiny_model
 
-LEVELS_FILE, CONDITIONS_FILE = "levels.json", "conditions.json"
+LEVELS_FILE = "levels.json"
+CONDITIONS_FILE = "conditions.json"
 
 
 class Kept:
@@ -134,7 +135,8 @@ def find_levels(theatre: Theatre, plan: Plan) -> Levels:
 
 def _ended_inside(raw: dict[str, Any]) -> list[Answer]:
     """Those that finished while the window of a closed loop was open."""
-    begin_s, end_s = raw["warmup_s"], raw["warmup_s"] + raw["window_s"]
+    begin_s = raw["warmup_s"]
+    end_s = raw["warmup_s"] + raw["window_s"]
     answers = map(Answer.of, raw["rows"])
     return [a for a in answers if a.outcome is Ended.FINISHED and begin_s <= a.at_s + a.ended_s < end_s]
 
@@ -145,7 +147,8 @@ def run(theatre: Theatre, plan: Plan, kept: Kept, console: Console) -> tuple[lis
     Raises:
         BenchmarkError: a server did not start, or the levels are not known and vLLM's arm is not among those to run.
     """
-    levels, windows = kept.levels, dict[tuple[str, float], list[Window]]()
+    levels = kept.levels
+    windows = dict[tuple[str, float], list[Window]]()
     if levels is None:
         levels = find_levels(theatre, plan)
         kept.keep_levels(levels)
@@ -165,7 +168,8 @@ def run(theatre: Theatre, plan: Plan, kept: Kept, console: Console) -> tuple[lis
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be, or requests failed."""
     options = parse(sys.argv[1:] if arguments is None else arguments, str(__doc__))
-    plan, began = plan_of(options), time.monotonic()
+    plan = plan_of(options)
+    began = time.monotonic()
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:

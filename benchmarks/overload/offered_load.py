@@ -21,7 +21,9 @@ from benchmarks.common.workload import CHAT_PATH, chat, post
 from serve_app.engine import WORDS
 
 MEAN_OUTPUT_TOKENS = 128
-HIGH, NORMAL, LOW = "high", "normal", "low"
+HIGH = "high"
+NORMAL = "normal"
+LOW = "low"
 GROUPS = (HIGH, NORMAL, LOW)
 GROUP_SHARES = (0.1, 0.4, 0.5)
 TENANTS = 4
@@ -72,7 +74,8 @@ def scaled(rows: Lengths, longest: int) -> Lengths:
 
 def offers(drawn_from: Lengths, rate: float, span_s: float, seed: int) -> list[Offer]:
     """The arrivals of `span_s` seconds at `rate` requests a second."""
-    draw, at_s = random.Random(seed), 0.0
+    draw = random.Random(seed)
+    at_s = 0.0
     found: list[Offer] = []
     while (at_s := at_s + draw.expovariate(rate)) < span_s:
         group = draw.choices(GROUPS, GROUP_SHARES)[0]
@@ -82,7 +85,8 @@ def offers(drawn_from: Lengths, rate: float, span_s: float, seed: int) -> list[O
 
 def endless(drawn_from: Lengths, seed: int) -> Iterator[Offer]:
     """Requests without moments, for a closed loop."""
-    draw, number = random.Random(seed), 0
+    draw = random.Random(seed)
+    number = 0
     while True:
         group = draw.choices(GROUPS, GROUP_SHARES)[0]
         yield Offer(number, 0.0, group, draw.randrange(TENANTS), *draw.choice(drawn_from))

@@ -101,7 +101,8 @@ class Run:
     refusals: int = 0  # of those who stay
 
     def start(self) -> None:
-        spec, self.began = self.spec, self.loop.time()
+        spec = self.spec
+        self.began = self.loop.time()
         self.loop.call_later(spec.warmup_s, self._open_window)
         self.loop.call_later(spec.warmup_s + spec.window_s, self._close_window)
         self.loop.call_later(spec.span_s, self._cut)
@@ -179,7 +180,9 @@ class Run:
             self.away[number] = flight, flight.data
             self.loop.call_later(flight.retry_s or RETRY_S, self._come_again, number)
             return
-        flight.outcome, flight.code, flight.ended = outcome, code, self.loop.time()
+        flight.outcome = outcome
+        flight.code = code
+        flight.ended = self.loop.time()
         if flight.timer is not None:
             flight.timer.cancel()
         self.flying -= 1
@@ -219,7 +222,8 @@ class Run:
 
 async def drive(spec: Spec) -> dict[str, Any]:
     """Run one spec to its end in the running loop."""
-    draw, where = random.Random(spec.seed), f"{spec.host}:{spec.port}"
+    draw = random.Random(spec.seed)
+    where = f"{spec.host}:{spec.port}"
     made = (  # a closed loop makes its requests as it goes, an open one before it begins
         (o, wire(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw))) for o in spec.offered()
     )

@@ -46,7 +46,8 @@ class Flight:
 
     def row(self, began: float) -> list[Any]:
         """The fields of `overload_answers.Answer`. Of an answer without usage each event counts as a token."""
-        usage, offer = self.usage or Usage(0, self.events), self.offer
+        usage = self.usage or Usage(0, self.events)
+        offer = self.offer
         gap_ms = (self.last - self.first) / (usage.completion_tokens - 1) * 1e3 if usage.completion_tokens > 1 else None
         return [
             offer.number,
@@ -94,7 +95,8 @@ class Client(asyncio.Protocol):
         self.waiting = b""
 
     def begin(self, flight: Flight, data: bytes) -> None:
-        self.flight, self.waiting = flight, data
+        self.flight = flight
+        self.waiting = data
         self.answer.begin()
         flight.retry_s = None
         leaves_at = self.run.leaves_at(flight)
@@ -123,14 +125,18 @@ class Client(asyncio.Protocol):
             self.answer.feed(data)
         except ConnectionError as error:
             self._fail(str(error))
-        flight, stamps = self.flight, self.answer.stamps
+        flight = self.flight
+        stamps = self.answer.stamps
         if flight is None:
             return
         if stamps:
-            flight.first, flight.last, flight.events = stamps[0], stamps[-1], len(stamps)
+            flight.first = stamps[0]
+            flight.last = stamps[-1]
+            flight.events = len(stamps)
             if flight.timer is not None:
                 flight.timer.cancel()
-        flight.usage, flight.retry_s = self.answer.usage, self.answer.retry_s
+        flight.usage = self.answer.usage
+        flight.retry_s = self.answer.retry_s
         if self.answer.complete:
             self._answered(flight)
 
@@ -145,7 +151,8 @@ class Client(asyncio.Protocol):
         self.run.end(flight, outcome, code)
 
     def _what(self, flight: Flight) -> tuple[Ended, str]:
-        status, body = self.answer.status, self.answer.body
+        status = self.answer.status
+        body = self.answer.body
         if status == 200 and not body and flight.usage is not None:
             if flight.usage.completion_tokens == flight.offer.output_tokens:
                 return Ended.FINISHED, ""

@@ -22,13 +22,18 @@ from benchmarks.common.arms import OURS, VLLM
 from benchmarks.common.traces import DATA
 from benchmarks.overload.offered_load import GROUP_SHARES, GROUPS, HIGH, LOW, NORMAL
 
-FIFO, CONTROL, STAYING = "fifo", "control", "staying"
+FIFO = "fifo"
+CONTROL = "control"
+STAYING = "staying"
 # In this order: `control` and `staying` run on the stack of `ours`, `fifo` on one of its own.
 ARMS = (VLLM, OURS, CONTROL, STAYING, FIFO)
 PEAK = 4.0  # the multiple that the bars are about
 BASE = 0.5  # the multiple whose p99 of the high group is the yardstick
-ENOUGH_P99, ENOUGH_P90 = 300, 30  # requests of a class: three lie beyond either; below, a ratio is that of single ones
-MULTIPLES, QUICK_MULTIPLES = (0.5, 1.0, 2.0, 3.0, PEAK), (0.5, 1.0, PEAK)
+# requests of a class: three lie beyond either; below, a ratio is that of single ones
+ENOUGH_P99 = 300
+ENOUGH_P90 = 30
+MULTIPLES = (0.5, 1.0, 2.0, 3.0, PEAK)
+QUICK_MULTIPLES = (0.5, 1.0, PEAK)
 TTFT_FACTORS: Mapping[str, float] = {HIGH: 5.0, NORMAL: 20.0, LOW: 100.0}
 ITL_FACTOR = 3.0
 DEADLINE_SHARE = 0.5  # of the TTFT level: to be granted by; the rest is for the prompt, beside others
@@ -41,7 +46,8 @@ ROUNDS = 3  # the machine at hand changes its speed by a fifth within a quarter 
 MAX_MODEL_LEN = 4096  # one request in two thousand of the scaled trace is longer
 SPARE = 1.1  # of a window: arrivals are drawn, and so is how many come
 CLOSED_FACTOR = 2  # clients for each slot when capacity is measured: a slot that comes free has somebody waiting
-UNLOADED, CAPACITY = "unloaded", "capacity"
+UNLOADED = "unloaded"
+CAPACITY = "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +175,13 @@ def plan_of(options: argparse.Namespace) -> Plan:
     and the best of several windows is the luckiest where they are short."""
     multiples: tuple[float, ...]
     if options.quick:
-        multiples, windows = QUICK_MULTIPLES, {0.5: 25.0, 1.0: 12.0, PEAK: 25.0}
+        multiples = QUICK_MULTIPLES
+        windows = {0.5: 25.0, 1.0: 12.0, PEAK: 25.0}
         sizes = {"other_s": 8.0, "control_s": 12.0, "closed_s": 8.0, "warmup_s": 4.0, "tail_s": 2.0}
         sizes |= {"most_s": 40.0, "staying_s": 20.0}
     else:
-        multiples, windows = MULTIPLES, {0.5: 180.0, 1.0: 60.0, 2.0: 90.0, 3.0: 90.0, PEAK: 120.0}
+        multiples = MULTIPLES
+        windows = {0.5: 180.0, 1.0: 60.0, 2.0: 90.0, 3.0: 90.0, PEAK: 120.0}
         sizes = {"other_s": 40.0, "control_s": 60.0, "closed_s": 30.0, "warmup_s": 8.0, "tail_s": 6.0}
         sizes |= {"most_s": 900.0, "staying_s": 120.0}
     sizes |= {name: options.scale * sizes[name] for name in ("other_s", "control_s", "closed_s", "staying_s", "most_s")}

@@ -94,7 +94,8 @@ def high_ratio(ours: Mapping[float, Window], q: float = 0.99) -> tuple[float | s
     rng = np.random.default_rng(1)
 
     def ratio(a: Any, b: Any) -> float:
-        over, under = quantile(a, q), quantile(b, q)
+        over = quantile(a, q)
+        under = quantile(b, q)
         return np.inf if over is None or not under or not np.isfinite(over) else over / under
 
     drawn = [ratio(rng.choice(top, len(top)), rng.choice(base, len(base))) for _ in range(RESAMPLES)]
@@ -132,7 +133,8 @@ def gaps(window: Window, seed: int, resamples: int = RESAMPLES) -> dict[str, Any
     """With equal priorities: what each group got, the largest relative gap between groups, the same between two halves
     of one group, and how often groups drawn by lot from these very requests lie at least as far apart."""
     groups = [window.of_group(group) for group in GROUPS]
-    low, rng = window.of_group(LOW), np.random.default_rng(seed)
+    low = window.of_group(LOW)
+    rng = np.random.default_rng(seed)
     found: dict[str, Any] = {
         "groups": {
             group: quantiles(_firsts(some)) | {"served_share": _short(served_share(some))}
@@ -180,7 +182,9 @@ def _short(value: float | None) -> float | None:
 def progress_line(window: Window) -> str:
     """One line about a window that has just been measured."""
     one = window.figures()
-    high, met, cpu = one["ttft_ms"][HIGH], one["attainment"], one["cpu"]
+    high = one["ttft_ms"][HIGH]
+    met = one["attainment"]
+    cpu = one["cpu"]
     left = f", LEFT {one['left_afterwards']}" if one["left_afterwards"] else ""
     return (
         f"{window.arm:>7} {window.multiple:g}x: {one['goodput_tokens_per_s']:.0f} of {one['tokens_per_s']:.0f} tokens "
@@ -198,7 +202,8 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "arm" else "right")
     for arm, by_multiple in result["windows"].items():
         for multiple, one in by_multiple.items():
-            ttft, met = one["ttft_ms"], one["attainment"]
+            ttft = one["ttft_ms"]
+            met = one["attainment"]
             ends = [sum(by.get(how, 0) for by in one["outcomes"].values()) for how in ("refused", "abandoned")]
             cells = [_cell(ttft[HIGH]["p50"]), _cell(ttft[HIGH]["p99"]), str(ttft[HIGH]["n"])]
             cells += [_cell(ttft[group]["p99"]) for group in GROUPS[1:]]

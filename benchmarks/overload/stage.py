@@ -188,11 +188,13 @@ class Theatre:
     def window(self, name: str, multiple: float, span_s: float, part: int, levels: Levels) -> dict[str, Any]:
         """One window of open load, and everything that is known of it afterwards."""
         server = self.get(name)
-        before, seed = server.figures(), self.plan.seed_of(multiple, part)
+        before = server.figures()
+        seed = self.plan.seed_of(multiple, part)
         rate = multiple * levels.capacity_rps
         spec = self._spec(server, name, f"{name}-{multiple:g}", levels, seed, span_s, rate=rate)
         result, cpu_s, foreign_s = drive(server.arm, spec, "benchmarks.overload.open_loop")
-        left, after = server.held(), server.figures()
+        left = server.held()
+        after = server.figures()
         counted = ("generated_tokens", "prompt_tokens", "preemptions")
         inside = [a.number for a in map(Answer.of, result["rows"]) if a.inside(spec.warmup_s, span_s)]
         return result | {

@@ -41,14 +41,18 @@ from benchmarks.overload.plan import BASE, MAX_MODEL_LEN, MAX_NUM_SEQS, PEAK, Le
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy
 from serve_app.types import RequestClass
 
-STEP_S, SEQUENCE_S, PROMPT_TOKEN_S, CHUNK_TOKENS = 2.6e-3, 0.55e-3, 45e-6, 2048
+STEP_S = 2.6e-3
+SEQUENCE_S = 0.55e-3
+PROMPT_TOKEN_S = 45e-6
+CHUNK_TOKENS = 2048
 ALONE = "high alone"
 # The share of guard slots, and whether requests stop.
 ARMS = {"guard slots": (0.5, False), "preemption": (0.0, True), "both": (0.25, True), ALONE: (0.0, False)}
 BAR = 1.3
 MAX_QUEUED = 1000
 UNBOUNDED_S = 1e9
-CLOSED_S, CLOSED_FACTOR = 120.0, 2
+CLOSED_S = 120.0
+CLOSED_FACTOR = 2
 
 
 @dataclass(slots=True)
@@ -94,7 +98,8 @@ class Engine:
         self._enter(run, age_s=0.0)
 
     def _enter(self, run: Run, age_s: float) -> None:
-        offer, deadline = run.offer, None
+        offer = run.offer
+        deadline = None
         if self.levels is not None and not run.stopped:
             deadline_ms = self.levels.deadline_ms(offer.group)
             deadline = None if deadline_ms is None else offer.at_s + deadline_ms / 1e3
@@ -127,7 +132,8 @@ class Engine:
         for action in actions:
             if isinstance(action, Preempt):
                 run = self.running[action.request_id]
-                run.is_stopping, run.keeps_place = True, action.keeps_place
+                run.is_stopping = True
+                run.keeps_place = action.keeps_place
                 continue
             run = self.waiting.pop(action.request_id)
             if isinstance(action, Grant):
@@ -139,12 +145,16 @@ class Engine:
 
     def step(self) -> None:
         """One step of what runs at its beginning."""
-        batch, room, read = dict(self.running), CHUNK_TOKENS, 0
+        batch = dict(self.running)
+        room = CHUNK_TOKENS
+        read = 0
         deciding: list[tuple[str, Run]] = []
         for name, run in batch.items():
             if run.to_read:
                 chunk = min(run.to_read, room)
-                run.to_read, room, read = run.to_read - chunk, room - chunk, read + chunk
+                run.to_read -= chunk
+                room -= chunk
+                read += chunk
             if not run.to_read:
                 deciding.append((name, run))
         self.now += STEP_S + SEQUENCE_S * len(batch) + PROMPT_TOKEN_S * read
@@ -165,7 +175,8 @@ class Engine:
 
     def _stop(self, name: str, run: Run) -> None:
         del self.running[name]
-        run.stopped, run.is_stopping = run.stopped + 1, False
+        run.stopped += 1
+        run.is_stopping = False
         self.take(self.line.on_done(name, self.now, run.offer.prompt_tokens, run.produced))
         self.waiting[name] = run
         self._enter(run, age_s=self.now - run.offer.at_s if run.keeps_place else 0.0)
@@ -284,7 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {}
     for seed, arm in itertools.product(range(1, options.seeds + 1), ARMS):
         found = measure(drawn_from, arm, seed, options.slots, options.span_s)
-        low, high = found[BASE], found[PEAK]
+        low = found[BASE]
+        high = found[PEAK]
         ratio = high.first_p99_s / low.first_p99_s
         result.setdefault(arm, []).append(
             {

@@ -16,7 +16,9 @@ from benchmarks.batch_fill.figures import Window, engine_figures, first_tokens, 
 from benchmarks.batch_fill.load import HIGH
 from benchmarks.preemption.low_load import LowAnswer, Said, wrong
 
-STEPS, EXTRA_MS = 2, 100.0  # what the first token of `high` may cost beside a full engine
+# what the first token of `high` may cost beside a full engine
+STEPS = 2
+EXTRA_MS = 100.0
 MIN_PREEMPTED = 20
 MAX_RECOMPUTED = 0.10
 

@@ -61,7 +61,8 @@ class LowAnswer:
 
 def questions_of(count: int, tokens: tuple[int, int], seed: int) -> list[Question]:
     """Questions with texts of their own, from the least to the most output tokens, a part of them not streamed."""
-    draw, found = random.Random(f"{seed} low"), list[Question]()
+    draw = random.Random(f"{seed} low")
+    found = list[Question]()
     for number in range(count):
         words = (f"w{draw.randrange(10**6):06d}" for _ in range(PROMPT_WORDS - 1))
         is_stream = draw.random() >= WHOLE_SHARE
@@ -81,7 +82,9 @@ def said_of(body: bytes, *, is_stream: bool) -> Said:
         events = [event.removeprefix(b"data: ") for event in splitter.feed(body) if not event.startswith(b":")]
         if not events or events.pop() != b"[DONE]" or splitter.pending:
             raise ValueError(f"the stream has no end: {body[-200:]!r}")
-    text, finish_reason, usage = "", None, dict[str, int]()
+    text = ""
+    finish_reason = None
+    usage = dict[str, int]()
     try:
         for event in events:
             part = json.loads(event)
@@ -96,7 +99,8 @@ def said_of(body: bytes, *, is_stream: bool) -> Said:
 
 async def fetch(url: str, key: str, question: Question, request_id: str) -> bytes:
     """The bytes of one response, from a connection of its own. Raises OSError."""
-    where, body = urlsplit(url), json.dumps(question.body()).encode()
+    where = urlsplit(url)
+    body = json.dumps(question.body()).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {key}\r\n"
         f"X-Request-Id: {request_id}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -131,7 +135,8 @@ async def undisturbed(url: str, key: str, questions: Sequence[Question], at_once
     Raises:
         OSError, ValueError: one has failed.
     """
-    found, turn = dict[int, Said](), iter(enumerate(questions))
+    found = dict[int, Said]()
+    turn = iter(enumerate(questions))
 
     async def client(name: int) -> None:
         for number, question in turn:
@@ -151,7 +156,10 @@ class LowClients:
     """Clients that ask again as soon as they have an answer, each from another place in the questions on."""
 
     def __init__(self, url: str, keys: Sequence[str], questions: Sequence[Question], name: str) -> None:
-        self._url, self._keys, self._questions, self._name = url, keys, questions, name
+        self._url = url
+        self._keys = keys
+        self._questions = questions
+        self._name = name
         self._places = [number * len(questions) // len(keys) for number in range(len(keys))]  # survive `stop`
         self._asked = [0] * len(keys)
         self._is_stopping = False
@@ -159,7 +167,8 @@ class LowClients:
         self._responses: list[tuple[int, str, bytes]] = []
 
     def start(self) -> None:
-        self._is_stopping, self._responses = False, []
+        self._is_stopping = False
+        self._responses = []
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(len(self._keys))]
 
     async def stop(self) -> list[LowAnswer]:

@@ -47,12 +47,16 @@ from benchmarks.preemption.figures import (
 )
 from benchmarks.preemption.low_load import LowAnswer, LowClients, Question, Said, questions_of, undisturbed
 
-SIMULATED, REAL = "simulated", "vllm"
+SIMULATED = "simulated"
+REAL = "vllm"
 ROUNDS = 2
-WINDOW_S, QUICK_WINDOW_S = 60.0, 24.0
+WINDOW_S = 60.0
+QUICK_WINDOW_S = 24.0
 RAMP_S = 3.0  # of the load before its window: some answers
 FULL_SHARE = 0.9  # of the slots: the engine is full
-FULL_S, IDLE_S = 30.0, 60.0  # until it is, and until nothing runs, at most
+# until it is, and until nothing runs, at most
+FULL_S = 30.0
+IDLE_S = 60.0
 POLL_S = 0.25
 BLOCK_TOKENS = 32  # of vLLM's KV blocks, near a GPU's 16; its own choice on a CPU, 128, is what no GPU has
 UNDISTURBED_AT_ONCE = 8  # so that they take seconds; fewer than slots, so that none is stopped or waits
@@ -118,9 +122,13 @@ class Measurement:
         questions: list[Question],
         right: dict[int, Said],
     ) -> None:
-        self._stage, self._shape, self._window_s, self._right = stage, shape, window_s, right
+        self._stage = stage
+        self._shape = shape
+        self._window_s = window_s
+        self._right = right
         self._low = LowClients(stage.cluster.url, keys, questions, f"low-{random.SystemRandom().getrandbits(32):x}")
-        self.alone, self.beside = list[Window](), list[Window]()
+        self.alone = list[Window]()
+        self.beside = list[Window]()
         self.rounds = list[LowRound]()
 
     async def measure(self, seed: int, console: Console) -> dict[str, Any]:

@@ -46,14 +46,18 @@ MODEL = "simulated"
 REQUESTS = 1_000_000
 SCRAPER = "sk-scraper-0123456789"
 TENANTS = 40  # labels of the metrics: bounded by the keys
-REPLICAS, SLOTS, MAX_QUEUED = 3, 8, 24
+REPLICAS = 3
+SLOTS = 8
+MAX_QUEUED = 24
 CALLERS = 52  # a few more than have room
 KV_TOKENS = 50_000  # of each replica
 REPLICA_LIVES = 2_000  # requests between two losses of a replica
 SAMPLES = 120
 LIMIT_S = 1_500.0  # what is slower than twice a quiet machine's rate is cut off
 KINDS = {"answer": 70, "leave early": 10, "leave running": 10, "deadline": 10}
-REST_S, REST_LOOKS = 10.0, 100  # until all tasks of requests have ended
+# until all tasks of requests have ended
+REST_S = 10.0
+REST_LOOKS = 100
 EARLY_S = 0.002  # after which those leave who do not wait for their turn; about half the wait
 ENDS = ("ok", "refused", "cancelled_queued", "cancelled_running")  # outcomes without which a run proves nothing
 
@@ -82,7 +86,9 @@ def regress(points: list[tuple[int, int]]) -> Slope:
     x, y = np.asarray(points, dtype=np.float64).T
     slope, intercept = np.polyfit(x, y, 1)
     rest = y - slope * x - intercept
-    total, square, count = float(rest @ rest), float(np.sum((x - x.mean()) ** 2)), len(points)
+    total = float(rest @ rest)
+    square = float(np.sum((x - x.mean()) ** 2))
+    count = len(points)
     alike = max(0.0, float(rest[:-1] @ rest[1:]) / total) if total else 0.0
     effective = max(3.0, count * (1.0 - alike) / (1.0 + alike))
     error = math.sqrt(total / (effective - 2.0) / square * count / effective) if total else 0.0
@@ -113,7 +119,8 @@ class Router:
         keys = [KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys)]
         keys.append(KeySettings(key=SCRAPER, tenant="tenant-0", metrics=True))
         told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
-        self._settings, self._model = Settings.model_validate(told), model
+        self._settings = Settings.model_validate(told)
+        self._model = model
         self.engines = NearEngines(model)
         self.left: dict[str, Any] = {}  # what the actor still had of requests at the end
         self.metrics = RouterMetrics()
@@ -147,7 +154,8 @@ class Router:
     def _app(self, shared: QueueClient) -> app.RouterApp:
         scrape = Scrape("router", self.metrics, self._models, _away)
         local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
-        sessions, limits = SessionClient(_away, {}), LimitClient(shared)
+        sessions = SessionClient(_away, {})
+        limits = LimitClient(shared)
         keyed = keyed_runs.KeyedRuns("router", _away, _NoOther())
         own = self._settings, self._models, self.metrics, bytes(32)
         return app.RouterApp(*own, sessions, local, self.receipts, limits, self.usage, keyed)

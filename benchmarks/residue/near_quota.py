@@ -21,8 +21,10 @@ from serve_app.settings import QuotaSettings
 
 BEAT_S = 1.0
 NODE = "here"
-LAST_WORDS, LAST_WORD_S = 100, 0.05
-DEVICE_BYTES, ENGINE_BYTES = 1_000_000, 1_000
+LAST_WORDS = 100
+LAST_WORD_S = 0.05
+DEVICE_BYTES = 1_000_000
+ENGINE_BYTES = 1_000
 
 
 class _Store(dict[str, Any]):

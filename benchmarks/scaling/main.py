@@ -33,7 +33,8 @@ from benchmarks.common.output import write_json
 from benchmarks.common.scaling_stack import MODEL, WORK_POLL_S, Clients, Stage, stack
 from benchmarks.scaling.watch import PERIOD_S, Look, Watch
 
-ROUTERS, REPLICAS = 3, 3
+ROUTERS = 3
+REPLICAS = 3
 TARGET = 8  # requests a replica: as many as an engine runs at once here, so that what is beyond them waits
 BURST = REPLICAS * TARGET  # clients that ask without pause: what three replicas are wanted for
 COUNTED = 6  # requests whose count is looked at: fewer than one replica is wanted for
@@ -102,8 +103,11 @@ class Measurement:
     """The steps of a cycle on a running stack."""
 
     def __init__(self, stage: Stage, watch: Watch, tokens: int, counted_tokens: int, console: Console) -> None:
-        self._stage, self._watch, self._console = stage, watch, console
-        self._tokens, self._counted_tokens = tokens, counted_tokens
+        self._stage = stage
+        self._watch = watch
+        self._console = console
+        self._tokens = tokens
+        self._counted_tokens = counted_tokens
 
     def warm(self) -> None:
         """A first replica, whose start reads cold files and is not measured."""

@@ -94,7 +94,9 @@ def running_by_step(outputs: Sequence[int]) -> list[int]:
 
 def continuous_steps(outputs: Sequence[int], slots: int) -> list[int]:
     """How many requests run in each step, if a free slot takes the next request at the next step."""
-    coming, left, counts = list(reversed(outputs)), np.empty(0, dtype=np.int64), []
+    coming = list(reversed(outputs))
+    left = np.empty(0, dtype=np.int64)
+    counts = []
     while coming or len(left):
         joins = [coming.pop() for _ in range(min(slots - len(left), len(coming)))]
         left = np.concatenate([left, np.asarray(joins, dtype=np.int64)])

@@ -76,7 +76,9 @@ class Driver:
         gc.collect()
         self._engine.set_policy(order.strategy.policy)
         self._recorder.rows = {}
-        steps, cpu_s, busy_s = self._recorder.load().steps, cpu_seconds(), machine_busy_s()
+        steps = self._recorder.load().steps
+        cpu_s = cpu_seconds()
+        busy_s = machine_busy_s()
         self._recorder.began = time.monotonic()
         if isinstance(order, OpenRun):
             await self._open(order, submits)
@@ -84,12 +86,14 @@ class Driver:
             await self._closed(order, submits)
         wall_s = time.monotonic() - self._recorder.began
         rows = sorted(self._recorder.rows.values(), key=lambda row: row.number)
-        cpu_s, busy_s = cpu_seconds() - cpu_s, machine_busy_s() - busy_s
+        cpu_s = cpu_seconds() - cpu_s
+        busy_s = machine_busy_s() - busy_s
         return Ran(rows, wall_s, self._recorder.load().steps - steps, cpu_s, max(0.0, busy_s - cpu_s))
 
     def _submits(self, order: Order) -> list[Submit]:
         """Made before the clock starts."""
-        found, run = [], next(self._runs)
+        found = []
+        run = next(self._runs)
         for ask in order.asks:
             body: dict[str, Any] = {"model": self._settings.name}
             operation = order.operation if isinstance(order, ClosedRun) else Operation.COMPLETION
@@ -101,7 +105,8 @@ class Driver:
             else:
                 body |= {"prompt": prompt_ids(ask, order.seed), "max_tokens": ask.output, "ignore_eos": True}
                 body |= {"temperature": 0, "stream": True}
-            name, (prompt, output) = f"{run}-{ask.number}", order.strategy.lengths(ask)
+            name = f"{run}-{ask.number}"
+            prompt, output = order.strategy.lengths(ask)
             found.append(Submit(ask.number, name, operation, body, prompt_tokens=prompt, output_tokens=output))
         return found
 

@@ -18,8 +18,11 @@ P99_NOISE = 0.25  # what equal strategies differ by in runs of ten seconds (sort
 SPEED_NOISE = 0.1  # what equal strategies differ by in tokens/s (all that fill batches of 32)
 JITTER = 1.5  # p99 - p50 over that of continuous batching, from which on a strategy jitters
 SUCCESS = 0.997  # the field's: a strategy with fewer whole answers serves no load
-CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided, within noise"
-DYNAMIC, PREDICTIVE = "dynamic-32", "predictive"
+CONFIRMED = "confirmed"
+REFUTED = "refuted"
+UNDECIDED = "undecided, within noise"
+DYNAMIC = "dynamic-32"
+PREDICTIVE = "predictive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,16 @@ def verdicts(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> li
         if pattern == STEADY and PREDICTIVE in by_name:
             found.append(_is_best("predictive for steady load", PREDICTIVE, where, by_name))
         if pattern == STEADY and {STATIC, CONTINUOUS} <= by_name.keys():
-            static, continuous = by_name[STATIC], by_name[CONTINUOUS]
+            static = by_name[STATIC]
+            continuous = by_name[CONTINUOUS]
             word = CONFIRMED if static.jitter_ms > JITTER * continuous.jitter_ms else REFUTED
             found.append(Verdict("static jitters", where, word, _spreads(by_name, STATIC, CONTINUOUS)))
     return found
 
 
 def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
-    best, static = cheapest({name: one for name, one in offline.items() if name != STATIC}), offline[STATIC]
+    best = cheapest({name: one for name, one in offline.items() if name != STATIC})
+    static = offline[STATIC]
     word = _word(static.tokens_per_s / offline[best].tokens_per_s, SPEED_NOISE)
     figures = f"{STATIC} {static.tokens_per_s:.0f} tokens/s, {best} {offline[best].tokens_per_s:.0f}; p99 - p50 "
     figures += f"{static.jitter_ms:.0f} and {offline[best].jitter_ms:.0f} ms"
@@ -56,7 +61,8 @@ def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
 
 def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) -> Verdict:
     best = shortest_p99(by_name, lambda other: other != name)
-    one, other = by_name[name], by_name[best]
+    one = by_name[name]
+    other = by_name[best]
     loses = one.success_share < min(SUCCESS, other.success_share)
     word = REFUTED if loses else _word(other.latency_p99_ms / one.latency_p99_ms, P99_NOISE)
     return Verdict(claim, where, word, _spreads(by_name, name, best))
@@ -100,7 +106,8 @@ def which_when(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> 
         batched = {name: one for name, one in figures.items() if is_batched(name)}
         rows.append((f"all at once, {kind} lengths, by tokens/s", fastest(figures), fastest(batched)))
     for (pattern, kind), by_name in loaded.items():
-        best, second = shortest_p99(by_name), shortest_p99(by_name, is_batched)
+        best = shortest_p99(by_name)
+        second = shortest_p99(by_name, is_batched)
         cells = [f"{name} ({by_name[name].latency_p99_ms:.0f} ms)" for name in (best, second)]
         rows.append((f"{pattern}, {kind} lengths, by p99", cells[0], cells[1]))
     return rows

@@ -23,7 +23,9 @@ from benchmarks.strategies.workload import Ask, Lengths, drawn, levelled
 from serve_app.core.batching import PRESETS, BatchPolicy
 from serve_app.types import Operation
 
-OWN, SORTED, DYNAMIC = "the engine's own", "dynamic sorted", "dynamic-128"
+OWN = "the engine's own"
+SORTED = "dynamic sorted"
+DYNAMIC = "dynamic-128"
 ARMS = (
     Strategy(OWN, None, Knows.PROMPT),
     Strategy(SORTED, BatchPolicy(32, 0.05, 8192, by_length=True), Knows.PROMPT),

@@ -17,7 +17,8 @@ from benchmarks.strategies.orders import Ended, Ran, Row
 from serve_app.core.batching import padding_ratio
 
 MS = 1000.0
-HOUR_S, MILLION = 3600.0, 1e6
+HOUR_S = 3600.0
+MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ def figures_of(ran: Ran, slots: int, in_batches: bool) -> Figures:
     latencies = np.array([row.ended_s - row.arrived_s for row in done]) * MS
     p50, p95, p99 = np.quantile(latencies, [0.5, 0.95, 0.99]).tolist()
     tokens = sum(row.output for row in done)
-    padding, size, write_up_s = 0.0, tokens / max(1, ran.steps), ran.wall_s / len(done)
+    padding = 0.0
+    size = tokens / max(1, ran.steps)
+    write_up_s = ran.wall_s / len(done)
     if in_batches:
         batches = batches_of(ran.rows)
         padding = fmean(padding_ratio([row.output for row in batch]) for batch in batches)
@@ -122,7 +125,8 @@ def slots_of(rows: Iterable[Row]) -> list[tuple[int, Row]]:
     """A slot for each request while the engine had it: the lowest that was free."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
-    found, used = [], 0
+    found = []
+    used = 0
     for row in sorted((row for row in rows if row.first_s >= 0.0), key=lambda row: row.first_s):
         while busy and busy[0][0] <= row.first_s:
             heapq.heappush(free, heapq.heappop(busy)[1])

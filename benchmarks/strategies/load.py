@@ -19,9 +19,14 @@ from benchmarks.strategies.workload import Ask, Lengths, bursts, drawn, levelled
 
 MAX_QUEUED = 256  # the field's
 DEADLINE_S = 10.0  # of a whole answer: twenty times what one takes alone on this engine
-STEADY_RATE, RAMP_RATE = 0.7, 1.5  # of what continuous batching serves; bursts have the steady one's mean
-STEADY, BURSTS, RAMP = "steady", "bursts", "ramp"
-UNIFORM, VARIABLE = "uniform", "variable"
+# of what continuous batching serves; bursts have the steady one's mean
+STEADY_RATE = 0.7
+RAMP_RATE = 1.5
+STEADY = "steady"
+BURSTS = "bursts"
+RAMP = "ramp"
+UNIFORM = "uniform"
+VARIABLE = "variable"
 UNDER_LOAD = (STATIC, "dynamic-32", SORTED_PROMPT, "predictive", "predictive-arrivals", CONTINUOUS)
 
 Loaded = dict[tuple[str, str], dict[str, Figures]]  # by pattern and lengths, then by strategy
@@ -76,7 +81,8 @@ def under_load(
     told: Told,
 ) -> Loaded:
     """Every strategy under every pattern; `capacity`: requests/s of continuous batching, by kind of lengths."""
-    by_name, found = queued(slots), Loaded()
+    by_name = queued(slots)
+    found = Loaded()
     for turn, (pattern, kind) in enumerate(itertools.product(plan.patterns, plan.lengths)):
         moments = arrivals(pattern, capacity[kind], plan.length_s, seed)
         asks = asks_at(moments, lengths, seed, uniform=kind == UNIFORM)

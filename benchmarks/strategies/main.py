@@ -50,11 +50,17 @@ from benchmarks.strategies.workload import MAX_MODEL_LEN, Lengths, azure_lengths
 from serve_app.types import Operation
 
 SLOTS = 32  # the issue's
-REQUESTS, QUICK_REQUESTS = 512, 384  # of 256 the beginning and the end, when slots are empty, are a tenth
-ROUNDS, QUICK_ROUNDS = 3, 2
-LOAD_S, QUICK_LOAD_S = 10.0, 5.0
-SWEEP_S, QUICK_SWEEP_S = 7.0, 4.0
-EMBED_S, QUICK_EMBED_S = 3.0, 2.0
+# of 256 the beginning and the end, when slots are empty, are a tenth
+REQUESTS = 512
+QUICK_REQUESTS = 384
+ROUNDS = 3
+QUICK_ROUNDS = 2
+LOAD_S = 10.0
+QUICK_LOAD_S = 5.0
+SWEEP_S = 7.0
+QUICK_SWEEP_S = 4.0
+EMBED_S = 3.0
+QUICK_EMBED_S = 2.0
 SCORE_CALLERS = (1, 8, 32)
 PRICE_PER_HOUR = 2.0  # of a GPU, in the middle of what clouds ask
 
@@ -63,7 +69,9 @@ class Benchmark:
     """One call of the command."""
 
     def __init__(self, given: argparse.Namespace, lengths: Sequence[Lengths], console: Console) -> None:
-        self.given, self.lengths, self.console = given, lengths, console
+        self.given = given
+        self.lengths = lengths
+        self.console = console
 
     def run(self) -> dict[str, Any]:
         """Everything that was asked for, printed as it is had; returns the JSON object."""
@@ -117,7 +125,8 @@ class Benchmark:
         return report.show_sweep(self.console, swept)
 
     def _embed(self) -> dict[str, Any]:
-        result, length_s = dict[str, Any](), self.given.embed_s
+        result = dict[str, Any]()
+        length_s = self.given.embed_s
         with engine_process(settings_of(self.given.engine, EMBEDDING_SLOTS, task="embed")) as engine:
             self._up(engine)
             for plan in (EmbeddingPlan(length_s=length_s), EmbeddingPlan(Operation.SCORE, SCORE_CALLERS, length_s)):

@@ -19,9 +19,14 @@ from benchmarks.strategies.strategy import CONTINUOUS, GATED, STATIC, Strategy
 from benchmarks.strategies.workload import Ask, Lengths, at_once, drawn
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # sequences of a step
-STEP_PROMPT, STEP_OUTPUT = 16, 128  # tokens of each of them
+# tokens of each of them
+STEP_PROMPT = 16
+STEP_OUTPUT = 128
 STEP_REPEATS = 3
-READ_REQUESTS, READ_SHORT, READ_LONG = 16, 16, 256  # prompts by which the time of a prompt token is measured
+# prompts by which the time of a prompt token is measured
+READ_REQUESTS = 16
+READ_SHORT = 16
+READ_LONG = 256
 
 Told = Callable[[str], None]
 

@@ -36,7 +36,8 @@ def plot(panels: Mapping[str, tuple[Sequence[Row], float]], slots: int, file: Pa
         begin_s = min(row.first_s for _, row in placed)
         ended = sum(row.ended_s - begin_s <= span_s for _, row in placed)
         for slot, row in placed:
-            left, right = row.first_s - begin_s, min(row.ended_s - begin_s, span_s)
+            left = row.first_s - begin_s
+            right = min(row.ended_s - begin_s, span_s)
             if left < span_s:
                 panel.barh(slot, right - left, left=left, height=0.85, color=COLOURS[row.number % len(COLOURS)])
         panel.set_title(f"{name}: {use:.0%} of the slots used, {ended} requests ended in {span_s:g} s", fontsize=10)

@@ -22,7 +22,10 @@ REPORTED = (
     "tokens_per_s", "requests_per_s", "latency_mean_ms", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",
     "padding_ratio", "batch_mean", "slot_use",
 )  # fmt: skip
-BOUND_SHARE, MEAN_RATIO, SUCCESS_SHARE = 0.9, 1.0, 0.997  # the bars
+# the bars
+BOUND_SHARE = 0.9
+MEAN_RATIO = 1.0
+SUCCESS_SHARE = 0.997
 BARS = {"over_bound": BOUND_SHARE, "latency_mean_ratio": MEAN_RATIO, "success_share": SUCCESS_SHARE}
 PUBLISHED_RATIO = (4.7, 7.06)
 PUBLISHED = {
@@ -87,20 +90,24 @@ def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[
     base, each = result["step_fit_ms"]
     console.print(f"ms of a step by its rows: {steps}; fit {base:.2f} + {each:.3f} n; "
                   f"a prompt token {result['prompt_token_us']:.1f} us")  # fmt: skip
-    ratio, bound = result["continuous_over_static_tokens_per_s"], result["bound"]
-    share, padded = ratio / bound, result["bound_padded"]
+    ratio = result["continuous_over_static_tokens_per_s"]
+    bound = result["bound"]
+    share = ratio / bound
+    padded = result["bound_padded"]
     console.print(
         f"continuous over static: {ratio:.2f} times the tokens/s, {share:.2f} of the bound {bound:.2f} "
         f"(bar {BOUND_SHARE}: {met(share >= BOUND_SHARE)}); padded bound {padded:.2f}; published {PUBLISHED_RATIO}"
     )
     low, high = PUBLISHED_RATIO
     console.print(WHY.format(low=low, high=high, base=base, each=each, padded=padded, flat=result["bound_flat"]))
-    mean, success = result["latency_mean_ratio"], result["success_share"]
+    mean = result["latency_mean_ratio"]
+    success = result["success_share"]
     console.print(
         f"mean latency {mean:.2f} of static's (bar below 1: {met(mean < MEAN_RATIO)}); "
         f"success under load {success:.2%} (bar 99.7%: {met(success >= SUCCESS_SHARE)})"
     )
-    static, continuous = figures[STATIC], figures[CONTINUOUS]
+    static = figures[STATIC]
+    continuous = figures[CONTINUOUS]
     console.print(
         "latency of static and continuous as the write-ups have it, the time of a batch over its requests: "
         f"{static.write_up_ms:.1f} and {continuous.write_up_ms:.1f} ms (theirs 340 and 47); of a request: "
@@ -144,7 +151,8 @@ def show_load(console: Console, offline: Mapping[str, Mapping[str, Figures]], lo
             shares = f"{one.jitter_ms:.0f}", f"{one.batch_mean:.1f}", f"{one.success_share:.2%}"
             table.add_row(f"{pattern}, {kind}", name, *speeds, spans, *shares)
     console.print(table)
-    found, rows = verdicts(offline, loaded), which_when(offline, loaded)
+    found = verdicts(offline, loaded)
+    rows = which_when(offline, loaded)
     _show_claims(console, found)
     when = Table("situation", "best", "best that batches before the engine", title="which strategy when")
     for row in rows:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from benchmarks.strategies.workload import Ask
 from serve_app.core.batching import PRESETS, BatchPolicy
 
-STATIC, CONTINUOUS = "static-32", "continuous"
+STATIC = "static-32"
+CONTINUOUS = "continuous"
 GATED = "continuous-gated"
-SORTED_PROMPT, SORTED_ORACLE = "sorted-by-prompt", "sorted-by-output"
+SORTED_PROMPT = "sorted-by-prompt"
+SORTED_ORACLE = "sorted-by-output"
 UNKNOWN = 1  # tokens that stand for a length that a strategy does not know: the same for all
 
 
@@ -49,7 +51,8 @@ def strategies(slots: int, max_queued: int | None = None) -> dict[str, Strategy]
     """Every preset at these slots; sorted once by what a service knows and once by an oracle. The two that the headline
     compares are side by side, so that they meet the same moments of the machine."""
     policies = {name: at_slots(policy, slots, max_queued) for name, policy in PRESETS.items()}
-    by_length, gated = policies.pop("sorted-32"), policies.pop("continuous")
+    by_length = policies.pop("sorted-32")
+    gated = policies.pop("continuous")
     found = [Strategy(STATIC, policies.pop(STATIC)), Strategy(CONTINUOUS, None), Strategy(GATED, gated)]
     found += [Strategy(SORTED_PROMPT, by_length, Knows.PROMPT), Strategy(SORTED_ORACLE, by_length, Knows.OUTPUT)]
     found += [Strategy(name, policy) for name, policy in policies.items()]

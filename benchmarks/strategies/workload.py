@@ -20,8 +20,12 @@ PROMPT_DIVISOR = 16  # a mean of 72 tokens: both sides of the 100 at which the f
 MAX_MODEL_LEN = 2048  # of the engine; nothing of the trace is above it after division
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
 DOCUMENTS = 3  # of a score
-PERIOD_S, BURST_S = 5.0, 1.0  # of bursts
-BURST_RATE, CALM_RATE = 3.0, 0.5  # of the mean rate: BURST_S at one and the rest at the other is the mean
+# of bursts
+PERIOD_S = 5.0
+BURST_S = 1.0
+# of the mean rate: BURST_S at one and the rest at the other is the mean
+BURST_RATE = 3.0
+CALM_RATE = 0.5
 RAMP_FROM = 0.1  # of the rate at a ramp's end
 
 
@@ -83,7 +87,8 @@ def poisson(shape: Callable[[float], float], rate: float, length_s: float, seed:
     """Moments of a Poisson process of `rate` x `shape(at)` requests a second, by thinning (Lewis and Shedler, 1979)."""
     draw = random.Random(f"arrivals {seed}")
     most = max(shape(length_s * step / 1000) for step in range(1001))
-    at_s, found = 0.0, []
+    at_s = 0.0
+    found = []
     while (at_s := at_s + draw.expovariate(rate * most)) < length_s:
         if draw.random() < shape(at_s) / most:
             found.append(at_s)

@@ -42,9 +42,12 @@ from serve_app.engine import ensure_tiny_model
 from serve_app.names import DISTRIBUTION, RELEASE
 from serve_app.settings import application, parse
 
-CLIENTS, QUICK_CLIENTS = 16, 4
+CLIENTS = 16
+QUICK_CLIENTS = 4
 TOKENS = 32
-BEFORE_S, QUICK_BEFORE_S = 10.0, 2.0  # of load before, between and after the changes
+# of load before, between and after the changes
+BEFORE_S = 10.0
+QUICK_BEFORE_S = 2.0
 DEPLOY_S = 240.0  # an engine starts beside a busy one on the same cores
 NEXT_RELEASE = f"{RELEASE}.post1"
 REPLICAS = {"max_surge_percent": 100}
@@ -56,7 +59,8 @@ class Clients:
     def __init__(self, stage: Stage, count: int) -> None:
         self._stage = stage
         self._over = threading.Event()
-        self.answered, self.failures = 0, list[str]()
+        self.answered = 0
+        self.failures = list[str]()
         self.at: list[float] = [time.monotonic()]
         self._threads = [threading.Thread(target=self._run, args=(bool(n % 2),), daemon=True) for n in range(count)]
         for thread in self._threads:
@@ -120,7 +124,10 @@ class Upgrade:
     """The running stack, its copy of the code, and the changes."""
 
     def __init__(self, stage: Stage, site: Path, config: dict[str, Any], clients: Clients) -> None:
-        self._stage, self._site, self._config, self.clients = stage, site, config, clients
+        self._stage = stage
+        self._site = site
+        self._config = config
+        self.clients = clients
         self._keys = {"auth": {"keys": [{"key": stage.key, "admin": True}]}}
 
     def deploy(self, **changes: Any) -> dict[str, Any]:
@@ -140,7 +147,8 @@ class Upgrade:
             "roll_back": True,
             "models": [MODEL],
         }
-        remote, last = RemoteDriver(order), dict[str, Any]()
+        remote = RemoteDriver(order)
+        last = dict[str, Any]()
         deadline = time.monotonic() + DEPLOY_S
         try:
             while (event := remote.event(max(0.0, deadline - time.monotonic()))) is not None:
@@ -174,7 +182,8 @@ class Upgrade:
 
 def make_site(folder: Path) -> Path:
     """A copy of the installed application with its metadata, in a folder for PYTHONPATH."""
-    root, site = Path(serve_app.__file__).parents[1], folder / "site"
+    root = Path(serve_app.__file__).parents[1]
+    site = folder / "site"
     for package in ("serve_app", "autoscaling"):
         shutil.copytree(root / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     metadata = next(path for entry in sys.path for path in Path(entry).glob(f"serve_app-{RELEASE}.dist-info"))
@@ -208,8 +217,11 @@ def run(upgrade: Upgrade, steps: Sequence[tuple[str, Callable[[], dict[str, Any]
     """Each change with load before and after it."""
     done = []
     for name, change in steps:
-        clients, before = upgrade.clients, upgrade.processes()
-        answered, failed, began = clients.answered, len(clients.failures), time.monotonic()
+        clients = upgrade.clients
+        before = upgrade.processes()
+        answered = clients.answered
+        failed = len(clients.failures)
+        began = time.monotonic()
         state = change()
         took_s = time.monotonic() - began
         time.sleep(rest_s)  # bound: rest_s; the load goes on
