@@ -69,12 +69,14 @@ def test_more_load_never_gives_fewer_replicas(seen: list[tuple[Signals, float]],
     """With the same bounds and replicas at every moment, and somebody waiting for those that start."""
     moments = timed([one for one, _ in seen], [gap for _, gap in seen])
     loaded = [replace(one, **{what: getattr(one, what) + extra}) for one, extra in zip(moments, more, strict=False)]
-    less, rather_more = decide(moments), decide(loaded)
+    less = decide(moments)
+    rather_more = decide(loaded)
     assert all(a.replicas <= b.replicas for a, b in zip(less, rather_more, strict=True))
 
 
 def test_a_look_back_that_grows_knows_as_much_of_a_load_that_stayed_as_of_one_that_changed() -> None:
-    stayed, changed = Average(), Average()
+    stayed = Average()
+    changed = Average()
     for average, second in ((stayed, 1.0), (changed, 2.0)):
         average.add(1.0, 0.0, 0.0)
         average.add(second, 0.1, 0.0)
@@ -114,7 +116,9 @@ def test_an_average_of_equal_numbers_starts_no_replica() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 3)), min_size=1, max_size=30), st.floats(0, 10))
 def test_the_average_is_that_of_the_steps_in_the_span(steps: list[tuple[float, float]], span_s: float) -> None:
-    average, now, seen = Average(), 0.0, []
+    average = Average()
+    now = 0.0
+    seen = []
     for value, gap in steps:
         now += gap
         seen.append((now, value))
@@ -240,7 +244,8 @@ def test_an_incomplete_sight_takes_nothing_away_and_may_add() -> None:
 
 
 def test_bounds_are_said_to_be_the_reason() -> None:
-    low, high = decide([signals(min_replicas=2)]), decide([signals(max_replicas=2, waiting=99.0)])
+    low = decide([signals(min_replicas=2)])
+    high = decide([signals(max_replicas=2, waiting=99.0)])
     assert (low[0].replicas, high[0].replicas) == (2, 2)
     assert "min_replicas is 2" in low[0].reason
     assert "max_replicas is 2" in high[0].reason

@@ -24,7 +24,8 @@ from autoscaling.placement_hook import NODE_LABEL, PARAMETERS, StartPlacer, inst
 from autoscaling.policies import ScaleUpLimit
 from serve_app.core.memory import StartsReply, StartsRequest
 
-APP, M = "serve_app", "engine-m"
+APP = "serve_app"
+M = "engine-m"
 DEPLOYMENT = DeploymentID(M, APP)
 SOON_S = 10.0  # for an answer of a fake, on a loaded machine
 

@@ -173,7 +173,8 @@ def test_a_router_that_has_just_started_holds_the_target_until_it_tells() -> Non
     controller = Controller(serve)
     serve.router_tells("r1", waiting=0, granted=1)
     assert controller.tick() == 1
-    serve.target, serve.routers = 3, ("r1", "r2")
+    serve.target = 3
+    serve.routers = ("r1", "r2")
     assert controller.tick() == 3
     serve.router_tells("r2", waiting=0, granted=1)
     assert controller.tick() == 1
@@ -284,7 +285,8 @@ def test_one_models_error_does_not_stop_the_others() -> None:
     serve.router_tells("r1", waiting=25, granted=0)
     contexts = serve.contexts()
     broken = serve.contexts()[ENGINE]
-    broken.deployment_name, broken.config = "engine-broken", None
+    broken.deployment_name = "engine-broken"
+    broken.config = None
     contexts["engine-broken"] = broken
     decisions, _ = ScalingPolicy(clock=serve.clock)(contexts)
     assert decisions == {"engine-broken": 1, ENGINE: 3}

@@ -17,7 +17,8 @@ from autoscaling.ray_policy import ScalingPolicy
 from autoscaling.unplaced import ReplicaCounts, UnplacedReplicas, controllers_deployments
 from tests.autoscaling.fake_serve import ENGINE, FakeServe
 
-STARTING, STOPPING = ReplicaState.STARTING, ReplicaState.STOPPING
+STARTING = ReplicaState.STARTING
+STOPPING = ReplicaState.STOPPING
 
 
 class Replicas:
@@ -79,7 +80,8 @@ def test_one_that_serve_stops_is_ended_until_it_is_gone() -> None:
 
 
 def test_running_replicas_that_have_to_be_replaced_and_ending_ones_are_counted() -> None:
-    running, stopping = (ReplicaState.RUNNING, "n"), (STOPPING, "n")
+    running = (ReplicaState.RUNNING, "n")
+    stopping = (STOPPING, "n")
     found = Replicas().counts(old1=running, old2=running, old3=stopping, new=running, newer=(STARTING, None))
     assert found == {"engine": ReplicaCounts(unplaced=1, outdated=2, stopping=1)}
 
