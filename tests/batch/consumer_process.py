@@ -28,7 +28,8 @@ class ServerOf:
     """A server that another process has started."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.url = port, f"redis://127.0.0.1:{port}/0"
+        self.port = port
+        self.url = f"redis://127.0.0.1:{port}/0"
 
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, protocol=2, retry=None)
@@ -36,7 +37,8 @@ class ServerOf:
 
 async def main(port: int, stream: str) -> None:
     server: Any = ServerOf(port)
-    streams, router = Streams(server, stream.removesuffix(":stream"), claim_idle_s=CLAIM_IDLE_S), HalfRouter()
+    streams = Streams(server, stream.removesuffix(":stream"), claim_idle_s=CLAIM_IDLE_S)
+    router = HalfRouter()
     async with streams.consumed(router, FixedPaces(64), name="child"):
         await until(lambda: len(streams.replies()) == 10 and len(streams.pending()) == 10, SOON_S, "half is answered")
         print("holds 10", flush=True)

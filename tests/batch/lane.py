@@ -50,7 +50,8 @@ class Lane:
             self._reached = BatchStore(self._call)
         else:
             self._reached = self.tables
-        self.files, self.router = FakeFiles(), FakeRouter(slots or {"small": 8})
+        self.files = FakeFiles()
+        self.router = FakeRouter(slots or {"small": 8})
         self.pace = {name: options.pop(name, usual) for name, usual in {"max_in_flight": 64, "workers": 1}.items()}
         kept: dict[str, Any] = {"files_keep_s": 1000.0, "records_keep_s": 1e6}
         self.options = WorkerOptions(**{"max_rows": 1000} | kept | options)
@@ -73,7 +74,8 @@ class Lane:
     def start(self, **named: Any) -> int:
         """Start a worker; its number."""
         self.started += 1
-        number, store = self.started, FakeBatchStore(self._reached, self.random)
+        number = self.started
+        store = FakeBatchStore(self._reached, self.random)
         context = contextvars.copy_context()
         context.run(OF_WORKER.set, number)
 
@@ -114,7 +116,8 @@ class Lane:
         return self.submit_text("\n".join(lines), name=name, window_s=window_s, **fields)
 
     def submit_text(self, text: str, *, name: str = "a", window_s: float = WINDOW_S, **fields: Any) -> str:
-        file_id, batch_id = f"file-{name}", f"batch_{name}"
+        file_id = f"file-{name}"
+        batch_id = f"batch_{name}"
         self.files.files[file_id] = text.encode()
         self.tables.add_file(FileRecord(file_id, "team", "key", "in.jsonl", "batch", len(text), wall(), None))
         given = {
@@ -154,7 +157,8 @@ class Lane:
     def assert_complete(self, batch: BatchRecord, rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """No row is missing, none is there twice, both files are in order, counts are right, no row is left. Returns
         the lines of the output and the error file."""
-        output, errors = self.lines(batch.output_file_id), self.lines(batch.error_file_id)
+        output = self.lines(batch.output_file_id)
+        errors = self.lines(batch.error_file_id)
         prefix = batch.batch_id.removeprefix("batch_")
         numbers = [[int(line["custom_id"].removeprefix(f"{prefix}-")) for line in lines] for lines in (output, errors)]
         assert numbers == [sorted(numbers[0]), sorted(numbers[1])]

@@ -35,12 +35,14 @@ class KeyedRouter:
     """
 
     def __init__(self, run: Run = ok) -> None:
-        self.run, self.gate = run, asyncio.Event()
+        self.run = run
+        self.gate = asyncio.Event()
         self.gate.set()
         self.calls: Counter[str] = Counter()
         self.runs: Counter[str] = Counter()
         self.owners: set[str] = set()
-        self.running, self.most = 0, 0
+        self.running = 0
+        self.most = 0
         self.on_run: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[RowAnswer]] = {}
 
@@ -73,7 +75,8 @@ class FixedPaces:
     max_in_flight = 512
 
     def __init__(self, places: int = 8) -> None:
-        self.places, self.in_flight = places, 0
+        self.places = places
+        self.in_flight = 0
         self.waiting: dict[str, int] = {}
         self.is_closed = False
         self.on_change: Callable[[], None] = lambda: None
@@ -102,7 +105,8 @@ class Streams:
     """The three streams of one test, as a producer and a reader of replies see them."""
 
     def __init__(self, server: RedisServer, name: str, **settings: Any) -> None:
-        self.server, self.redis = server, server.client()
+        self.server = server
+        self.redis = server.client()
         names = {field: f"{name}:{field}" for field in ("stream", "reply_stream", "dead_stream")}
         self.settings = RedisStreamSettings(**names, **{"key_id": "ops", "claim_idle_s": CLAIM_IDLE_S, **settings})
 

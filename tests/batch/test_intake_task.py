@@ -30,7 +30,9 @@ class TenantRouter:
     """Knows the tenant of each key, as routers do."""
 
     def __init__(self, **tenants: str) -> None:
-        self.tenants, self.router, self.asked = tenants, KeyedRouter(), set[tuple[str, str]]()
+        self.tenants = tenants
+        self.router = KeyedRouter()
+        self.asked = set[tuple[str, str]]()
 
     async def run_as(self, key_id: str, tenant: str, path: str, body: bytes, key: str) -> RowAnswer:
         self.asked.add((key_id, tenant))
@@ -61,12 +63,14 @@ def task_of(rows: TenantRouter, stored: StoredKeys, *streams: Streams) -> Intake
 
 
 def test_each_stream_is_run_as_its_key(new_streams: NewStreams) -> None:
-    one, two = new_streams(key_id="ops"), new_streams(key_id="key-2")
+    one = new_streams(key_id="ops")
+    two = new_streams(key_id="key-2")
     one.add(20)
     two.add(20, id=None)
 
     async def scenario() -> None:
-        rows, stored = TenantRouter(ops="night", **{"key-2": "day"}), StoredKeys()
+        rows = TenantRouter(ops="night", **{"key-2": "day"})
+        stored = StoredKeys()
         task = task_of(rows, stored, one, two)
         task.start()
         await one.replied(20)
@@ -90,7 +94,8 @@ def test_a_key_that_moved_to_another_tenant_is_looked_up_again(streams: Streams)
     one.add(1)
 
     async def scenario() -> None:
-        rows, stored = TenantRouter(**{"key-2": "day"}), StoredKeys()
+        rows = TenantRouter(**{"key-2": "day"})
+        stored = StoredKeys()
         stored.tenants["key-2"] = "before"
         task = task_of(rows, stored, one)
         task.start()

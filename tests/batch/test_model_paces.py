@@ -18,7 +18,8 @@ class Queues:
     """Figures of queues; None: they cannot be asked."""
 
     def __init__(self, figures: Mapping[str, ModelFigures] | None) -> None:
-        self.figures, self.asked = figures, 0
+        self.figures = figures
+        self.asked = 0
 
     async def get(self) -> Mapping[str, ModelFigures]:
         self.asked += 1
@@ -65,7 +66,8 @@ def test_one_row_is_sent_before_there_are_figures_and_as_many_as_are_idle_after(
 def test_the_bound_is_of_each_model_and_counts_the_rows_of_all_senders() -> None:
     async def scenario() -> None:
         paces = ModelPaces(Queues({name: ModelFigures(100, 0, 0, 0) for name in ("a", "b")}), 10, 1)
-        one, other = paces.sender(), paces.sender()
+        one = paces.sender()
+        other = paces.sender()
         async with following(paces):
             one.on_start("a")
             await asyncio.sleep(2 * FIGURES_EVERY_S)  # virtual time: nothing waits
@@ -138,7 +140,8 @@ async def idle(paces: ModelPaces, sender: RowSender) -> None:
 def test_a_sender_whose_rows_wait_gets_the_next_places_until_it_has_as_many() -> None:
     async def scenario() -> None:
         paces = ModelPaces(Queues({"tiny": ModelFigures(8, 0, 0, 0)}), 8, 1)
-        files, stream = paces.sender(), paces.sender()
+        files = paces.sender()
+        stream = paces.sender()
         async with following(paces):
             await idle(paces, files)
             assert start_all(files, "tiny") == 8
@@ -161,9 +164,11 @@ def test_a_sender_whose_rows_wait_gets_the_next_places_until_it_has_as_many() ->
 def test_a_sender_that_is_closed_keeps_no_place_and_all_hear_of_a_free_one() -> None:
     async def scenario() -> None:
         paces = ModelPaces(Queues({"tiny": ModelFigures(8, 0, 0, 0)}), 8, 1)
-        files, stream = paces.sender(), paces.sender()
+        files = paces.sender()
+        stream = paces.sender()
         heard: list[str] = []
-        files.on_change, stream.on_change = lambda: heard.append("files"), lambda: heard.append("stream")
+        files.on_change = lambda: heard.append("files")
+        stream.on_change = lambda: heard.append("stream")
         async with following(paces):
             await idle(paces, files)
             assert {"files", "stream"} == set(heard)

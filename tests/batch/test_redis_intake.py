@@ -59,7 +59,8 @@ def test_an_entry_that_cannot_be_run_is_a_dead_letter_with_its_reason(
             await streams.replied(1)
 
     asyncio.run(scenario())
-    (dead,), (reply,) = streams.dead(), streams.replies()
+    (dead,) = streams.dead()
+    (reply,) = streams.replies()
     assert dead["reason"].startswith(reason)
     assert (dead["deliveries"], dead["entry"], dead["stream"]) == ("1", entry, streams.settings.stream)
     given = {name: value for name, value in fields.items() if value is not None}
@@ -95,7 +96,8 @@ def test_no_more_entries_are_taken_than_the_figures_of_the_queue_allow(streams: 
             super().on_end(model)
 
     async def scenario() -> None:
-        router, held = KeyedRouter(), []
+        router = KeyedRouter()
+        held = []
         router.on_run = lambda: held.append(len(streams.pending()))
         async with streams.consumed(router, Figures()):
             await streams.replied(60)
@@ -114,7 +116,8 @@ def test_entries_run_beside_rows_of_files_that_take_every_place_they_may(streams
 
     async def scenario() -> None:
         paces = ModelPaces(Queues(), 8, 1)
-        files, entries = paces.sender(), paces.sender()
+        files = paces.sender()
+        entries = paces.sender()
         most = 0
 
         def start() -> None:

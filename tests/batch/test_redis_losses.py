@@ -156,7 +156,8 @@ def test_an_entry_that_runs_longer_than_the_idle_time_is_not_claimed(streams: St
     streams.add(1, body=json.dumps({"model": MODEL, "sleep_s": 3 * CLAIM_IDLE_S}))
 
     async def scenario() -> None:
-        router, other = KeyedRouter(), KeyedRouter()
+        router = KeyedRouter()
+        other = KeyedRouter()
         async with streams.consumed(router):
             await until(lambda: router.running == 1, SOON_S, "the row runs")
             async with streams.consumed(other, name="two"):
@@ -189,7 +190,8 @@ def test_an_entry_whose_consumers_die_again_and_again_is_a_dead_letter(
 ) -> None:
     streams = new_streams(max_deliveries=2)
     streams.add(1)
-    redis, settings = streams.redis, streams.settings
+    redis = streams.redis
+    settings = streams.settings
     redis.xgroup_create(settings.stream, settings.group, id="0")
     redis.xreadgroup(settings.group, "dead-1", {settings.stream: ">"})
     redis.xautoclaim(settings.stream, settings.group, "dead-2", 0)

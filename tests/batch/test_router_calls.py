@@ -22,7 +22,9 @@ class Handle:
     """A handle of `run_row` that gives these pieces, and then fails with this error."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pieces: list[Any], error: BaseException | None = None) -> None:
-        self.loop, self._pieces, self._error = loop, pieces, error
+        self.loop = loop
+        self._pieces = pieces
+        self._error = error
         self.asked: list[tuple[Any, ...]] = []
         self.loops: set[asyncio.AbstractEventLoop] = set()
         self.is_closed = False

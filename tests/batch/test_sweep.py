@@ -48,7 +48,8 @@ def test_what_is_left_of_a_deleted_file_is_removed() -> None:
 def test_records_of_ended_batches_and_removed_files_go_after_their_time() -> None:
     async def play() -> None:
         lane = Lane({"small": 1}, records_keep_s=3000.0)
-        over, running = lane.submit([{}], name="a"), lane.submit([{"seconds": 9000.0}], name="b", created_at=BEGIN + 1)
+        over = lane.submit([{}], name="a")
+        running = lane.submit([{"seconds": 9000.0}], name="b", created_at=BEGIN + 1)
         lane.start()
         [batch] = await lane.ended(over)
         assert batch.output_file_id is not None

@@ -84,7 +84,9 @@ def test_a_wrong_line_fails_the_batch_with_its_number_and_leaves_no_row() -> Non
 def test_a_batch_without_rows_with_too_many_or_without_its_file_fails() -> None:
     async def play() -> None:
         lane = Lane(max_rows=3)
-        many, empty, lost = lane.submit([{}] * 4, name="m"), lane.submit_text("\n\n", name="e"), lane.submit([{}])
+        many = lane.submit([{}] * 4, name="m")
+        empty = lane.submit_text("\n\n", name="e")
+        lost = lane.submit([{}])
         del lane.files.files["file-a"]
         lane.start()
         batches = await lane.ended(many, empty, lost)
@@ -323,7 +325,8 @@ def test_files_and_routers_that_are_away_lose_nothing() -> None:
             await time_passes(4.0)
             lane.files.is_away = True
             await time_passes(30.0)
-            lane.files.is_away, lane.router.is_away = False, True
+            lane.files.is_away = False
+            lane.router.is_away = True
             await time_passes(30.0)
             lane.router.is_away = False
         [batch] = await lane.ended(batch_id)

@@ -117,7 +117,8 @@ def test_a_batch_that_meets_the_same_error_again_and_again_fails_and_says_why(
 ) -> None:
     async def play() -> None:
         lane = Lane(folder=tmp_path)
-        batch_id, other = lane.submit([{}] * ROWS), lane.submit([], name="other")
+        batch_id = lane.submit([{}] * ROWS)
+        other = lane.submit([], name="other")
         monkeypatch.setattr(FakeBatchStore, method, fails("no such thing"), raising=False)
         lane.start()
         [batch, _] = await lane.ended(batch_id, other, bound_s=GIVEN_UP_S)
