@@ -21,7 +21,9 @@ from benchmarks.common.report import Analysis, Window
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 WINDOW_S = 10.0
 TOKENS = 128
-BASE_STEP_S, SEQUENCE_STEP_S = 0.004, 0.001  # a step's time is a line: these batches have a best of 4
+# a step's time is a line: these batches have a best of 4
+BASE_STEP_S = 0.004
+SEQUENCE_STEP_S = 0.001
 
 
 def curve_of(step_s: float, more_s: float) -> list[CurvePoint]:

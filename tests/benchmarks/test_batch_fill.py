@@ -69,7 +69,8 @@ def test_the_time_to_the_first_token_is_told_by_its_parts() -> None:
 
 
 def test_a_failed_request_is_counted_and_gives_no_latency() -> None:
-    whole, broken = window(10.0), window(10.0, 9.0, failure="503")
+    whole = window(10.0)
+    broken = window(10.0, 9.0, failure="503")
     mixed = Window([*whole.answers, broken.answers[0]], whole.before, whole.after)
     found = result([window(4.0)], [mixed], SLOTS)
     assert found["failed"] == 1

@@ -15,7 +15,9 @@ from benchmarks.cache_timing.probes import Cell, Probe, Prober, cached_tokens, c
 from benchmarks.cache_timing.report import verdict
 from benchmarks.common.arms import BenchmarkError
 
-MISS_MS, HIT_MS, NOISE_MS = 100.0, 20.0, 5.0
+MISS_MS = 100.0
+HIT_MS = 20.0
+NOISE_MS = 5.0
 FAKE_ROUNDS = 60
 
 

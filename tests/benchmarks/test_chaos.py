@@ -53,7 +53,8 @@ def response_stream(last: int = 2, text: str = "a b") -> str:
 
 @given(st.randoms(use_true_random=False), st.sets(st.sampled_from(sorted(Fault)), min_size=1, max_size=7))
 def test_kinds_that_cannot_be_hit_now_hold_up_no_others(draw: random.Random, possible: set[Fault]) -> None:
-    act, done = Act(tuple(Fault), True, 1.0), Counter[Fault]()
+    act = Act(tuple(Fault), True, 1.0)
+    done = Counter[Fault]()
     for _ in range(10 * len(possible)):
         done[next(fault for fault in due(act, done, draw) if fault in possible)] += 1
     assert dict(done) == dict.fromkeys(possible, 10)
@@ -61,7 +62,8 @@ def test_kinds_that_cannot_be_hit_now_hold_up_no_others(draw: random.Random, pos
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_a_kind_that_was_long_impossible_comes_first(draw: random.Random, rounds: int) -> None:
-    act, done = Act(tuple(Fault), True, 1.0), Counter(dict.fromkeys(Fault, rounds)) - Counter([Fault.ENGINE])
+    act = Act(tuple(Fault), True, 1.0)
+    done = Counter(dict.fromkeys(Fault, rounds)) - Counter([Fault.ENGINE])
     assert due(act, done, draw)[0] is Fault.ENGINE
     assert set(due(act, done, draw)) == set(Fault)
 

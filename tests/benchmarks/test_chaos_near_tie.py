@@ -19,10 +19,12 @@ TOKENS = 8
 def greedy() -> tuple[Teacher, Any, list[int], list[int], list[float]]:
     """A teacher, the tokenizer, a prompt, its greedy tokens, and by how much each beat the second."""
     folder = ensure_tiny_model()
-    teacher, tokenizer = Teacher(folder), AutoTokenizer.from_pretrained(folder)
+    teacher = Teacher(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = teacher.prompt("Ten stones and a window", chat=True)
-    made, margins = list[int](), list[float]()
+    made = list[int]()
+    margins = list[float]()
     for _ in range(TOKENS):
         logits = model(torch.tensor([prompt + made])).logits[0, -1].detach()
         best = logits.topk(2)

@@ -18,7 +18,8 @@ def test_each_layer_is_there_so_many_times_and_all_else_once(tmp_path: Path) -> 
     tiny = ensure_tiny_model()
     deep = deepened(tiny, 3, tmp_path / "deep")
     assert json.loads((deep / "config.json").read_text())["num_hidden_layers"] == 3 * LAYERS
-    before, after = load_file(tiny / "model.safetensors"), load_file(deep / "model.safetensors")
+    before = load_file(tiny / "model.safetensors")
+    after = load_file(deep / "model.safetensors")
     name = "model.layers.{}.mlp.down_proj.weight"
     for layer in range(3 * LAYERS):
         assert np.array_equal(after[name.format(layer)], before[name.format(layer % LAYERS)])

@@ -51,7 +51,8 @@ def test_an_answer_is_learned_from_when_it_has_ended() -> None:
 
 def test_learned_estimates_beat_the_constant_on_clients_that_differ() -> None:
     results = compare(clients(random.Random(1), 2000))
-    ours, fixed = results[f"learned_{estimate.DEFAULT_QUANTILE:g}"], results["constant"]
+    ours = results[f"learned_{estimate.DEFAULT_QUANTILE:g}"]
+    fixed = results["constant"]
     assert ours.covered == pytest.approx(fixed.covered, abs=0.02)
     assert ours.idle < 0.8 * fixed.idle
     assert ours.missing < fixed.missing

@@ -101,7 +101,8 @@ def brute_force(answers: list[Answer], span: Span) -> tuple[float, float]:
 
     clients = {one.client for one in answers}
     whole = {client: got(client, span.begin_s, span.end_s) for client in clients}
-    worst, begin = 0.0, span.begin_s
+    worst = 0.0
+    begin = span.begin_s
     while begin + WINDOW_S <= span.end_s:
         end = begin + WINDOW_S
         here = {client: got(client, begin, end) for client in clients}
@@ -121,7 +122,9 @@ def test_the_figures_are_those_of_plain_sums(seed: int) -> None:
     draw = random.Random(seed)
     answers = [Answer("a", 0.0, 1, 1, 0.0, 200.0, 1), Answer("b", 0.0, 1, 1, 0.0, 200.0, 1)]
     for _ in range(60):
-        at_s, prompt, output = draw.uniform(0, 180), draw.randint(1, 99), draw.randint(1, 99)
+        at_s = draw.uniform(0, 180)
+        prompt = draw.randint(1, 99)
+        output = draw.randint(1, 99)
         first_s = at_s + draw.uniform(0, 50)
         answers.append(
             Answer(draw.choice("abc"), at_s, prompt, output, first_s, first_s + draw.uniform(0.1, 60), output)

@@ -153,7 +153,9 @@ class PlayedStage:
     closed: int
 
     def __init__(self, model: Any, folder: Path, *_: Any, **options: Any) -> None:
-        self.model, self._folder, self._environments = model, folder, options["environments"]
+        self.model = model
+        self._folder = folder
+        self._environments = options["environments"]
         self.idle_cores: dict[str, Any] = {}
 
     def get(self, label: str) -> Arm:

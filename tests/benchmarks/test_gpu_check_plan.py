@@ -80,7 +80,8 @@ def test_a_report_for_which_there_is_no_folder_is_refused_before_anything_runs(
 
 
 def test_quick_is_smaller_and_measures_each_server_twice_all_the_same() -> None:
-    quick, whole = options("--quick"), options()
+    quick = options("--quick")
+    whole = options()
     assert quick.prompts < whole.prompts
     assert quick.windows.rounds == 2 < whole.windows.rounds
     assert quick.windows.arms == whole.windows.arms == ("vllm", "ours")

@@ -33,7 +33,8 @@ def test_callers_alternate_in_every_round() -> None:
 
 
 def test_a_quick_run_is_smaller() -> None:
-    quick, full = plan_of(["--quick"]), plan_of([])
+    quick = plan_of(["--quick"])
+    full = plan_of([])
     assert quick.rounds * quick.window_s < full.rounds * full.window_s
     assert plan_of(["--rounds", "2", "--window-s", "1.5"]).window_s == 1.5
 
@@ -76,11 +77,13 @@ async def server(tokens: int, status: int = 200) -> AsyncIterator[int]:
             asked: dict[str, Any] = json.loads(await reader.readexactly(length))
             usage = USAGE % tokens
             if asked.get("stream"):
-                kind, said = "text/event-stream", "".join(CHUNK.format(DELTA, "") for _ in range(tokens))
+                kind = "text/event-stream"
+                said = "".join(CHUNK.format(DELTA, "") for _ in range(tokens))
                 said += CHUNK.format("", f",{usage}") + "data: [DONE]\n\n"
             else:
                 message = '{"index":0,"finish_reason":"length","message":{"role":"assistant","content":"a"}}'
-                kind, said = "application/json", CHUNK.format(message, f",{usage}").removeprefix("data: ").strip()
+                kind = "application/json"
+                said = CHUNK.format(message, f",{usage}").removeprefix("data: ").strip()
             writer.write(
                 f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(said)}\r\n\r\n{said}".encode()
             )

@@ -34,7 +34,9 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_class_and_a_tenant_that_get_less_than_their_parts_are_starved() -> None:
     run = Staying([], policy(), seed=1)
-    a, b, above = (LOW, "a"), (LOW, "b"), (HIGH, "people")
+    a = (LOW, "a")
+    b = (LOW, "b")
+    above = (HIGH, "people")
     run.wait_spans = {a: [(0.0, 120.0)], b: [(0.0, 90.0), (90.0, 120.0)]}
     run.largest = {a: 100, b: 100, above: 100}
     run.now = 120.0

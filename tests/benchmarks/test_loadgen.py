@@ -144,8 +144,12 @@ def test_decoding_time_is_between_first_and_last_token_and_inside_the_window() -
     def request(*stamps: float) -> Request:
         return Request(started=0.0, stamps=list(stamps))
 
-    whole, reaches_in, reaches_out = request(2.0, 2.5, 4.0), request(0.5, 1.5), request(4.5, 9.0)
-    outside, without_tokens, of_one_token = request(6.0, 7.0), request(), request(3.0)
+    whole = request(2.0, 2.5, 4.0)
+    reaches_in = request(0.5, 1.5)
+    reaches_out = request(4.5, 9.0)
+    outside = request(6.0, 7.0)
+    without_tokens = request()
+    of_one_token = request(3.0)
     everything = [whole, reaches_in, reaches_out, outside, without_tokens, of_one_token]
     assert decoding_s(everything, began=1.0, ended=5.0) == pytest.approx(2.0 + 0.5 + 0.5)
     assert decoding_s([request(0.0, 10.0)], began=1.0, ended=5.0) == pytest.approx(4.0)

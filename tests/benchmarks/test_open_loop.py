@@ -20,7 +20,8 @@ from benchmarks.overload.open_loop import Spec, drive
 Serve = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
 HEAD = b"HTTP/1.1 %s\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-RATE, SPAN_S = 100.0, 0.5
+RATE = 100.0
+SPAN_S = 0.5
 
 
 def chunk(data: bytes) -> bytes:
@@ -135,7 +136,8 @@ def test_what_never_ends_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_closed_loop_has_so_many_in_flight_and_no_patience(tmp_path: Path) -> None:
-    flying, most = 0, 0
+    flying = 0
+    most = 0
 
     async def count(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         nonlocal flying, most
@@ -158,7 +160,8 @@ def test_clients_who_stay_come_again_after_a_refusal_and_count_from_the_first_ti
     flying: Counter[str] = Counter()
 
     async def refuse_once(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        name, group = body["messages"][0]["content"], body["priority"]
+        name = body["messages"][0]["content"]
+        group = body["priority"]
         seen[name] += 1
         if group == LOW and seen[name] == 1:
             await refuse(body, writer)

@@ -99,7 +99,8 @@ def test_steady_share_is_an_average_over_time_inside_the_window() -> None:
 
 
 def test_the_steady_state_starts_full_and_keeps_its_demand() -> None:
-    nodes, pods = [node("a", 500)], [whole()]
+    nodes = [node("a", 500)]
+    pods = [whole()]
     coming = visits(nodes, pods, seed=3, until=4.0)
     assert sum(visit.comes == 0.0 for visit in coming) == 550
     late = sum(overlap(visit, 2.0, 4.0) for visit in coming) / 2

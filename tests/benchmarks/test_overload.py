@@ -122,7 +122,8 @@ def test_the_same_seed_offers_the_same_load(seed: int, rate: float) -> None:
 def test_rate_groups_and_tenants_are_those_asked_for() -> None:
     found = offers(scaled(ROWS, 10_000), 100.0, 200.0, 1)
     assert len(found) / 200 == pytest.approx(100, rel=0.03)
-    groups, tenants = Counter(offer.group for offer in found), Counter(offer.tenant for offer in found)
+    groups = Counter(offer.group for offer in found)
+    tenants = Counter(offer.tenant for offer in found)
     for group, share in zip(GROUPS, GROUP_SHARES, strict=True):
         assert groups[group] / len(found) == pytest.approx(share, abs=0.02)
     assert sorted(tenants) == list(range(TENANTS))
@@ -331,7 +332,8 @@ def test_in_the_control_arm_all_behave_alike() -> None:
 
 
 def test_a_fifo_has_one_class_and_one_tenant_and_refuses_nobody() -> None:
-    keys, admission = keys_of("fifo"), admission_of("fifo")
+    keys = keys_of("fifo")
+    admission = admission_of("fifo")
     assert {(key["tenant"], key["max_class"]) for key in keys} == {("all", "normal")}
     settings = parse({"auth": {"keys": keys}, "admission": admission})
     assert settings.admission.max_queued_tokens is None

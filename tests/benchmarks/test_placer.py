@@ -10,7 +10,8 @@ from benchmarks.openb.fgd import BestFit, Fgd, FirstFit, PodPolicy, TraceWorkloa
 from benchmarks.openb.placer import MAX_RANKINGS, ByAmounts, Ours, Placer
 from benchmarks.openb.pods import Node, Placement, Pod, Slot
 
-FRACTION, WHOLE = Pod(1, 40, cpu_milli=1), Pod(1, 80, cpu_milli=1, whole=True)
+FRACTION = Pod(1, 40, cpu_milli=1)
+WHOLE = Pod(1, 80, cpu_milli=1, whole=True)
 POLICIES: dict[str, Callable[[], PodPolicy]] = {
     "first_fit": FirstFit,
     "best_fit": lambda: BestFit(100, 160),

@@ -23,7 +23,9 @@ def nodes(draw: st.DrawFn, most: int = 3) -> list[Node]:
     found = []
     for i in range(draw(st.integers(1, most))):
         free = tuple(draw(st.lists(st.integers(0, TOTAL), min_size=1, max_size=3)))
-        cpu, memory, model = draw(st.integers(0, 6)), draw(st.integers(0, 6)), draw(st.sampled_from(MODELS))
+        cpu = draw(st.integers(0, 6))
+        memory = draw(st.integers(0, 6))
+        model = draw(st.sampled_from(MODELS))
         found.append(Node(f"n{i}", cpu, memory, free, (TOTAL,) * len(free), model))
     return found
 
@@ -168,7 +170,8 @@ def test_fragment_is_the_papers(one: list[Node], weights: dict[Pod, float]) -> N
 @given(nodes(most=1), demands(), st.lists(demands(), min_size=1, max_size=4))
 def test_the_device_chosen_adds_least_fragment(one: list[Node], demand: Pod, known: list[Pod]) -> None:
     demand = Pod(1, demand.amount, cpu_milli=demand.cpu_milli)
-    room, weights = Room(one[0]), dict.fromkeys(known, 1.0)
+    room = Room(one[0])
+    weights = dict.fromkeys(known, 1.0)
     eligible = room.eligible(demand)
     if not eligible or not room.holds(demand):
         return

@@ -37,7 +37,8 @@ def test_the_same_kind_twice_gets_two_names() -> None:
 
 
 def test_quick_is_smaller_and_bounded_in_time() -> None:
-    quick, full = plan("--quick"), plan()
+    quick = plan("--quick")
+    full = plan()
     assert quick.budget_s is not None
     assert quick.budget_s < 480
     assert full.budget_s is None

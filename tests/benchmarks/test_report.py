@@ -12,8 +12,11 @@ from rich.console import Console
 from benchmarks.common import output, report
 from benchmarks.common.report import Analysis, Window
 
-ARMS, CLIENTS = ("vllm", "ours"), (1, 32)
-ENGINE_S, OUTSIDE_S, WINDOW_S = 2.0, 0.5, 5.0
+ARMS = ("vllm", "ours")
+CLIENTS = (1, 32)
+ENGINE_S = 2.0
+OUTSIDE_S = 0.5
+WINDOW_S = 5.0
 
 
 def window(arm: str, clients: int, number: int, tokens_per_s: float, ttft_ms: float) -> Window:
@@ -59,7 +62,8 @@ def keys(value: Any) -> Any:
 
 
 def test_the_promised_keys_are_there_and_short_runs_have_the_same() -> None:
-    full, quick = result(5), result(1)
+    full = result(5)
+    quick = result(1)
     assert list(full)[:3] == ["ratio", "ttft_added_ms", "cpu_us_per_token_outside_engine"]
     assert full["idle_cores"] == {"ours": 0.12}
     assert set(full["ratio"]) == {"1", "32"}
@@ -92,7 +96,9 @@ def test_cpu_ratios_are_a_token_and_over_vllms_api_server() -> None:
 
 
 def test_a_p99_needs_a_thousand_gaps() -> None:
-    few, many = result(1), result(2)  # 508 and 1,016 gaps
+    # 508 and 1,016 gaps
+    few = result(1)
+    many = result(2)
     assert few["arms"]["ours"]["1"]["itl_ms"]["p99"] == {"value": None, "interval": None, "samples": 508, "rounds": 1}
     assert many["arms"]["ours"]["1"]["itl_ms"]["p99"]["value"] == 1.0
 

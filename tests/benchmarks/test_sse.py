@@ -23,7 +23,8 @@ def delta(**content: str) -> bytes:
 def test_any_cut_of_the_stream_gives_the_same_events(events: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(e + b"\n\n" for e in events)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    splitter, found = SseSplitter(), []
+    splitter = SseSplitter()
+    found = []
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += splitter.feed(stream[begin:end])
     assert found == events

@@ -51,7 +51,8 @@ def test_a_chat_below_the_helpers_threshold_and_a_large_one_are_on_both_sides_of
 
 
 def test_bad_words_are_exactly_at_their_bound_and_far_above_it() -> None:
-    at, bounds = body("bad_words_at_bound"), LIST_BOUNDS["bad_words"]
+    at = body("bad_words_at_bound")
+    bounds = LIST_BOUNDS["bad_words"]
     assert (len(at["bad_words"]), sum(map(len, at["bad_words"]))) == (bounds.entries, bounds.bytes)
     check_parameters(at)
     assert {len(word) for word in body("bad_words_800_kb")["bad_words"]} == {800_000}
@@ -62,7 +63,8 @@ def test_bad_words_are_exactly_at_their_bound_and_far_above_it() -> None:
 
 @pytest.mark.parametrize("arm", ["prompt_logprobs_at_bound", "echo_logprobs"])
 def test_log_probabilities_of_a_prompt_are_at_their_bound(arm: str) -> None:
-    most, each = 49_152, TOP_LOGPROBS * ANSWERS
+    most = 49_152
+    each = TOP_LOGPROBS * ANSWERS
     assert most - each < len(body(arm)["prompt"]) * each <= most
     assert len(body(arm)["prompt"]) + 1 <= 2048, "it fits the model"
 

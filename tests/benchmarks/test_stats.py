@@ -63,13 +63,15 @@ def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
 
 
 def test_arms_with_different_numbers_of_rounds_are_refused(rng: np.random.Generator) -> None:
-    one, two = [np.ones(3)], [np.ones(3), np.ones(3)]
+    one = [np.ones(3)]
+    two = [np.ones(3), np.ones(3)]
     with pytest.raises(ValueError, match="same number of rounds"):
         stats.bootstrap([one, two], stats.ratio_of_medians, rng)
 
 
 def test_missing_rounds_give_no_figure_instead_of_a_wrong_one(rng: np.random.Generator) -> None:
-    one, two = [np.ones(3)], [np.ones(3), np.ones(3)]
+    one = [np.ones(3)]
+    two = [np.ones(3), np.ones(3)]
     assert stats.estimate([one, two], stats.ratio_of_medians, rng).value is None
     assert stats.estimate([[], []], stats.ratio_of_medians, rng).value is None
 
@@ -80,7 +82,8 @@ def test_a_single_sample_has_a_value_but_no_interval(rng: np.random.Generator) -
 
 
 def test_ttft_added_is_the_difference_of_pooled_medians(rng: np.random.Generator) -> None:
-    a, b = [np.array([1.0, 2.0, 3.0])] * 2, [np.array([11.0, 12.0, 13.0])] * 2
+    a = [np.array([1.0, 2.0, 3.0])] * 2
+    b = [np.array([11.0, 12.0, 13.0])] * 2
     assert stats.estimate([a, b], stats.pooled_median_difference, rng).value == 10.0
 
 
@@ -96,7 +99,8 @@ def test_weighing_clusters_gives_what_drawing_them_whole_gives() -> None:
     median, tail = stats.clustered_quantiles(rounds, [0.5, 0.95], np.random.default_rng(3), resamples=2000)
     assert median.value == pytest.approx(float(np.quantile(pooled, 0.5)))
     assert tail.value == pytest.approx(float(np.quantile(pooled, 0.95)))
-    rng, drawn = np.random.default_rng(4), []
+    rng = np.random.default_rng(4)
+    drawn = []
     for _ in range(2000):
         chosen = [rounds[i] for i in rng.integers(0, 3, 3)]
         drawn.append(float(np.median(np.concatenate([c[j] for c in chosen for j in rng.integers(0, 8, 8)]))))

@@ -46,7 +46,8 @@ outputs = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 def played(lengths: list[int], slots: int, *, refill: bool) -> list[int]:
     """Sequences of each step, step by step; `refill`: a free slot takes the next request at once."""
-    waiting, counts = list(lengths), []
+    waiting = list(lengths)
+    counts = []
     running: list[int] = []
     while waiting or running:
         if refill or not running:
@@ -172,7 +173,8 @@ def test_lengths_are_at_least_one_and_fit_the_model() -> None:
 def test_a_seed_gives_the_same_requests_and_another_one_others() -> None:
     lengths = [(number, number + 1) for number in range(1, 50)]
     assert drawn(lengths, 20, 1) == drawn(lengths, 20, 1) != drawn(lengths, 20, 2)
-    ask, other = Ask(1, 0.0, 40, 5), Ask(2, 0.0, 40, 5)
+    ask = Ask(1, 0.0, 40, 5)
+    other = Ask(2, 0.0, 40, 5)
     assert prompt_ids(ask, 1) == prompt_ids(ask, 1) != prompt_ids(other, 1)
     assert prompt_ids(ask, 1) != prompt_ids(ask, 2)
 
@@ -209,7 +211,8 @@ def test_no_strategy_runs_more_requests_than_there_are_slots() -> None:
 
 
 def test_sorted_by_prompt_does_not_see_the_output_and_the_oracle_does() -> None:
-    ask, found = Ask(1, 0.0, 70, 50), strategies(32)
+    ask = Ask(1, 0.0, 70, 50)
+    found = strategies(32)
     assert found[SORTED_PROMPT].lengths(ask) == (70, UNKNOWN)
     assert found[SORTED_ORACLE].lengths(ask) == (UNKNOWN, 50)
     assert found["dynamic-32"].lengths(ask) == (70, 50)

@@ -28,7 +28,8 @@ def exact_p(a: list[float], b: list[float]) -> float:
 @pytest.mark.parametrize("seed", range(8))
 def test_p_is_that_of_all_permutations(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=7).round(1).tolist(), (rng.normal(size=7) + seed / 4).round(1).tolist()
+    a = rng.normal(size=7).round(1).tolist()
+    b = (rng.normal(size=7) + seed / 4).round(1).tolist()
     assert compare(a, b).p == pytest.approx(exact_p(a, b), abs=0.03)
 
 
@@ -42,7 +43,8 @@ def test_samples_apart_are_told_and_equal_ones_are_not() -> None:
 
 
 def test_the_interval_holds_the_shift_as_often_as_it_says() -> None:
-    rng, held = np.random.default_rng(1), 0
+    rng = np.random.default_rng(1)
+    held = 0
     for _ in range(400):
         one = compare(rng.exponential(size=30).tolist(), (rng.exponential(size=30) + 0.5).tolist())
         held += one.low <= 0.5 <= one.high
