@@ -135,7 +135,8 @@ def test_after_a_gap_the_rate_is_that_of_the_gap() -> None:
 
 
 def test_a_watch_ends_with_the_batch() -> None:
-    shown, clock = Shown(), Clock()
+    shown = Shown()
+    clock = Clock()
     answers = [batch("validating", total=0), *(batch("in_progress", done) for done in (0, 10, 20)), batch("completed")]
     assert watched(answers, shown, clock)["status"] == "completed"
     assert [status for status, _ in shown.updates] == ["validating", *["in_progress"] * 3, "completed"]
@@ -157,7 +158,8 @@ def test_a_batch_that_ended_before_the_first_look_has_no_rate() -> None:
 
 
 def test_a_long_watch_forgets_what_no_rate_needs() -> None:
-    shown, clock = Shown(), Clock()
+    shown = Shown()
+    clock = Clock()
     count = 10 * int(RATE_WINDOW_S)
     watched([*(batch("in_progress", done, total=count) for done in range(count)), batch("completed")], shown, clock)
     assert all(expected.rows_per_s == pytest.approx(1.0) for _, expected in shown.updates[1:-1])
@@ -171,7 +173,8 @@ def test_rows_that_a_cancel_ends_are_no_rate() -> None:
 
 
 def test_an_endpoint_that_is_away_is_asked_until_it_answers_again() -> None:
-    shown, clock = Shown(), Clock()
+    shown = Shown()
+    clock = Clock()
     away = [Unavailable("nothing answers") for _ in range(8)]
     assert watched([batch("in_progress"), *away, batch("completed", 100)], shown, clock)["status"] == "completed"
     assert [message for message, _ in shown.aways] == ["nothing answers"] * 8
@@ -189,7 +192,8 @@ def test_a_refusal_ends_the_watch() -> None:
 
 def piped(answers: Sequence[dict[str, Any] | Exception], *, as_json: bool = False) -> tuple[list[str], list[str]]:
     """The lines on stdout and on stderr."""
-    out, errors = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    errors = io.StringIO()
     display = LineDisplay(Console(file=out), Console(file=errors, width=200), as_json=as_json)
     watched(answers, display, Clock())
     return out.getvalue().splitlines(), errors.getvalue().splitlines()

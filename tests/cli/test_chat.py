@@ -241,7 +241,8 @@ def test_a_users_proxy_and_netrc_are_left_aside_on_this_machine_only() -> None:
 
 def test_an_instance_with_tls_is_known_by_its_certificate_file_alone(tmp_path: Path) -> None:
     """Its name is another, nobody has signed it, and the key is sent to no other server."""
-    ours, other = self_signed(tmp_path / "ours"), self_signed(tmp_path / "other")
+    ours = self_signed(tmp_path / "ours")
+    other = self_signed(tmp_path / "other")
     asked: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):

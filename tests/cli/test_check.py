@@ -172,7 +172,8 @@ def test_a_plan_of_a_wrong_file_asks_nobody_and_one_needs_a_cluster(
 def test_one_finding_has_one_exit_status_whichever_command_finds_it(
     run: Callable[..., Result], file: Callable[[str], str], orders: list[dict[str, Any]], text: str
 ) -> None:
-    config, where = file(text), ("--address", "head:6379")
+    config = file(text)
+    where = ("--address", "head:6379")
     commands_ = {
         "check": ("check", config, *where),
         "plan": ("deploy", "--config", config, "--plan", *where),

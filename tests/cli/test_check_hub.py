@@ -94,7 +94,8 @@ def test_a_warmed_up_worker_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_broken_download_is_no_model_and_can_be_repeated(hub: Hub, tmp_path: Path) -> None:
-    command, environment = [f"{ROOT}/.venv/bin/hf", "download", "org/open"], hub.environment(tmp_path)
+    command = [f"{ROOT}/.venv/bin/hf", "download", "org/open"]
+    environment = hub.environment(tmp_path)
     hub.bytes_per_s = SLOW
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

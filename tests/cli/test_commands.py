@@ -128,7 +128,8 @@ def state_in(folder: Path) -> InstanceState:
 
 def test_a_generated_key_is_private_and_used_again(tmp_path: Path) -> None:
     state = state_in(tmp_path)
-    first, second = keys.resolve(Settings(), state), keys.resolve(Settings(), state)
+    first = keys.resolve(Settings(), state)
+    second = keys.resolve(Settings(), state)
     assert first == second
     assert first.generated
     assert first.key is not None
@@ -162,7 +163,8 @@ def test_no_key_reaches_the_application_only_digests(tmp_path: Path) -> None:
 
 
 def test_commands_of_the_machine_have_an_operators_key_where_the_configuration_has_one(tmp_path: Path) -> None:
-    first, operator = {"key": KEY, "tenant": "people"}, {"key": f"{KEY}-operator", "admin": True}
+    first = {"key": KEY, "tenant": "people"}
+    operator = {"key": f"{KEY}-operator", "admin": True}
     state = state_in(tmp_path)
     assert keys.resolve(parse({"auth": {"keys": [first, operator]}}), state).key == operator["key"]
     assert keys.resolve(parse({"auth": {"keys": [first]}}), state).key == KEY

@@ -81,7 +81,8 @@ def test_one_that_ends_before_it_serves_is_its_errors_and_its_status(
 
 
 def test_ctrl_c_before_it_serves_ends_it_in_order(state: InstanceState) -> None:
-    log, ended = state.folder / detach.LOG, []
+    log = state.folder / detach.LOG
+    ended = []
 
     def interrupt() -> None:
         deadline = time.monotonic() + SEEN_S

@@ -65,7 +65,8 @@ def test_names_of_models_and_of_other_sources() -> None:
 
 
 def test_a_terminal_shows_a_heading_where_the_file_changes() -> None:
-    first, second = LogPart("router", "r1", "/logs/a", ("one",)), LogPart("engine-m", "x1", "/logs/b", ("[two]",))
+    first = LogPart("router", "r1", "/logs/a", ("one",))
+    second = LogPart("engine-m", "x1", "/logs/b", ("[two]",))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, no_color=True)
     assert logs.show([[first], [first, second]], console)
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]

@@ -13,7 +13,9 @@ from serve_app.settings import parse
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 OPERATOR = {"key": "sk-operator-0123456789", "admin": True}
 KEY = {"key": "sk-of-acme-0123456789", "tenant": "acme"}
-LATE, EARLY = "2027-01-01T00:00:01Z", "2027-01-01T01:00:00+01:00"  # the second is the moment itself
+# the second is the moment itself
+LATE = "2027-01-01T00:00:01Z"
+EARLY = "2027-01-01T01:00:00+01:00"
 
 
 def codes(**config: Any) -> list[tuple[str, str]]:

@@ -36,7 +36,8 @@ def test_a_row_of_sizes_is_what_an_engine_would_be_granted(
     device = int(size) * GB - round(QuotaSettings().reserved_gb * GB)
     need = estimated_need(model, "gpu", weights, CONFIGS[name])
     wanted, _ = memory_request(model, "gpu", need, device)
-    kv, each = kv_bytes_of(model, need, wanted), kv_bytes_per_token(model, CONFIGS[name])
+    kv = kv_bytes_of(model, need, wanted)
+    each = kv_bytes_per_token(model, CONFIGS[name])
     assert each is not None
     assert need.fixed_bytes + kv == wanted
     tokens = int(kv / each)
