@@ -15,7 +15,9 @@ from serve_app.errors import BadRequest, InsufficientMemory, Overloaded
 
 class FakeSession:
     def __init__(self, llm: FakeClient, session_id: str | None, wait_s: float) -> None:
-        self.llm, self.id, self.wait_s = llm, session_id, wait_s
+        self.llm = llm
+        self.id = session_id
+        self.wait_s = wait_s
 
     async def open(self) -> None:
         await asyncio.sleep(0)
@@ -35,7 +37,8 @@ class FakeSession:
 
 class FakeClient:
     def __init__(self, room: int = 100) -> None:
-        self.room, self.most = room, 0
+        self.room = room
+        self.most = 0
         self.open: list[FakeSession] = []
         self.asked: list[dict[str, Any]] = []
         self.error: Exception | None = None
@@ -88,7 +91,8 @@ def test_a_task_that_fails_is_its_own_affair_and_its_session_is_closed() -> None
 
         llm = FakeClient()
         async with AgentScheduler(llm, concurrency=1, vram_gb=1) as agents:
-            bad, good = agents.submit(fails), agents.submit(quick)
+            bad = agents.submit(fails)
+            good = agents.submit(quick)
         assert (bad.state, good.state, llm.open) == (AgentState.FAILED, AgentState.DONE, [])
         with pytest.raises(LookupError, match="tool"):
             await bad.wait()
@@ -131,7 +135,9 @@ def test_a_cancelled_run_gives_its_session_back_and_the_others_go_on() -> None:
     async def scenario() -> None:
         llm = FakeClient()
         async with AgentScheduler(llm, concurrency=1, vram_gb=1) as agents:
-            running, waiting, last = agents.submit(endless), agents.submit(endless), agents.submit(quick)
+            running = agents.submit(endless)
+            waiting = agents.submit(endless)
+            last = agents.submit(quick)
             await asyncio.sleep(0.01)  # bound: the first is under way
             waiting.cancel()
             running.cancel()

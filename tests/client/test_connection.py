@@ -37,7 +37,8 @@ class Ray:
     def connect(self, environment: Mapping[str, str]) -> dict[str, str | None]:
         if self.failure is not None:
             raise self.failure
-        self.joined, self.gcs = dict(environment), environment["RAY_ADDRESS"]
+        self.joined = dict(environment)
+        self.gcs = environment["RAY_ADDRESS"]
         if self.initialized:
             return {}
         self.initialized = True
@@ -106,7 +107,8 @@ def test_a_fresh_process_joins_what_make_serve_runs(ray: Ray, instance: Instance
 
 
 def test_a_process_in_a_cluster_stays_there(ray: Ray, instance: InstanceState, listener: str) -> None:
-    ray.initialized, ray.gcs = True, listener
+    ray.initialized = True
+    ray.gcs = listener
     found = connect()
     assert found.openai.api_key == KEY, "it is the instance's cluster, so its key will do"
     assert ray.joined is None

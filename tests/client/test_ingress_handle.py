@@ -27,7 +27,8 @@ class Result:
     """A call on a replica: these values, then this error; without an error it waits for ever."""
 
     def __init__(self, values: list[int], error: BaseException | None) -> None:
-        self.values, self.error = values, error
+        self.values = values
+        self.error = error
         self.cancelled = False
 
     def cancel(self) -> None:

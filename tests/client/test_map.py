@@ -73,7 +73,10 @@ def test_an_item_that_is_no_request_is_an_error_of_its_own(item: Any) -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_ten_thousand_prompts_are_read_as_results_are_taken_and_held_in_bounded_memory(ordered: bool) -> None:
     async def scenario() -> tuple[int, int]:
-        prompts, server, most, taken = Prompts(MANY), FakeServer(lambda *_: (1.0, None)), 0, 0
+        prompts = Prompts(MANY)
+        server = FakeServer(lambda *_: (1.0, None))
+        most = 0
+        taken = 0
         server.keeps_sent = False
         async for result in server.map(prompts.items(), ordered=ordered):
             most = max(most, prompts.read - taken)
@@ -154,7 +157,8 @@ def test_an_error_of_the_progress_function_ends_the_map() -> None:
         raise LookupError("mine")
 
     async def scenario() -> None:
-        server, prompts = FakeServer(lambda *_: (1.0, None)), Prompts(None)
+        server = FakeServer(lambda *_: (1.0, None))
+        prompts = Prompts(None)
         with pytest.raises(LookupError, match="mine"):
             await collect(server.map(prompts.items(), progress=fails))
         assert (server.in_flight, prompts.is_closed) == (0, True)
@@ -217,7 +221,8 @@ def test_leaving_aborts_all_requests_and_closes_the_source(leave: Any) -> None:
 
 def test_a_map_that_is_never_read_touches_nothing() -> None:
     async def scenario() -> None:
-        prompts, server = Prompts(3), FakeServer()
+        prompts = Prompts(3)
+        server = FakeServer()
         async with server.map(prompts.items()):
             pass
         assert (prompts.read, server.sent) == (0, [])
@@ -276,7 +281,9 @@ def test_every_item_comes_out_once_whatever_the_server_and_the_reader_do(
         ))  # fmt: skip
 
     async def scenario() -> list[MapResult]:
-        prompts, server, results = Prompts(count), FakeServer(script), []
+        prompts = Prompts(count)
+        server = FakeServer(script)
+        results = []
         async for result in server.map(prompts.items(), concurrency=concurrency, ordered=ordered):
             results.append(result)
             assert prompts.read - len(results) <= UNREAD_PER_CALL * concurrency

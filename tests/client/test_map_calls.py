@@ -26,7 +26,8 @@ from tests.fakes.handle_calls import client_on
 from tests.fakes.router import LONG, SOON_S, said
 
 HELLO = [{"role": "user", "content": "Hi"}]
-SLOTS, QUEUED = 2, 2
+SLOTS = 2
+QUEUED = 2
 OFTEN = 20  # attempts of all prompts for one that is answered: far more than any run has needed
 
 

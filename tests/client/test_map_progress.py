@@ -22,7 +22,8 @@ def progress(done: int, waiting: int = 0, total: int | None = 2000) -> MapProgre
 
 
 def test_without_a_terminal_a_line_is_printed_from_time_to_time_and_at_the_end() -> None:
-    out, clock = io.StringIO(), Clock()
+    out = io.StringIO()
+    clock = Clock()
     bar = BarReporter(Console(file=out, width=20), clock)
     bar(progress(1))
     assert out.getvalue() == ""
@@ -44,7 +45,8 @@ def test_a_map_that_was_never_read_prints_nothing() -> None:
 
 
 def test_on_a_terminal_a_bar_shows_the_last_figures() -> None:
-    out, clock = io.StringIO(), Clock()
+    out = io.StringIO()
+    clock = Clock()
     bar = BarReporter(Console(file=out, force_terminal=True, width=120), clock)
     clock.now += 10
     bar(progress(10, total=None))

@@ -35,7 +35,9 @@ def test_a_sync_source_is_read_in_one_thread_beside_the_loop() -> None:
 
 
 def test_a_sync_source_that_blocks_holds_up_neither_the_loop_nor_leaving() -> None:
-    reading, arrives, closed = threading.Event(), threading.Event(), threading.Event()
+    reading = threading.Event()
+    arrives = threading.Event()
+    closed = threading.Event()
 
     def rows() -> Iterator[str]:
         try:
@@ -61,7 +63,8 @@ class Calls:
     """The home loop of a client, in a thread of its own, and the fake server in it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: FakeServer) -> None:
-        self.bridge, self.server = link_to(None, loop), server
+        self.bridge = link_to(None, loop)
+        self.server = server
 
     def map(self, prompts: Any, *, progress: Any = None, **options: Any) -> SyncStream[MapResult]:
         made = MapOptions(**{"concurrency": CONCURRENCY, "ordered": True, "patience_s": 60.0, "fields": {}} | options)
@@ -97,7 +100,9 @@ class Rows:
 def test_a_sync_map_is_an_ordinary_iterator_that_reads_its_prompts_in_the_caller_s_thread(
     calls: Calls, ordered: bool
 ) -> None:
-    rows, most, results = Rows(), 0, []
+    rows = Rows()
+    most = 0
+    results = []
     for result in calls.map(rows(300), ordered=ordered):
         most = max(most, rows.read - len(results))
         results.append(result)
@@ -162,7 +167,8 @@ def test_leaving_a_sync_map_aborts_all_requests_and_closes_the_prompts(leave: An
 
 
 def test_another_thread_may_close_a_sync_map_while_a_prompt_is_being_read() -> None:
-    reading, arrives = threading.Event(), threading.Event()
+    reading = threading.Event()
+    arrives = threading.Event()
     closed_in: list[threading.Thread] = []
 
     def rows() -> Iterator[str]:

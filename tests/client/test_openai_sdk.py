@@ -220,7 +220,8 @@ class Broken:
 
     def __init__(self, error: BaseException, *pieces: AnswerPiece) -> None:
         self.loop = asyncio.get_running_loop()
-        self._error, self._pieces = error, pieces
+        self._error = error
+        self._pieces = pieces
         self.accept_s: list[float | None] = []
 
     async def stream(self, *request: Any, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:

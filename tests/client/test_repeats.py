@@ -32,7 +32,9 @@ class CutCalls:
 
     def __init__(self, routers: list[AsgiBridge], *cuts: int | None, code: str = DROPPED) -> None:
         self.loop = asyncio.get_running_loop()
-        self._routers, self._cuts, self._code = routers, list(cuts), code
+        self._routers = routers
+        self._cuts = list(cuts)
+        self._code = code
         self.asked: list[HttpRequest] = []
 
     async def stream(self, *request: Any, accept_s: float | None = None) -> AsyncGenerator[AnswerPiece, None]:
