@@ -151,7 +151,8 @@ def llama_busy() -> str:
 
 def llama_limited() -> None:
     given: Any = {"model": TINY, "api_base": BASE_URL, "api_key": LIMITED_KEY, "is_chat_model": True}
-    unmodified, last = OpenAILike(**given, max_tokens=5), llama(api_key=LIMITED_KEY, max_tokens=5)
+    unmodified = OpenAILike(**given, max_tokens=5)
+    last = llama(api_key=LIMITED_KEY, max_tokens=5)
     refusal = limited(lambda: unmodified.chat(HELLO), openai.RateLimitError, lambda: last.chat(HELLO))
     assert refusal.code == "rate_limit"
 

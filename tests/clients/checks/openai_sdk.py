@@ -102,7 +102,8 @@ def tools() -> None:
         assert [call.function.name for call in first if call.function.name] == ["weather"]
         Weather.model_validate_json("".join(call.function.arguments or "" for call in first))
     tool = openai.pydantic_function_tool(Weather)
-    client, parsed = OpenAI(), {"model": TINY, "messages": ASK, "max_tokens": TOKENS}
+    client = OpenAI()
+    parsed = {"model": TINY, "messages": ASK, "max_tokens": TOKENS}
     with client.chat.completions.stream(**parsed, tools=[tool], tool_choice="required") as stream:
         message = stream.get_final_completion().choices[0].message
     assert isinstance(message.tool_calls[0].function.parsed_arguments, Weather)
