@@ -31,7 +31,9 @@ async def ask(client: openai.AsyncOpenAI, model: str, tokens: int) -> dict[str, 
     began = last = time.time()
     first: float | None = None
     silence_s = 0.0
-    pieces, outcome, detail = 0, "ok", ""
+    pieces = 0
+    outcome = "ok"
+    detail = ""
     try:
         stream = await client.chat.completions.create(
             model=model,
@@ -45,15 +47,19 @@ async def ask(client: openai.AsyncOpenAI, model: str, tokens: int) -> dict[str, 
             choice = chunk.choices[0] if chunk.choices else None
             if choice is not None and choice.delta.content:
                 now = time.time()
-                first, silence_s, last = first or now, max(silence_s, now - last), now
+                first = first or now
+                silence_s, last = max(silence_s, now - last), now
                 pieces += 1
             finished = finished or (choice is not None and choice.finish_reason is not None)
         if not finished:
-            outcome, detail = "cut", "the stream ended early"
+            outcome = "cut"
+            detail = "the stream ended early"
     except openai.APIStatusError as error:
-        outcome, detail = "refused", f"{error.status_code} {error.code}"
+        outcome = "refused"
+        detail = f"{error.status_code} {error.code}"
     except openai.APIError as error:
-        outcome, detail = ("cut" if first else "broken"), f"{type(error).__name__}: {error}"[:200]
+        outcome = "cut" if first else "broken"
+        detail = f"{type(error).__name__}: {error}"[:200]
     end = time.time()
     return {
         "model": model,

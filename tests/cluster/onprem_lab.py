@@ -26,11 +26,17 @@ import yaml
 from tests.cluster.hosts import Host, Rack, rack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DRIVER, HEAD, WORKERS = "driver", "head", ("worker1", "worker2")
-HTTP_PORT, GCS_PORT, REDIS_PORT = 8000, 6379, 6379  # their defaults
+DRIVER = "driver"
+HEAD = "head"
+WORKERS = ("worker1", "worker2")
+# their defaults
+HTTP_PORT = 8000
+GCS_PORT = 6379
+REDIS_PORT = 6379
 REDIS_PASSWORD = "lab-0123456789"
 KEY = "sk-lab-0123456789abcdef"
-SIMULATED, REAL = "simulated", "tiny"
+SIMULATED = "simulated"
+REAL = "tiny"
 # What a worker has: the four GPUs of one tensor-parallel group, a CPU for each of its ranks, for the real engine and
 # for both routers, so that one worker can carry all but the other's group.
 WORKER_RESOURCES = "--num-cpus=7 --num-gpus=4"
@@ -160,7 +166,8 @@ class Lab:
 
     def __init__(self, hosts: Rack) -> None:
         self.rack = hosts
-        self.file, self.file_with_redis = hosts.folder / "onprem.yaml", hosts.folder / "onprem-redis.yaml"
+        self.file = hosts.folder / "onprem.yaml"
+        self.file_with_redis = hosts.folder / "onprem-redis.yaml"
         self.story: list[Row] = []
         self._redis: subprocess.Popen[bytes] | None = None
         application = hosts.folder / "application.yaml"

@@ -75,12 +75,15 @@ class Replica:
 
     async def complete(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         """The greedy continuation of each prompt."""
-        name, numbered = self._model.name, list(enumerate(prompts))
+        name = self._model.name
+        numbered = list(enumerate(prompts))
         return [await complete(self._backend, name, number, prompt, max_tokens) for number, prompt in numbered]
 
     async def unhealthy(self) -> tuple[str, float]:
         """What Serve's health check says once it fails, and seconds until vLLM itself has noticed; bounded."""
-        started, said, noticed = time.monotonic(), "", -1.0
+        started = time.monotonic()
+        said = ""
+        noticed = -1.0
         while time.monotonic() - started < NOTICED_S and (noticed < 0 or not said):
             if noticed < 0 and not self._backend.alive:
                 noticed = time.monotonic() - started

@@ -11,7 +11,9 @@ from tests.requires import requires
 
 requires("linux")
 
-SMALL_GB, BIG_GB = 32, 60  # of devices with 78: two small ones on a device, a big one on none that has a small one
+# of devices with 78: two small ones on a device, a big one on none that has a small one
+SMALL_GB = 32
+BIG_GB = 60
 PAUSE_S = 0.05  # between a client's requests
 
 

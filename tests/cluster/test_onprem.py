@@ -26,7 +26,9 @@ from tests.requires import requires
 
 pytestmark = pytest.mark.long
 
-CLIENTS, TOKENS = 3, 80  # for each model: a simulated answer takes 1.6 s
+# for each model: a simulated answer takes 1.6 s
+CLIENTS = 3
+TOKENS = 80
 BLIP_S = 4.0  # the kernel's next retransmission comes within 4 s more: no stream has to break
 LOSS_KNOWN_S = 45.0  # a silent machine is lost after 31 s (LOST_MACHINE); with a loaded machine's delays
 CUT_MORE_S = 10.0  # the cable stays out for so long after that
@@ -48,7 +50,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         story = found.table()
     assert not left_over(os.getpid())
     plugins = request.config.pluginmanager
-    reporter, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
+    reporter = plugins.get_plugin("terminalreporter")
+    capture = plugins.get_plugin("capturemanager")
     assert reporter is not None
     assert capture is not None
     with capture.global_and_fixture_disabled():

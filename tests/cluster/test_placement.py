@@ -250,7 +250,8 @@ class Traffic:
 
     def __init__(self, nodes: Lab, model: str) -> None:
         self.seen: Counter[int] = Counter()
-        self._nodes, self._model = nodes, model
+        self._nodes = nodes
+        self._model = model
         self._over = threading.Event()
         self._clients = [threading.Thread(target=self._ask) for _ in range(2)]
 

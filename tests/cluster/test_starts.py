@@ -22,7 +22,9 @@ from tests.requires import requires
 requires("linux")
 
 BUNDLE = {"CPU": 0.1, "GPU": 0.1}
-FULL_GB, PART_GB = 70, 45  # of a device's 78 GB: none of these fit on one together
+# of a device's 78 GB: none of these fit on one together
+FULL_GB = 70
+PART_GB = 45
 SCALED = {
     "min_replicas": 1,
     "max_replicas": 4,
@@ -59,7 +61,9 @@ class Load:
 
     def __init__(self, nodes: Lab, model: str) -> None:
         self.seen: Counter[int] = Counter()
-        self._nodes, self._model, self._over = nodes, model, threading.Event()
+        self._nodes = nodes
+        self._model = model
+        self._over = threading.Event()
         self._clients = [threading.Thread(target=self._ask, daemon=True) for _ in range(CLIENTS)]
 
     def _ask(self) -> None:

@@ -34,7 +34,9 @@ class Driver:
     ANSWER_S = 5.0
 
     def __init__(self, rows: list[Any], seen: list[Any], orders: list[Exception] | None = None) -> None:
-        self.rows, self.seen, self.orders = rows, seen, orders or []
+        self.rows = rows
+        self.seen = seen
+        self.orders = orders or []
         self.recovering = False
         self.asked: list[DrainRequest] = []
         self.announced: list[tuple[str, float]] = []

@@ -41,7 +41,8 @@ def test_whoever_holds_is_named_and_those_with_gpus_come_first() -> None:
 
 
 def test_a_group_that_waits_or_has_ended_and_an_actor_without_cpus_hold_nothing() -> None:
-    waiting, gone = group("a", {"CPU": 1.0}, state="PENDING"), group("b", {"CPU": 1.0}, state="REMOVED")
+    waiting = group("a", {"CPU": 1.0}, state="PENDING")
+    gone = group("b", {"CPU": 1.0}, state="REMOVED")
     found = usage([actor("c", memory=5.0)], [waiting, gone], {"CPU": 2.0}, {"CPU": 2.0})
     assert found == {"resources": {"CPU": {"used": 0, "total": 2.0}, "GPU": {"used": 0, "total": 0}}, "holders": []}
 

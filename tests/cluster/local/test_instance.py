@@ -57,7 +57,9 @@ def start() -> Iterator[object]:
 
 
 def test_only_processes_with_exactly_this_mark_are_found(start, mark: str) -> None:
-    ours, longer, none = start(SLEEPER, mark), start(SLEEPER, mark + "0"), start(SLEEPER, None)
+    ours = start(SLEEPER, mark)
+    longer = start(SLEEPER, mark + "0")
+    none = start(SLEEPER, None)
     assert processes.marked(mark) == [ours.pid]
     assert processes.marked(mark + "0") == [longer.pid]
     assert processes.marked(mark, spare=(ours.pid,)) == []
@@ -65,7 +67,9 @@ def test_only_processes_with_exactly_this_mark_are_found(start, mark: str) -> No
 
 
 def test_ending_leaves_others_alone_and_does_not_wait_for_a_deaf_process(start, mark: str) -> None:
-    ours, deaf, other = start(SLEEPER, mark), start(DEAF, mark), start(SLEEPER, mark + "0")
+    ours = start(SLEEPER, mark)
+    deaf = start(DEAF, mark)
+    other = start(SLEEPER, mark + "0")
     processes.end_marked(mark, grace_s=0.3)
     assert ours.wait(APPEAR_S) == -signal.SIGTERM
     assert deaf.wait(APPEAR_S) == -signal.SIGKILL
@@ -233,7 +237,8 @@ def test_unknown_fields_of_a_later_version_are_passed_over(tmp_path: Path) -> No
 
 
 def test_one_owner_at_a_time_and_the_refusal_names_the_url(tmp_path: Path) -> None:
-    owner, other = InstanceState("one", tmp_path), InstanceState("one", tmp_path)
+    owner = InstanceState("one", tmp_path)
+    other = InstanceState("one", tmp_path)
     owner.create()
     owner.acquire()
     owner.write(instance(url="http://127.0.0.1:8000"))

@@ -9,7 +9,9 @@ from serve_app.cluster.local.rollout import Rollout, RolloutState
 from serve_app.names import APPLICATION, ROUTER
 from serve_app.settings import application, parse
 
-A, B, OLD = "engine-a", "engine-b", "0.1.0"
+A = "engine-a"
+B = "engine-b"
+OLD = "0.1.0"
 SCALED = {"min_replicas": 1, "max_replicas": 4}
 
 

@@ -20,7 +20,9 @@ from serve_app.errors import ConfigError
 from serve_app.system import environment
 
 ROOT = Path(__file__).resolve().parents[3]
-CLOUD, ONPREM, CLOUD_70B = ROOT / "cluster.yaml", ROOT / "deploy" / "onprem.yaml", ROOT / "deploy" / "cluster-70b.yaml"
+CLOUD = ROOT / "cluster.yaml"
+ONPREM = ROOT / "deploy" / "onprem.yaml"
+CLOUD_70B = ROOT / "deploy" / "cluster-70b.yaml"
 EACH = pytest.mark.parametrize("file", [CLOUD, ONPREM, CLOUD_70B], ids=lambda file: file.name)
 COMMANDS = (
     "setup_commands",
@@ -72,7 +74,8 @@ def test_ray_is_started_by_the_shared_script_alone(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [ONPREM, CLOUD_70B], ids=lambda file: file.name)
 def test_all_files_run_the_same_commands(file: Path) -> None:
-    cloud, other = load(CLOUD), load(file)
+    cloud = load(CLOUD)
+    other = load(file)
     for name in ("setup_commands", "worker_start_ray_commands"):
         assert cloud[name] == other[name]
     project = {there for there in cloud["file_mounts"] if there != "~/serve-app.yaml"}
