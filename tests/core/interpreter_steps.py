@@ -14,7 +14,8 @@ def steps(act: Callable[[], Any]) -> int:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
         count += event == "opcode"
         return trace
 

@@ -22,7 +22,8 @@ messages = st.lists(st.tuples(st.lists(groups, max_size=3), st.integers(0, 4)), 
 def test_cut_anywhere_and_as_often_as_you_like_the_record_is_that_of_one_run(
     sent: list[tuple[list[list[int]], int]], cuts: list[int]
 ) -> None:
-    record, borders = Produced(), [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
+    record = Produced()
+    borders = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     for start, end in itertools.pairwise(borders):
         # what the next engine is told is exactly what the client has, and it goes on from there
         assert record.groups == [group for message, _ in sent[:start] for group in message]

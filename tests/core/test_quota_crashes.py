@@ -300,7 +300,8 @@ def test_two_engines_do_not_load_together_because_the_actor_died_between_them() 
     shell = Shell()
     first = EngineReport("a", "m", (Rank("n", 0),), 40, 40)
     second = replace(first, owner="b")
-    reply, waits = shell.engine(first), shell.engine(second)
+    reply = shell.engine(first)
+    waits = shell.engine(second)
     assert (reply.may_load, waits.may_load) == (True, False)
     shell.crash()
     second = replace(second, holds=waits.holds)
@@ -379,7 +380,8 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     quota = shell.quota
     assert list(shell.stored) == [(EntryKind.ENGINE, "stays")]
     assert quota.grants.owners() == ["stays"]
-    sessions, openings = quota.sessions, quota.queue.session_admission
+    sessions = quota.sessions
+    openings = quota.queue.session_admission
     kept = [
         quota.queue.accounts.by_router,
         sessions.by_session_id,

@@ -72,7 +72,10 @@ works = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["arrive", "
 
 @given(works, st.integers(1, 4), st.integers(1, 3))
 def test_bounds_hold_and_every_work_runs_once(events: list[tuple[str, str]], at_once: int, of_tenant: int) -> None:
-    turns, running, waiting, begun = TenantTurns[int](max_waiting=5), Counter[str](), set[tuple[str, int]](), set[int]()
+    turns = TenantTurns[int](max_waiting=5)
+    running = Counter[str]()
+    waiting = set[tuple[str, int]]()
+    begun = set[int]()
 
     def begin_all() -> None:
         while (found := turns.begin(at_once, of_tenant)) is not None:

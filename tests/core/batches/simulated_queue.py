@@ -47,10 +47,16 @@ class SimulatedQueue:
         seed: int = 1,
     ) -> None:
         self.random = random.Random(seed)
-        self.slots, self.usable, self.row_s, self.way_s = slots, slots if usable is None else usable, row_s, way_s
-        self.people_per_s, self.person_s = people_per_s, person_s
+        self.slots = slots
+        self.usable = slots if usable is None else usable
+        self.row_s = row_s
+        self.way_s = way_s
+        self.people_per_s = people_per_s
+        self.person_s = person_s
         self.pace = ModelPace(max_in_flight)
-        self.now, self.events, self.order = 0.0, [], 0
+        self.now = 0.0
+        self.events = []
+        self.order = 0
         self.people = self.people_waiting = self.rows = self.rows_waiting = self.sent = 0
         self.look_ahead = 0
 

@@ -92,7 +92,8 @@ FIGURES = st.builds(
 def test_whatever_happens_at_least_one_row_may_be_in_flight_and_never_more_than_the_bound(
     events: list[str | ModelFigures], max_in_flight: int
 ) -> None:
-    pace, now = ModelPace(max_in_flight), 0.0
+    pace = ModelPace(max_in_flight)
+    now = 0.0
     for event in events:
         now += 0.01
         if isinstance(event, ModelFigures):
@@ -176,7 +177,8 @@ def test_the_next_row_is_of_the_tenant_with_the_fewest_in_flight_over_its_weight
 ) -> None:
     given_rows = share_rows(free, waiting, in_flight, weights)
     left = {batch.batch_id: batch.rows for batch in waiting}
-    counts, expected = dict(in_flight), dict[str, int]()
+    counts = dict(in_flight)
+    expected = dict[str, int]()
     oldest = {
         tenant: min((batch.created_at, batch.batch_id) for batch in waiting if batch.tenant == tenant and batch.rows)
         for tenant in {batch.tenant for batch in waiting if batch.rows}

@@ -179,9 +179,11 @@ rows = st.fixed_dictionaries(
 @given(st.binary(max_size=60) | rows.map(lambda row: json.dumps(row).encode()))
 def test_whatever_a_line_is_it_is_a_row_or_refused(text: bytes) -> None:
     try:
-        row, error = read_row(text, 9), None
+        row = read_row(text, 9)
+        error = None
     except BadRow as bad:
-        row, error = None, bad.error
+        row = None
+        error = bad.error
     if row is None:
         assert error is not None
         assert (error.line, bool(error.message)) == (9, True)
@@ -262,7 +264,8 @@ def test_a_prefix_is_the_same_in_every_process() -> None:
 
 def naive_lines(text: bytes) -> list[Line]:
     """The lines by offsets of the whole text."""
-    found, offset = [], 0
+    found = []
+    offset = 0
     for number, raw in enumerate(text.split(b"\n"), start=1):
         if raw.strip():
             found.append(Line(number, offset, raw.removesuffix(b"\r")))
@@ -310,7 +313,8 @@ def test_a_line_that_is_too_long_is_refused_before_its_end() -> None:
 
 def test_of_a_file_one_line_is_in_memory() -> None:
     row = line(body={"model": "m", "prompt": "x" * 10_000}) + b"\n"
-    splitter, count = LineSplitter(), 0
+    splitter = LineSplitter()
+    count = 0
     tracemalloc.start()
     try:
         for _ in range(2000):  # 20 MB

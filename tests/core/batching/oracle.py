@@ -41,13 +41,15 @@ class Oracle:
         return [item.item_id for item in items]
 
     def chosen(self, now: float) -> list[BatchItem]:
-        policy, items = self.policy, [item for _, item in self.waiting]
+        policy = self.policy
+        items = [item for _, item in self.waiting]
         if policy.is_continuous:
             return items[: policy.max_size - len(self.running)]
         if self.running or not items:
             return []
         size = self.size()
-        weight, tokens = sum(map(self.weight, items)), sum(map(self.tokens, items))
+        weight = sum(map(self.weight, items))
+        tokens = sum(map(self.tokens, items))
         is_full = len(items) >= size if policy.weights is None else weight >= policy.max_size
         is_full = is_full or (policy.max_tokens is not None and tokens >= policy.max_tokens)
         is_late = policy.max_wait_s is not None and now >= self.waiting[0][0] + policy.max_wait_s
@@ -79,7 +81,8 @@ class Oracle:
         )
 
     def size(self) -> int:
-        policy, wanted = self.policy, float(self.policy.max_size)
+        policy = self.policy
+        wanted = float(self.policy.max_size)
         if policy.sizing is Sizing.RECENT_BATCHES:
             last = self.sizes[-RECENT:]
             wanted = max(MIN_SIZE, 0.9 * sum(last) / len(last)) if last else FIRST_SIZE

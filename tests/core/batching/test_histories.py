@@ -49,8 +49,10 @@ class History:
     cancelled: set[str] = field(default_factory=set)
 
     def play(self) -> None:
-        batcher, oracle = Batcher(self.policy), Oracle(self.policy)
-        tick, arrivals = 0, {}
+        batcher = Batcher(self.policy)
+        oracle = Oracle(self.policy)
+        tick = 0
+        arrivals = {}
         for number, (gap, *_) in enumerate(self.items):
             tick += gap
             arrivals.setdefault(tick, []).append(number)
@@ -66,7 +68,8 @@ class History:
                     del leaves[name, after]
                     self.leave(batcher, oracle, name, now, tick)
             for number in arrivals.get(tick, []):
-                name, (_, prompt, output, _) = str(number), self.items[number]
+                name = str(number)
+                _, prompt, output, _ = self.items[number]
                 item = BatchItem(name, prompt, output)
                 self.arrived[name] = now
                 self.take(batcher.on_arrive(item, now), oracle.on_arrive(item, now), tick, batcher)

@@ -21,7 +21,8 @@ from serve_app.core.claims import (
 )
 from serve_app.core.claims.book import RECOVERY_S
 
-KEY, BODY = b"k", b"body"
+KEY = b"k"
+BODY = b"body"
 V = ClaimVerdict
 
 

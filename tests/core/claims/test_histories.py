@@ -13,7 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from serve_app.core.claims import Claim, ClaimBook, ClaimReport, ClaimRequest, ClaimState, Generation, book
 from serve_app.core.claims import ClaimVerdict as V
 
-ROUTERS, KEYS, TENANTS, BODIES = ("a", "b", "c"), (b"k1", b"k2"), ("t", "u"), (b"x", b"y")
+ROUTERS = ("a", "b", "c")
+KEYS = (b"k1", b"k2")
+TENANTS = ("t", "u")
+BODIES = (b"x", b"y")
 routers, keys, tenants, bodies = map(st.sampled_from, (ROUTERS, KEYS, TENANTS, BODIES))
 
 
@@ -22,7 +25,9 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.epoch, self.made = 0.0, 1, 0
+        self.now = 0.0
+        self.epoch = 1
+        self.made = 0
         self.book = ClaimBook(1, (), 0.0)
         self.alive = {name: f"{name}0" for name in ROUTERS}  # a router that starts again has another id
         self.has: dict[str, dict[str, Claim]] = {self.alive[name]: {} for name in ROUTERS}
@@ -38,7 +43,8 @@ class Histories(RuleBasedStateMachine):
     def claim(self, router: str, tenant: str, key: bytes, body: bytes, lost: bool, twice: bool) -> None:
         """A request; the reply may get lost, after which its router gives up, or come twice."""
         self.made += 1
-        me, run = self.alive[router], f"run{self.made}"
+        me = self.alive[router]
+        run = f"run{self.made}"
         asked = ClaimRequest(me, tenant, key, body, run)
         self.asked.setdefault((tenant, key), set()).add(body)
         for _ in range(6):
@@ -76,7 +82,8 @@ class Histories(RuleBasedStateMachine):
     @rule(router=routers, other=routers, fails=st.booleans(), reported=st.booleans(), data=st.data())
     def finish(self, router: str, other: str, fails: bool, reported: bool, data: st.DataObject) -> None:
         """A run ends; the report of its answer may come late."""
-        me, second = self.alive[router], self.alive[other]
+        me = self.alive[router]
+        second = self.alive[other]
         running = [one for one in self.has[me].values() if one.state is ClaimState.RUNNING]
         if not running:
             return

@@ -40,7 +40,8 @@ def test_a_quantile_is_within_a_bucket_of_the_true_one(numbers: list[int], share
 @given(values, st.floats(0.05, 0.5), st.floats(0.5, 0.95))
 def test_a_higher_share_gives_no_lower_quantile(numbers: list[int], low: float, high: float) -> None:
     histogram = filled(numbers)
-    first, second = histogram.quantile(low), histogram.quantile(high)
+    first = histogram.quantile(low)
+    second = histogram.quantile(high)
     assert first is not None
     assert second is not None
     assert first <= second * 1.0001
@@ -51,7 +52,8 @@ def test_an_empty_one_knows_no_quantile() -> None:
 
 
 def test_values_outside_the_range_count_as_its_ends() -> None:
-    low, high = filled([0.0, 0.5]).quantile(0.9), filled([1e30]).quantile(0.5)
+    low = filled([0.0, 0.5]).quantile(0.9)
+    high = filled([1e30]).quantile(0.5)
     assert low is not None
     assert low <= BUCKET
     assert high is not None
@@ -74,7 +76,8 @@ def test_the_old_fades_and_counts_half_after_a_half_life() -> None:
 
 def test_fading_survives_many_rescalings() -> None:
     histogram = filled([10.0, 1000.0] * 5000, half_life=20)
-    low, high = histogram.quantile(0.3), histogram.quantile(0.7)
+    low = histogram.quantile(0.3)
+    high = histogram.quantile(0.7)
     assert low is not None
     assert low == pytest.approx(10, rel=0.1)
     assert high is not None
@@ -83,13 +86,16 @@ def test_fading_survives_many_rescalings() -> None:
 
 def test_cut_values_do_not_bias_the_quantile() -> None:
     draw = random.Random(3)
-    whole, observed = FadingHistogram(17, FOR_EVER), FadingHistogram(17, FOR_EVER)
+    whole = FadingHistogram(17, FOR_EVER)
+    observed = FadingHistogram(17, FOR_EVER)
     for _ in range(20_000):
-        true, bound = draw.lognormvariate(5.0, 0.9), draw.choice([50.0, 200.0, 1e9])
+        true = draw.lognormvariate(5.0, 0.9)
+        bound = draw.choice([50.0, 200.0, 1e9])
         whole.add(true)
         observed.add(min(true, bound), is_cut_off=true > bound)
     for share in (0.25, 0.5, 0.8, 0.95):
-        expected, found = whole.quantile(share), observed.quantile(share)
+        expected = whole.quantile(share)
+        found = observed.quantile(share)
         assert expected is not None
         assert found == pytest.approx(expected, rel=0.06)
 

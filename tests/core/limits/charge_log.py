@@ -16,7 +16,9 @@ class ChargeLog:
     def excess(self) -> float:
         """The most by which any window had more charged than burst + rate x t. One pass: the best window that ends
         here begins where charged - rate x time was lowest."""
-        total, lowest, worst = 0.0, float("inf"), 0.0
+        total = 0.0
+        lowest = float("inf")
+        worst = 0.0
         for at, amount in sorted(self.entries, key=lambda one: one[0]):
             lowest = min(lowest, total - self.rate * at)
             total += amount

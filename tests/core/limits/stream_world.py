@@ -65,7 +65,9 @@ class StreamWorld:
     ) -> None:
         self.now = 100.0
         self.draw = random.Random(seed)
-        self.lost, self.repeated, self.slow = lost, repeated, slow
+        self.lost = lost
+        self.repeated = repeated
+        self.slow = slow
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.calls: dict[str, Call] = {}
@@ -238,7 +240,9 @@ class StreamWorld:
 
     def _exchange(self, router: Router, message: RouterMessage) -> None:
         """One call: its message or its answer may be lost, or be slow; a message may come twice."""
-        sent_at, epoch, is_over = self.now, self.epoch, [False]
+        sent_at = self.now
+        epoch = self.epoch
+        is_over = [False]
         packed = pickle.dumps(message)
 
         def ended(reply: ActorReply | None) -> None:
@@ -302,7 +306,10 @@ class StreamWorld:
         if not router.core.router_session.is_booked:
             self.after(0.05, lambda: self._watch(router))
             return
-        message, sent_at, epoch, is_over = router.core.router_session.watch_message(), self.now, self.epoch, [False]
+        message = router.core.router_session.watch_message()
+        sent_at = self.now
+        epoch = self.epoch
+        is_over = [False]
 
         def ended(reply: ActorReply | None) -> None:
             if is_over[0] or not router.is_alive:

@@ -41,7 +41,8 @@ class Pair:
 
 
 def test_a_refusal_near_a_limit_takes_a_bounded_number_of_steps() -> None:
-    pair, found = Pair(), list[str]()
+    pair = Pair()
+    found = list[str]()
     for number in range(FULL):
         pair.decide(number)
     taken = steps(lambda: found.append(pair.decide(FULL)))

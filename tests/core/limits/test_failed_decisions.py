@@ -34,7 +34,8 @@ def test_a_request_that_fails_when_the_store_has_answered_is_refused_and_the_oth
     world = StreamWorld(2)
     world.run(1.5)
     first, second = world.routers.values()
-    limits, told = world.actor.queue.limits, list[Any]()
+    limits = world.actor.queue.limits
+    told = list[Any]()
     limits.asks_store = True
     quota = {"key:k": Limits(requests_per_day=1000)}
     names = [
@@ -67,7 +68,8 @@ def test_a_grant_to_a_waiting_request_that_fails_is_a_refusal_and_those_behind_i
         names.append(world.ask(router.name, {"key:k": ONE_A_SECOND}, done=told.append, may_wait=True))
         world.run(0.1)
     assert told == []
-    begun, called = incarnations(world), list[object]()
+    begun = incarnations(world)
+    called = list[object]()
 
     def is_first(*given: object) -> bool:
         called.append(given)

@@ -30,7 +30,10 @@ class Load:
     """Clients of every manner: who comes back when told, who leaves, who repeats at once, who waits aside."""
 
     def __init__(self, world: World, draw: random.Random, per_s: float, *, overdraws: bool) -> None:
-        self._world, self._draw, self._per_s, self._overdraws = world, draw, per_s, overdraws
+        self._world = world
+        self._draw = draw
+        self._per_s = per_s
+        self._overdraws = overdraws
         self._until = world.now + HISTORY_S
         self._loops = 200  # repeats that do not wait, in all
         self.broken = 0  # moments that were not kept
@@ -43,7 +46,8 @@ class Load:
             self._world.after(self._draw.expovariate(self._per_s), self._arrive)
 
     def _come(self, names: tuple[str, ...], tokens: int, manner: float, told_at: float | None) -> None:
-        world, draw = self._world, self._draw
+        world = self._world
+        draw = self._draw
         if not world.cores:
             return
         print_ = b"%d" % int(manner * 1e9)

@@ -26,7 +26,8 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
             their requests `wait` aside.
         refunded: part of the requests that use half of their estimate, or nothing.
     """
-    world, draw = StreamWorld(3, seed), random.Random(seed)
+    world = StreamWorld(3, seed)
+    draw = random.Random(seed)
     world.run(1.5)
     start = world.now
 
@@ -78,7 +79,9 @@ def test_the_same_with_several_limits_that_are_tight_at_once(manner: str, refund
 
 
 def test_free_slots_are_used_while_clients_are_turned_away() -> None:
-    world, draw, limits = StreamWorld(3), random.Random(1), Limits(max_concurrent=8)
+    world = StreamWorld(3)
+    draw = random.Random(1)
+    limits = Limits(max_concurrent=8)
     world.run(1.5)
     busy_s = [0.0]
 

@@ -26,7 +26,9 @@ class Load:
     """Clients of every manner: who comes back when told, who stays away, who repeats at once, who waits aside."""
 
     def __init__(self, world: StreamWorld, draw: random.Random, per_s: float) -> None:
-        self.world, self.draw, self._per_s = world, draw, per_s
+        self.world = world
+        self.draw = draw
+        self._per_s = per_s
         self.until = world.now + HISTORY_S
         self.broken = 0  # clients that came at their moment and were refused
         self._arrive()
@@ -38,7 +40,8 @@ class Load:
             self.world.after(self.draw.expovariate(self._per_s), self._arrive)
 
     def _come(self, names: tuple[str, ...], tokens: int, manner: float, body: bytes, *, came_back: bool) -> None:
-        world, draw = self.world, self.draw
+        world = self.world
+        draw = self.draw
         if not world.routers or world.now > self.until:
             return
 
@@ -64,7 +67,8 @@ class Load:
 
     def disturb(self) -> None:
         """One failure."""
-        world, draw = self.world, self.draw
+        world = self.world
+        draw = self.draw
         what = draw.randrange(5)
         if what == 0:
             world.start_actor()

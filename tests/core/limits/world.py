@@ -211,7 +211,8 @@ class World:
         self.outbox[name].append(event)
 
     def _flush(self, name: str) -> None:
-        events, self.outbox[name] = self.outbox.get(name, []), []
+        events = self.outbox.get(name, [])
+        self.outbox[name] = []
         session = self.sessions.get(name)
         if session is None or not events or name not in self.cores:
             return
@@ -290,8 +291,11 @@ class World:
     def excess(self, scope: str, limits: Limits, kind: Kind) -> float:
         """By how much any window had more charged, less what came back, than burst + rate x t: what an ideal bucket
         would lack at most."""
-        burst, rate = limits.capacities()[kind], limits.rate(kind)
-        level, at, worst = burst, None, 0.0
+        burst = limits.capacities()[kind]
+        rate = limits.rate(kind)
+        level = burst
+        at = None
+        worst = 0.0
         took = [(when, request, request.need[kind]) for when, request in self.charged]
         took += [(when, request, -back[kind]) for when, request, back in self.refunded]
         for when, request, amount in sorted(took, key=lambda one: one[0]):

@@ -46,7 +46,8 @@ def carry_out(nodes: Mapping[str, Sequence[int]], moves: Sequence[Move]) -> dict
 
 
 def test_two_halves_on_two_devices_make_a_whole_one() -> None:
-    large, small = replica("large", "a", 0, 40), replica("small", "a", 1, 30)
+    large = replica("large", "a", 0, 40)
+    small = replica("small", "a", 1, 30)
     (move,) = plan_moves({"a": [40, 50]}, [large, small], "a", 1, 80)
     assert move == Move("small", "m", small.devices, ("a/0",), 30)
 
@@ -95,7 +96,9 @@ def small_clusters(draw: st.DrawFn) -> tuple[dict[str, list[int]], list[PlacedRe
     nodes = {f"n{i}": [4, 4] for i in range(draw(st.integers(1, 3)))}
     found = []
     for i in range(draw(st.integers(0, 5))):
-        name, device, amount = draw(st.sampled_from(sorted(nodes))), draw(st.integers(0, 1)), draw(st.integers(1, 3))
+        name = draw(st.sampled_from(sorted(nodes)))
+        device = draw(st.integers(0, 1))
+        amount = draw(st.integers(1, 3))
         if nodes[name][device] >= amount:
             nodes[name][device] -= amount
             if draw(st.booleans()):

@@ -21,7 +21,8 @@ def learned(*demands: Demand) -> PlacementPolicy:
 
 
 def test_fragmentation_is_the_part_of_what_is_free_that_the_expected_demands_cannot_use() -> None:
-    small, large = Workload({Demand(1, 30): 1}), Workload({Demand(1, 60): 1})
+    small = Workload({Demand(1, 30): 1})
+    large = Workload({Demand(1, 60): 1})
     assert large.fragmentation([]) == large.fragmentation([[0, 0]]) == 0
     assert large.fragmentation([[80, 80, 80, 80]]) == 0, "four empty GPUs are whole"
     halves = [[40, 40], [40, 40]]
@@ -39,7 +40,8 @@ def test_a_demand_needs_ranks_an_amount_and_a_group(figures: tuple[int, int, int
 
 
 def test_while_nothing_is_known_the_fullest_node_and_device_are_the_best() -> None:
-    fuller, emptier = PlacementPolicy().choose([80, 50], 1, 40), PlacementPolicy().choose([80, 80], 1, 40)
+    fuller = PlacementPolicy().choose([80, 50], 1, 40)
+    emptier = PlacementPolicy().choose([80, 80], 1, 40)
     assert fuller is not None
     assert emptier is not None
     assert fuller < emptier
@@ -49,7 +51,8 @@ def test_while_nothing_is_known_the_fullest_node_and_device_are_the_best() -> No
 
 def test_a_broken_device_is_filled_before_a_whole_one_is_broken() -> None:
     policy = learned(Demand(1, 40), Demand(1, 80))
-    broken, whole = policy.choose([80, 40], 1, 40), policy.choose([80], 1, 40)
+    broken = policy.choose([80, 40], 1, 40)
+    whole = policy.choose([80], 1, 40)
     assert broken is not None
     assert whole is not None
     assert broken[1] == (1,)
@@ -81,7 +84,8 @@ def test_fragment_is_the_papers(free: list[int], weights: dict[Demand, float]) -
 
 @given(FREE, st.integers(1, TOTAL), st.lists(DEMANDS, min_size=1, max_size=4))
 def test_the_device_chosen_adds_least_fragment(free: list[int], amount: int, known: list[Demand]) -> None:
-    choice, weights = learned(*known).choose(free, 1, amount), dict.fromkeys(known, 1.0)
+    choice = learned(*known).choose(free, 1, amount)
+    weights = dict.fromkeys(known, 1.0)
     eligible = [device for device, have in enumerate(free) if have >= amount]
     assert (choice is None) == (not eligible)
     increases = []

@@ -286,7 +286,8 @@ class Reference:
     # Who goes when the line is full.
 
     def bound(self, new: Request) -> None:
-        level, policy = new.level, self.policy
+        level = new.level
+        policy = self.policy
         bound = policy.classes.get(new.arrival.request_class)
         everybody = self.waiting()
         same = [r for r in everybody if r.arrival.request_class == level]
@@ -326,12 +327,15 @@ class Reference:
     def can_give(self, fresh: list[Request], giver: str, own: tuple[int, int], new: str) -> bool:
         def left(tenant: str) -> tuple[float, float]:
             mine = [r for r in fresh if r.tenant == tenant]
-            requests, tokens = len(mine), sum(r.cost for r in mine)
+            requests = len(mine)
+            tokens = sum(r.cost for r in mine)
             if tenant == giver:
-                requests, tokens = requests - own[0], tokens - own[1]
+                requests -= own[0]
+                tokens -= own[1]
             return requests / self.policy.weight(tenant), tokens / self.policy.weight(tenant)
 
-        gives, has = left(giver), left(new)
+        gives = left(giver)
+        has = left(new)
         return all(gives[kind] >= has[kind] for kind in (0, 1) if own[kind] > 0)
 
     # Who runs.
@@ -424,7 +428,8 @@ class Reference:
         return wish if wish is not None and wish in fits else self.best(fits, tokens_first=True) if fits else ""
 
     def give(self, request: Request, replica: str, owed: bool) -> None:
-        level, of = request.level, (request.level, request.tenant)
+        level = request.level
+        of = (request.level, request.tenant)
         paid = self.will_have_earned(request)
         self.paid_up[of] = paid if owed else max(self.paid_up[of], min(paid, self.earned[level]))
         self.credit[level] = max(0.0, self.credit[level] - request.unpaid)
@@ -443,7 +448,8 @@ class Reference:
                 continue
             self.got_something[level] = self.now
             if (owed := self.blocked.pop(level, None)) is not None and owed.tenant in tenants:
-                of, most = (level, owed.tenant), owed.unpaid / self.policy.weight(owed.tenant)
+                of = (level, owed.tenant)
+                most = owed.unpaid / self.policy.weight(owed.tenant)
                 self.credit[level] = min(self.credit[level], owed.unpaid)
                 self.paid_up[of] = max(self.paid_up[of], self.earned[level] - most)
             self.credit[level] += self.policy.min_share * request.unpaid

@@ -66,7 +66,8 @@ class History:
             if room < slots:
                 slots = room
                 free = min(free, max(0.0, room - sum(r.slots for r in running)))
-        rate, whole = self.rate(line.now, level, slots), self.rate(line.now, CLASSES, slots)
+        rate = self.rate(line.now, level, slots)
+        whole = self.rate(line.now, CLASSES, slots)
         if rate is None or whole is None:
             return None
         wait = max(0.0, above + work - free) / rate

@@ -38,7 +38,9 @@ class ReferencePreemption:
     def __init__(
         self, class_queues: Sequence[ClassQueue], capacity: Capacity, guard_slots: Callable[[RequestClass], int]
     ) -> None:
-        self._class_queues, self._capacity, self._guard_slots = class_queues, capacity, guard_slots
+        self._class_queues = class_queues
+        self._capacity = capacity
+        self._guard_slots = guard_slots
         self._running: list[dict[str, GrantedRequest]] = [{} for _ in RequestClass]  # by class and id
         self._slots = [0] * len(RequestClass)  # that they hold
         self._seen: tuple[int, ...] = ()  # the versions of queues and capacity at the last look
@@ -121,7 +123,8 @@ class ReferencePreemption:
         run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
         failed = set[SizeClass]()
-        left, spare = dict(rooms), sum(max(0, room.slots) for room in rooms.values()) - self._guard_slots(level)
+        left = dict(rooms)
+        spare = sum(max(0, room.slots) for room in rooms.values()) - self._guard_slots(level)
         for waiting in self._considered(level, failed):
             allowed = {name: room for name, room in left.items() if self._capacity.may_take(name, level, *waiting.need)}
             fitting = [(-room.tokens, -room.slots, name) for name, room in allowed.items() if room.fits(waiting)]
@@ -141,7 +144,8 @@ class ReferencePreemption:
                     failed.add(waiting.size)
                     continue
                 for run in runs:
-                    run.stopping_s, spare = now, spare + run.arrival.slots
+                    run.stopping_s = now
+                    spare += run.arrival.slots
                     rooms[chosen].add(run.arrival)
                     keeps_place = run.arrival.request_class < level
                     stopped.append(Preempt(run.arrival.request_id, chosen, keeps_place))
@@ -185,7 +189,8 @@ class ReferencePreemption:
                     chosen.remove(one)
                 else:
                     room.add(one[1].arrival)
-            top, lost_here = max(run.arrival.request_class for _, run in chosen), sum(lost for lost, _ in chosen)
+            top = max(run.arrival.request_class for _, run in chosen)
+            lost_here = sum(lost for lost, _ in chosen)
             price = top, lost_here, chosen[0][1].number
             if best is None or price < best[0]:
                 best = price, replica_id, [run for _, run in chosen]
@@ -196,7 +201,8 @@ class ReferencePreemption:
 
     def _rooms(self, now: float) -> tuple[dict[str, _Room], float]:
         """The rooms, and when the first of the requests that stop now counts no more."""
-        replicas, stop_ends = self._capacity.replicas, math.inf
+        replicas = self._capacity.replicas
+        stop_ends = math.inf
         rooms = {name: _Room(one.slots_left, one.kv_left) for name, one in replicas.items() if one.slots}
         for runs in self._running:
             for run in runs.values():

@@ -75,7 +75,8 @@ class Fleet:
         assert run.arrival.preemptible
         assert run.stopping_s is None, "it was stopped already"
         assert not run.was_due, "the minimum share is undone"
-        level, preempted = run.arrival.request_class, run.arrival.preempted
+        level = run.arrival.request_class
+        preempted = run.arrival.preempted
         waiting = [one for one in self.waiting.values() if one.request_id not in refused and self.could_run(one, run)]
         if action.keeps_place:
             higher = [one.request_class for one in waiting if one.request_class > level]

@@ -78,7 +78,8 @@ def test_higher_classes_run_first_and_a_class_in_order_of_arrival() -> None:
     arrive(line, "running")
     for name, cls in (("l", LOW), ("n1", NORMAL), ("h1", HIGH), ("n2", NORMAL), ("h2", HIGH), ("c", CRITICAL)):
         line.on_arrive(arrival(name, cls), 1.0)
-    order, running = [], "running"
+    order = []
+    running = "running"
     while actions := line.on_done(running, 2.0):
         running = actions[0].request_id
         order.append(running)

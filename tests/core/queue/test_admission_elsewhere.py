@@ -5,7 +5,9 @@ from __future__ import annotations
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 
 
 def line(max_queued: int = 10, slots: int = 2, kv_tokens: int | None = None, **policy: float) -> Admission:

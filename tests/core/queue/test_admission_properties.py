@@ -310,7 +310,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.reference.used(replica) <= self.reference.slots[replica], "more slots than there are"
             kv_used = sum(r.cost for r in self.reference.running() if r.replica == replica)
             assert kv_used <= self.reference.tokens[replica], "more tokens than there are"
-        self.reference.grants, self.reference.refusals = [], []
+        self.reference.grants = []
+        self.reference.refusals = []
 
     @invariant()
     def check_nothing_idles(self) -> None:
@@ -325,7 +326,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     def check_snapshot(self) -> None:
         seen = self.admission.snapshot(self.now)
         requests = self.reference.requests.values()
-        waiting, running = self.reference.waiting(), self.reference.running()
+        waiting = self.reference.waiting()
+        running = self.reference.running()
         granted, cancelled = (sum(r.status == status for r in requests) for status in ("granted", "cancelled"))
         assert sum(one.granted for one in seen.classes.values()) == granted
         assert sum(seen.refused.values()) == sum(r.status == "refused" for r in requests)

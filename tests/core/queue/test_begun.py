@@ -15,9 +15,12 @@ from serve_app.core.queue.policy import BEGUN_WAIT_S
 from tests.core.queue.events import HIGH, LOW, NORMAL, arrival, arrive, of, where
 
 STEP_S = 1.0
-STREAM_TOKENS, STREAM_TOKENS_S = 6000, 20
-ANSWER_TOKENS, ANSWER_S = 780, 10.0
-OVERLOAD, OVERLOAD_S = 1.5, 1800.0
+STREAM_TOKENS = 6000
+STREAM_TOKENS_S = 20
+ANSWER_TOKENS = 780
+ANSWER_S = 10.0
+OVERLOAD = 1.5
+OVERLOAD_S = 1800.0
 MAX_WAIT_S = 60.0
 BEGUN = {"stopped": {"preempted": 1}, "moved": {"produced_tokens": 7}}
 
@@ -92,7 +95,8 @@ def test_no_stream_that_has_begun_is_refused_in_half_an_hour_of_overload() -> No
     for number in range(64):
         found.arrive(of(f"t{number % 4}", f"low{number}", LOW, 100, STREAM_TOKENS, preemptible=True))
     assert len(found.running) == 64
-    arrived, rate = 0, OVERLOAD * found.slots / ANSWER_S
+    arrived = 0
+    rate = OVERLOAD * found.slots / ANSWER_S
     while found.now < OVERLOAD_S or found.waiting or found.running:
         while found.now < OVERLOAD_S and arrived < rate * found.now:
             arrived += 1
@@ -161,7 +165,8 @@ def test_a_tenant_is_not_charged_again_for_the_prompt_of_what_goes_on() -> None:
     line.on_arrive(of("a", "a0", prompt=1000, output=10, accepted=True, preempted=1, produced_tokens=5), 0.0)
     line.on_arrive(of("b", "b1"), 0.0)
     line.on_arrive(of("a", "a1"), 0.0)
-    order, running = [], "b0"
+    order = []
+    running = "b0"
     while granted := where(line.on_done(running, 0.0, *([1000, 5] if running == "a0" else []))):
         running = next(iter(granted))
         order.append(running)

@@ -19,7 +19,8 @@ from serve_app.types import RequestClass
 @given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.tuples(st.floats(0, 9), st.integers(0, 3))), max_size=300))
 @settings(deadline=None)
 def test_heap_knows_its_smallest_and_forgets_what_left(steps: list[tuple[int, tuple[float, int] | None]]) -> None:
-    heap, plain = KeyedHeap(), dict[str, tuple[float, int]]()
+    heap = KeyedHeap()
+    plain = dict[str, tuple[float, int]]()
     for number, key in steps:
         if key is None:
             heap.discard(str(number))

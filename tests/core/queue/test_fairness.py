@@ -15,7 +15,8 @@ from serve_app.core.queue.policy import DEFAULT_MIN_SHARE, MAX_WEIGHT, MIN_WEIGH
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
 from tests.core.queue.simulated_engines import Shop, patient, shop
 
-MAX_PROMPT, MAX_OUTPUT = 60, 40
+MAX_PROMPT = 60
+MAX_OUTPUT = 40
 seeds = st.integers(0, 2**32)
 
 
@@ -78,7 +79,8 @@ def test_tenants_of_the_extreme_weights_come_and_go_and_the_lightest_is_still_se
 
 
 def test_demand_of_one_to_two_in_overload_is_served_one_to_one() -> None:
-    there, draw = shop(), random.Random(1)
+    there = shop()
+    draw = random.Random(1)
     for step in range(3000):
         for tenant, every in (("a", 4), ("b", 2)):
             if step % every == 0:
@@ -121,7 +123,8 @@ def test_a_tenant_whose_requests_turn_out_short_gets_more_of_them() -> None:
     for turn in range(3):
         for tenant in ("long", "short"):
             line.on_arrive(of(tenant, f"{tenant}{turn}"), 0.0)
-    order, running = [], "running"
+    order = []
+    running = "running"
     while actions := line.on_done(running, 1.0, 10, 100 if running.startswith("long") else 1):
         running = actions[0].request_id
         order.append(running.rstrip("012"))
@@ -154,7 +157,8 @@ def test_without_a_word_of_its_use_a_request_has_cost_its_estimate() -> None:
     line.on_arrive(of("a", "a1"), 0.0)
     for name in ("a2", "b1", "b2", "b3", "b4"):
         line.on_arrive(of(name[0], name), 0.0)
-    order, running = [], "a1"
+    order = []
+    running = "a1"
     while actions := line.on_done(running, 1.0, 10, None if running == "a1" else 10):
         running = actions[0].request_id
         order.append(running)
@@ -210,12 +214,16 @@ def test_each_class_that_waits_gets_its_trickle_in_any_stretch_and_hardly_more(s
                 there.arrive(cls.label, cls, draw.randint(1, 40), draw.randint(1, most - 40))
         there.step()
     for cls in (LOW, NORMAL):
-        balance, lowest, highest = 0.0, 0.0, 0.0  # what it was granted less its share, now and at its extremes
+        # what it was granted less its share, now and at its extremes
+        balance = 0.0
+        lowest = 0.0
+        highest = 0.0
         for one in there.order[4:]:
             balance += (one.cost if one.request_class == cls else 0) - share * one.cost
             assert balance - highest >= -bound  # a stretch that began at the highest point was the worst
             assert balance - lowest <= bound
-            lowest, highest = min(lowest, balance), max(highest, balance)
+            lowest = min(lowest, balance)
+            highest = max(highest, balance)
     assert len(there.order) > 100
 
 
@@ -245,7 +253,8 @@ def test_what_a_class_was_granted_in_its_own_turn_is_no_debt_when_a_higher_one_c
         line.on_arrive(of("t", f"n{turn}"), 0.0)
     for turn in range(20):
         line.on_done(f"n{turn}", 0.0)
-    running, granted = "n20", []
+    running = "n20"
+    granted = []
     for turn in range(25):
         line.on_arrive(of("t", f"h{turn}", HIGH), 0.0)
         running = line.on_done(running, 0.0)[0].request_id
@@ -278,7 +287,8 @@ def test_a_due_trickle_that_is_large_is_not_starved_by_higher_classes() -> None:
     arrive(line, *"pqrs", cls=HIGH)
     line.on_arrive(arrival("large", LOW, slots=4), 0.0)
     arrive(line, *(f"h{number}" for number in range(20)), cls=HIGH)
-    running, granted = list("pqrs"), []
+    running = list("pqrs")
+    granted = []
     for _ in range(8):
         actions = line.on_done(running.pop(0), 1.0)
         granted += [action.request_id for action in actions]

@@ -24,7 +24,9 @@ class History:
     """Random events of every kind."""
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.now, self.count = random.Random(seed), 0.0, 0
+        self.draw = random.Random(seed)
+        self.now = 0.0
+        self.count = 0
         draw = self.draw
         weights = {
             f"t{tenant}": TenantPolicy(draw.choice([1e-3, 0.5, 1, 1e3]), draw.choice([0, 0, 0.2]))
@@ -55,11 +57,14 @@ class History:
         self.take(self.line.on_arrive(arrival, self.now))
 
     def new(self) -> None:
-        draw, where = self.draw, dict[str, Any]()
+        draw = self.draw
+        where = dict[str, Any]()
         if draw.random() < 0.3:
             avoid = frozenset(draw.sample(ENGINES, draw.choice([1, 2])))
             where = draw.choice([{"only_replica": draw.choice(ENGINES)}, {"avoid_replicas": avoid}])
-        has_begun, cost, self.count = draw.random() < 0.3, draw.choice([5, 20, 50, 100]), self.count + 1
+        has_begun = draw.random() < 0.3
+        cost = draw.choice([5, 20, 50, 100])
+        self.count += 1
         arrival = Arrival(
             f"q{self.count}", draw.choice(list(RequestClass)), f"t{draw.randrange(4)}", draw.choice([1, 1, 1, 2]), cost,
             None if draw.random() < 0.8 else self.now + draw.choice([0.5, 5.0]), accepted=has_begun,
@@ -76,7 +81,8 @@ class History:
         return arrival
 
     def step(self) -> None:
-        draw, line = self.draw, self.line
+        draw = self.draw
+        line = self.line
         self.now += draw.choice([0.0, 0.0, 0.01, 0.2, 1.5, 6.0])
         self.take(line.on_tick(self.now))
         kind = draw.random()
@@ -123,7 +129,8 @@ def test_the_replica_of_a_request_that_has_begun_is_open_again_once_it_leaves() 
     begun = Arrival("begun", LOW, "t", cost_tokens=100, prompt_tokens=1, produced_tokens=60, accepted=True)
     line.on_arrive(begun, 1.0)
     for number in range(20):
-        name, now = f"high{number}", 2.0 + number
+        name = f"high{number}"
+        now = 2.0 + number
         line.on_arrive(Arrival(name, HIGH, "h", 3, cost_tokens=60, prompt_tokens=1), now)
         if name in line.queue.by_id:
             break

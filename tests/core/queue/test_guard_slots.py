@@ -136,7 +136,8 @@ def test_the_trickle_goes_into_it() -> None:
     """High has all slots but those that are kept, for ever, and never waits: only the trickle lets `low` run."""
 
     def served(trickle: float) -> int:
-        made, taken = line(share=0.5, trickle=trickle), 0
+        made = line(share=0.5, trickle=trickle)
+        taken = 0
         with_high(made, 6)
         arrive(made, *names("h", SLOTS // 2), cls=HIGH, now=10.0)
         waiting = set(names("l", 10))
@@ -186,7 +187,10 @@ Step = tuple[RequestClass, int, bool]
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(1, 4), st.booleans()), max_size=60))
 def test_everybody_runs_in_the_end_whatever_is_kept(steps: list[Step]) -> None:
-    made, running, done, now = line(share=0.5, trickle=0.05), [], set[str](), 0.0
+    made = line(share=0.5, trickle=0.05)
+    running = []
+    done = set[str]()
+    now = 0.0
     for number, (cls, slots, ends) in enumerate(steps):
         now += 0.01
         running += granted(made.on_arrive(arrival(f"r{number}", cls, slots), now))

@@ -95,7 +95,8 @@ def test_a_replica_that_shrank_gets_nothing_until_it_is_below() -> None:
 
 
 def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be_used() -> None:
-    line, free = lines(a=(100, 100)), lines(a=(2, None))
+    line = lines(a=(100, 100))
+    free = lines(a=(2, None))
     for one in (line, free):
         for number in range(8):
             one.on_arrive(asks(f"r{number}", 50), 0.0)  # type: ignore[arg-type]

@@ -52,7 +52,8 @@ def fleet(reference: bool, min_share: float, sizes: list[tuple[int, int | None]]
 
 def play(one: Fleet, number: int, step: tuple[Any, ...]) -> None:
     kind, level, slots, tokens, choice, where = step
-    names, replica = list(one.running), REPLICAS[choice % 3]
+    names = list(one.running)
+    replica = REPLICAS[choice % 3]
     if kind == "arrive":
         arrival = Arrival(
             f"q{number}", level, f"t{choice % 3}", slots, tokens + choice % 40, prompt_tokens=tokens,
@@ -100,7 +101,8 @@ def test_what_stops_is_what_a_walk_over_all_of_them_finds(
 
 def decision_steps(running: int, age_s: float, least_tokens: int = 10) -> int:
     """Of a request that arrives and stops one of so many `low` ones, whose grants were within this time."""
-    draw, line = random.Random(1), Admission(QueuePolicy(1_000, MAX_WAIT_S))
+    draw = random.Random(1)
+    line = Admission(QueuePolicy(1_000, MAX_WAIT_S))
     for number in range(running // 50):
         line.on_replica(f"replica-{number}", 50, 0.0, 100_000)
     for number in range(running):

@@ -13,7 +13,8 @@ from serve_app.core.queue.preemption import MAX_PRICED, MAX_TRIED
 from tests.core.interpreter_steps import steps
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL
 
-SLOTS, RUN_TOKENS = 16, 100
+SLOTS = 16
+RUN_TOKENS = 100
 LARGE = SLOTS * RUN_TOKENS * 3 // 4  # tokens of a request that needs three quarters of an engine
 
 
@@ -77,12 +78,15 @@ def test_the_one_engine_on_which_room_can_be_made_is_found_within_one_turn_of_al
 @pytest.mark.parametrize("seed", range(5))
 def test_room_costs_least_among_the_replicas_with_the_requests_that_lose_least(count: int, seed: int) -> None:
     """Against a walk over all. For one slot no other replica is cheaper, either."""
-    draw, line, runs = random.Random(seed), Admission(QueuePolicy(1_000, 600.0)), dict[str, list[tuple[int, str]]]()
+    draw = random.Random(seed)
+    line = Admission(QueuePolicy(1_000, 600.0))
+    runs = dict[str, list[tuple[int, str]]]()
     for engine in range(3 * MAX_PRICED):
         line.on_replica(f"e{engine}", 4, 0.0)
     for engine in range(3 * MAX_PRICED):
         for number in range(4):
-            tokens, name = draw.randrange(1, 100_000), f"r{engine}.{number}"
+            tokens = draw.randrange(1, 100_000)
+            name = f"r{engine}.{number}"
             line.on_arrive(
                 Arrival(name, LOW, "t", cost_tokens=tokens, prompt_tokens=tokens, preemptible=True,
                         only_replica=f"e{engine}"), 0.0,

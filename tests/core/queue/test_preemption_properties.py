@@ -235,7 +235,8 @@ def test_those_that_stop_are_the_cheapest_that_make_room(
     as can be, and where one is enough, it loses the fewest token-seconds."""
     fleet = Fleet(Admission(QueuePolicy(10_000, MAX_WAIT_S)))
     for number, (replica, size, prompt, made, age_s) in enumerate(runs):
-        name, where = f"r{number}", REPLICAS[replica]
+        name = f"r{number}"
+        where = REPLICAS[replica]
         have = [run for run in fleet.running.values() if run.replica == where]
         total = sum(run.arrival.slots for run in have) + size, sum(run.arrival.cost for run in have) + prompt + 40
         fleet.now = 10.0 - age_s if not number else max(fleet.now, 10.0 - age_s)

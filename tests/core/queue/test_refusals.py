@@ -291,7 +291,8 @@ def test_what_a_lost_replica_ran_no_longer_counts_as_busy() -> None:
 
 def test_a_class_waits_longer_by_what_the_classes_above_take() -> None:
     line = busy(slots=2, each_s=1.0, until=300.0, cls=HIGH)
-    high, low = line.forecast.arrival_wait_s(HIGH, 1, "tenant"), line.forecast.arrival_wait_s(LOW, 1, "tenant")
+    high = line.forecast.arrival_wait_s(HIGH, 1, "tenant")
+    low = line.forecast.arrival_wait_s(LOW, 1, "tenant")
     assert high is not None
     assert low == pytest.approx(high / (1 - MAX_SHARE_ABOVE))
 

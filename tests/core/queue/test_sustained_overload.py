@@ -85,7 +85,8 @@ def test_a_request_that_was_accepted_goes_before_younger_ones_of_its_tenant() ->
     line.on_arrive(arrival("again", accepted=True), 101.0, waited_s=20.0)
     line.on_arrive(arrival("between", accepted=True), 101.0, waited_s=10.0)
     assert [line.status(name, 101.0).position for name in ("again", "between", "young", "younger")] == [1, 2, 3, 4]  # type: ignore[union-attr]
-    order, running = [], "runs"
+    order = []
+    running = "runs"
     while actions := line.on_done(running, 102.0):
         running = actions[0].request_id
         order.append(running)
@@ -121,7 +122,8 @@ def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_
     line.on_replica("a", 10, 0.0)
     running = [f"h{number}" for number in range(10)]
     arrive(line, *running, cls=HIGH)
-    made, now = 10, 0.0
+    made = 10
+    now = 0.0
     for _ in range(100):  # ten slots of a second each, all taken by `high`, of whom hundreds wait
         now += 1.0
         arrive(line, *(f"h{made + number}" for number in range(12)), cls=HIGH, now=now)
@@ -139,7 +141,8 @@ def test_a_class_s_share_is_not_lost_with_the_tenants_who_give_up() -> None:
     line = Admission(patient(min_share=0.1))
     line.on_replica("a", 1, 0.0)
     arrive(line, "h0", cls=HIGH)
-    running, served = "h0", 0
+    running = "h0"
+    served = 0
     for turn in range(1, 200):
         arrive(line, f"h{turn}", cls=HIGH)
         for number in range(2):

@@ -271,7 +271,8 @@ def test_no_more_than_asked_for_are_listed() -> None:
 
 
 def test_long_texts_are_cut_and_still_found() -> None:
-    kept, name = Receipts(), "x" * 10_000
+    kept = Receipts()
+    name = "x" * 10_000
     kept.add(replace(WAITED, request_id=name, tenant=name, model=name, replica_id=name, ahead=WAITED.ahead * 100))
     found = kept.find(name, None)
     assert found is not None

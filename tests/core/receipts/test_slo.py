@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
 from serve_app.types import Outcome
 
-OK, LEFT = Outcome.OK, Outcome.CANCELLED_RUNNING
+OK = Outcome.OK
+LEFT = Outcome.CANCELLED_RUNNING
 BOTH = ServiceLevel(ttft_s=2.0, itl_s=0.5)
-FIRST, NEXT, NOTHING = ServiceLevel(ttft_s=2.0), ServiceLevel(itl_s=0.5), ServiceLevel()
+FIRST = ServiceLevel(ttft_s=2.0)
+NEXT = ServiceLevel(itl_s=0.5)
+NOTHING = ServiceLevel()
 
 
 def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcome: Outcome = OK) -> ServedRequest:

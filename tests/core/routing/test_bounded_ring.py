@@ -63,10 +63,12 @@ def test_the_order_in_which_replicas_come_does_not_matter() -> None:
 @given(names, st.text(min_size=1, max_size=12))
 def test_a_replica_that_comes_takes_its_share_of_the_keys_and_moves_no_other(members: set[str], new: str) -> None:
     members.discard(new)
-    before, after = ring_of(*members), ring_of(*members, new)
+    before = ring_of(*members)
+    after = ring_of(*members, new)
     if not members:
         return
-    old, now = homes(before), homes(after)
+    old = homes(before)
+    now = homes(after)
     moved = [key for key in KEYS if old[key] != now[key]]
     assert all(now[key] == new for key in moved)
     share = len(KEYS) / (len(members) + 1)
@@ -114,7 +116,8 @@ def test_the_points_of_a_name_are_the_same_in_every_router_and_version() -> None
 
 
 def test_a_key_goes_home_while_its_home_has_room() -> None:
-    routing, draw = routing_of(even(4)), random.Random(1)
+    routing = routing_of(even(4))
+    draw = random.Random(1)
     first = routing.choose("key", draw)
     assert first is not None
     assert first.route is Route.HOME
@@ -122,10 +125,12 @@ def test_a_key_goes_home_while_its_home_has_room() -> None:
 
 
 def test_a_popular_key_spills_to_the_same_next_replica() -> None:
-    routing, draw = routing_of(even(4)), random.Random(1)
+    routing = routing_of(even(4))
+    draw = random.Random(1)
     taken = [take(routing, "key", draw) for _ in range(200)]
     assert Counter(choice.route for choice in taken if choice is not None)[Route.NEXT] > 100
-    home, spilled = taken[0], next(c for c in taken if c is not None and c.route is Route.NEXT)
+    home = taken[0]
+    spilled = next(c for c in taken if c is not None and c.route is Route.NEXT)
     assert home is not None
     again = routing_of(even(4))
     again.add_load(home.replica_id, 10)
@@ -134,7 +139,8 @@ def test_a_popular_key_spills_to_the_same_next_replica() -> None:
 
 @pytest.mark.parametrize("free_share", [0.0, FREE_SHARE])
 def test_no_replica_has_more_than_its_bound_under_one_key(free_share: float) -> None:
-    routing, draw = routing_of(even(5), free_share), random.Random(1)
+    routing = routing_of(even(5), free_share)
+    draw = random.Random(1)
     for number in range(1, 400):
         take(routing, "key", draw)
         most = max(routing.load(name) for name in even(5))
@@ -142,19 +148,22 @@ def test_no_replica_has_more_than_its_bound_under_one_key(free_share: float) -> 
 
 
 def test_while_little_runs_a_key_stays_at_home() -> None:
-    routing, draw = routing_of(even(4, slots=64), FREE_SHARE), random.Random(1)
+    routing = routing_of(even(4, slots=64), FREE_SHARE)
+    draw = random.Random(1)
     assert {take(routing, "key", draw) for _ in range(4)} == {routing_of(even(4)).choose("key", draw)}
 
 
 def test_every_slot_is_used_before_anyone_is_turned_away() -> None:
-    routing, draw = routing_of({"small": 3, "large": 30}), random.Random(1)
+    routing = routing_of({"small": 3, "large": 30})
+    draw = random.Random(1)
     assert all(take(routing, key, draw) is not None for key in [None, "key", "other"] * 11)
     assert take(routing, None, draw) is None
     assert take(routing, "key", draw) is None
 
 
 def test_larger_replicas_take_more() -> None:
-    routing, draw = routing_of({"small": 20, "large": 80}), random.Random(1)
+    routing = routing_of({"small": 20, "large": 80})
+    draw = random.Random(1)
     for _ in range(50):
         take(routing, "key", draw)
     assert routing.load("small") <= math.ceil(LOAD_BOUND * 50 * 0.2)
@@ -162,7 +171,8 @@ def test_larger_replicas_take_more() -> None:
 
 
 def test_two_choices_keep_loads_closer_than_one_would() -> None:
-    routing, draw = routing_of(even(100, slots=1000), bound=100.0), random.Random(1)
+    routing = routing_of(even(100, slots=1000), bound=100.0)
+    draw = random.Random(1)
     for _ in range(10_000):
         choice = take(routing, None, draw)
         assert choice is not None
@@ -172,25 +182,29 @@ def test_two_choices_keep_loads_closer_than_one_would() -> None:
 
 
 def test_of_two_replicas_the_less_busy_is_always_taken() -> None:
-    routing, draw = routing_of(even(2)), random.Random(1)
+    routing = routing_of(even(2))
+    draw = random.Random(1)
     routing.add_load("r0", 10)
     assert {routing.choose(None, draw) for _ in range(50)} == {ReplicaChoice("r1", Route.TWO_CHOICES)}
 
 
 def test_a_large_request_goes_where_its_slots_are_free() -> None:
-    routing, draw = routing_of({"small": 2, "large": 8}), random.Random(1)
+    routing = routing_of({"small": 2, "large": 8})
+    draw = random.Random(1)
     routing.add_load("large", 4)
     assert routing.choose(None, draw, slots=4) == ReplicaChoice("large", Route.LEAST_BUSY)
     assert routing.choose("key", draw, slots=5) is None
 
 
 def test_a_closed_replica_gets_nothing_and_its_keys_come_home() -> None:
-    routing, draw = routing_of(even(4)), random.Random(1)
+    routing = routing_of(even(4))
+    draw = random.Random(1)
     before = {key: routing.choose(key, draw) for key in KEYS}
     routing.set_open("r2", False)
     during = {key: routing.choose(key, draw) for key in KEYS}
     for key in KEYS:
-        was, now = before[key], during[key]
+        was = before[key]
+        now = during[key]
         assert was is not None
         assert now is not None
         assert now.replica_id != "r2"
@@ -200,7 +214,8 @@ def test_a_closed_replica_gets_nothing_and_its_keys_come_home() -> None:
 
 
 def test_with_no_replica_open_there_is_no_choice() -> None:
-    routing, draw = routing_of({"a": 4, "b": 0}), random.Random(1)
+    routing = routing_of({"a": 4, "b": 0})
+    draw = random.Random(1)
     routing.set_open("a", False)
     routing.set_open("stranger", True)
     assert (routing.choose("key", draw), routing.choose(None, draw), routing.open_replicas) == (None, None, [])
@@ -225,7 +240,8 @@ class RoutingMachine(RuleBasedStateMachine):
 
     @initialize(bound=st.sampled_from([1.1, LOAD_BOUND, 2.0]), free_share=st.sampled_from([0.0, FREE_SHARE, 0.5]))
     def start(self, bound: float, free_share: float) -> None:
-        self.bound, self.free_share = bound, free_share
+        self.bound = bound
+        self.free_share = free_share
         self.routing = BoundedRing(bound, free_share)
         self.slots: dict[str, int] = {}
         self.loads: dict[str, int] = {}

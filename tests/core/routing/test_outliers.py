@@ -26,7 +26,10 @@ from serve_app.core.routing.outliers import (
     Readmit,
 )
 
-OK, FAILED, LOST, CLIENT = OutlierVerdict.OK, OutlierVerdict.FAILED, OutlierVerdict.LOST, OutlierVerdict.CLIENT
+OK = OutlierVerdict.OK
+FAILED = OutlierVerdict.FAILED
+LOST = OutlierVerdict.LOST
+CLIENT = OutlierVerdict.CLIENT
 
 
 def outliers(*names: str) -> OutlierDetector:
@@ -74,7 +77,8 @@ def test_a_client_never_ejects_a_replica_and_hides_none_of_its_failures() -> Non
 
 
 def test_a_rate_of_failures_ejects_once_there_are_enough_results() -> None:
-    watch, seen = outliers("a", "b"), 0
+    watch = outliers("a", "b")
+    seen = 0
     actions: list[OutlierAction] = []
     while not actions:
         seen += 2
@@ -140,7 +144,8 @@ def test_all_requests_of_one_broken_connection_are_one_loss() -> None:
 def test_every_further_ejection_is_twice_as_long_up_to_the_longest() -> None:
     watch = outliers("a", "b")
     results(watch, "a", LOST, at=0.0)
-    spans, now = [FIRST_EJECTION_S], FIRST_EJECTION_S
+    spans = [FIRST_EJECTION_S]
+    now = FIRST_EJECTION_S
     for _ in range(10):
         span, now = ejected_again(watch, "a", now)
         spans.append(span)
@@ -223,7 +228,8 @@ class OutlierMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.watch, self.now = OutlierDetector(), 0.0
+        self.watch = OutlierDetector()
+        self.now = 0.0
         self.allowed: dict[str, int | None] = {}  # requests that may still be sent; None: any number
         self.sent: list[tuple[str, float]] = []
 

@@ -33,7 +33,10 @@ def test_a_long_quiet_time_saves_no_more_than_a_burst() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(0, 3), st.integers(0, 5)), max_size=60))
 def test_retries_begin_no_faster_than_the_budget(steps: list[tuple[float, int, int]]) -> None:
-    budget, now, answers, begins = RetryBudget(), 0.0, 0, list[float]()
+    budget = RetryBudget()
+    now = 0.0
+    answers = 0
+    begins = list[float]()
     for later_s, answered, retried in steps:
         now += later_s
         for _ in range(answered):

@@ -10,7 +10,8 @@ from serve_app.core.routing.silence import BASE_TOKENS, FACTOR, FLOOR_S, MIN_FRA
 
 def known(ttff_s: float, tokens: int = 100, frames: int = MIN_FRAMES) -> tuple[FirstFrames, float]:
     """A replica that has answered one request after the other, each after this time; and the time."""
-    first_frames, now = FirstFrames(), 0.0
+    first_frames = FirstFrames()
+    now = 0.0
     for number in range(frames):
         first_frames.on_sent(number, tokens, now)
         now += ttff_s
@@ -78,7 +79,8 @@ def test_a_replica_is_silent_whoever_has_given_up_waiting_for_it() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("sfe"), st.integers(0, 1000)), max_size=60))
 def test_what_waits_is_what_was_sent_without_a_frame_or_an_end(events: list[tuple[int, str, int]]) -> None:
-    replica, waiting = FirstFrames(), dict[int, int]()
+    replica = FirstFrames()
+    waiting = dict[int, int]()
     for now, (number, kind, tokens) in enumerate(events):
         if kind == "s" and number not in waiting:
             replica.on_sent(number, tokens, float(now))

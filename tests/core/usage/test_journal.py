@@ -49,16 +49,20 @@ def test_a_router_killed_before_its_first_request_leaves_nothing_to_report() -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_wherever_a_router_is_killed_its_journal_has_what_it_would_have_reported(seed: int) -> None:
     draw = random.Random(seed)
-    meter, written, number = UsageMeter("r"), state_line(UsageMeter("r")), 0
+    meter = UsageMeter("r")
+    written = state_line(UsageMeter("r"))
+    number = 0
     for _ in range(200):
-        act, running = draw.random(), list(meter.in_flight)
+        act = draw.random()
+        running = list(meter.in_flight)
         if act < 0.45:
             number += 1
             key = KEY._replace(day=draw.choice(("2026-11-25", "2026-11-26")))
             meter.begin(f"q{number}", key, PRICES)
             written += begin_line(f"q{number}", key, PRICES)
         elif act < 0.8 and running:
-            request, use = draw.choice(running), draw.choice((USE, None))
+            request = draw.choice(running)
+            use = draw.choice((USE, None))
             meter.end(request, use)
             written += end_line(request, use)
         elif act < 0.9 and meter.sent is None:
