@@ -85,7 +85,9 @@ class Builder:
     """Root file systems below `folder`, one a stage. Needs root, mmdebstrap and Debian's packages."""
 
     def __init__(self, context: Path, folder: Path, arguments: Mapping[str, str]) -> None:
-        self._context, self._folder, self._given = context, folder, dict(arguments)
+        self._context = context
+        self._folder = folder
+        self._given = dict(arguments)
         self._roots: dict[str, Path] = {}
 
     def build(self, stages: Sequence[Stage]) -> Path:

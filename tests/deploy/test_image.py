@@ -108,7 +108,8 @@ def test_its_health_is_asked_where_the_instance_serves_with_and_without_tls(tmp_
     assert check(), "nothing has been started"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Healthz) as server:
         if scheme == "https":
-            tls, context = self_signed(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls = self_signed(tmp_path / "tls")
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(tls.certificate, tls.key)
             server.socket = context.wrap_socket(server.socket, server_side=True)
         port = server.server_address[1]
@@ -125,7 +126,8 @@ def test_its_health_is_asked_where_the_instance_serves_with_and_without_tls(tmp_
 @pytest.mark.long
 def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(image: Path, tmp_path: Path) -> None:
     environment = LAST.environment()
-    user, folder = LAST.last("USER").rest, LAST.last("WORKDIR").rest
+    user = LAST.last("USER").rest
+    folder = LAST.last("WORKDIR").rest
     command = dockerfile.command_in(image, LAST.last("CMD").words, folder=folder, user=user, layer=tmp_path)
     log = tmp_path / "up.log"
     with reserved_block("127.0.0.1") as block, log.open("wb") as output:

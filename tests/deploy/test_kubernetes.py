@@ -44,9 +44,13 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
 
 
-CLAIMS, BUDGETS = of_kind("PersistentVolumeClaim"), of_kind("PodDisruptionBudget")
-(POLICY,), (SERVICE,), (INGRESS,) = of_kind("NetworkPolicy"), of_kind("RayService"), of_kind("Ingress")
-(MONITOR,), (SCRAPE,) = of_kind("PodMonitor"), of_kind("ScrapeConfig")
+CLAIMS = of_kind("PersistentVolumeClaim")
+BUDGETS = of_kind("PodDisruptionBudget")
+(POLICY,) = of_kind("NetworkPolicy")
+(SERVICE,) = of_kind("RayService")
+(INGRESS,) = of_kind("Ingress")
+(MONITOR,) = of_kind("PodMonitor")
+(SCRAPE,) = of_kind("ScrapeConfig")
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 HEAD = CLUSTER["headGroupSpec"]["template"]
 (GPU_GROUP,) = CLUSTER["workerGroupSpecs"]
@@ -62,7 +66,9 @@ def fields(*required: str, **known: Any) -> dict[str, Any]:
     return {"type": "object", "properties": known, "required": list(required), "additionalProperties": False}
 
 
-TEXT, COUNT, YES_NO = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXT = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 0}
+YES_NO = {"type": "boolean"}
 WORDS = {"type": "object", "additionalProperties": TEXT}
 TEMPLATE = {"$ref": "#/$defs/io.k8s.api.core.v1.PodTemplateSpec"}
 RAY_SERVICE = KUBERNETES | fields(
@@ -253,7 +259,8 @@ def test_the_store_is_postgresql_and_its_password_a_secret_on_every_pod(pod: dic
 @PODS
 def test_a_node_that_starts_slowly_is_not_taken_for_a_dead_one(pod: dict[str, Any]) -> None:
     (container,) = pod["spec"]["containers"]
-    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    startup = container["startupProbe"]
+    liveness = container["livenessProbe"]
     assert startup["httpGet"] == liveness["httpGet"]
     assert "initialDelaySeconds" not in liveness, "the startup probe is the delay"
     assert startup["periodSeconds"] * startup["failureThreshold"] >= SLOW_START_S
@@ -271,7 +278,8 @@ def test_an_eviction_leaves_workers_and_the_head() -> None:
 
 
 def test_prometheus_finds_the_ports_and_is_let_in() -> None:
-    labels, (endpoint,) = MONITOR["spec"]["selector"]["matchLabels"], MONITOR["spec"]["podMetricsEndpoints"]
+    labels = MONITOR["spec"]["selector"]["matchLabels"]
+    (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
     for pod in (HEAD, WORKER):
         assert labels.items() <= pod["metadata"]["labels"].items()
         ports = {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}

@@ -30,7 +30,8 @@ CONTAINERS = {
     "worker": CLUSTER["workerGroupSpecs"][0]["template"]["spec"]["containers"][0],
 }
 IMAGE = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())[-1]
-TOKEN, KEY = "t" * 64, "sk-pods-0123456789abcdef"
+TOKEN = "t" * 64
+KEY = "sk-pods-0123456789abcdef"
 # As the operator generates it for these pods' resources.
 GENERATED = (
     "ray start {role} --block --dashboard-agent-listen-port=52365 --memory=4000000000 --metrics-export-port=8080 "
@@ -59,7 +60,9 @@ class Pods:
     """The nodes by the names of their hosts."""
 
     def __init__(self, hosts: Rack, image: Path, folder: Path) -> None:
-        self.hosts, self._image, self._folder = hosts, image, folder
+        self.hosts = hosts
+        self._image = image
+        self._folder = folder
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, kind: str, generated: str) -> None:
@@ -176,7 +179,8 @@ def test_a_worker_pod_that_ends_costs_no_stream_and_no_request(pods: Pods) -> No
     streams = [pods.ask(name, "/v1/completions", body=request) for name in ("one", "two") for _ in range(STREAMS)]
     time.sleep(5)  # they are under way: first tokens come within 0.1 s
     ending = pods.terminate("two")
-    began, seen = time.monotonic(), []
+    began = time.monotonic()
+    seen = []
     while ending.poll() is None:
         assert time.monotonic() < began + DRAINED_S, pods.log("two")
         seen.append(pods.answer("one", "/v1/completions", body={"model": "sim", "prompt": "x", "max_tokens": 4})[0])
