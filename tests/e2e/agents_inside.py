@@ -16,7 +16,8 @@ def run_agents(key: str, model: str, agents: int, concurrency: int) -> dict[str,
     """Agents of two calls each, one of which fails, under a bound; what came of them."""
 
     async def go() -> dict[str, Any]:
-        running, most = 0, 0
+        running = 0
+        most = 0
 
         async def task(session: AgentSession) -> int:
             nonlocal running, most

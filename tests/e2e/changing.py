@@ -231,7 +231,8 @@ class Place:
         wanted = {one.name: one.replicas for one in settings.models}
 
         def runs(state: dict[str, Any]) -> bool:
-            there, started = {one["name"]: len(one["replicas"]) for one in state["models"]}, running(state)
+            there = {one["name"]: len(one["replicas"]) for one in state["models"]}
+            started = running(state)
             return (
                 state["state"] == "running"
                 and len(started["Router"]) == settings.router.replicas

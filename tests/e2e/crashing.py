@@ -63,7 +63,8 @@ def difference(there: Place, *, idle: bool) -> str:
         idle: nothing runs, nor has anything waited just now: routers return their shares of a contended model, one
             after another, and ask for them again once it is calm.
     """
-    figures, state = there.quota(), there.status()
+    figures = there.quota()
+    state = there.status()
     if figures is None or figures["recovering"]:
         return f"no figures: {figures}"
     replicas = {one["id"] for each in state["models"] for one in each["replicas"] if one["state"] in SERVING}

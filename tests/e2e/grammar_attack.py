@@ -90,7 +90,8 @@ async def main() -> dict[str, Any]:
             trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
         until = time.monotonic() + SETTLED_S
         while True:
-            used, later = cpu_s() - before, cpu_s()
+            used = cpu_s() - before
+            later = cpu_s()
             await asyncio.sleep(SPAN_S)  # the span in which idle CPU is measured
             after = cpu_s() - later
             if after < IDLE_CPU_S or time.monotonic() > until + SPAN_S:

@@ -19,7 +19,8 @@ from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
 
-AT_ONCE, TRIVIALS = 20, 5
+AT_ONCE = 20
+TRIVIALS = 5
 ITEM = {"role": "user", "content": "a"}
 TRIVIAL: dict[str, Any] = {"messages": [{"role": "user", "content": "Say."}], "max_tokens": 8}
 # Each takes the process that reads them a quarter of a second of CPU or more.
@@ -44,7 +45,8 @@ class TurnMeter(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.longest_s, self._began_s = 0.0, time.thread_time()
+        self.longest_s = 0.0
+        self._began_s = time.thread_time()
 
     def select(self, timeout: float | None = None) -> Any:
         self.longest_s = max(self.longest_s, time.thread_time() - self._began_s)
@@ -60,7 +62,9 @@ class TurnMeter(selectors.DefaultSelector):
 
 async def ask(backend: EngineBackend, tenant: str, operation: Operation, body: dict[str, Any]) -> dict[str, Any]:
     submit = Submit(1, f"r{random.random()}", operation, {"model": BUILT_IN_MODEL.name, **body}, cache_salt=tenant)
-    began, answer, status = time.monotonic(), b"", 0
+    began = time.monotonic()
+    answer = b""
+    status = 0
     async for piece in backend.run(submit):
         status = status or piece.status
         answer += piece.body

@@ -10,7 +10,8 @@ TIMES = ("winter", "summer", "autumn", "spring", "morning", "evening", "night")
 
 def text(number: int) -> str:
     """Prompt `number`, 9 to 14 words; different numbers begin differently, so they share no cached prefix."""
-    place, time = PLACES[number % len(PLACES)], TIMES[number % len(TIMES)]
+    place = PLACES[number % len(PLACES)]
+    time = TIMES[number % len(TIMES)]
     extra = " and count every light in the window" if number % 2 else ""
     return f"{number} times describe the {place} in the {time} for people{extra}"
 

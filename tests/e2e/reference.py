@@ -59,7 +59,8 @@ class Reference:
 
     def compare(self, prompt: Sequence[int], produced: Sequence[int]) -> Comparison:
         """Whether `produced` is what greedy decoding of `prompt` gives, up to ties."""
-        at, ties = 0, 0
+        at = 0
+        ties = 0
         while at < len(produced):
             tokens, logits = self._greedy([*prompt, *produced[:at]], len(produced) - at)
             for token, scores in zip(tokens, logits, strict=True):

@@ -111,7 +111,8 @@ class Stack:
 
 def external() -> Stack | None:
     """The running stack that the environment names, if it does."""
-    url, key = os.environ.get("SERVE_APP_E2E_URL"), os.environ.get("SERVE_APP_E2E_KEY")
+    url = os.environ.get("SERVE_APP_E2E_URL")
+    key = os.environ.get("SERVE_APP_E2E_KEY")
     if not url or not key:
         return None
     listing = requests.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=REQUEST_TIMEOUT_S)
@@ -173,7 +174,8 @@ def _deploy(cluster: LocalCluster, config: Mapping[str, Any], names: list[str], 
 
 def _wait_ready(stack: Stack, driver: RemoteDriver, log: Path) -> None:
     deadline = time.monotonic() + START_S
-    running, last = False, "nothing"
+    running = False
+    last = "nothing"
     while time.monotonic() < deadline:
         event = driver.event(TICK_S)
         if event is not None:

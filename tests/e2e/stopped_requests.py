@@ -59,7 +59,8 @@ def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
 
 async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[int]) -> dict[str, Any]:
     """One request that is stopped so often, unless it has ended before."""
-    made, stayed = client.engine_tokens(), 0
+    made = client.engine_tokens()
+    stayed = 0
     reply = Reply()
     task = client.posting(asked, path=path, key=BATCH_KEY, reply=reply)
     for tokens in stops:

@@ -23,7 +23,8 @@ from tests.e2e.crashing import ACTOR, actor, kill, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import ROUTER, WIDE, WIDE_STEP_S, processes
 
-CLIENTS, TOKENS = 30, 50
+CLIENTS = 30
+TOKENS = 50
 SERVICE_S = WIDE_STEP_S * TOKENS
 BEFORE_S = 3.0  # of load before the blow
 DOWN_S = 5.0  # the actor is killed again and again for so long: past the routers' fence, so they stop by themselves

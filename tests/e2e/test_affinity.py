@@ -13,7 +13,9 @@ PREFIXES = 12
 REQUESTS = 6  # of each prefix
 CLIENTS = 8
 SHARE = 0.95  # one by one nothing is in the way; a channel that has just opened may move a bound once
-ALIKE, ROUNDS = 3, 30  # rounds in a row that say that all routers have slots of both replicas; rounds at most
+# rounds in a row that say that all routers have slots of both replicas; rounds at most
+ALIKE = 3
+ROUNDS = 30
 BUSY_SHARE = 0.85  # eight at once are below the quarter of a replica's slots that is free of the bound, mostly
 PLACED = re.compile(rf'serve_app_placed{{router="[^"]+",key="prefix",model="{WIDE}",place="([^"]+)"}} (\S+)')
 

@@ -24,7 +24,9 @@ requires("linux")
 pytestmark = pytest.mark.long
 
 CONFIG = {"models": [{"name": "sim", "engine": "simulated"}], "quota": {"reserved_gb": 0}}
-START_S, END_S = 300.0, 120.0  # half a minute and ten seconds on an idle machine
+# half a minute and ten seconds on an idle machine
+START_S = 300.0
+END_S = 120.0
 POLL_S = 0.2
 
 
@@ -32,7 +34,8 @@ class Operator:
     """A shell in `folder`, with a home of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / "home"
+        self.folder = folder
+        self.home = folder / "home"
         with reserved_block("127.0.0.1") as block:
             self.port = block.http
         clean = {

@@ -90,7 +90,8 @@ def test_a_batch_has_an_answer_or_an_error_for_each_of_its_rows(
     assert (done.status, done.errors) == ("completed", None)
     assert done.request_counts is not None
     assert done.request_counts.model_dump() == {"total": 30, "completed": 29, "failed": 1}
-    found, wrong = lines(client, done.output_file_id), lines(client, done.error_file_id)
+    found = lines(client, done.output_file_id)
+    wrong = lines(client, done.error_file_id)
     assert [one["custom_id"] for one in found] == [one["custom_id"] for one in rows if one is not rows[7]]
     tokens = [one["response"]["body"]["usage"]["completion_tokens"] for one in found]
     assert tokens == [one["body"]["max_tokens"] for one in rows if one is not rows[7]]
@@ -121,7 +122,8 @@ def test_a_cancelled_batch_keeps_the_answers_that_it_has(lane: Stack, client: op
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = ended(client, batch)
     assert done.status == "cancelled"
-    found, wrong = lines(client, done.output_file_id), lines(client, done.error_file_id)
+    found = lines(client, done.output_file_id)
+    wrong = lines(client, done.error_file_id)
     assert Counter(one["custom_id"] for one in found + wrong) == Counter(one["custom_id"] for one in rows)
     assert 0 < len(found) < len(rows)
     assert {one["error"]["code"] for one in wrong} == {"batch_cancelled"}

@@ -108,12 +108,15 @@ def _plan(rng: random.Random, number: int) -> dict[str, Any]:
     tokens = rng.choice([1, 10, 60, 200])
     body: dict[str, Any] = {"model": model, "max_tokens": tokens, "stream": rng.random() < 0.5}
     if rng.random() < 0.5:
-        path, body = "/v1/chat/completions", body | {"messages": prompts.chat(number)}
+        path = "/v1/chat/completions"
+        body = body | {"messages": prompts.chat(number)}
     else:
-        path, body = "/v1/completions", body | {"prompt": prompts.text(number), "n": rng.choice([1, 1, 2])}
+        path = "/v1/completions"
+        body = body | {"prompt": prompts.text(number), "n": rng.choice([1, 1, 2])}
     status = 200
     if rng.random() < 0.1:
-        body["max_tokens"], status = -1, 400
+        body["max_tokens"] = -1
+        status = 400
     leaves = rng.uniform(0.0, 0.4) if rng.random() < 0.35 else None
     return {"path": path, "body": body, "status": status, "leaves_after_s": leaves}
 

@@ -72,7 +72,8 @@ def answer_of(name: str, text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_continued_stream_is_the_undisturbed_one(name: str) -> None:
-    undisturbed, cuts = found()["cut"][name]["undisturbed"], found()["cut"][name]["cuts"]
+    undisturbed = found()["cut"][name]["undisturbed"]
+    cuts = found()["cut"][name]["cuts"]
     assert undisturbed["failure"] == ""
     assert len(cuts) > 3
     for cut in cuts:
@@ -107,7 +108,8 @@ def test_the_scenarios_are_what_they_are_called() -> None:
 
 @pytest.mark.parametrize("name", continued_streams.INEXACT)
 def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
-    undisturbed, cuts = found()["cut"][name]["undisturbed"], found()["cut"][name]["cuts"]
+    undisturbed = found()["cut"][name]["undisturbed"]
+    cuts = found()["cut"][name]["cuts"]
     assert undisturbed["failure"] == ""
     assert [cut["failure"] for cut in cuts] == [NOT_CONTINUABLE] * len(cuts)
     assert all(cut["status"] == [] for cut in cuts)

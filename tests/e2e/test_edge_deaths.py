@@ -68,7 +68,8 @@ class Asking(threading.Thread):
 
     def __init__(self, there: Stack) -> None:
         super().__init__(daemon=True)
-        self._there, self._over = there, threading.Event()
+        self._there = there
+        self._over = threading.Event()
         self.ends: list[tuple[float, str]] = []
         self.start()
 
@@ -130,7 +131,8 @@ def stack_folder(there: Stack) -> str:
 @on_any_machine
 def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(there: Stack, busy: bool) -> None:
     with load(busy):
-        asking, before = Asking(there), manager(there)
+        asking = Asking(there)
+        before = manager(there)
         began = time.monotonic()
         kill(front(there))
         within(lambda: replaced(there, before), REPLACED_S, "Serve has its own HAProxy again")
@@ -143,7 +145,8 @@ def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(ther
 def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(there: Stack, busy: bool) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": 1800, "ignore_eos": True}
     with load(busy), ThreadPoolExecutor(1) as pool:
-        asking, before = Asking(there), manager(there)
+        asking = Asking(there)
+        before = manager(there)
         running = pool.submit(there.post, "/v1/completions", body)  # 18 s: across the handover on a quiet machine
         time.sleep(1.0)  # it runs
         kill(before)
@@ -203,7 +206,8 @@ def models(there: Stack, source: str = "127.0.0.1") -> int:
 
 def told(connections: list[socket.socket]) -> list[bytes]:
     """What each is told by itself, within ENDS_S of the call."""
-    deadline, answers = time.monotonic() + ENDS_S, []
+    deadline = time.monotonic() + ENDS_S
+    answers = []
     for one in connections:
         one.settimeout(max(deadline - time.monotonic(), 0.01))
         try:

@@ -41,7 +41,8 @@ def test_every_router_tells_of_a_finished_request_by_any_of_its_names(three: Sta
 
 def test_every_router_tells_why_a_request_was_refused(three: Stack) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": LONG_TOKENS, "stream": True, "priority": "critical"}
-    open_ones, refused = [], ""
+    open_ones = []
+    refused = ""
     try:
         for _ in range(3 * SLOTS):
             connection = send(three, "/v1/completions", body)

@@ -26,9 +26,13 @@ from tests.requires import missing, requires
 MB = 2**20
 REPLICA = "ray::ServeReplica:serve_app:"
 PROCESSES = (REPLICA + ROUTER, REPLICA + BATCH_WORKER, "ray::FileOwner", "ray::StoreOwner")
-STOPPED_FILE, STOPPED_S = 64 * MB, 2.0  # the client has sent all of it in a tenth of that, where nothing holds it back
+# the client has sent all of it in a tenth of that, where nothing holds it back
+STOPPED_FILE = 64 * MB
+STOPPED_S = 2.0
 AHEAD_MB = 24  # pieces on their way, and what allocators keep; a third of the file
-LARGE_ROWS, LARGE_PROMPT = 50_000, 1900  # the most rows of a batch, in 100 MB
+# the most rows of a batch, in 100 MB
+LARGE_ROWS = 50_000
+LARGE_PROMPT = 1900
 GROWTH_MB = 64  # of any process, whatever the size of the file: some 30 were seen
 LARGE_S = 1800.0  # 150 rows a second were seen on two cores that others used as well
 LARGE: dict[str, Any] = {

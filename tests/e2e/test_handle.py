@@ -43,7 +43,8 @@ def test_a_chat_answer_is_the_one_over_http(stack: Stack, llm: Client) -> None:
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(llm: Client) -> None:
     async def streamed() -> tuple[str, Any]:
-        text, usage = "", None
+        text = ""
+        usage = None
         async for chunk in llm.stream(HELLO, stream_options={"include_usage": True}, **GREEDY):
             text += chunk.choices[0].delta.content or "" if chunk.choices else ""
             usage = chunk.usage or usage

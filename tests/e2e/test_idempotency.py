@@ -17,7 +17,9 @@ from tests.e2e.observe import Observer, within
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import MODEL, ROUTERS, all_routers, process, routers
 
-SHORT, LONG = 20, 600  # tokens: 0.1 s and 3 s of the engine
+# tokens: 0.1 s and 3 s of the engine
+SHORT = 20
+LONG = 600
 GONE_S = 30.0  # for Ray and HAProxy to notice a dead router
 REPLAY = "x-idempotent-replay"
 ID_HEADER = "x-serve-app-request-id"
@@ -42,7 +44,8 @@ def restarts(there: Stack) -> float:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_outlives_the_router_that_ran_it(three: Stack, stream: bool) -> None:
     first, *others = all_routers(three)
-    headers, asked = keyed(), body(SHORT, stream=stream)
+    headers = keyed()
+    asked = body(SHORT, stream=stream)
     answer = first.post("/v1/completions", asked, headers=headers)
     assert answer.status_code == 200
     os.kill(process(three, first), signal.SIGKILL)
@@ -57,8 +60,10 @@ def test_an_answer_outlives_the_router_that_ran_it(three: Stack, stream: bool) -
 
 def test_a_repeat_on_another_router_joins_a_stream_whose_client_was_cut(three: Stack) -> None:
     first, other, *_ = all_routers(three)
-    headers, asked = keyed(), body(LONG, stream=True)
-    url, whole = f"{first.base_url}/v1/completions", {**first.headers(), **headers}
+    headers = keyed()
+    asked = body(LONG, stream=True)
+    url = f"{first.base_url}/v1/completions"
+    whole = {**first.headers(), **headers}
     with requests.post(url, json=asked, headers=whole, stream=True, timeout=REQUEST_TIMEOUT_S) as cut:
         head = next(cut.iter_content(200))
     joined = other.post("/v1/completions", asked, headers=headers)
@@ -71,7 +76,8 @@ def test_a_repeat_on_another_router_joins_a_stream_whose_client_was_cut(three: S
 
 def test_a_run_whose_router_was_killed_starts_anew_once(three: Stack) -> None:
     first, *others = all_routers(three)
-    headers, asked = keyed(), body(LONG)
+    headers = keyed()
+    asked = body(LONG)
     before = restarts(three)
     with ThreadPoolExecutor(3) as pool:
         cut = pool.submit(first.post, "/v1/completions", asked, headers=headers)

@@ -54,7 +54,8 @@ def cached(answer: dict[str, Any]) -> int:
 
 def test_a_tenant_s_second_request_finds_its_prefix_cached(stack: Stack) -> None:
     prompt = fresh_prompt()
-    first, second = ask(stack, prompt), ask(stack, prompt)
+    first = ask(stack, prompt)
+    second = ask(stack, prompt)
 
     assert cached(first) == 0
     assert cached(second) >= PREFIX_TOKENS - 32
@@ -63,7 +64,9 @@ def test_a_tenant_s_second_request_finds_its_prefix_cached(stack: Stack) -> None
 
 def test_two_tenants_do_not_share_a_cached_prefix(stack: Stack, batch_key: str) -> None:
     prompt = fresh_prompt()
-    people, batch, again = ask(stack, prompt), ask(stack, prompt, key=batch_key), ask(stack, prompt, key=batch_key)
+    people = ask(stack, prompt)
+    batch = ask(stack, prompt, key=batch_key)
+    again = ask(stack, prompt, key=batch_key)
 
     assert cached(people) == 0
     assert cached(batch) == 0

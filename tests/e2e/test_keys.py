@@ -127,7 +127,8 @@ def test_a_router_that_starts_while_the_store_stands_still_knows_the_keys_of_the
 ) -> None:
     made = make(each[0])
     follows(each, made["key"], 200, "a key from before")
-    pid, before = actor(three), set(processes(three, ROUTER))
+    pid = actor(three)
+    before = set(processes(three, ROUTER))
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -18,7 +18,8 @@ from tests.e2e.stack import Stack
 from tests.e2e.three import MODEL, all_routers
 
 EXAMPLE = {"requests_per_minute": 60, "tokens_per_minute": 150_000, "max_concurrent": 10}
-BURST, PER_S = 60, 1.0
+BURST = 60
+PER_S = 1.0
 ASKED = 68  # at the same moment: the last is due after 8 s
 TOKENS = 20  # 0.1 s of the simulated engine
 FOLLOW_S = 5.0  # for all routers to know a new key; a second is promised, of a machine that others do not use

@@ -42,7 +42,9 @@ COMMAND_S = 120.0  # of one command: Python, Ray and the change, five seconds on
 # one replica a request, and no delays
 QUICK = {"max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
 ENDLESS = 8000  # tokens: longer than any test
-NEVER, LOADING_S = 10_000.0, 8.0  # likewise; of an engine, longer than another controller needs to be there
+# likewise; of an engine, longer than another controller needs to be there
+NEVER = 10_000.0
+LOADING_S = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +392,8 @@ def within(condition: Any, what: str) -> None:
 
 def command(there: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`serve-app` on this instance."""
-    name, folder = there.cluster.instance.name, there.cluster.state.folder.parent
+    name = there.cluster.instance.name
+    folder = there.cluster.state.folder.parent
     line = [sys.executable, "-m", "serve_app.cli", *arguments, "--instance", name, "--state-dir", str(folder)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     return subprocess.run(

@@ -35,7 +35,8 @@ def test_the_place_comes_while_the_request_waits_and_the_answer_behind_it(
     seen = asyncio.run(scenario())
     assert seen.startswith(b"HTTP/1.1 200 ")
     assert b"text/event-stream" in seen.partition(b"\r\n\r\n")[0]
-    last, first = seen.rindex(b": queue "), seen.index(b"data: {")
+    last = seen.rindex(b": queue ")
+    first = seen.index(b"data: {")
     assert last < first
     assert re.search(rb"\n: queue position=1( expected_start_s=\d+\.\d)?\n\n", seen)
 

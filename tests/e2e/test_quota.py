@@ -29,7 +29,9 @@ LOOKS_S = 2.0  # of this test, on a machine that others use: a look asks Serve, 
 STILL_S = 6.0  # longer than any owner may be silent
 STORM_S = 20.0
 STORM_GAP_S = (0.2, 2.0)  # between blows
-CLIENTS, WARM_REQUESTS, REQUESTS = 16, 1000, 20_000
+CLIENTS = 16
+WARM_REQUESTS = 1000
+REQUESTS = 20_000
 GROWN_BYTES = 8e6  # 400 bytes a request would be a leak; pages that Python keeps are not
 BASE = configured(model(OTHER), router={"replicas": ROUTERS})
 BASE["models"][0]["replicas"] = {"min_replicas": 2, "max_replicas": 2}

@@ -20,7 +20,8 @@ from serve_app.settings import GB, ModelSettings
 from tests.e2e.changing import KEY, POLL_S, Place, place
 from tests.requires import requires
 
-KV_GB, SMALL_GB = 0.5, 0.25
+KV_GB = 0.5
+SMALL_GB = 0.25
 WEIGHTS_ROOM_GB = 0.1  # the tiny model's weights are a few MB
 FIXED_BYTES = estimated_need(ModelSettings(name="m", dtype="float32", max_num_seqs=8), "cpu", 0, CONFIG).fixed_bytes
 DEVICE_BYTES = 2 * FIXED_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GB)  # not for twice KV_GB

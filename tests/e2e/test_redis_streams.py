@@ -24,9 +24,15 @@ from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 from tests.fakes.redis_server import redis_server
 from tests.requires import requires
 
-MODEL, STEP_S = "streamed", 0.005
-ROWS, REPLIES, DEAD, MINE = "rows", "answers", "dead", "answers:mine"
-ENTRIES, TOKENS = 60, 300  # each runs for 1.5 s, eight at a time
+MODEL = "streamed"
+STEP_S = 0.005
+ROWS = "rows"
+REPLIES = "answers"
+DEAD = "dead"
+MINE = "answers:mine"
+# each runs for 1.5 s, eight at a time
+ENTRIES = 60
+TOKENS = 300
 USED = ("requests", "output_tokens")
 CLAIM_IDLE_S = 2.0  # the other worker claims what the killed one had
 READ_S = 30.0  # for entries to be read, and for their use to be reported: a second on an idle machine

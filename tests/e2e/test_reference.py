@@ -19,7 +19,8 @@ def test_greedy_output_equals_the_library_s_for_20_prompts(
     client: openai.OpenAI, reference: Reference, record_property: Any
 ) -> None:
     """Half of them as chats; the token ids of the prompts have to be equal, too."""
-    compared, ties = 0, 0
+    compared = 0
+    ties = 0
     for number in range(PROMPTS):
         prompt, produced, text = _ask(client, reference, number)
         comparison = reference.compare(prompt, produced)

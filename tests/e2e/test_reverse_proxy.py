@@ -26,7 +26,9 @@ from tests.system.certificates import NAME, self_signed
 requires("linux")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Unverified HTTPS request")]  # it is self-signed
 
-MODEL, STEP_S, TOKENS = "sim", 0.05, 40
+MODEL = "sim"
+STEP_S = 0.05
+TOKENS = 40
 CONFIG: dict[str, Any] = {
     "models": [{"name": MODEL, "engine": "simulated", "max_model_len": 8192, "simulated": {"decode_step_s": STEP_S}}]
 }

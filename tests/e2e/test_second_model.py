@@ -38,7 +38,8 @@ SECOND_MODEL = {
     "enforce_eager": True,  # compiled is the first one; it takes 40 s
     "kv_cache_gb": 0.0215,  # 5,200 tokens: a quarter of what the batch's slots would fill
 }
-CLIENTS, REQUESTS = 48, 64
+CLIENTS = 48
+REQUESTS = 64
 LEARN_REQUESTS = 320
 WIDE_BOUND = 900  # tokens: five such fill the pool
 LOOK_S = 0.2
@@ -139,7 +140,8 @@ def both(stack: Stack) -> Iterator[Both]:
 
 
 def test_each_of_two_real_models_is_answered_by_its_own(both: Both, reference: Reference) -> None:
-    stack, second = both.stack, Reference(ensure_tiny_model(seed=SEED))
+    stack = both.stack
+    second = Reference(ensure_tiny_model(seed=SEED))
     assert {name: ids for name, ids in both.during.items() if name != SECOND} == both.before
     assert len(both.during[SECOND]) == 1
 
@@ -179,7 +181,8 @@ class Look:
                     self._observer.value("serve_app_engine", model=SECOND, figure=name)
                     for name in ("kv_cache_usage", "running")
                 )
-                self.fullest, self.most_running = max(self.fullest, full), max(self.most_running, running)
+                self.fullest = max(self.fullest, full)
+                self.most_running = max(self.most_running, running)
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()

@@ -27,7 +27,9 @@ TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second
 LONGER = 60  # 0.3 s: 13 a second
 RANK = {"low": 0, "normal": 1, "high": 2}
 EXCHANGE_S = 0.5  # one exchange is a few milliseconds; a process of three may be kept waiting by a busy machine
-MIXED, MIXED_PER_S = 120, 60.0  # far more than the engine serves, and less than the client can send
+# far more than the engine serves, and less than the client can send
+MIXED = 120
+MIXED_PER_S = 60.0
 EQUAL = 60  # requests in each of two groups
 SIGMAS = 4.0  # a fair order fails once in 16,000 runs
 QUEUED = 40  # requests that each router has when one is killed
@@ -105,7 +107,8 @@ def rank_gap(found: Sequence[Served], first: str, second: str) -> float:
     over all permutations, which is what a fair order is one of."""
     order = sorted(found, key=lambda one: one.granted)
     ranks = {name: [rank for rank, one in enumerate(order) if one.group == name] for name in (first, second)}
-    (one, other), count = ranks.values(), len(order)
+    one, other = ranks.values()
+    count = len(order)
     deviation = math.sqrt(count * (count + 1) / 12 * (1 / len(one) + 1 / len(other)))
     return (sum(other) / len(other) - sum(one) / len(one)) / deviation
 
@@ -151,7 +154,8 @@ class Ends:
 
 def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
     first, second, victim = all_routers(three)
-    pid, observer = process(three, victim), Observer(first)
+    pid = process(three, victim)
+    observer = Observer(first)
 
     def least_waiting() -> float:
         """At the router where the fewest wait, the victim or another."""
@@ -204,7 +208,8 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
 
 
 def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:
-    there, observers = all_routers(three), [Observer(router) for router in all_routers(three)]
+    there = all_routers(three)
+    observers = [Observer(router) for router in all_routers(three)]
     ended = "serve_app_requests_total"
     before = observers[0].by_router(ended, model=MODEL)
     for router in there:

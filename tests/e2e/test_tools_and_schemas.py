@@ -91,7 +91,9 @@ def test_a_streamed_tool_call_adds_up_to_the_same_arguments(client: openai.OpenA
         "temperature": 0,
     }
     whole = client.chat.completions.create(**asked).choices[0].message.tool_calls
-    name, arguments, ids = "", "", set()
+    name = ""
+    arguments = ""
+    ids = set()
     for chunk in client.chat.completions.create(stream=True, **asked):
         for call in chunk.choices[0].delta.tool_calls or []:
             assert call.index == 0

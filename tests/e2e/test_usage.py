@@ -21,7 +21,8 @@ from tests.e2e.observe import within
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import WIDE, all_routers, process
 
-LOAD_S, KILLED_AFTER_S = 8.0, 4.0
+LOAD_S = 8.0
+KILLED_AFTER_S = 4.0
 CLIENTS = 6  # of each router
 REPORTED_S = 20.0  # a report takes a second and some milliseconds; the rest is for a busy machine
 FOUND_S = 40.0  # the others look for a journal every five seconds; the rest is for a busy machine
@@ -38,7 +39,8 @@ class Asked:
 
 async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> None:
     """One request, streamed or whole, of a random size."""
-    began, streamed = time.monotonic(), draw.random() < 0.5
+    began = time.monotonic()
+    streamed = draw.random() < 0.5
     body: dict[str, Any] = {
         "model": WIDE,
         "prompt": "word " * draw.randrange(1, 40),
@@ -58,7 +60,9 @@ async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> Non
 
 
 async def load(router: Stack, seed: int, seconds: float) -> Asked:
-    asked, draw, until = Asked(), random.Random(seed), time.monotonic() + seconds
+    asked = Asked()
+    draw = random.Random(seed)
+    until = time.monotonic() + seconds
     headers = router.headers(BATCH_KEY)
     async with httpx.AsyncClient(base_url=router.base_url, headers=headers, timeout=REQUEST_TIMEOUT_S) as http:
 
@@ -113,7 +117,8 @@ def test_of_a_killed_router_every_answer_counts_and_what_was_cut_is_unsettled(th
     answered = one.sums + other.sums + dead.sums
     within(FOUND_S, lambda: (stored(three) - before)["requests"] >= answered["requests"] - CLIENTS, True, "its journal")
     found = stored(three) - before
-    unsettled, cut = found.pop("unsettled", 0), len(dead.broken)
+    unsettled = found.pop("unsettled", 0)
+    cut = len(dead.broken)
     print(f"{answered['requests']} answers, {found['requests']} in the sums, {unsettled} unsettled, {cut} cut")
     if found != answered:  # an answer's last byte may have left, and its router died before it wrote that down
         assert answered["requests"] - CLIENTS <= found["requests"] < answered["requests"]

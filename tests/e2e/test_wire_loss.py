@@ -42,7 +42,9 @@ LONG = 500  # tokens: 5 s, well beyond STILL_S
 ENDLESS = 4000  # tokens: 40 s, longer than any test looks
 GIVEN_UP_S = 180.0  # a frozen replica by Serve, and another in its place
 BACK_S = 60.0  # for a killed replica to be replaced: 5 s and less on an idle machine
-STORM, AT_ONCE = 2000, 32  # requests of a storm; twelve seconds of two cores
+# requests of a storm; twelve seconds of two cores
+STORM = 2000
+AT_ONCE = 32
 LEAVING = 0.4  # share of its clients that go away
 FILLED = ROUTERS * MAX_RECEIPTS * 5 // 4  # requests after which no router keeps one more receipt
 SPARE_DESCRIPTORS = 20  # more than before: connections that happen to be open
@@ -93,7 +95,8 @@ class Client(threading.Thread):
 
     def __init__(self, stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> None:
         super().__init__(daemon=True)
-        self._stack, self.silent_s = stack, silent_s
+        self._stack = stack
+        self.silent_s = silent_s
         self._body = {"model": WIDE, "prompt": "hi", "max_tokens": tokens, "stream": True}
         self.events = 0
         self.lines: list[bytes] = []
@@ -249,7 +252,8 @@ def shown_nonsense(one: Listener) -> bytes:
 
 async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
     """Short requests, many of whose clients go away somewhere; the statuses of those that stay."""
-    parts, draw = urlsplit(stack.base_url), random.Random(seed)
+    parts = urlsplit(stack.base_url)
+    draw = random.Random(seed)
     statuses: Counter[str] = Counter()
 
     async def one() -> None:

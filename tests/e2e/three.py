@@ -15,15 +15,23 @@ from tests.e2e import stack as stacks
 from tests.e2e.observe import http_status, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 
-MODEL, SLOTS, ROUTERS = "tiny-sim", 4, 3
-WIDE, WIDE_SLOTS, WIDE_REPLICAS, WIDE_STEP_S = "wide", 64, 2, 0.01
+MODEL = "tiny-sim"
+SLOTS = 4
+ROUTERS = 3
+WIDE = "wide"
+WIDE_SLOTS = 64
+WIDE_REPLICAS = 2
+WIDE_STEP_S = 0.01
 WIDE_KV_TOKENS = 262_144  # for endless requests in every slot: 40 s of the engine
 EMBED = "embed-sim"
-QUICK, SLOW = "org/quick", "slow"  # whose replicas follow the requests, from none
+# whose replicas follow the requests, from none
+QUICK = "org/quick"
+SLOW = "slow"
 HOLD_S = 20.0  # how long a request is held while no replica runs: above what starting processes takes on a busy machine
 SLOW_START_S = 26.0  # of an engine: longer than its requests are held
 SLOW_IDLE_S = 4.0  # how long it is kept without requests; less than its start lacks when they are refused
-LOOK_BACK_S, INTERVAL_S = 1.5, 0.5
+LOOK_BACK_S = 1.5
+INTERVAL_S = 0.5
 SCALE = {
     "min_replicas": 0,
     "max_replicas": 3,
