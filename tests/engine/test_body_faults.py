@@ -63,7 +63,9 @@ class AskMany(BaseModel):
     size: int = 0
 
 
-TALK, LOOSE_TALK, ASKS = FaultFinder(Talk), FaultFinder(LooseTalk), FaultFinder(Ask | AskMany)
+TALK = FaultFinder(Talk)
+LOOSE_TALK = FaultFinder(LooseTalk)
+ASKS = FaultFinder(Ask | AskMany)
 
 
 @pytest.mark.parametrize(

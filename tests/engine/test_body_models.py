@@ -18,7 +18,8 @@ from serve_app.engine.vllm_adapter.body_models import MODELS, SCORE_FORMS, valid
 from serve_app.transport import Submit  # noqa: E402
 from serve_app.types import Operation  # noqa: E402
 
-FEW, MANY = 2, 200
+FEW = 2
+MANY = 200
 USER = {"role": "user", "content": "a"}
 PART = {"type": "text", "text": "a"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -27,8 +27,12 @@ from serve_app.settings import ModelSettings  # noqa: E402
 from serve_app.transport import Submit  # noqa: E402
 from serve_app.types import Operation  # noqa: E402
 
-CHAT, TEXT, RESPONSES = Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES
-EMBEDDING, SCORE, RERANK = Operation.EMBEDDING, Operation.SCORE, Operation.RERANK
+CHAT = Operation.CHAT
+TEXT = Operation.COMPLETION
+RESPONSES = Operation.RESPONSES
+EMBEDDING = Operation.EMBEDDING
+SCORE = Operation.SCORE
+RERANK = Operation.RERANK
 USER = {"role": "user", "content": "a"}
 FUNCTION = {"name": "f", "arguments": "{}"}
 ROLES = "'developer', 'system', 'user', 'assistant', 'tool' or 'function'"

@@ -78,8 +78,11 @@ def whole(tokenizer: Any, request: ChatCompletionRequest, text: str, is_cut: boo
 
 def streamed(tokenizer: Any, request: ChatCompletionRequest, text: str) -> tuple[str, list[tuple[str, str]]]:
     """As a client joins the pieces of one token each."""
-    tokens, made = tokenizer.encode(text, add_special_tokens=False), parser(tokenizer, request)
-    content, calls, told = "", dict[int, list[str]](), ""
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    made = parser(tokenizer, request)
+    content = ""
+    calls = dict[int, list[str]]()
+    told = ""
     for number, token in enumerate(tokens, 1):
         now = tokenizer.decode(tokens[:number])
         delta = made.parse_delta(now[len(told) :], [token], request, [1], finished=number == len(tokens))
@@ -178,7 +181,8 @@ def sent(items: list[ResponseFunctionToolCall], is_cut: bool) -> list[dict[str, 
     [('{"a": 1', True, "incomplete"), ('{"a": 1}', True, "completed"), ('{"a": 1', False, "completed")],
 )
 def test_the_last_item_of_a_cut_response_is_incomplete_if_it_is(last: str, is_cut: bool, status: str) -> None:
-    first, second = call("{}"), call(last)
+    first = call("{}")
+    second = call(last)
     events = sent([first, second], is_cut)
 
     assert [event["type"] for event in events][-1] == "response.completed"

@@ -26,7 +26,8 @@ LONG = 5000  # tokens: 5 s at the fake's rate
 def test_each_router_is_told_the_slots_of_the_engine_and_that_it_drains() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
-        first, second = await Peer.enter(replica, "first"), await Peer.enter(replica, "second")
+        first = await Peer.enter(replica, "first")
+        second = await Peer.enter(replica, "second")
         assert [peer.batches[-1].slots for peer in (first, second)] == [7, 7]
         replica.engine.drain(30.0)
         for peer in (first, second):

@@ -63,7 +63,8 @@ class FakeHub:
     """What vLLM's loader asks the hub for, answered from the names of a repository; `fetched`: what it downloaded."""
 
     def __init__(self, names: tuple[str, ...], folder: Path) -> None:
-        self._names, self._folder = names, folder
+        self._names = names
+        self._folder = folder
         self.fetched: set[str] = set()
 
     def ls(self, path: str, **_: Any) -> list[str]:

@@ -185,6 +185,7 @@ def test_the_cluster_configuration_scales_as_the_owner_asked() -> None:
 
 def test_the_70b_configuration_starts_with_four_replicas_of_four_gpus_and_sixteen_cpus() -> None:
     (entry,) = configuration.load(CONFIGS / "70b-many-nodes.yaml").models
-    bundles, replicas = placement(entry, "gpu")["placement_group_bundles"], entry.replicas
+    bundles = placement(entry, "gpu")["placement_group_bundles"]
+    replicas = entry.replicas
     assert (sum(one["GPU"] for one in bundles), sum(one["CPU"] for one in bundles)) == (4, 16)
     assert (replicas.min_replicas, replicas.initial_replicas, replicas.max_replicas) == (2, 4, 8)

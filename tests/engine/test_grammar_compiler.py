@@ -88,7 +88,8 @@ def test_a_compile_that_others_end_is_no_verdict_on_its_grammar(
                         ended.add(fork.pid)
                         fork.send_signal(number)
 
-    done, ends = threading.Event(), threading.Thread(target=end_forks)
+    done = threading.Event()
+    ends = threading.Thread(target=end_forks)
     ends.start()
     try:
         verdict = compiler.compile(slow)

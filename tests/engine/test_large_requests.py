@@ -197,9 +197,11 @@ class Engine:
     """Stands for vLLM's engine client: an answer of one word, and the prompts that it was asked."""
 
     def __init__(self, setup: RenderSetup) -> None:
-        self.vllm_config, self.model_config = setup.config, setup.config.model_config
+        self.vllm_config = setup.config
+        self.model_config = setup.config.model_config
         self.renderer = renderer_from_config(setup.config)
-        self.input_processor, self.errored = None, False
+        self.input_processor = None
+        self.errored = False
         self.prompts: list[list[int]] = []
 
     def check_admission(self, n: int) -> None:
@@ -223,7 +225,8 @@ def test_vllm_s_serving_objects_answer_what_the_process_has_read(
     setup: RenderSetup, helper: HelperProcess, asked: Submit
 ) -> None:
     async def main() -> None:
-        engine, state = Engine(setup), State()
+        engine = Engine(setup)
+        state = State()
         await init_app_state(engine, state, setup.frontend, ("generate",))  # type: ignore[arg-type]
         take_rendered(state.online_renderer)
         answers = []
@@ -252,7 +255,8 @@ def test_a_small_request_whose_schema_costs_much_is_read_by_the_process(
         return helper.ask(question)
 
     async def main() -> None:
-        engine, state = Engine(setup), State()
+        engine = Engine(setup)
+        state = State()
         await init_app_state(engine, state, setup.frontend, ("generate",))  # type: ignore[arg-type]
         take_rendered(state.online_renderer)
         large = LargeRequests(lambda: ask)

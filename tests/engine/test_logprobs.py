@@ -31,7 +31,9 @@ from tests.requires import requires
 
 requires("vllm")
 
-TOKENS, EACH = 300, 20  # six slices
+# six slices
+TOKENS = 300
+EACH = 20
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +224,9 @@ def test_each_token_of_a_tokenizer_is_decoded_once() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-    once, first, second = decoded_once(convert), Tokenizer("a"), Tokenizer("b")
+    once = decoded_once(convert)
+    first = Tokenizer("a")
+    second = Tokenizer("b")
     assert once(first, [3, 4, 3]) == ["a3", "a4", "a3"]
     assert once(first, [4, 5, 5, 3]) == ["a4", "a5", "a5", "a3"]
     assert once(first, [3]) == ["a3"]
@@ -235,7 +239,10 @@ class Work:
     """Slices of a prompt, each noted in `seen` when it runs."""
 
     def __init__(self, seen: list[str], name: str, count: int, error: BaseException | None = None) -> None:
-        self.seen, self.name, self.count, self.error = seen, name, count, error
+        self.seen = seen
+        self.name = name
+        self.count = count
+        self.error = error
 
     def slices(self) -> Iterator[None]:
         for _ in range(self.count):

@@ -128,7 +128,9 @@ def test_an_engine_waits_for_its_memory_and_then_for_its_turn() -> None:
 
 
 def test_what_ranks_on_other_nodes_have_taken_is_counted_like_what_is_measured_here() -> None:
-    actor, sizes, taken = Actor(EngineReply(HOLDS, may_load=True)), Sizes(), list[int]()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    sizes = Sizes()
+    taken = list[int]()
     sizes.device_bytes = 40  # of one of two ranks; the other cannot be measured
     ends = Ends()
     grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, start=taken.append)  # type: ignore[arg-type]
@@ -171,7 +173,8 @@ def test_an_engine_that_is_told_to_end_while_it_waits_leaves_the_line_at_once() 
 
 @pytest.mark.parametrize("error", [LeaseConflict("another's"), InsufficientMemory("another's")])
 def test_an_engine_whose_memory_is_anothers_ends(error: Exception) -> None:
-    actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    ends = Ends()
     obtained(actor, ends)
     actor.reply = error
     until(lambda: ends.why == ["another's"])
@@ -182,7 +185,8 @@ def test_an_engine_whose_memory_is_anothers_ends(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [Away("gone"), RuntimeError("a mistake")])
 def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Exception) -> None:
-    actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    ends = Ends()
     grant = obtained(actor, ends)
     grant.engine_started(10, 10, 1, "f")
     actor.reply = error
@@ -197,7 +201,9 @@ def test_an_engine_goes_on_while_the_actor_is_away_and_speaks_again(error: Excep
 
 def test_an_engine_that_hangs_while_it_loads_says_so_and_ends() -> None:
     """Any progress puts that off: a process more, or some megabytes. One that runs is not looked at."""
-    clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
+    clock = Clock()
+    ends = Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
     sizes = Sizes()
     grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, sizes, clock=clock)
     assert asyncio.run(grant.obtain(SOON_S)) == HOLDS
@@ -219,7 +225,9 @@ def test_an_engine_that_hangs_while_it_loads_says_so_and_ends() -> None:
 
 
 def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
-    clock, ends, actor = Clock(), Ends(), Actor(EngineReply(HOLDS, may_load=True))
+    clock = Clock()
+    ends = Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
     grant = MemoryGrant(ASK, actor, (Away,), ends.lost, ends.drain, Sizes(), clock=clock)
     asyncio.run(grant.obtain(SOON_S))
     grant.engine_started(1000, 80, 4, "f")
@@ -232,7 +240,8 @@ def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
 
 
 def test_an_engine_that_is_to_make_room_is_told_to_drain() -> None:
-    actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    ends = Ends()
     grant = obtained(actor, ends)
     assert ends.drained == 0
     actor.reply = EngineReply(HOLDS, drain=True, drain_s=7.0)

@@ -133,7 +133,8 @@ def test_vllm_on_a_shared_gpu_asks_for_its_share_of_the_device_to_be_free_and_no
 ) -> None:
     """vLLM's gate at its start counts by `gpu_memory_utilization`, whatever it will use."""
     of_this_size(monkeypatch, 0)
-    share, devices = Hold("n/0", 20 * GIB), {"n/0": (80 * GIB, 78 * GIB)}
+    share = Hold("n/0", 20 * GIB)
+    devices = {"n/0": (80 * GIB, 78 * GIB)}
     shared = request(model(memory_gb=20), "gpu", devices).granted_settings(share, 1)
     assert (shared.gpu_memory_utilization, shared.kv_cache_gb) == (0.25, None)  # weights that have yet to come
     known = request(model(kv_cache_gb=4), "gpu", devices).granted_settings(share, 1)

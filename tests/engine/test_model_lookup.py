@@ -54,7 +54,8 @@ def asked(home: Path, hub: Hub, *paths: str, **environment: str) -> list[dict[st
 
 
 def run(home: Path, hub: Hub, program: str, *arguments: str, **environment: str) -> str:
-    command, given = [sys.executable, "-c", program, *arguments], hub.environment(home, **environment)
+    command = [sys.executable, "-c", program, *arguments]
+    given = hub.environment(home, **environment)
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -169,7 +169,9 @@ def test_a_turn_ends_with_the_first_token_of_the_last_answer(monkeypatch: pytest
 
     from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 
-    processor, begun, release = Processor(), list[str](), asyncio.Event()
+    processor = Processor()
+    begun = list[str]()
+    release = asyncio.Event()
 
     async def generate(llm: Any, prompt: Any, params: Any, request_id: str, **_: Any) -> Any:
         begun.append(request_id)
@@ -178,7 +180,8 @@ def test_a_turn_ends_with_the_first_token_of_the_last_answer(monkeypatch: pytest
         yield SimpleNamespace(prompt_logprobs=None)
 
     def no_init(llm: Any) -> None:
-        llm.output_processor, llm.model_config = processor, SimpleNamespace(get_vocab_size=lambda: 2048)
+        llm.output_processor = processor
+        llm.model_config = SimpleNamespace(get_vocab_size=lambda: 2048)
 
     monkeypatch.setattr(AsyncLLM, "generate", generate)
     monkeypatch.setattr(AsyncLLM, "__init__", no_init)

@@ -59,7 +59,9 @@ def renderer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_tenants_prompt_waits_for_one_of_each_other_tenant() -> None:
-    thread, tenant, done = Thread(), [""], list[str]()
+    thread = Thread()
+    tenant = [""]
+    done = list[str]()
     turns = RenderTurns(thread.submit, lambda: tenant[0])
     for name, count in (("many", 2000), ("one", 1), ("two", 2)):
         tenant[0] = name
@@ -73,7 +75,9 @@ def test_a_tenants_prompt_waits_for_one_of_each_other_tenant() -> None:
 def test_a_result_an_error_and_a_cancelled_work_end_as_of_any_executor() -> None:
     thread = Thread()
     turns = RenderTurns(thread.submit, str)
-    doubled, failed, left = turns.submit(lambda x: 2 * x, 4), turns.submit(int, "x"), turns.submit(pytest.fail)
+    doubled = turns.submit(lambda x: 2 * x, 4)
+    failed = turns.submit(int, "x")
+    left = turns.submit(pytest.fail)
     assert left.cancel()
     thread.run()
     assert doubled.result() == 8
@@ -112,7 +116,8 @@ def test_a_text_of_a_score_is_cut_before_it_is_tokenized_and_stays_the_same(rend
 def test_a_tenants_text_is_rendered_among_the_many_of_another(renderer: Any) -> None:
     """Through vLLM's own rendering, whose executor is the renderer's."""
     take_turns(renderer)
-    params, ended = TokenizeParams(max_total_tokens=TOKENS, max_output_tokens=0), list[str]()
+    params = TokenizeParams(max_total_tokens=TOKENS, max_output_tokens=0)
+    ended = list[str]()
 
     async def render(tenant: str, text: str) -> None:
         recorder_of_request.set(TokenRecorder(1, (), tenant))

@@ -30,7 +30,8 @@ def test_repetition_detection_within_its_bound_costs_a_step_no_more_than_the_bou
     from vllm.sampling_params import RepetitionDetectionParams
     from vllm.v1.core.sched.utils import check_sequence_repetition
 
-    size, most = math.isqrt(MAX_REPETITION_WORK // count), 0
+    size = math.isqrt(MAX_REPETITION_WORK // count)
+    most = 0
     check_values(Operation.CHAT, {"repetition_detection": {"max_pattern_size": size, "min_count": count}})
     length = size * count
     for odd in range(1, length, max(1, length // 8)):  # one token in the way of a repetition

@@ -282,7 +282,9 @@ class LongEngine(ScriptedEngine):
 
     def __init__(self, turns: replay.ReplayTurns, others: list[LongEngine]) -> None:
         super().__init__()
-        self.turns, self.others, self.made_by_others = turns, others, list[int]()
+        self.turns = turns
+        self.others = others
+        self.made_by_others = list[int]()
 
     def process_outputs(self, outputs: list[Any]) -> None:
         self.made += [one.new_token_ids for one in outputs]
@@ -327,7 +329,8 @@ def begun(external_id: str, *, prefills: bool) -> Any:
 
 
 def test_a_whole_answer_tells_its_first_token_once() -> None:
-    whole, streamed = TokenRecorder(2, (), awaits_first_token=True), TokenRecorder(1, ())
+    whole = TokenRecorder(2, (), awaits_first_token=True)
+    streamed = TokenRecorder(1, ())
     whole.prompts["cmpl-whole-0"] = streamed.prompts["cmpl-streamed-0"] = 0
     states = {"1": begun("cmpl-whole-0", prefills=True), "2": begun("cmpl-streamed-0", prefills=False)}
     states["3"] = begun("cmpl-of-a-request-that-has-ended", prefills=False)

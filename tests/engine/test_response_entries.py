@@ -25,7 +25,9 @@ from serve_app.engine.vllm_adapter.log_probabilities import SLICE_ENTRIES, Entri
 from serve_app.engine.vllm_adapter.private_names import RESPONSE_NAMES, RESPONSES_SERVING, missing
 from serve_app.engine.vllm_adapter.response_entries import encoded, event_body
 
-TOKENS, EACH, SLICES = 300, 20, 6
+TOKENS = 300
+EACH = 20
+SLICES = 6
 
 
 class Turns:
@@ -85,7 +87,8 @@ def events(text: ResponseOutputText) -> list[BaseModel]:
 
 @pytest.mark.parametrize("number", range(3))
 def test_an_event_of_a_stream_is_encoded_in_slices_to_the_same_json(number: int) -> None:
-    text, turns = text_of(logprobs(TOKENS)), Turns()
+    text = text_of(logprobs(TOKENS))
+    turns = Turns()
     event = events(text)[number]
     expected = event.model_dump_json(by_alias=True)
     body = msgspec.json.encode(asyncio.run(event_body(event, turns.make)))
@@ -133,7 +136,8 @@ def test_a_whole_answer_is_made_in_slices_and_is_what_vllm_makes(
 
     expected = answer().model_dump_json(by_alias=True)
     response_entries.install()
-    kept, turns = keep_entries(is_whole), Turns()
+    kept = keep_entries(is_whole)
+    turns = Turns()
     response = answer()
     assert len(kept) == is_whole
     asyncio.run(turns.make(kept))

@@ -54,7 +54,8 @@ def test_prefill_alone_ends_without_a_token() -> None:
 
 def test_long_prompt_is_prefilled_in_chunks_beside_running_streams() -> None:
     batch = scheduler(prefill_chunk_tokens=20)
-    talking, long = Sequence(1, 10), Sequence(80, 1)
+    talking = Sequence(1, 10)
+    long = Sequence(80, 1)
     batch.add(talking, now=0.0)
     batch.advance(0.0)
     batch.add(long, now=0.0)
@@ -67,7 +68,9 @@ def test_long_prompt_is_prefilled_in_chunks_beside_running_streams() -> None:
 
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
     batch = scheduler()
-    first, large, small = Sequence(50, 10), Sequence(60, 1), Sequence(5, 1)
+    first = Sequence(50, 10)
+    large = Sequence(60, 1)
+    small = Sequence(5, 1)
     for sequence in (first, large, small):
         batch.add(sequence, now=0.0)
     batch.advance(0.0)
@@ -78,7 +81,9 @@ def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
 
 def test_lower_priority_number_is_admitted_sooner_and_never_evicts() -> None:
     batch = scheduler(slots=1)
-    running, late, urgent = Sequence(5, 3, 1), Sequence(5, 1, 1), Sequence(5, 1, 0)
+    running = Sequence(5, 3, 1)
+    late = Sequence(5, 1, 1)
+    urgent = Sequence(5, 1, 0)
     batch.add(running, now=0.0)
     batch.advance(0.0)
     batch.add(late, now=0.0)
@@ -89,7 +94,8 @@ def test_lower_priority_number_is_admitted_sooner_and_never_evicts() -> None:
 
 def test_without_kv_the_last_in_rank_is_computed_again_and_still_ends() -> None:
     batch = scheduler()
-    first, second = Sequence(40, 50), Sequence(40, 50)
+    first = Sequence(40, 50)
+    second = Sequence(40, 50)
     batch.add(first, now=0.0)
     batch.add(second, now=0.0)
     told = run_to_end(batch)
@@ -107,7 +113,8 @@ def test_without_kv_the_last_in_rank_is_computed_again_and_still_ends() -> None:
 @pytest.mark.parametrize("started", [False, True], ids=["waiting", "running"])
 def test_a_cancelled_sequence_holds_nothing_from_that_moment(started: bool) -> None:
     batch = scheduler(slots=1 if not started else 2)
-    other, cancelled = Sequence(10, 5), Sequence(20, 5)
+    other = Sequence(10, 5)
+    cancelled = Sequence(20, 5)
     batch.add(other, now=0.0)
     batch.add(cancelled, now=0.0)
     batch.advance(0.0)

@@ -47,7 +47,10 @@ def test_an_answer_that_waits_to_be_read_after_a_pause_of_the_observer_is_no_sil
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.floats(0.1, 20.0)), min_size=1, max_size=40))
 def test_frozen_means_exactly_the_bound_without_any_mark(observations: list[tuple[bool, int, float]]) -> None:
-    detector, now, alive_at, last = StallDetector(30.0), 0.0, None, None
+    detector = StallDetector(30.0)
+    now = 0.0
+    alive_at = None
+    last = None
     for answered, steps, gap_s in observations:
         now += gap_s
         if answered or alive_at is None or last not in (None, steps):

@@ -123,7 +123,8 @@ def test_of_a_download_the_hub_is_asked_for_the_whole_and_only_its_files_count(
     blobs = tmp_path / "models--org--a-model" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "old").write_bytes(b"0" * 500)  # of another revision
-    answer, asked = threading.Event(), []
+    answer = threading.Event()
+    asked = []
 
     def ask_hub() -> Download:
         asked.append(threading.current_thread())

@@ -59,7 +59,8 @@ def test_weights_and_tokenizer_are_the_same_bytes_on_every_machine(folder: Path)
 def test_another_seed_changes_the_weights_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     other = ensure_tiny_model(tmp_path, seed=1)
     assert other.name != folder.name
-    first, second = bytes_of(folder), bytes_of(other)
+    first = bytes_of(folder)
+    second = bytes_of(other)
     changed = {name for name in first | second if first.get(name) != second.get(name)}
     assert changed == {"model.safetensors", MANIFEST}
 

@@ -31,7 +31,8 @@ class Outer(BaseModel):
         return handler(data)
 
 
-FastInner, FastOuter = trusted(Inner), trusted(Outer)
+FastInner = trusted(Inner)
+FastOuter = trusted(Outer)
 inner_fields = st.fixed_dictionaries({}, optional={"text": st.none() | st.text(), "calls": st.lists(st.integers())})
 
 
@@ -54,6 +55,7 @@ def test_it_is_an_instance_of_the_model_with_all_fields() -> None:
 
 
 def test_defaults_are_not_shared_between_instances() -> None:
-    first, second = FastInner(), FastInner()
+    first = FastInner()
+    second = FastInner()
     first.calls.append(1)
     assert second.calls == []

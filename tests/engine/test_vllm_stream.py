@@ -115,7 +115,8 @@ def test_a_responses_stream_begins_with_the_first_output() -> None:
 
 
 def test_a_response_that_was_cut_off_ends_as_incomplete_and_none_is_stored() -> None:
-    cut_off, complete = Completed(), Completed(response=Response(status="completed"))
+    cut_off = Completed()
+    complete = Completed(response=Response(status="completed"))
     for event, kind in ((cut_off, "response.incomplete"), (complete, "response.completed")):
         (text,) = responses(event)
         named, _, data = text.partition("\ndata: ")

@@ -111,7 +111,8 @@ def calls_of(file: str, method: str) -> list[int]:
 @pytest.mark.parametrize("executor", ["uniproc_executor", "multiproc_executor"])  # Ray's workers are the second one's
 def test_a_worker_prepares_its_device_before_it_loads(executor: str) -> None:
     file = f"vllm/v1/executor/{executor}.py"
-    (device,), (load, *_) = calls_of(file, "init_device"), calls_of(file, "load_model")
+    (device,) = calls_of(file, "init_device")
+    load, *_ = calls_of(file, "load_model")
     assert device < load
 
 
@@ -126,7 +127,8 @@ def test_rays_workers_start_as_those_of_several_processes_do() -> None:
 
 def test_the_engine_core_measures_its_memory_before_it_warms_up() -> None:
     core = "vllm/v1/engine/core.py"
-    (memory,), (warm_up,) = calls_of(core, "determine_available_memory"), calls_of(core, "compile_or_warm_up_model")
+    (memory,) = calls_of(core, "determine_available_memory")
+    (warm_up,) = calls_of(core, "compile_or_warm_up_model")
     assert memory < warm_up
 
 
