@@ -33,7 +33,8 @@ from tests.fakes.router import LONG, SOON_S
 KEY = "sk-people-0123456789"
 BATCH_KEY = "sk-batch-0123456789"
 SCRAPER_KEY = "sk-scraper-0123456789"
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 SALT_SECRET = bytes(32)
 
 
@@ -92,7 +93,8 @@ def router_app(
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
-    usage, limits = UsageReporter("router", away), limits or FakeLimits()
+    usage = UsageReporter("router", away)
+    limits = limits or FakeLimits()
     sessions = sessions or SessionClient(away, {})
     ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches
     return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
@@ -184,8 +186,13 @@ class Client:
         told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
         settings = Settings.model_validate(told)
         self.handle = cluster.handle()
-        self._cluster, self._name, self._routers, self._settings = cluster, name, routers, settings
-        self.metrics, self.limits, self._keyed_runs = RouterMetrics(), FakeLimits(), keyed_runs
+        self._cluster = cluster
+        self._name = name
+        self._routers = routers
+        self._settings = settings
+        self.metrics = RouterMetrics()
+        self.limits = FakeLimits()
+        self._keyed_runs = keyed_runs
         self._charges = charges
 
     async def start(self) -> Client:

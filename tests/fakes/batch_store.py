@@ -136,7 +136,8 @@ class BatchTables:
         ]
         claimed = sorted(free, key=lambda one: (one.row.prefix, one.row.number))[:limit]
         for row in claimed:
-            row.worker, row.leased_until = worker, now + lease_s
+            row.worker = worker
+            row.leased_until = now + lease_s
             self.claims[batch_id, row.row.number] += 1
         return [_claimed(batch_id, row) for row in claimed]
 
@@ -152,7 +153,8 @@ class BatchTables:
         for batch_id, number in rows:
             row = self.rows[batch_id].get(number)
             if row is not None and row.worker == worker and row.result is None:
-                row.worker, row.leased_until = None, 0.0
+                row.worker = None
+                row.leased_until = 0.0
                 row.attempts += count_attempt
 
     def add_results(self, results: Sequence[RowResult]) -> list[tuple[str, int]]:
@@ -161,7 +163,8 @@ class BatchTables:
             row = self.rows[result.batch_id].get(result.number)
             if row is None or row.result is not None:
                 continue
-            row.result, row.leased_until = result, 0.0
+            row.result = result
+            row.leased_until = 0.0
             batch = self.batches[result.batch_id]
             counts = {"failed": batch.failed + 1} if result.is_failed else {"completed": batch.completed + 1}
             self.batches[result.batch_id] = replace(batch, **counts)
@@ -196,7 +199,9 @@ class FakeBatchStore:
 
     def __init__(self, tables: Any, source: random.Random, latency_s: float = 0.005) -> None:
         self.is_away = self.is_dead = self.loses_claims = False
-        self._tables, self._random, self._latency_s = tables, source, latency_s
+        self._tables = tables
+        self._random = source
+        self._latency_s = latency_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def call(*arguments: Any, **named: Any) -> Any:
@@ -226,7 +231,8 @@ class FakeFiles:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.is_away = False
-        self.largest, self.latency_s = 0, 0.001
+        self.largest = 0
+        self.latency_s = 0.001
         self.reads: Counter[tuple[str, int, int]] = Counter()
         self.writes: Counter[str] = Counter()
 

@@ -25,7 +25,9 @@ from tests.fakes.asgi_client import Reply, exchange, router_app
 from tests.fakes.engines import model
 from tests.fakes.stores import FakeStore
 
-KEY, OTHER_KEY, ADMIN_KEY = "sk-night-0123456789", "sk-other-0123456789", "sk-admin-0123456789"
+KEY = "sk-night-0123456789"
+OTHER_KEY = "sk-other-0123456789"
+ADMIN_KEY = "sk-admin-0123456789"
 BASE_URL = "http://test/v1"
 STORE_FILE = "store.sqlite"  # of a `FakeStore`
 BOUNDARY = "x-boundary"
@@ -47,7 +49,9 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
-        self.away, self.most_held, self.reads = False, 0, 0
+        self.away = False
+        self.most_held = 0
+        self.reads = 0
 
     def _check(self) -> None:
         if self.away:
@@ -95,7 +99,8 @@ class Lane:
             KeySettings(key=ADMIN_KEY, tenant="ops", name="ops", admin=True),
         )
         given = {"auth": {"keys": keys}, "batch": batch or {}, "http": http or {}, "models": (model(),)}
-        self.store, self.files = FakeStore(folder), MemoryFiles()
+        self.store = FakeStore(folder)
+        self.files = MemoryFiles()
         lane = BatchLane(lambda: self.store.batches, lambda: self.files)
         self.app: RouterApp = router_app(Settings.model_validate(given), {}, RouterMetrics(), batches=lane)
 
@@ -172,7 +177,8 @@ def form(*parts: bytes) -> list[bytes]:
 
 
 ROWS = jsonl(row("a"), row("b"))
-PURPOSE, FILE = part("purpose", b"batch"), part("file", ROWS, "rows.jsonl")
+PURPOSE = part("purpose", b"batch")
+FILE = part("file", ROWS, "rows.jsonl")
 
 
 async def upload(lane: Lane, *parts: bytes, **more: Any) -> Reply:

@@ -29,7 +29,8 @@ class FakeClaims:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._epoch = clock, 1
+        self._clock = clock
+        self._epoch = 1
         self.book = ClaimBook(1, (), clock())
         self.routers: dict[str, KeyedRuns] = {}
         self.unknown: set[str] = set()  # routers that the actor takes for dead
@@ -55,10 +56,12 @@ class FakeClaims:
             told = pickle.loads(pickle.dumps(arguments[0]))
             reply: Any
             if isinstance(told, ClaimRequest):
-                method, reply = "claim", self.book.on_claim(told, self._clock(), self.knows)
+                method = "claim"
+                reply = self.book.on_claim(told, self._clock(), self.knows)
             else:
                 assert isinstance(told, ClaimReport)
-                method, reply = "report", self.book.on_report(told, self._clock(), self.knows)
+                method = "report"
+                reply = self.book.on_report(told, self._clock(), self.knows)
             self.calls.append(method)
             await turns(self.delay(method))
             if self.losing(method) or not self.up:
@@ -97,7 +100,8 @@ class FakeClaims:
         await asyncio.sleep(0)
         if replica_id in self.dead:
             raise ActorUnavailableError("dead", NO_ACTOR)
-        router, given = self.routers[replica_id], pickle.loads(pickle.dumps(arguments))
+        router = self.routers[replica_id]
+        given = pickle.loads(pickle.dumps(arguments))
         self.calls.append(method)
         if method == "answer_part":
             result: Any = await router.part(*given)

@@ -48,7 +48,8 @@ async def ejected(router: Router, name: str) -> None:
 async def probe_is_due(router: Router, name: str) -> None:
     """Until the next request is this replica's probe: its ejection is over, and the router has credit there. Without
     credit the request would run where there is some."""
-    accounts, replicas = router.model.queue.core.accounts, router.model.replica_set
+    accounts = router.model.queue.core.accounts
+    replicas = router.model.replica_set
     await until(
         lambda: replicas.replica_to_probe() == name and accounts.credit(name)[0] > 0, SOON_S, f"{name} may be probed"
     )

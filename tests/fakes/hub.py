@@ -57,7 +57,9 @@ class Hub(AbstractContextManager["Hub"]):
         bytes_per_s: float | None = None,
     ) -> None:
         self.repos: dict[str, Files] = dict(repos)
-        self.gated, self.private, self.broken = set(gated), set(private), set(broken)
+        self.gated = set(gated)
+        self.private = set(private)
+        self.broken = set(broken)
         self.token = TOKEN
         self.bytes_per_s = bytes_per_s
         self.requests: list[tuple[str, str]] = []
@@ -126,7 +128,8 @@ class _Refused(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         named = {"X-Error-Code": code} if code else {}
-        self.status, self.headers = status, {**named, "X-Error-Message": message}
+        self.status = status
+        self.headers = {**named, "X-Error-Message": message}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -140,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        hub, path = self.server.hub, unquote(self.path.partition("?")[0])
+        hub = self.server.hub
+        path = unquote(self.path.partition("?")[0])
         hub.requests.append((self.command, path))
         try:
             if path.startswith("/weights/"):
@@ -175,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, files: Files, name: str) -> None:
         if name not in files:
             raise _Refused(404, "EntryNotFound", "Entry not found")
-        body, commit = files[name], {"X-Repo-Commit": commit_of(files)}
+        body = files[name]
+        commit = {"X-Repo-Commit": commit_of(files)}
         if _is_weights(name):
             sha256 = hashlib.sha256(body).hexdigest()
             linked = {"X-Linked-Size": str(len(body)), "X-Linked-ETag": f'"{sha256}"'}

@@ -37,7 +37,9 @@ class Prompts:
     """Numbered prompts, made when they are read; counts what was read, and whether it was closed."""
 
     def __init__(self, count: int | None) -> None:
-        self.count, self.read, self.is_closed = count, 0, False
+        self.count = count
+        self.read = 0
+        self.is_closed = False
 
     async def items(self) -> AsyncGenerator[str, None]:
         try:

@@ -32,7 +32,9 @@ class PostgresServer:
     def __init__(self, folder: Path) -> None:
         programs = preflight.postgres_programs()
         assert programs is not None
-        self._programs, self._folder, self._count = programs, folder, 0
+        self._programs = programs
+        self._folder = folder
+        self._count = 0
         command = [f"{programs}/initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
         with (folder / "initdb").open("wb") as log:
             subprocess.run([*_as_user(), *command], check=True, stdout=log, stderr=log, timeout=COMMAND_S, cwd="/")

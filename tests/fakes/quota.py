@@ -116,7 +116,8 @@ class FakeQuota:
         return await self._called(told, self._watch)
 
     async def _called(self, told: RouterMessage, method: Callable[[RouterMessage], Any]) -> ActorReply:
-        epoch, told = self._epoch, pickle.loads(pickle.dumps(told))
+        epoch = self._epoch
+        told = pickle.loads(pickle.dumps(told))
         if told.router in self.cut:
             await asyncio.Event().wait()
         await self.network.carry()
@@ -177,7 +178,9 @@ class FakeQuota:
 
     def engine_comes(self, name: str, slots: int, model: str, fingerprint: str | None) -> None:
         """An engine starts, and gets its memory."""
-        self.slots[name], self._models[name], self.fingerprints[name] = slots, model, fingerprint
+        self.slots[name] = slots
+        self._models[name] = model
+        self.fingerprints[name] = fingerprint
         for _ in range(2):
             self._engines_speak()
         self._moved()
@@ -286,7 +289,8 @@ class Caller:
     @property
     def unheard(self) -> int:
         """Things kept for requests that have not ended."""
-        line, pending = self.shared.core, self.shared.core.pending
+        line = self.shared.core
+        pending = self.shared.core.pending
         kept = (
             self.shared.requests,
             pending.by_request_id,
@@ -336,7 +340,8 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
             credit = [one.credit(engine) for one in callers]
             if credit != [actor.held(one.name, engine) for one in callers]:
                 return False
-            free, whole = actor.free(engine), actor.whole(engine)
+            free = actor.free(engine)
+            whole = actor.whole(engine)
             if tuple(free[index] + sum(one[index] for one in credit) for index in range(2)) != whole:
                 return False
         return True

@@ -25,7 +25,8 @@ class RedisServer:
     """A server that can be killed and started again, with all it has acknowledged. It ends with this process."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.port = folder, _free_port()
+        self._folder = folder
+        self.port = _free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:

@@ -92,7 +92,9 @@ class Router:
         routers: int = 1,
         **admission: Any,
     ) -> None:
-        self._cluster, self._name, self._routers = cluster, name, routers
+        self._cluster = cluster
+        self._name = name
+        self._routers = routers
         self.handle = cluster.handle()
         self._admission = AdmissionSettings(**admission)
         self.relayed: list[str] = []
@@ -103,7 +105,8 @@ class Router:
 
     async def start(self) -> Router:
         self.client = await self._cluster.queues(self._name)
-        settings, admission = self._cluster.settings, self._admission
+        settings = self._cluster.settings
+        admission = self._admission
         self.model = ModelRouter(settings, self.handle, admission, self._name, self._routers, self.client)
         self._cluster.closing.append(self.model.replica_set.close)
         await self.model.start()

@@ -68,13 +68,15 @@ class ScriptedEngines:
     async def _run(self, name: str, submit: Submit, put: Callable[[Frame], None]) -> None:
         self.submits.append(submit)
         self.places.append(name)
-        start, first = _position(submit), True
+        start = _position(submit)
+        first = True
         for number in range(start, len(SCRIPT)):
             if self.cuts and self.cuts[0] == number:
                 del self.cuts[0]
                 self.lose(name)
                 await asyncio.Event().wait()  # bound: the end of the connection
-            pull, usage = SCRIPT[number], USAGE if number == len(SCRIPT) - 1 else None
+            pull = SCRIPT[number]
+            usage = USAGE if number == len(SCRIPT) - 1 else None
             frame = Frame(submit.number, b"".join(pull.events), groups=[list(one) for one in pull.groups])
             frame = msgspec.structs.replace(frame, events=len(pull.events), usage=usage)
             if first:
@@ -86,7 +88,8 @@ class ScriptedEngines:
 
 def _position(submit: Submit) -> int:
     """The pull with which a run begins."""
-    groups, events = list[list[int]](), 0
+    groups = list[list[int]]()
+    events = 0
     for number, pull in enumerate(SCRIPT):
         if (groups, events) == (submit.groups, submit.events):
             return number

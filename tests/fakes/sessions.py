@@ -20,7 +20,8 @@ class ActorSessions:
         self._quota = quota
 
     async def call(self, method: str, argument: Any) -> Session | None:
-        now, core = time.monotonic(), self._quota.core
+        now = time.monotonic()
+        core = self._quota.core
         match method:
             case "open_session":
                 wait_s = argument.wait_until

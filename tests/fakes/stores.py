@@ -17,7 +17,8 @@ class FakeStore(Store):
     """Answers in the calling thread, so that a test has no threads. `away`: every call fails."""
 
     def __init__(self, folder: Path) -> None:
-        self.away, self.calls = False, 0
+        self.away = False
+        self.calls = 0
         self.file = folder / "store.sqlite"
         self.sql = SqlStore(f"sqlite:///{self.file}")
         self.closed = False
@@ -37,7 +38,8 @@ class Routers:
     """The other routers, which know these lists."""
 
     def __init__(self, *lists: KeyList | BaseException | None) -> None:
-        self.lists, self.asked = lists, 0
+        self.lists = lists
+        self.asked = 0
 
     async def __call__(self) -> list[Any]:
         self.asked += 1

@@ -141,7 +141,8 @@ class Peer:
     """Whoever connects to a replica: bytes, and no manners of its own."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+        self.reader = reader
+        self.writer = writer
         self.batches: list[Batch] = []
         self.ticket = b""
 

@@ -24,7 +24,8 @@ class Three:
     """Three routers on one engine replica, by their ids."""
 
     def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster, self.claims = cluster, FakeClaims()
+        self.cluster = cluster
+        self.claims = FakeClaims()
         self.routers: dict[str, Client] = {}
 
     async def start(self) -> Three:
@@ -40,7 +41,9 @@ class Three:
     def posting(self, router: str, reply: Reply | None = None, **more: Any) -> asyncio.Task[Reply]:
         """A keyed request."""
         asked = {"tokens": TOKENS, "headers": KEYED, "stream": True} | more
-        headers, tokens, stream = asked.pop("headers"), asked.pop("tokens"), asked.pop("stream")
+        headers = asked.pop("headers")
+        tokens = asked.pop("tokens")
+        stream = asked.pop("stream")
         return self[router].posting(ask("p", tokens, stream=stream), headers=headers, reply=reply, **asked)
 
     async def post(self, router: str, **more: Any) -> Reply:

@@ -46,7 +46,8 @@ class TimedEngine:
     async def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         if not self.alive:
             raise EngineUnreachable(DIED)
-        number, body = submit.number, submit.body
+        number = submit.number
+        body = submit.body
         self.began[number] = now()
         self.runs.add(number)
         try:
