@@ -57,7 +57,11 @@ class Endpoint:
             StepFailedError: it is refused or cut.
         """
         began = last = time.monotonic()
-        first_s, gap_s, count, made, text = 0.0, 0.0, 0, 0, ""
+        first_s = 0.0
+        gap_s = 0.0
+        count = 0
+        made = 0
+        text = ""
         more = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         with self.chat(model, **more) as answer:
             require(answer, 200)
@@ -65,7 +69,8 @@ class Endpoint:
                 text = line or text
                 if not line.startswith("data: {"):
                     continue
-                now, event = time.monotonic(), json.loads(line.removeprefix("data: "))
+                now = time.monotonic()
+                event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     raise StepFailedError(f"the stream ended with {line}")
                 made = (event.get("usage") or {}).get("completion_tokens", made)
@@ -91,8 +96,11 @@ class Streaming:
 
     def __init__(self, endpoint: Endpoint, model: str, tokens: int) -> None:
         self.streams: list[Stream] = []
-        self._endpoint, self._model, self._tokens = endpoint, model, tokens
-        self._over, self._flows = threading.Event(), threading.Event()
+        self._endpoint = endpoint
+        self._model = model
+        self._tokens = tokens
+        self._over = threading.Event()
+        self._flows = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 

@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-ERRORS, OPERATIONS = ROOT / "docs" / "errors.md", ROOT / "docs" / "operations.md"
-WRONG, TEAMS = "## Twelve wrong files", "## Three teams"
+ERRORS = ROOT / "docs" / "errors.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
+WRONG = "## Twelve wrong files"
+TEAMS = "## Three teams"
 ROW = re.compile(r"^\| `(\w+)` \| `([^`]+)` \| `(.+)`<br>`(-> .+)` \|$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{\w+\}")
 FILE = "my.yaml"  # its name in the documents

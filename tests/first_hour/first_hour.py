@@ -28,7 +28,8 @@ START_S = 600.0  # an engine starts in 20 s on two idle cores
 UPGRADE_S = 1500.0  # four such starts beside a load
 END_S = 120.0
 LONG = 8000  # tokens: a stream that lasts longer than a model's start
-TINY, SECOND = "tiny", "second"
+TINY = "tiny"
+SECOND = "second"
 TWO_MODELS = """\
 models:
   - {name: tiny, path: tiny, dtype: float32, tool_parser: hermes}
@@ -151,7 +152,8 @@ class FirstHour:
             self._newcomer.serve_app("deploy", "--config", str(self._newcomer.home / "two.yaml"))
         require(self._endpoint.chat(SECOND), 200)
         require(self._endpoint.chat(TINY), 200)
-        count, gap_s = len(streaming.streams), max(one.gap_s for one in streaming.streams)
+        count = len(streaming.streams)
+        gap_s = max(one.gap_s for one in streaming.streams)
         streams = f"{count} stream{'' if count == 1 else 's'} of {LONG} tokens"
         return f"both answer; {streams} of the first, none cut, longest gap {gap_s:.2f} s"
 

@@ -21,7 +21,8 @@ from tests.first_hour.documents import ROOT
 from tests.first_hour.walk import StepFailedError
 from tests.interruptible import interruptible
 
-SERVE_APP, PYTHON = ".venv/bin/serve-app", ".venv/bin/python"
+SERVE_APP = ".venv/bin/serve-app"
+PYTHON = ".venv/bin/python"
 # What somebody has set who did not just come, and what `make` passes on to the commands of a recipe.
 NOT_YET_SET = (
     "RAY_", "SERVE_APP_", "OPENAI_", "VLLM_", "HF_", "XDG_", "PYTHON", "VIRTUAL_ENV",
@@ -128,7 +129,8 @@ class Background:
     """A command in the background, as with `&` in a shell."""
 
     def __init__(self, command: tuple[str, ...], log: Path, environment: dict[str, str]) -> None:
-        self._command, self._log = command, log
+        self._command = command
+        self._log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 interruptible(command),
