@@ -336,7 +336,8 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
 def test_a_run_that_did_not_end_well_is_not_repeated_but_run_again() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
-        repeated, reply = {"Idempotency-Key": "one"}, Reply()
+        repeated = {"Idempotency-Key": "one"}
+        reply = Reply()
         first = client.posting(ask("p", LONG), headers=repeated, reply=reply)
         await until(lambda: bool(reply.chunks), SOON_S, "first frames")
         joined = Reply()

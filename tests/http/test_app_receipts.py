@@ -21,7 +21,9 @@ from tests.fakes.asgi_client import BATCH_KEY, CHAT, KEY, Client, Reply, ask, ru
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 
 
 def receipts(client: Client) -> list[Receipt]:

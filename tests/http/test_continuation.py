@@ -54,7 +54,8 @@ def test_cut_at_any_message_the_client_gets_the_bytes_of_an_undisturbed_stream(p
     async def scenario(cluster: FakeCluster) -> None:
         client, engines = await scripted(cluster, loss)
         for border in range(len(SCRIPT)):
-            engines.cuts, engines.submits = [border], []
+            engines.cuts = [border]
+            engines.submits = []
             reply = await client.post(BODIES[path], path=path)
             assert (reply.status, reply.body) == (200, WHOLE), border
             first, second = engines.submits
@@ -77,7 +78,8 @@ def test_cut_twice_it_goes_on_twice_and_its_receipt_says_where() -> None:
         client, engines = await scripted(cluster)
         for first in range(1, len(SCRIPT)):
             for second in range(first, len(SCRIPT)):
-                engines.cuts, engines.places = [first, second], []
+                engines.cuts = [first, second]
+                engines.places = []
                 reply = await client.post(ask("p"))
                 assert reply.body == WHOLE, (first, second)
                 receipt = story(client, reply)
@@ -112,12 +114,15 @@ def test_the_third_loss_ends_it_with_an_error_event() -> None:
 def test_what_cannot_go_on_ends_with_an_error_event_and_is_counted(refusal: str) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, engines = await scripted(cluster, admission={"max_wait_s": 0.2, "no_replica_wait_s": 0.2})
-        engines.cuts, path, body = [3], COMPLETIONS, ask("p")
+        engines.cuts = [3]
+        path = COMPLETIONS
+        body = ask("p")
         if refusal == "engine":
             info = client.model.replica_set.info
             client.model.replica_set.info = msgspec.structs.replace(info, continues=False)  # type: ignore[type-var]
         elif refusal == "request":
-            path, body = RESPONSES, BODIES[RESPONSES] | {"include": ["message.output_text.logprobs"]}
+            path = RESPONSES
+            body = BODIES[RESPONSES] | {"include": ["message.output_text.logprobs"]}
         elif refusal == "refused":
             engines.lose = _dies_and_leaves_another_script(engines)
         else:
@@ -188,7 +193,8 @@ def test_a_run_under_a_key_has_one_answer_which_its_repeats_get() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, engines = await scripted(cluster)
         for border in range(1, len(SCRIPT)):
-            engines.cuts, engines.submits = [border], []
+            engines.cuts = [border]
+            engines.submits = []
             keyed = {"Idempotency-Key": f"key-{border}"}
             first, joined = await asyncio.gather(*(client.post(ask("p"), headers=keyed) for _ in range(2)))
             repeated = await client.post(ask("p"), headers=keyed)
@@ -212,7 +218,8 @@ def test_a_call_by_handle_gets_one_stream() -> None:
 def test_the_prompts_of_a_list_go_on_each_for_itself() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
-        reply, prompts = Reply(), ["a", "b", "c", "d"]
+        reply = Reply()
+        prompts = ["a", "b", "c", "d"]
         task = client.posting(ask(prompts, 200), reply=reply)
         await until(lambda: cluster["r1"].work and cluster["r2"].work and len(reply.chunks) > 20, SOON_S, "all run")
         cluster.kill("r1")

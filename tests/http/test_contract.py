@@ -18,7 +18,10 @@ from serve_app.settings import HttpSettings
 from serve_app.types import Contract, Identity, Operation, RequestClass
 
 BOUNDS = HttpSettings()
-NORMAL, LOW, HIGH, CRITICAL = RequestClass.NORMAL, RequestClass.LOW, RequestClass.HIGH, RequestClass.CRITICAL
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
+HIGH = RequestClass.HIGH
+CRITICAL = RequestClass.CRITICAL
 ANYONE = Identity(tenant="t", max_class=CRITICAL, default_class=NORMAL)
 BATCH_ONLY = Identity(tenant="t", max_class=LOW, default_class=LOW)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -137,7 +137,8 @@ def test_a_responses_stream_that_breaks_raises_too() -> None:
 
 def test_an_error_event_ends_a_chat_stream_and_a_responses_stream_in_their_own_way() -> None:
     error = errors.EngineFailed("x")
-    chat, responses = sse_error(error.body(), Operation.CHAT), sse_error(error.body(), Operation.RESPONSES)
+    chat = sse_error(error.body(), Operation.CHAT)
+    responses = sse_error(error.body(), Operation.RESPONSES)
     assert chat.endswith(b"\n\ndata: [DONE]\n\n")
     assert json.loads(chat.split(b"\n\n")[0].removeprefix(b"data: ")) == error.body()
     assert responses.startswith(b"event: error\ndata: {")

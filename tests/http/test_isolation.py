@@ -25,7 +25,9 @@ from serve_app.types import Identity, Operation, RequestClass
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, KEY, Client, Reply, ask, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run
 
-OWNER, ATTACKER = "people", "batch"  # the tenants of KEY and BATCH_KEY
+# the tenants of KEY and BATCH_KEY
+OWNER = "people"
+ATTACKER = "batch"
 SECRET = "xyzzy-plugh"  # of the owner's prompt
 CLIENT_ID = "owner-trace-17"
 IDEMPOTENCY = {"Idempotency-Key": "order-1"}

@@ -18,7 +18,8 @@ from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.settings import AuthSettings, KeySettings, Settings, load_or_create_key, parse
 from serve_app.types import RequestClass
 
-ALICE, BOB = "sk-alice-0123456789", "sk-bob-é-0123456789"
+ALICE = "sk-alice-0123456789"
+BOB = "sk-bob-é-0123456789"
 RING = KeyRing(
     AuthSettings(
         keys=(
@@ -156,7 +157,8 @@ def test_a_key_file_is_made_once_with_mode_0600_and_kept(tmp_path: Path) -> None
 
 def test_threads_that_start_at_once_get_the_same_key(tmp_path: Path) -> None:
     for round_number in range(20):
-        file, barrier = tmp_path / f"key{round_number}", threading.Barrier(8)
+        file = tmp_path / f"key{round_number}"
+        barrier = threading.Barrier(8)
         got: list[str] = []
 
         def start(file: Path = file, barrier: threading.Barrier = barrier, got: list[str] = got) -> None:
@@ -218,7 +220,9 @@ def test_a_file_that_holds_no_key_is_refused_and_left_alone(tmp_path: Path, cont
 
 
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
-    pipe, folder, dangling = tmp_path / "pipe", tmp_path / "folder", tmp_path / "link"
+    pipe = tmp_path / "pipe"
+    folder = tmp_path / "folder"
+    dangling = tmp_path / "link"
     os.mkfifo(pipe, 0o600)
     folder.mkdir()
     dangling.symlink_to(tmp_path / "nowhere")

@@ -15,7 +15,8 @@ def test_a_request_at_which_the_actor_fails_is_a_503_of_its_own_and_the_others_a
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         requests: Any = cluster.quota.core.queue.granting.requests
-        arrive, failed = requests.arrive, []
+        arrive = requests.arrive
+        failed = []
 
         def fails(router: str, name: str, arrival: Arrival, *rest: Any) -> None:
             if not failed:

@@ -185,7 +185,8 @@ def test_a_request_of_http_1_0_behind_others_gets_its_answer_as_http_1_0_and_the
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_client_that_leaves_ends_the_request_that_runs_whatever_it_has_sent_behind_it(version: bytes) -> None:
     async def scenario() -> None:
-        runs, left = asyncio.Event(), asyncio.Event()
+        runs = asyncio.Event()
+        left = asyncio.Event()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()

@@ -122,7 +122,8 @@ def test_the_edge_counts_connections_by_the_address_that_connects() -> None:
 
 
 def test_the_bounds_of_the_proxy_fit_ours() -> None:
-    found, settings = directives(), Settings()
+    found = directives()
+    settings = Settings()
     assert int(found["client_max_body_size"].removesuffix("m")) * 2**20 == settings.http.max_body_bytes
     assert seconds(found["keepalive_timeout"]) < haproxy.REQUEST_S
     assert seconds(found["proxy_read_timeout"]) > settings.admission.max_wait_s

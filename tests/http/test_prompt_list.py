@@ -239,7 +239,8 @@ def test_a_client_that_leaves_ends_all_prompts() -> None:
 def test_a_repeat_gets_the_merged_answer(stream: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        body, headers = ask(["a", "b"], TOKENS, stream=stream), {"Idempotency-Key": "k"}
+        body = ask(["a", "b"], TOKENS, stream=stream)
+        headers = {"Idempotency-Key": "k"}
         first, second = [await client.post(body, headers=headers) for _ in range(2)]
         assert second.headers["x-idempotent-replay"] == "true"
         assert second.body == first.body
@@ -315,7 +316,9 @@ def test_many_inputs_of_one_hold_no_replica_until_they_are_embedded() -> None:
 
 
 def test_inputs_are_embedded_together_up_to_a_number_and_to_their_bytes() -> None:
-    short, long, ids = "a", "b" * (BYTES_TOGETHER // 2), [7] * BYTES_TOGETHER
+    short = "a"
+    long = "b" * (BYTES_TOGETHER // 2)
+    ids = [7] * BYTES_TOGETHER
     inputs = [short] * (INPUTS_TOGETHER + 1) + [long, long, ids, short]
     bodies = bodies_of(Operation.EMBEDDING, {"input": inputs, "user": "u"})
     parts = [body["input"] for body in bodies]
@@ -324,7 +327,8 @@ def test_inputs_are_embedded_together_up_to_a_number_and_to_their_bytes() -> Non
 
 
 def test_conversations_are_embedded_together_like_inputs() -> None:
-    short, long = [{"role": "user", "content": "a"}], [{"role": "user", "content": "b" * BYTES_TOGETHER}]
+    short = [{"role": "user", "content": "a"}]
+    long = [{"role": "user", "content": "b" * BYTES_TOGETHER}]
     bodies = bodies_of(Operation.EMBEDDING, {"messages": [short] * (INPUTS_TOGETHER + 2) + [long]})
     assert [body["messages"] for body in bodies] == [[short] * INPUTS_TOGETHER, [short] * 2, [long]]
 

@@ -61,7 +61,8 @@ def of_release(cls: Any, names: list[str], *, is_former: bool) -> Any:
         structs = [(name, hints.get(name, str), SAMPLES.get(hints.get(name, str), [])) for name in names]
         body = {} if is_former else {"__reduce__": cls.__reduce__}
         other = msgspec.defstruct(cls.__name__, structs, frozen=True, array_like=True, namespace=body)
-    other.__module__, other.__qualname__ = cls.__module__, cls.__qualname__
+    other.__module__ = cls.__module__
+    other.__qualname__ = cls.__qualname__
     return other if is_former or issubclass(cls, msgspec.Struct) else message(other)
 
 
@@ -85,7 +86,8 @@ def test_the_doors_of_all_processes_are_searched() -> None:
 def test_a_release_reads_a_message_with_a_further_field_and_gives_one_that_is_missing_its_default(
     monkeypatch: pytest.MonkeyPatch, cls: Any
 ) -> None:
-    values, names = values_of(cls), names_of(cls)
+    values = values_of(cls)
+    names = names_of(cls)
     later = of_release(cls, [*names, "later"], is_former=False)
     of_later = sent(monkeypatch, made(later, {**values, "later": "s"}), cls)
     assert type(of_later) is cls
@@ -99,8 +101,10 @@ def test_a_release_reads_a_message_with_a_further_field_and_gives_one_that_is_mi
 def test_a_release_with_a_field_less_reads_the_others_and_is_read(
     monkeypatch: pytest.MonkeyPatch, cls: Any, is_former: bool
 ) -> None:
-    values, names = values_of(cls), names_of(cls)
-    earlier, last = of_release(cls, names[:-1], is_former=is_former), names[-1]
+    values = values_of(cls)
+    names = names_of(cls)
+    earlier = of_release(cls, names[:-1], is_former=is_former)
+    last = names[-1]
     known = {name: values[name] for name in names[:-1]}
     assert seen_in(sent(monkeypatch, made(cls, values), earlier)) == known
     of_earlier = sent(monkeypatch, made(earlier, known), cls)

@@ -14,7 +14,8 @@ class Client:
     """Sends numbered pieces as fast as they are read, and leaves after `size` of them."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.read = size, 0
+        self.size = size
+        self.read = 0
 
     async def __call__(self) -> dict[str, Any]:
         await asyncio.sleep(0)

@@ -14,7 +14,8 @@ from serve_app.http.request_size import RequestCost
 from serve_app.types import Operation
 from tests.http.test_request_size import bodies, operations
 
-TENANT, MODEL = "tenant", "model"
+TENANT = "tenant"
+MODEL = "model"
 
 
 def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) -> Estimator:

@@ -18,7 +18,8 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Token
     found = RequestRecord("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
     found.cost = RequestCost(40, 10, 512, 2, EstimateSource.PRIOR, None)
-    found.stream, found.usage = ResponseStream(UnreadBytes(), lambda: None, lambda: None), usage
+    found.stream = ResponseStream(UnreadBytes(), lambda: None, lambda: None)
+    found.usage = usage
     found.stream.produced.tokens = made
     return found
 
@@ -64,6 +65,7 @@ def test_a_refusal_has_a_reason_and_other_errors_have_none(
     error: ServeAppError, outcome: Outcome, reason: str | None
 ) -> None:
     ended = record()
-    ended.outcome, ended.error = outcome_of(error), error
+    ended.outcome = outcome_of(error)
+    ended.error = error
     found = ended.receipt(103.0)
     assert (found.outcome, found.refused, found.retry_after_s) == (outcome, reason, error.retry_after_s)

@@ -199,7 +199,9 @@ def test_many_documents_of_one_hold_no_replica_until_they_are_scored() -> None:
 
 
 def test_documents_are_scored_together_up_to_a_number_and_to_the_bytes_of_their_pairs() -> None:
-    short, long, query = "a", "b" * (BYTES_TOGETHER // 2), "q" * (BYTES_TOGETHER // 4)
+    short = "a"
+    long = "b" * (BYTES_TOGETHER // 2)
+    query = "q" * (BYTES_TOGETHER // 4)
     bodies = bodies_of(Operation.RERANK, {"query": "q", "documents": [short] * (INPUTS_TOGETHER + 1) + [long, long]})
     assert [one["documents"] for one in bodies] == [[short] * INPUTS_TOGETHER, [short, long], [long]]
     bodies = bodies_of(Operation.SCORE, {"queries": [query], "items": [short] * 7, "user": "u"})

@@ -17,7 +17,8 @@ from tests.fakes.engines import MODEL, FakeCluster, model, run, until
 from tests.fakes.router import SOON_S
 from tests.fakes.sessions import ActorSessions
 
-AGENTS, DESK = "sk-agents-0123456789", "sk-desk-0123456789"
+AGENTS = "sk-agents-0123456789"
+DESK = "sk-desk-0123456789"
 POOL = 2000  # KV tokens of the engine; a tenth is kept for growth
 SESSION_TOKENS = 160
 SLOTS = 8
@@ -94,7 +95,8 @@ def test_sessions_that_are_renewed_for_ever_are_taken_back_for_requests_that_wai
         client = await door(cluster)
         names = await opened(client)
         assert len(names) == POOL * 9 // 10 // SESSION_TOKENS, "one tenant's sessions fill the engine"
-        most, tasks = 0, list[asyncio.Task[Reply]]()
+        most = 0
+        tasks = list[asyncio.Task[Reply]]()
         runs = client.model.queue.core.in_flight.running
         async with renewing(client, names) as said:
 

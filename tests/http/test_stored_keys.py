@@ -25,7 +25,9 @@ from tests.fakes.engines import until
 from tests.fakes.router import SOON_S
 from tests.fakes.stores import FakeStore, Routers, follower_of, record
 
-OF_FILE, MINE, OTHER = "sk-of-the-file-0123456789", "sk-mine-0123456789", "sk-other-0123456789"
+OF_FILE = "sk-of-the-file-0123456789"
+MINE = "sk-mine-0123456789"
+OTHER = "sk-other-0123456789"
 AUTH = AuthSettings.model_validate(
     {"keys": [{"key": OF_FILE, "name": "ops"}], "key_limits": {"requests_per_minute": 60}}
 )
@@ -46,7 +48,8 @@ class Ring:
     """The keys of one router, with a clock of its own."""
 
     def __init__(self, follower: KeyFollower) -> None:
-        self.clock, self.follower = Clock(), follower
+        self.clock = Clock()
+        self.follower = follower
         self.keys = KeyRing(AUTH, follower.stored, self.clock)
 
     def identify(self, secret: str) -> Identity:
@@ -71,7 +74,8 @@ async def follow_rounds(follower: KeyFollower, rounds: int) -> None:
     """Run the follower until it has asked the store so often."""
     store = follower.store
     assert isinstance(store, FakeStore)
-    task, last = asyncio.create_task(follower.run()), store.calls + rounds
+    task = asyncio.create_task(follower.run())
+    last = store.calls + rounds
     await until(lambda: store.calls >= last, SOON_S, "the follower asks")
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -155,7 +159,8 @@ def test_a_router_that_starts_without_the_store_asks_the_others(
     monkeypatch.setattr(stored_keys, "POLL_S", 0.0)
 
     async def scenario() -> None:
-        old, new = record(MINE, version=3), record(OTHER, version=4)
+        old = record(MINE, version=3)
+        new = record(OTHER, version=4)
         routers = Routers(None, (3, [old]), RayError(), (4, [old, new]))
         ring = Ring(follower_of(store, routers))
         store.away = True
@@ -268,7 +273,8 @@ def test_a_rotated_key_is_good_for_the_grace_and_no_longer(store: FakeStore) -> 
 
 
 def test_an_older_state_of_a_key_never_replaces_a_newer_one() -> None:
-    stored, revoked = StoredKeys(), record(MINE, version=5, revoked_at=1.0)
+    stored = StoredKeys()
+    revoked = record(MINE, version=5, revoked_at=1.0)
     stored.learn(revoked)
     stored.update(4, [replace(revoked, version=4, revoked_at=None)])
     assert stored.find(revoked.digest) == revoked

@@ -20,7 +20,9 @@ from serve_app.store import UsageQuery
 from serve_app.types import Identity, RequestClass
 
 FIGURES = {"free_bytes": 7}
-QUOTA, KNOWN, UNKNOWN = "/admin/quota", "/admin/requests/cmpl-a1", "/admin/requests/nobody/knows"
+QUOTA = "/admin/quota"
+KNOWN = "/admin/requests/cmpl-a1"
+UNKNOWN = "/admin/requests/nobody/knows"
 
 
 class AwayError(RayError):

@@ -15,7 +15,8 @@ from serve_app.core.batches import BatchStatus, RowError
 from tests.fakes.batches import ADMIN_KEY, KEY, OTHER_KEY, ROWS, Lane, run
 
 CHAT = "/v1/chat/completions"
-UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
+UNKNOWN_FILE = f"file-{'0' * 32}"
+UNKNOWN_BATCH = f"batch_{'0' * 32}"
 NO_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -45,7 +46,8 @@ def checked(batch: Batch) -> Batch:
 
 def test_a_batch_is_openai_s_object_from_its_creation_on() -> None:
     async def scenario(lane: Lane) -> None:
-        before, file_id = int(time.time()), await uploaded(lane)
+        before = int(time.time())
+        file_id = await uploaded(lane)
         made = checked(await create(lane, input_file_id=file_id, metadata={"night": "shift"}))
         assert (made.object, made.status, made.endpoint, made.input_file_id) == ("batch", "validating", CHAT, file_id)
         assert made.created_at >= before
@@ -168,7 +170,9 @@ def test_a_missing_field_is_named(missing: str) -> None:
 
 def test_the_input_must_be_a_file_of_the_tenant_for_batches() -> None:
     async def scenario(lane: Lane) -> None:
-        theirs, ours, gone = await uploaded(lane, OTHER_KEY), await uploaded(lane), await uploaded(lane)
+        theirs = await uploaded(lane, OTHER_KEY)
+        ours = await uploaded(lane)
+        gone = await uploaded(lane)
         await lane.sdk().files.delete(gone)
         for file_id in (theirs, UNKNOWN_FILE, "../x", gone):
             with pytest.raises(openai.NotFoundError) as missing:
@@ -292,7 +296,8 @@ def test_another_tenant_s_batch_is_answered_like_an_unknown_one(method: str, pat
 @pytest.mark.parametrize("status", [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING])
 def test_a_cancel_is_repeatable(status: BatchStatus) -> None:
     async def scenario(lane: Lane) -> None:
-        made, client = await create(lane), lane.sdk()
+        made = await create(lane)
+        client = lane.sdk()
         await lane.set_batch(made.id, status=status)
         cancelling = checked(await client.batches.cancel(made.id))
         assert cancelling.status == "cancelling"

@@ -38,7 +38,8 @@ UNKNOWN = f"file-{'0' * 32}"
 
 def test_a_file_goes_up_and_comes_back_by_the_sdk() -> None:
     async def scenario(lane: Lane) -> None:
-        before, client = int(time.time()), lane.sdk()
+        before = int(time.time())
+        client = lane.sdk()
         made = await client.files.create(file=("rows.jsonl", ROWS), purpose="batch")
         FileObject.model_validate(made.model_dump(), strict=True)
         assert (made.filename, made.bytes, made.purpose, made.status) == ("rows.jsonl", len(ROWS), "batch", "processed")
@@ -165,7 +166,8 @@ def test_a_download_waits_for_its_reader_and_ends_with_it(monkeypatch: pytest.Mo
     async def scenario(lane: Lane) -> None:
         lines = jsonl(*[row(str(n)) for n in range(100)])
         file_id = json.loads((await upload(lane, PURPOSE, part("file", lines, "rows.jsonl"))).body)["id"]
-        stopped, reply = asyncio.Event(), Reply()
+        stopped = asyncio.Event()
+        reply = Reply()
 
         async def reading(got: Reply) -> None:
             if len(got.chunks) == 3:
@@ -195,7 +197,8 @@ def test_content_that_is_lost_in_the_middle_breaks_the_answer_and_before_it_is_a
 
     async def scenario(lane: Lane) -> None:
         file_id = json.loads((await upload(lane, PURPOSE, FILE)).body)["id"]
-        path, whole = f"/v1/files/{file_id}/content", lane.files.content[file_id]
+        path = f"/v1/files/{file_id}/content"
+        whole = lane.files.content[file_id]
         lane.files.content[file_id] = whole[:100]
         reply = Reply()
         with pytest.raises(file_routes.Unavailable, match="ends at byte 100"):
@@ -268,7 +271,8 @@ def test_an_upload_is_refused_as_soon_as_it_is_above_the_bound_and_before_it_whe
 
 def test_uploads_at_once_are_within_the_bound_together_while_they_arrive() -> None:
     async def scenario(lane: Lane) -> None:
-        may_end, whole = asyncio.Event(), form(PURPOSE, part("file", LARGE, "rows.jsonl"))
+        may_end = asyncio.Event()
+        whole = form(PURPOSE, part("file", LARGE, "rows.jsonl"))
 
         async def rest() -> dict[str, Any]:
             await may_end.wait()

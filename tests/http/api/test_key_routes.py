@@ -23,7 +23,8 @@ from tests.fakes.engines import MODEL, FakeCluster, run, until
 from tests.fakes.router import SOON_S
 from tests.fakes.stores import FakeStore, follower_of, record
 
-ADMIN, KEYS = "sk-admin-0123456789", "/admin/keys"
+ADMIN = "sk-admin-0123456789"
+KEYS = "/admin/keys"
 GOOD = {"name": "laptop", "tenant": "acme"}
 LIMITS = {"requests_per_minute": 30, "tokens_per_minute": 1e5}
 NAMES = (
@@ -78,7 +79,8 @@ def with_keys(store: FakeStore, scenario: Scenario) -> None:
 
     async def everything(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        people, batch = {"key": KEY, "tenant": "people"}, {"key": BATCH_KEY}
+        people = {"key": KEY, "tenant": "people"}
+        batch = {"key": BATCH_KEY}
         auth = {"keys": [{"key": ADMIN, "name": "ops", "admin": True}, people, batch]}
         acme = {"limits": {"max_concurrent": 9}, "models": {MODEL: {"tokens_per_day": 5}}, "over_limit": "wait"}
         given = client.edge.settings.model_dump() | {"auth": auth, "admission": {"tenants": {"acme": acme}}}
@@ -294,7 +296,8 @@ def test_a_rotation_gives_a_new_key_and_keeps_the_old_one_for_the_grace(store: F
 
 def test_the_grace_is_a_day_by_default(store: FakeStore) -> None:
     auth = AuthSettings.model_validate({"keys": [{"key": ADMIN, "admin": True}]})
-    ring, settings = KeyRing(auth), Settings()
+    ring = KeyRing(auth)
+    settings = Settings()
     operator = ring.identify({b"x-api-key": ADMIN.encode()})
 
     async def body() -> tuple[dict[str, Any], int]:
@@ -333,7 +336,8 @@ def test_a_revoked_key_is_not_rotated_back_to_life(store: FakeStore) -> None:
 
 def test_a_request_that_runs_when_its_key_is_revoked_is_finished(store: FakeStore) -> None:
     async def scenario(client: Client) -> None:
-        made, reply = await create(client), Reply()
+        made = await create(client)
+        reply = Reply()
         task = client.posting(ask("long", 40), key=made["key"], reply=reply)
         await until(lambda: bool(reply.chunks), SOON_S, "first frames")
         await revoke(client, made)

@@ -89,7 +89,8 @@ def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> list[tuple[int, bool]]:
         log = await kept(AnswerStore(Clock()), "1", 25)
-        parts, offset = [], 0
+        parts = []
+        offset = 0
         while not parts or not parts[-1].is_last:
             found = log.part(offset)
             assert found is not None
@@ -102,7 +103,8 @@ def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ended_a_run_is_the_end_for_its_readers_and_the_run_is_forgotten() -> None:
     async def scenario() -> None:
-        store, error = AnswerStore(Clock()), AnswerNotKept("any")
+        store = AnswerStore(Clock())
+        error = AnswerNotKept("any")
         log = await begun(store, "1", 3)
         store.seal(log, error)
         store.forget(log)

@@ -50,7 +50,8 @@ def test_eight_requests_at_once_under_one_key_are_one_run_however_late_the_repli
     async def group(there: Three, number: int) -> None:
         delays = iter([draw.randrange(20, 200)])
         there.claims.delay = lambda method: next(delays, draw.randrange(1, 20)) if method == "claim" else 1
-        headers, before = {"Idempotency-Key": f"group-{number}"}, there.runs
+        headers = {"Idempotency-Key": f"group-{number}"}
+        before = there.runs
         replies = await asyncio.gather(*(there.post(draw.choice(routers), headers=headers) for _ in range(8)))
         assert [reply.status for reply in replies] == 8 * [200]
         assert len({reply.body for reply in replies}) == 1
@@ -114,7 +115,8 @@ def test_a_client_cut_at_any_point_gets_the_whole_answer_of_its_run_with_a_repea
 
     async def scenario(there: Three) -> None:
         for messages in range(TOKENS + 2):
-            reply, headers = Reply(), {"Idempotency-Key": f"cut {messages}".replace(" ", "-")}
+            reply = Reply()
+            headers = {"Idempotency-Key": f"cut {messages}".replace(" ", "-")}
             task = there.posting("a", reply, stream=stream, headers=headers)
             await turns(10 * messages + 1)
             if stream:
