@@ -62,7 +62,9 @@ def _connect(self: Any, model: str, vllm_serve_args: list[str], **options: Any) 
     """In place of a start: the endpoint that runs, which has keys and several models. Requests without a key get one,
     unless the server has keys; calls of the Responses API and of `/tokenizer_info` without a model get the server's."""
     endpoint = urlsplit(GIVEN["url"])
-    self.uds, self.host, self.port = None, endpoint.hostname, endpoint.port
+    self.uds = None
+    self.host = endpoint.hostname
+    self.port = endpoint.port
     keyless = {} if "--api-key" in vllm_serve_args else {"Authorization": f"Bearer {self.DUMMY_API_KEY}"}
 
     def request(session: requests.Session, method: str, url: str, **options: Any) -> requests.Response:
@@ -86,7 +88,8 @@ RESPONSES = {name: getattr(AsyncResponses, name) for name in ("create", "parse")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Only tests that ask a server; the others are of vLLM's own code."""
-    asking, alone = [], []
+    asking = []
+    alone = []
     for item in items:
         assert isinstance(item, pytest.Function)
         by_fixture = any("server" in name or "client" in name for name in item.fixturenames)
