@@ -9,7 +9,8 @@ import pytest
 from serve_app.names import RELEASE
 from serve_app.settings import Change, changes, parse
 
-A, B = {"name": "a"}, {"name": "b"}
+A = {"name": "a"}
+B = {"name": "b"}
 
 
 def planned(before: dict[str, Any] | None, after: dict[str, Any], release: str = RELEASE) -> dict[str, Change]:

@@ -42,7 +42,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_variable_is_read_from_the_environment_of_the_process_that_reads_the_file(file: Path) -> None:
     settings = load(file)
-    (model,), (key,) = settings.models, settings.auth.keys
+    (model,) = settings.models
+    (key,) = settings.auth.keys
     assert (model.path, model.max_num_seqs, key.key) == ("/srv/secret-place/chat", 24, KEY)
     assert model.chat_template == "costs $5 and ${SEQS}"
 
@@ -185,6 +186,7 @@ def test_a_dollar_that_begins_no_variable_stays(text: str, value: str) -> None:
 
 
 def test_a_value_is_masked_only_where_it_stands_alone() -> None:
-    data, names = {"a": {"b": "2", "c": "long/2"}}, {"a": {"b": "${B}", "c": "${C}"}}
+    data = {"a": {"b": "2", "c": "long/2"}}
+    names = {"a": {"b": "${B}", "c": "${C}"}}
     assert masked("2 of 20, long/2 and x2", data, names, ("a",)) == "${B} of 20, ${C} and x2"
     assert masked("2", data, names, ("z",)) == "2"

@@ -179,7 +179,8 @@ def versions(config: dict[str, Any]) -> dict[str, str]:
     return {one.name: one._deployment_config.to_proto().version for one in built.deployments}
 
 
-A, B = deployment_of("a"), deployment_of("b")
+A = deployment_of("a")
+B = deployment_of("b")
 
 
 def test_a_change_of_one_model_leaves_all_other_versions_as_they_are() -> None:
