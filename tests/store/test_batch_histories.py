@@ -14,7 +14,8 @@ from serve_app.core.batches import BatchRecord, BatchStatus, ClaimedRow, FileRec
 from serve_app.store.sql import SqlStore
 from serve_app.store.sql_batches import SqlBatches
 
-HISTORIES, STEPS = 4, 120
+HISTORIES = 4
+STEPS = 120
 LEASE_S = 30.0
 ROWS = 24  # of a batch
 BATCHES = ("batch_1", "batch_2")
@@ -41,7 +42,8 @@ class ModelRow:
         return ClaimedRow(self.key[0], new.number, new.offset, new.length, new.custom_id, new.model, self.attempts)
 
     def free(self) -> None:
-        self.worker, self.leased_until = None, 0.0
+        self.worker = None
+        self.leased_until = 0.0
 
 
 @dataclass
@@ -103,7 +105,9 @@ class History:
         self.is_running[batch_id] = True
 
     def claim(self, worker: str) -> None:
-        batch_id, model, limit = self.draw.choice(BATCHES), self.draw.choice(MODELS), self.draw.randrange(1, 6)
+        batch_id = self.draw.choice(BATCHES)
+        model = self.draw.choice(MODELS)
+        limit = self.draw.randrange(1, 6)
         free = [row for row in self.rows.values() if row.key[0] == batch_id and row.new.model == model]
         free = [row for row in free if row.is_free(self.now) and self.is_running[batch_id]]
         expected = sorted(free, key=lambda row: (row.new.prefix, row.new.number))[:limit]
@@ -113,7 +117,8 @@ class History:
             assert found == [row.claimed() for row in expected]
         for row in expected:
             self.happened["taken over"] += row.worker is not None
-            row.worker, row.leased_until = worker, self.now + LEASE_S
+            row.worker = worker
+            row.leased_until = self.now + LEASE_S
         self.held.setdefault(worker, []).extend(row.key for row in expected)
 
     def write(self, worker: str) -> None:
@@ -147,7 +152,8 @@ class History:
             row.leased_until = self.now + LEASE_S
 
     def release(self, worker: str) -> None:
-        keys, count_attempt = self.held.pop(worker, []), self.draw.random() < 0.5
+        keys = self.held.pop(worker, [])
+        count_attempt = self.draw.random() < 0.5
         held = [self.rows[key] for key in keys if self.rows[key].worker == worker]
         for number in self.twice():
             released = self.batches.release_rows(worker, keys, count_attempt=count_attempt)
@@ -190,7 +196,8 @@ class History:
             assert (work[batch_id].waiting, work[batch_id].running) == (dict(free), len(left) - free.total())
 
     def pages(self, batch_id: str, *, failed: bool) -> list[RowResult]:
-        found, page = list[RowResult](), list[RowResult]()
+        found = list[RowResult]()
+        page = list[RowResult]()
         while not found or page:
             after = found[-1].number if found else 0
             page = self.batches.results(batch_id, failed=failed, after=after, limit=7)

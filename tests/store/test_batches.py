@@ -20,7 +20,8 @@ LEASE_S = 30.0
 AT_ONCE = 8  # workers
 KEY = b"0123456789abcdef"
 ACTIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
-HISTORIES, STEPS = 4, 100
+HISTORIES = 4
+STEPS = 100
 FILE = FileRecord("file-1", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, 100.0)
 WHOLE = replace(FILE, size=10)
 BATCH = BatchRecord(

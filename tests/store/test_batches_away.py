@@ -24,7 +24,8 @@ LEASE_S = 30.0
 NAME = "batch_1"
 ROWS = 40
 LINE = "x" * 100_000  # of a result: more than a database has left in its last page
-WORKERS, ACTS = 4, 60
+WORKERS = 4
+ACTS = 60
 BESIDE_S = 0.3  # for a call to come to where it waits for another transaction; on a slow machine it comes too late to
 FULL = """
 CREATE FUNCTION full_disk() RETURNS trigger AS $$
@@ -111,7 +112,8 @@ def test_a_database_that_is_full_or_read_only_says_so_and_loses_nothing(
     begun(batches)
     held = batches.claim_rows("w", NAME, "m", 10, LEASE_S, "claim 1")
     results = [RowResult(NAME, row.number, row.number % 2 == 0, LINE) for row in held]
-    before, open_rows = batches.batch(NAME, None), batches.unfinished(NAME, 0, ROWS)
+    before = batches.batch(NAME, None)
+    open_rows = batches.unfinished(NAME, 0, ROWS)
     with trouble(engine):
         with pytest.raises(StoreAway, match=words) as away:
             batches.add_results(results)
@@ -182,7 +184,8 @@ def in_the_background(act: Callable[[], None]) -> Iterator[None]:
 
 def test_rows_that_come_while_their_batch_ends_stay_out(url: str, engine: Engine) -> None:
     """A validation that was thought dead goes on while another worker ends the batch: no row of it stays behind."""
-    batches, added = SqlStore(url).batches, []
+    batches = SqlStore(url).batches
+    added = []
     begun(batches)
     batches.create_batch(replace(batches.batch(NAME, None), batch_id="batch_2", status=BatchStatus.VALIDATING))
     with engine.connect() as other, other.begin() as transaction:
@@ -196,12 +199,14 @@ def test_rows_that_come_while_their_batch_ends_stay_out(url: str, engine: Engine
 def test_a_batch_made_while_its_file_is_deleted_is_none_and_a_file_deleted_while_a_batch_is_made_stays(
     url: str, engine: Engine
 ) -> None:
-    batches, refused = SqlStore(url).batches, list[Exception]()
+    batches = SqlStore(url).batches
+    refused = list[Exception]()
     begun(batches)
     ended = {"status": BatchStatus.COMPLETED, "completed_at": 6.0}
     record = batches.change_batch(NAME, if_status=[BatchStatus.IN_PROGRESS], **ended)
     assert record is not None
-    of_file, of_batch = BATCH_FILES.c.file_id == "file-1", BATCHES.c.batch_id == NAME
+    of_file = BATCH_FILES.c.file_id == "file-1"
+    of_batch = BATCHES.c.batch_id == NAME
 
     def attempt(act: Callable[[], Any]) -> None:
         try:
@@ -226,7 +231,8 @@ def test_a_batch_made_while_its_file_is_deleted_is_none_and_a_file_deleted_while
 
 
 def test_two_uploads_that_end_at_once_do_not_bring_their_tenant_above_its_bound(url: str, engine: Engine) -> None:
-    batches, refused = SqlStore(url).batches, list[BodyTooLarge]()
+    batches = SqlStore(url).batches
+    refused = list[BodyTooLarge]()
     for number in range(2):
         batches.add_file(FileRecord(f"file-{number}", "acme", "key_1", "rows.jsonl", "batch", None, 5.0, None))
 
@@ -245,7 +251,8 @@ def test_two_uploads_that_end_at_once_do_not_bring_their_tenant_above_its_bound(
 
 
 def test_of_two_results_at_once_the_first_stays(url: str, engine: Engine) -> None:
-    batches, written = SqlStore(url).batches, []
+    batches = SqlStore(url).batches
+    written = []
     begun(batches)
     of_row_1 = BATCH_ROWS.c.batch_id == NAME, BATCH_ROWS.c.number == 1
     with engine.connect() as other, other.begin() as transaction:
@@ -263,7 +270,9 @@ def test_on_postgresql_a_claim_and_a_renewal_wait_for_no_row_of_another_transact
     batches = SqlStore(url).batches
     begun(batches)
     assert len(batches.claim_rows("w", NAME, "m", 3, LEASE_S, "1")) == 3
-    first, fourth = 3, 12  # of those with prefix 0
+    # of those with prefix 0
+    first = 3
+    fourth = 12
     locked = select(BATCH_ROWS).where(BATCH_ROWS.c.batch_id == NAME, BATCH_ROWS.c.number.in_((first, fourth)))
     with database.engine_of(url).begin() as other:
         assert len(other.execute(locked.with_for_update()).all()) == 2

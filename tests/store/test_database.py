@@ -162,7 +162,8 @@ def test_where_the_database_is_stands_in_logs_and_in_no_answer(address: str, nam
 
 
 def test_no_error_has_a_value_of_a_row_in_it(url: str) -> None:
-    store, record = SqlStore(url), key("a-name-nobody-reads")
+    store = SqlStore(url)
+    record = key("a-name-nobody-reads")
     store.create_key(record)
     shown = {record.digest.hex(), hashlib.sha256(b"").hexdigest(), record.name, repr(record.digest)}
     with pytest.raises(KeyConflict) as conflict:

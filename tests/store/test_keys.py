@@ -36,7 +36,8 @@ NAMES = (
     "e\u0301 \u00e9",
     "${HOME}",
 )
-WRITERS, KEYS_EACH = 6, 8
+WRITERS = 6
+KEYS_EACH = 8
 
 
 @pytest.mark.parametrize("fields", [{}, EVERYTHING, {"models": ()}], ids=["defaults", "everything", "no model"])
@@ -69,7 +70,8 @@ def test_names_are_values_and_never_statements(open_store: OpenStore, name: str)
 def test_what_changed_since_a_version_is_told_once(open_store: OpenStore) -> None:
     async def scenario() -> None:
         store = open_store()
-        first, second = await store.create_key(key("first")), await store.create_key(key("second"))
+        first = await store.create_key(key("first"))
+        second = await store.create_key(key("second"))
         assert await store.keys_since(2) == (2, [])
         revoked = await store.change_key(first.key_id, revoked_at=5.0)
         assert revoked == replace(first, revoked_at=5.0, version=3)
@@ -90,7 +92,8 @@ def test_a_store_that_is_behind_tells_everything(open_store: OpenStore) -> None:
 
 def test_a_key_made_again_after_a_lost_answer_is_the_same_key(open_store: OpenStore) -> None:
     async def scenario() -> None:
-        store, record = open_store(), key()
+        store = open_store()
+        record = key()
         made = await store.create_key(record)
         assert await store.create_key(record) == made
         assert await store.keys() == [made]
@@ -100,7 +103,8 @@ def test_a_key_made_again_after_a_lost_answer_is_the_same_key(open_store: OpenSt
 
 def test_two_keys_never_share_a_digest_or_an_id(open_store: OpenStore) -> None:
     async def scenario() -> None:
-        store, record = open_store(), key()
+        store = open_store()
+        record = key()
         made = await store.create_key(record)
         for other in (replace(key(), digest=record.digest), replace(record, digest=b"2" * 32)):
             with pytest.raises(KeyConflict):
@@ -141,7 +145,9 @@ def test_a_follower_misses_no_key_of_many_writers(open_store: OpenStore) -> None
 
     async def scenario() -> None:
         writing = asyncio.gather(*(write(open_store(), number) for number in range(WRITERS)))
-        follower, version, seen = open_store(), 0, {}
+        follower = open_store()
+        version = 0
+        seen = {}
         while True:
             last = writing.done()
             before = version

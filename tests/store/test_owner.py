@@ -61,7 +61,8 @@ def test_a_call_is_repeated_while_the_actor_restarts(actors: list[FakeHandle]) -
 
 
 def test_an_actor_that_was_ended_for_good_is_started_again(actors: list[FakeHandle]) -> None:
-    gone, new = FakeHandle(died), FakeHandle(lambda: 3)
+    gone = FakeHandle(died)
+    new = FakeHandle(lambda: 3)
     actors += [gone, new]
     assert asyncio.run(OwnerCalls("sqlite:////f")("end_source", "router")) == 3
     assert new.calls == [("sqlite:////f", "end_source", ("router",), {})]

@@ -34,7 +34,8 @@ def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
 
 def test_several_processes_that_start_at_once_migrate_once(url: str) -> None:
     stores = [SqlStore(url) for _ in range(AT_ONCE)]
-    together, errors = threading.Barrier(AT_ONCE), []
+    together = threading.Barrier(AT_ONCE)
+    errors = []
 
     def start(store: SqlStore) -> None:
         together.wait()

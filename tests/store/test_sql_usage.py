@@ -17,7 +17,8 @@ FLYING = InFlightUse("2026-11-25", "k", "t", "m/x", 3)
 
 def test_a_batch_counts_once_however_often_it_is_sent(open_store: OpenStore) -> None:
     async def scenario() -> None:
-        store, batch = open_store(), UsageBatch("router", 1, (ROW,))
+        store = open_store()
+        batch = UsageBatch("router", 1, (ROW,))
         await asyncio.gather(*(store.add_usage(batch) for _ in range(4)))
         assert await store.usage(UsageQuery()) == [ROW]
         await store.add_usage(replace(batch, seq=2))

@@ -19,7 +19,8 @@ from serve_app.router.usage_journal import SUFFIX
 from serve_app.store.records import UsageQuery, Used
 from serve_app.store.sql import SILENT_S, SqlStore
 
-HISTORIES, STEPS = 8, 150
+HISTORIES = 8
+STEPS = 150
 DAYS = ("1970-01-01", "1970-01-02")
 PRICES = TokenPrices(3.0, 0.3, 15.0)
 ROW = UsageRow("d1", "k", "t", "m/x", requests=2, prompt_tokens=10, output_tokens=5, cost_micro=7)
@@ -56,7 +57,8 @@ def total(store: SqlStore) -> UsageRow:
 
 
 def test_a_batch_counts_once_however_often_and_late_it_comes(store: SqlStore) -> None:
-    first, second = UsageBatch("r", 1, (ROW,), (OPEN,)), UsageBatch("r", 2, (ROW,))
+    first = UsageBatch("r", 1, (ROW,), (OPEN,))
+    second = UsageBatch("r", 2, (ROW,))
     for batch in (first, first, second, first, second):
         store.add_usage(batch)
     assert total(store).requests == 4
@@ -122,7 +124,9 @@ class History:
     def __init__(self, seed: int, url: str, node: Path) -> None:
         self.node = node
         self.names: dict[str, Router] = {}
-        self.draw, self.clock, self.url = random.Random(seed), Clock(), url
+        self.draw = random.Random(seed)
+        self.clock = Clock()
+        self.url = url
         self.store = SqlStore(url, self.clock)
         self.routers: list[Router] = []
         self.killed: list[Router] = []
