@@ -44,7 +44,8 @@ class Router(ThreadingHTTPServer):
 
     def __init__(self, name: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.name, self.seen = name, list[str]()
+        self.name = name
+        self.seen = list[str]()
         self.lost = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -101,7 +102,8 @@ class Edge:
     """What a manager of Serve's does on a node, and a client."""
 
     def __init__(self, folder: Path, sources: haproxy.Sources | None, tls: Tls | None) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder = folder
+        self.port = free_port()
         self.stand_in = haproxy.FallbackHaproxy(folder)
         ports = {"stats_port": free_port(), "metrics_port": free_port()}
         self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources, tls=tls)
@@ -180,7 +182,8 @@ class Edge:
     @contextlib.contextmanager
     def asking(self) -> Iterator[list[int]]:
         """The statuses that a client gets during the block, who asks without a pause, on a new connection each time."""
-        over, statuses = threading.Event(), list[int]()
+        over = threading.Event()
+        statuses = list[int]()
 
         def ask() -> None:
             while not over.is_set():

@@ -91,6 +91,7 @@ def test_a_taken_port_is_a_failure_with_its_holder(tmp_path: Path, monkeypatch: 
 
 
 def test_the_worst_state_is_the_whole_s() -> None:
-    one, other = Check("a", "ok", "x"), Check("b", "warn", "y", "do z")
+    one = Check("a", "ok", "x")
+    other = Check("b", "warn", "y", "do z")
     assert command.as_json([one])["state"] == "ok"
     assert command.as_json([one, other])["state"] == "warn"

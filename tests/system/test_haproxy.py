@@ -11,7 +11,8 @@ import pytest
 from serve_app.errors import ConfigError
 from serve_app.system import haproxy
 
-STATS, METRICS = 20_004, 20_005
+STATS = 20_004
+METRICS = 20_005
 CONFIGURATION = f"""defaults
     option splice-request
     option splice-response

@@ -86,7 +86,8 @@ def test_a_new_certificate_is_taken_without_a_reload_and_without_a_lost_connecti
 
 
 def test_half_a_change_waits_for_the_other_half(there: Edge, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
-    old, key = tls.certificate.read_text(), tls.key.read_bytes()
+    old = tls.certificate.read_text()
+    key = tls.key.read_bytes()
     watch = Certificate(there.folder, tls)
     self_signed(tls.key.parent)
     new_key = tls.key.read_bytes()
