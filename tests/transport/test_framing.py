@@ -70,7 +70,8 @@ def framed(*messages: bytes) -> bytes:
 @example(messages=[b"", b""], cuts=[1, 2, 3, 4, 5, 6, 7])
 @example(messages=[b"a" * LIMIT, b"", b"b"], cuts=list(range(LIMIT + 20)))
 def test_messages_come_out_as_they_went_in_wherever_the_stream_is_cut(messages: list[bytes], cuts: list[int]) -> None:
-    sender, receiver = End(), End()
+    sender = End()
+    receiver = End()
     for message in messages:
         sender.framing.send(message)
     assert sender.transport.written == framed(*messages)
@@ -120,7 +121,9 @@ def test_a_limit_that_is_raised_holds_for_what_comes_in_the_same_piece() -> None
 
 
 def test_a_long_message_in_many_small_pieces_costs_memory_and_time_in_proportion() -> None:
-    size, piece = 16 * 2**20, 1024  # joining at each piece would copy 128 GiB
+    # joining at each piece would copy 128 GiB
+    size = 16 * 2**20
+    piece = 1024
     end = End(limit=size)
     data = framed(b"x" * size)
     tracemalloc.start()

@@ -41,7 +41,8 @@ def test_a_stream_that_fails_has_given_its_reader_whole_events_and_recorded_just
         body = b"data: an event\n\n" * events
         first = {"status": 200, "media": "sse"} if not number else {}
         frames += in_parts(Frame(1, body, groups=[[0, number]], events=events, **first), cuts)  # type: ignore[arg-type]
-    unread, arrived = UnreadBytes(), data.draw(st.integers(0, len(frames)))
+    unread = UnreadBytes()
+    arrived = data.draw(st.integers(0, len(frames)))
     reads = data.draw(st.sets(st.integers(0, arrived)))
     stream = made(unread)
 
@@ -79,7 +80,8 @@ def test_a_document_in_parts_is_given_to_its_reader_as_it_comes() -> None:
 def test_a_stream_whose_unread_part_is_dropped_does_not_go_on_elsewhere_as_if_it_had_been_read() -> None:
     async def scenario() -> None:
         unread = UnreadBytes(max_bytes=100)
-        lost, other = made(unread), made(unread)
+        lost = made(unread)
+        other = made(unread)
         lost.push(Frame(1, b"x" * 60, 200, "sse", [[0, 7]], 1))
         lost.fail(EngineFailed("lost"), connection_lost=True)
         other.push(Frame(2, b"y" * 50, 200, "sse", [[0, 8]], 1))

@@ -34,7 +34,8 @@ def test_a_client_that_leaves_takes_its_request_with_it_and_no_other(loop: Loop)
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
-        left, stays = await running(link, cluster), asyncio.create_task(answer(link, "b", 200))
+        left = await running(link, cluster)
+        stays = asyncio.create_task(answer(link, "b", 200))
         left[0].cancel()
         assert await until(lambda: cluster[REPLICA].work <= 1, SOON_S, "aborted") < 1.0
         assert text(await stays) == said("b", 200)

@@ -22,8 +22,10 @@ def test_a_call_holds_the_connection_of_its_router_until_either_ends(loop: Loop)
         replica = await started(cluster)
         with pytest.raises(EngineUnreachable, match="no connection"):
             await replica.engine.hold(b"", REPLICA)  # nobody was ever there
-        peer, other = await Peer.enter(replica), await Peer.enter(replica, "other")
-        call, cancelled = holding(replica, peer), holding(replica, other)
+        peer = await Peer.enter(replica)
+        other = await Peer.enter(replica, "other")
+        call = holding(replica, peer)
+        cancelled = holding(replica, other)
         for one in (peer, other):
             one.hand_in(1, LONG)
         await until(lambda: replica.work == 2, SOON_S, "both run")
@@ -144,7 +146,8 @@ def test_the_engines_failure_is_the_last_frame_of_its_requests() -> None:
 def test_a_request_of_30_mib_arrives_and_the_others_go_on(loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
-        peer, other = await Peer.enter(replica), await Peer.enter(replica, "other")
+        peer = await Peer.enter(replica)
+        other = await Peer.enter(replica, "other")
         other.hand_in(1, 100)
         peer.hand_in(1, 3, prompt="x" * 30 * 2**20)
         await asyncio.gather(peer.read_until(1), other.read_until(1))

@@ -24,7 +24,8 @@ MANY = 1500  # tokens, some 250 kB of frames: several times what the small buffe
 def test_the_end_of_a_connection_aborts_its_requests_within_a_second_and_no_others(how: str, loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
-        peer, other = await Peer.enter(replica), await Peer.enter(replica, "other")
+        peer = await Peer.enter(replica)
+        other = await Peer.enter(replica, "other")
         other.hand_in(1, 300)
         for number in range(1, 4):
             peer.hand_in(number, LONG)
@@ -89,7 +90,8 @@ def test_nonsense_ends_the_connection_it_came_over_and_no_other(nonsense: bytes,
         unhandled: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         replica = await started(cluster)
-        peer, other = await Peer.enter(replica), await Peer.enter(replica, "other")
+        peer = await Peer.enter(replica)
+        other = await Peer.enter(replica, "other")
         other.hand_in(1, 200)
         peer.hand_in(7, LONG)
         await until(lambda: replica.work == 2, SOON_S, "both run")

@@ -82,7 +82,8 @@ def test_a_ticket_is_good_once(loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         address = await replica.engine.open_wire("router", REPLICA)
-        first, second = await Peer.connect(address), await Peer.connect(address)
+        first = await Peer.connect(address)
+        second = await Peer.connect(address)
         first.send(address.ticket)
         await first.read()
         second.send(address.ticket)
@@ -99,7 +100,8 @@ def test_a_ticket_that_comes_late_is_worth_nothing_and_a_silent_visitor_is_cut(l
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         address = await replica.engine.open_wire("router", REPLICA)
-        silent, slow = await Peer.connect(address), await Peer.connect(address)
+        silent = await Peer.connect(address)
+        slow = await Peer.connect(address)
         slow.writer.write(TICKET_BYTES.to_bytes(HEADER_BYTES) + address.ticket[:-1])  # all but one byte
         assert await silent.cut() == b""
         assert await slow.cut() == b""
