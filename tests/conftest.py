@@ -47,7 +47,8 @@ STACKS = {
     "": ("chaos", "gcs_still", "grammar_bounds", "large_requests", "plain_serve", "redis_streams", "serve_ways"),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
-END_TO_END, CLUSTER = "tests/e2e/", "tests/cluster/"
+END_TO_END = "tests/e2e/"
+CLUSTER = "tests/cluster/"
 
 
 def pytest_configure(config: pytest.Config) -> None:

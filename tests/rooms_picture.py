@@ -17,8 +17,11 @@ from tests.test_house import SHIPPED, sources
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rooms.svg"
 
-WIDTH, MARGIN, GAP = 1240, 20, 18
-BOX_HEIGHT, FLOOR_HEIGHT = 62, 96
+WIDTH = 1240
+MARGIN = 20
+GAP = 18
+BOX_HEIGHT = 62
+FLOOR_HEIGHT = 96
 MAX_LINES = 3
 MAX_BOX_WIDTH = 290
 DRAWN_FROM = 2  # the lowest floor to which arrows are drawn
@@ -40,8 +43,10 @@ def picture(house: House) -> str:
             band = height - MARGIN // 2 - (floor + 1) * FLOOR_HEIGHT
             parts.append(f'<rect y="{band}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="#f8fafc"/>')
     for source, target in _arrows(house):
-        (x1, y1, w1), (x2, y2, w2) = boxes[source], boxes[target]
-        start, end = (x1 + w1 / 2, y1 + BOX_HEIGHT), (x2 + w2 / 2, y2 - 1)
+        x1, y1, w1 = boxes[source]
+        x2, y2, w2 = boxes[target]
+        start = (x1 + w1 / 2, y1 + BOX_HEIGHT)
+        end = (x2 + w2 / 2, y2 - 1)
         bend = (end[1] - start[1]) * 0.5
         parts.append(
             f'<path d="M{start[0]:.0f} {start[1]:.0f}C{start[0]:.0f} {start[1] + bend:.0f} {end[0]:.0f} '

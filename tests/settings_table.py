@@ -19,7 +19,8 @@ def defaults(model: type[BaseModel] = Settings, at: str = "") -> dict[str, str]:
     """The default of every setting, as the table shows it, by path: `models[].replicas.min_replicas`."""
     found: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        inner, brackets = _inner(field.annotation), "[]" if get_origin(field.annotation) is tuple else ""
+        inner = _inner(field.annotation)
+        brackets = "[]" if get_origin(field.annotation) is tuple else ""
         if get_origin(field.annotation) is dict and inner is not None:
             brackets = f".{KEY_OF[name]}"
         path = f"{at}{name}{brackets}"

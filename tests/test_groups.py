@@ -30,7 +30,8 @@ def test_a_module_has_one_stack() -> None:
 
 def taken(last: str | None) -> list[str]:
     """All of the queue, by one process."""
-    order, waiting = [], list(QUEUE)
+    order = []
+    waiting = list(QUEUE)
     while waiting:
         last = next_group(waiting, last)
         waiting.remove(last)
@@ -39,7 +40,8 @@ def taken(last: str | None) -> list[str]:
 
 
 def test_what_starts_processes_goes_first_and_a_file_between_two_stacks() -> None:
-    a, b = "tests/http/test_a.py", "tests/http/test_b.py"
+    a = "tests/http/test_a.py"
+    b = "tests/http/test_b.py"
     assert taken(None) == ["stack", a, "cluster", "three", b, "tests/e2e/test_chaos.py"]
     assert taken("three")[:2] == [a, "stack"]
 

@@ -35,7 +35,8 @@ LOCKS = {"cpu": CPU_LOCK, "gpu": GPU_LOCK}
 
 
 def test_every_file_of_the_package_is_installed_with_it() -> None:
-    package, listed = ROOT / "serve_app", PYPROJECT["tool"]["setuptools"]["package-data"]["serve_app"]
+    package = ROOT / "serve_app"
+    listed = PYPROJECT["tool"]["setuptools"]["package-data"]["serve_app"]
     files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert files == {path for pattern in listed for path in package.glob(pattern)}
 
@@ -138,7 +139,8 @@ def unmet(pins: dict[str, str], roots: list[str], environment: dict[str, str]) -
     found: set[str] = set()
     while waiting:
         requirement = waiting.pop()
-        name, extras = lock.canonical(requirement.name), frozenset(requirement.extras)
+        name = lock.canonical(requirement.name)
+        extras = frozenset(requirement.extras)
         if name not in pins or not requirement.specifier.contains(pins[name], prereleases=True):
             found.add(str(requirement))
         elif (name, extras) not in seen:

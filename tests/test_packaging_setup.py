@@ -73,7 +73,8 @@ class Machine:
         """Run the set-up step; the calls of pip it made."""
         self.calls_file.write_text("")
         fake = ModuleType("preflight")
-        fake.check, fake.advice = self.check, preflight.advice  # type: ignore[attr-defined]
+        fake.check = self.check  # type: ignore[attr-defined]
+        fake.advice = preflight.advice  # type: ignore[attr-defined]
         install.set_up(self.root, "cpu", fake)
         return self.calls()
 

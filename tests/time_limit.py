@@ -34,7 +34,8 @@ class TimeLimit:
     """
 
     def __init__(self, limit_s: float, tear_down_s: float) -> None:
-        self._limit_s, self._tear_down_s = limit_s, tear_down_s
+        self._limit_s = limit_s
+        self._tear_down_s = tear_down_s
         self._deadline = 0.0
 
     @pytest.hookimpl(wrapper=True)
