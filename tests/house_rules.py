@@ -1,8 +1,9 @@
 """The rules of the rooms: functions from source texts to complaints, so that a test can show that each rule bites.
 
 A room is a package or a loose module of `FLOORS`. It may import rooms of lower floors only, and of a package only what
-its `__init__` exports. Modules of one room import each other directly, without a circle. Imports for type checkers
-count like all others.
+its `__init__` exports. Modules of one room import each other directly, without a circle. A wing is a package inside a
+room whose `__init__` has an `__all__`: it has a door, too, for the modules of its room outside it. Imports for type
+checkers count like all others.
 """
 
 from __future__ import annotations
@@ -96,6 +97,16 @@ class House:
         rooms = [room for room in FLOOR_OF if module == room or (under(module, room) and room != "serve_app")]
         return max(rooms, key=len, default="")
 
+    def wing_of(self, module: str) -> str:
+        """The wing that a module is in; empty: it is in none."""
+        parts = module.split(".")
+        packages = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((package for package in packages if self._is_wing(package)), "")
+
+    def _is_wing(self, module: str) -> bool:
+        is_room = module in FLOOR_OF or module in GROUPS
+        return not is_room and module in self.paths and self.is_package(module) and bool(self.exports[module])
+
     def is_package(self, module: str) -> bool:
         return self.paths[module].endswith("/__init__.py")
 
@@ -156,33 +167,44 @@ def upward(house: House) -> list[str]:
 
 
 def past_the_door(house: House) -> list[str]:
-    """Imports from inside another room, or of what its `__init__` does not export; or from one's own `__init__`."""
+    """Imports from inside another room, or of what its `__init__` does not export; or from one's own `__init__`. The
+    same for the wings of a room."""
     found = []
     for arrow, _, theirs in house.between_rooms():
-        if theirs not in house.paths or not house.is_package(theirs):
-            continue
-        exported = house.exports[theirs]
-        if arrow.target == theirs:
-            if arrow.name and arrow.name not in exported:
-                found.append(f"{house.where(arrow)}: {theirs} does not export {arrow.name}")
-        elif arrow.name or arrow.target.removeprefix(f"{theirs}.") not in exported:
-            found.append(f"{house.where(arrow)}: {arrow.target} is inside {theirs}")
+        if theirs in house.paths and house.is_package(theirs):
+            found += _past(house, arrow, theirs)
     for arrow in house.arrows:
         own = house.room_of(arrow.source)
-        if arrow.target == own != arrow.source and own in house.paths and house.is_package(own):
-            found.append(f"{house.where(arrow)}: a module of {own} imports its own __init__")
+        if own == house.room_of(arrow.target) and (wing := house.wing_of(arrow.target)) != house.wing_of(arrow.source):
+            found += _past(house, arrow, wing) if wing else []
+        for door in (own, house.wing_of(arrow.source)):
+            if arrow.target == door != arrow.source and door in house.paths and house.is_package(door):
+                found.append(f"{house.where(arrow)}: a module of {door} imports its own __init__")
     return found
 
 
+def _past(house: House, arrow: Arrow, door: str) -> list[str]:
+    """What is wrong with an import through this door."""
+    if arrow.target == door:
+        if not arrow.name or arrow.name in house.exports[door]:
+            return []
+        return [f"{house.where(arrow)}: {door} does not export {arrow.name}"]
+    if not arrow.name and arrow.target.removeprefix(f"{door}.") in house.exports[door]:
+        return []
+    return [f"{house.where(arrow)}: {arrow.target} is inside {door}"]
+
+
 def unused_exports(house: House, outside: Iterable[str]) -> list[str]:
-    """What a room exports and no other room, and none of the names `outside`, uses."""
+    """What a room exports and no other room, and none of the names `outside`, uses; and a wing, and nobody else."""
     used = {(theirs, arrow.name or arrow.target.rpartition(".")[2]) for arrow, _, theirs in house.between_rooms()}
+    wings = {wing for module in house.trees if (wing := house.wing_of(module))}
+    used |= {(arrow.target, arrow.name) for arrow in house.arrows if not under(arrow.source, arrow.target)}
     attributes = {
         node.attr for tree in house.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
     }
     return [
         f"{room}: {name}"
-        for room in FLOOR_OF
+        for room in (*FLOOR_OF, *sorted(wings))
         for name in sorted(house.exports.get(room, ()))
         if (room, name) not in used and name not in attributes and f"{room}.{name}" not in set(outside)
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.http.api.routes import ROUTES
 from serve_app.http.contract import CONSUMED
-from serve_app.http.routes import ROUTES
 from serve_app.router import RouterMetrics
 from tests import rooms_picture, settings_table
 from tests.house_rules import House
@@ -103,11 +103,11 @@ def test_the_protocol_in_the_diagram_is_the_codes() -> None:
 
 
 def test_a_name_that_is_gone_is_seen() -> None:
-    file = ROOT / "serve_app/http/routes.py"
+    file = ROOT / "serve_app/http/api/routes.py"
     assert defines(file, "resolve")
     assert defines(file, "HttpRoute.argument")
     assert not defines(file, "resolved")
-    assert PATH.findall("see `http/routes.py:resolve`") == [("http/routes.py", "resolve")]
+    assert PATH.findall("see `http/api/routes.py:resolve`") == [("http/api/routes.py", "resolve")]
 
 
 def test_the_readme_is_a_face() -> None:

@@ -92,6 +92,33 @@ def test_a_module_that_a_room_exports_is_accepted() -> None:
     assert rules.past_the_door(tree) == []
 
 
+WING = {
+    "serve_app/http/__init__.py": "",
+    "serve_app/http/api/__init__.py": "from serve_app.http.api.files import Files\n__all__ = ['Files']",
+    "serve_app/http/api/files.py": "class Files: ...\nclass Hidden: ...",
+    "serve_app/http/app.py": "from serve_app.http.api import Files",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("serve_app/http/call.py", "from serve_app.http.api.files import Files"),
+        ("serve_app/http/call.py", "from serve_app.http.api import files"),
+        ("serve_app/http/call.py", "from serve_app.http.api import Hidden"),
+        ("serve_app/http/api/keys.py", "from serve_app.http.api import Files"),
+    ],
+)
+def test_an_import_past_the_door_of_a_wing_is_seen(path: str, source: str) -> None:
+    assert rules.past_the_door(House(WING)) == rules.unused_exports(House(WING), ()) == []
+    assert len(rules.past_the_door(House({**WING, path: source}))) == 1
+
+
+def test_an_export_of_a_wing_that_nobody_uses_is_seen() -> None:
+    alone = {path: text for path, text in WING.items() if path != "serve_app/http/app.py"}
+    assert rules.unused_exports(House(alone), ()) == ["serve_app.http.api: Files"]
+
+
 def test_an_export_that_nobody_uses_is_seen() -> None:
     tree = House({**ROUTER, **GRANTS})
     assert rules.unused_exports(tree, ()) == ["serve_app.router: Grant"]

@@ -38,7 +38,7 @@ from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.core.receipts import Receipts
-from serve_app.http import app, keyed_runs, local_routes
+from serve_app.http import api, app, keyed
 from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 
@@ -153,12 +153,12 @@ class Router:
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
         scrape = Scrape("router", self.metrics, self._models, _away)
-        local = local_routes.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
+        local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)
-        keyed = keyed_runs.KeyedRuns("router", _away, _NoOther())
+        runs = keyed.KeyedRuns("router", _away, _NoOther())
         own = self._settings, self._models, self.metrics, bytes(32)
-        return app.RouterApp(*own, sessions, local, self.receipts, limits, self.usage, keyed)
+        return app.RouterApp(*own, sessions, local, self.receipts, limits, self.usage, runs)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
         callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]

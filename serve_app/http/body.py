@@ -56,6 +56,7 @@ _JSON_NAMES: dict[type, str] = {list: "an array", str: "a string", bool: "a bool
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # ASGI's
+HeaderMap = Mapping[bytes, bytes]  # by name in lower case
 
 
 async def read(headers: Mapping[bytes, bytes], receive: Receive, bounds: HttpSettings) -> bytes:
@@ -82,6 +83,16 @@ async def read(headers: Mapping[bytes, bytes], receive: Receive, bounds: HttpSet
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive in time: {size} bytes of it did", param="body") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_object(
+    headers: HeaderMap, receive: Receive, bounds: HttpSettings, thread: BodyThread, *, with_nulls: bool = False
+) -> tuple[dict[str, Any], bytes]:
+    """The decoded body, and its bytes. Raises as `read`, `inflate` and `decode`."""
+    raw = sent = await read(headers, receive, bounds)
+    if is_gzip(headers):
+        raw = await thread.run(bounds.max_body_bytes, lambda: inflate(sent, bounds.max_body_bytes))
+    return await thread.run(len(raw), lambda: decode(raw, bounds, with_nulls=with_nulls)), raw
 
 
 class BodyThread:

@@ -15,14 +15,13 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
+from serve_app.http.api import BatchLane, LocalRoutes
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
-from serve_app.http.batch_lane import BatchLane
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
-from serve_app.http.keyed_runs import KeyedRuns
+from serve_app.http.keyed import KeyedRuns
 from serve_app.http.keys import RowOwner
-from serve_app.http.local_routes import LocalRoutes
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList

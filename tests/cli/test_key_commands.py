@@ -19,9 +19,9 @@ from typer.testing import Result
 from serve_app.cli import key_commands
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, ServeAppError
-from serve_app.http import routes
+from serve_app.http.api import routes
+from serve_app.http.api.key_routes import KeyRoutes
 from serve_app.http.error_responses import error_response
-from serve_app.http.key_routes import KeyRoutes
 from serve_app.http.keys import KeyRing
 from serve_app.settings import Settings, parse
 from tests.cli.test_chat import KEY, run, serve  # noqa: F401 - fixtures

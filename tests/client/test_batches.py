@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from serve_app.client import Client
-from serve_app.http import asgi_bridge, file_routes
+from serve_app.http import asgi_bridge
+from serve_app.http.api import file_routes
 from serve_app.http.asgi_bridge import AsgiBridge
 from tests.fakes import batches
 from tests.fakes.batches import KEY, ROWS, Lane, jsonl, row

@@ -26,7 +26,7 @@ from serve_app.cluster.local.draining import REPLACE_S
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
 from serve_app.core.memory import MOVE_S
 from serve_app.engine import engine_args
-from serve_app.http.routes import ROUTES
+from serve_app.http.api.routes import ROUTES
 from serve_app.names import RELEASE
 from serve_app.settings import AdmissionSettings, application, parse
 from serve_app.settings.batch import DEFAULT_MAX_FILE_BYTES

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from serve_app.http import app
+from serve_app.http import engine_calls
 from serve_app.settings.settings import BUILT_IN_MODEL
 from tests.e2e import one_engine
 from tests.e2e.continued_streams import CREATED, cut_streams
@@ -40,7 +40,7 @@ async def scenario(cluster: FakeCluster) -> None:
 def main() -> None:
     settings = BUILT_IN_MODEL.model_copy(update={"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS})
     clock = SimpleNamespace(time=lambda: CREATED, monotonic=time.monotonic)
-    with mock.patch.object(app, "time", clock):
+    with mock.patch.object(engine_calls, "time", clock):
         run(scenario, settings, bound_s=ENGINE_S)
 
 

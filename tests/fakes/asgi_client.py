@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.receipts import Receipts
+from serve_app.http.api.batch_lane import BatchLane
+from serve_app.http.api.local_routes import LocalRoutes
 from serve_app.http.app import RouterApp
-from serve_app.http.batch_lane import BatchLane
-from serve_app.http.keyed_runs import KeyedRuns
-from serve_app.http.local_routes import LocalRoutes
+from serve_app.http.keyed.runs import KeyedRuns
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import (
     LimitClient,
@@ -83,6 +83,7 @@ def router_app(
     follower: KeyFollower | None = None,
     batches: BatchLane | None = None,
     sessions: SessionClient | None = None,
+    usage: UsageReporter | None = None,
 ) -> RouterApp:
     """An ASGI app that reaches no quota actor, except for claims and by `sessions`, and no other router unless
     `keyed_runs` does."""
@@ -93,7 +94,7 @@ def router_app(
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away)
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
-    usage = UsageReporter("router", away)
+    usage = usage or UsageReporter("router", away)
     limits = limits or FakeLimits()
     sessions = sessions or SessionClient(away, {})
     ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches

@@ -17,8 +17,8 @@ import openai
 
 from serve_app.core.batches import BatchStatus
 from serve_app.errors import BodyTooLarge, NotFound, StoreAway
+from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.app import RouterApp
-from serve_app.http.batch_lane import BatchLane
 from serve_app.router import RouterMetrics
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.asgi_client import Reply, exchange, router_app

@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError
 
 from serve_app.core.claims import ClaimBook, ClaimReport, ClaimRequest
-from serve_app.http.keyed_runs import KeyedRuns
+from serve_app.http.keyed.runs import KeyedRuns
 from tests.fakes.bad_network import Away
 from tests.fakes.until import turns
 

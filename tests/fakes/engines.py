@@ -27,7 +27,7 @@ from serve_app.core.routing import outliers
 from serve_app.engine import deployment
 from serve_app.engine.deployment import EngineReplica
 from serve_app.engine.simulated import SimulatedEngine
-from serve_app.http import keyed_runs
+from serve_app.http.keyed import runs
 from serve_app.router import QueueClient
 from serve_app.settings import ModelSettings, SimulatedSettings
 from serve_app.transport import EngineLoad, Frame, Submit, channel
@@ -43,7 +43,7 @@ NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
 # Production's waits are a second and several in a row: the scenarios run the same code with these.
 WAITS = {
-    (keyed_runs, "GRACE_S"): 0.1,
+    (runs, "GRACE_S"): 0.1,
     (channel, "IDLE_CLOSE_S"): 0.05,
     (outliers, "FIRST_EJECTION_S"): 0.1,
 }

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app.http import claim_client, keyed_runs
+from serve_app.http.keyed import claim_client, runs
 from tests.fakes.asgi_client import Client, Reply, ask
 from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import FakeCluster, run
@@ -80,5 +80,5 @@ def check(scenario: Callable[[Three], Awaitable[None]], **waits: float) -> None:
     async def whole(cluster: FakeCluster) -> None:
         await scenario(await Three(cluster).start())
 
-    places = {"GRACE_S": keyed_runs, "COPY_S": keyed_runs, "JOIN_S": keyed_runs, "CLAIM_WAIT_S": claim_client}
+    places = {"GRACE_S": runs, "COPY_S": runs, "JOIN_S": runs, "CLAIM_WAIT_S": claim_client}
     run(whole, waits={(places[name], name): seconds for name, seconds in waits.items()})

@@ -11,7 +11,8 @@ import pytest
 
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineFailed
-from serve_app.http import app, idempotency
+from serve_app.http import body, engine_calls
+from serve_app.http.keyed import answers
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
@@ -321,7 +322,7 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 100)
+        monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
         repeated = {"Idempotency-Key": "one"}
         whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
         assert whole.text == said("p", 30)
@@ -370,10 +371,10 @@ def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch
 
         monkeypatch.setattr(module, name, note)
 
-    noted(app, "decode")
-    noted(app, "fingerprint")
-    noted(app.contract, "split")
-    noted(app.request_size, "prompt_bytes")
+    noted(body, "decode")
+    noted(engine_calls, "fingerprint")
+    noted(engine_calls.contract, "split")
+    noted(engine_calls.request_size, "prompt_bytes")
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")

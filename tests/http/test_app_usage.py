@@ -10,11 +10,11 @@ import pytest
 
 from serve_app.core.usage import USAGE_COUNTS, UsageBatch, UsageRow
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.usage_report import usage_report
+from serve_app.http.api.usage_report import usage_report
 from serve_app.router import UsageReporter
 from serve_app.store import UsageQuery
 from serve_app.types import Identity, Outcome, RequestClass
-from tests.fakes.asgi_client import CHAT, Client, Reply, ask, cancel, running, started
+from tests.fakes.asgi_client import CHAT, Client, Reply, ask, cancel, router_app, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, until
 from tests.fakes.router import LONG, SOON_S
 
@@ -175,7 +175,8 @@ def test_the_end_of_the_app_reports_what_is_left() -> None:
         async def add_usage(batch: UsageBatch) -> None:
             reported.append(batch)
 
-        client.edge.usage = UsageReporter("router", add_usage)
+        usage = UsageReporter("router", add_usage)
+        client.edge = router_app(client.edge.settings, client.edge.models, client.metrics, usage=usage)
         await client.post(ask("a b", 3))
         sent: list[str] = []
         events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])

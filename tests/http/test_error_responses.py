@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import errors
+from serve_app.http.api.routes import resolve
 from serve_app.http.error_responses import MAX_RETRY_AFTER_S, error_response, sse_error
-from serve_app.http.routes import resolve
 from serve_app.types import Operation
 
 # The HTTP library under the SDK has changed its name between releases; its own client class tells which it is.

@@ -14,10 +14,10 @@ import pytest
 from serve_app.core.memory import SessionRequest, session_name
 from serve_app.engine.vllm_adapter.produced_tokens import PRODUCED
 from serve_app.errors import BadRequest, ServeAppError
-from serve_app.http import routes
+from serve_app.http.api import routes
+from serve_app.http.api.session_routes import SessionRoutes
 from serve_app.http.contract import check_values, split
 from serve_app.http.error_responses import error_response
-from serve_app.http.session_routes import SessionRoutes
 from serve_app.router import SessionClient
 from serve_app.settings import HttpSettings
 from serve_app.transport import Frame, Submit

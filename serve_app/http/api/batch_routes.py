@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from serve_app.core.batches import ENDPOINTS, INPUT_PURPOSE, BatchRecord, BatchStatus
 from serve_app.errors import BadRequest, BatchConflict, NotFound
-from serve_app.http.batch_lane import (
+from serve_app.http.api.batch_lane import (
     BATCH_ID,
     FILE_ID,
     SHOWN_ID_CHARS,
@@ -35,12 +35,12 @@ from serve_app.http.batch_lane import (
     require_lane,
     seconds,
 )
+from serve_app.http.api.key_routes import ReadBody
+from serve_app.http.api.routes import BatchCall, HttpRoute
 from serve_app.http.contract import idempotency_key
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields, query_number, query_words
-from serve_app.http.idempotency import fingerprint, key_digest, reused
-from serve_app.http.key_routes import ReadBody
-from serve_app.http.routes import BatchCall, HttpRoute
+from serve_app.http.keyed import fingerprint, key_digest, reused
 from serve_app.settings import Settings
 from serve_app.types import Identity
 

@@ -31,14 +31,23 @@ import msgspec
 
 from serve_app.core.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, FileRecord, check_stored
 from serve_app.errors import BadRequest, BodyTooSlow, ServeAppError, Unavailable
-from serve_app.http.batch_lane import FILE_ID, BatchLane, cursor, file_not_found, find_file, page, require_lane, seconds
+from serve_app.http.api.batch_lane import (
+    FILE_ID,
+    BatchLane,
+    cursor,
+    file_not_found,
+    find_file,
+    page,
+    require_lane,
+    seconds,
+)
+from serve_app.http.api.file_lines import LineCheck
+from serve_app.http.api.routes import FileCall, HttpRoute
 from serve_app.http.body import BodyThread
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.http.fields import SHOWN_NAME_CHARS, query_number, query_words
-from serve_app.http.file_lines import LineCheck
 from serve_app.http.multipart import FormReader
 from serve_app.http.response import PieceAnswer
-from serve_app.http.routes import FileCall, HttpRoute
 from serve_app.settings import BatchSettings, Settings
 from serve_app.types import Identity
 

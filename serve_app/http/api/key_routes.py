@@ -25,11 +25,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, KeyConflict, NotFound, StoreAway
+from serve_app.http.api.local_routes import not_an_operator
+from serve_app.http.api.routes import HttpRoute, KeyCall
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields
 from serve_app.http.keys import KeyRing, utc
-from serve_app.http.local_routes import not_an_operator
-from serve_app.http.routes import HttpRoute, KeyCall
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.settings import LimitSettings, Settings, new_key
 from serve_app.store import KeyRecord, is_key_id, new_key_id

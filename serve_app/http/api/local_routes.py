@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
+from serve_app.http.api.routes import HttpRoute, LocalCall
+from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer, Headers
-from serve_app.http.routes import HttpRoute, LocalCall
-from serve_app.http.usage_report import GetUsage, usage_report
 from serve_app.names import RELEASE
 from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter

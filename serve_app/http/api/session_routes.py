@@ -29,11 +29,11 @@ from serve_app.core.memory import (
 )
 from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.errors import BadRequest, Overloaded, Unavailable
+from serve_app.http.api.local_routes import model_named
+from serve_app.http.api.routes import HttpRoute, SessionCall
 from serve_app.http.contract import class_of
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields
-from serve_app.http.local_routes import model_named
-from serve_app.http.routes import HttpRoute, SessionCall
 from serve_app.router import ModelRouter, SessionClient
 from serve_app.settings import GB, ModelSettings
 from serve_app.transport import EngineInfo

@@ -22,9 +22,8 @@ from typing import Any
 import msgspec
 
 from serve_app.core.claims import KEPT_S, Claim, ClaimState
-from serve_app.core.messages import message
 from serve_app.errors import AnswerNotKept, BadRequest
-from serve_app.http.error_responses import Headers
+from serve_app.http.idempotency import AnswerCopy, AnswerPart, Head
 
 TENANT_BYTES = 16 * 2**20  # of one tenant per router; about 7,000 chat answers
 MAX_BYTES = 512 * 2**20  # of all tenants per router: 32 that use all of theirs
@@ -33,7 +32,6 @@ ENTRY_BYTES = 1024  # of an answer besides its body: key, headers, Python object
 WINDOW_BYTES = 256 * 1024  # of an answer that is not kept, for readers of different speed
 PART_BYTES = 2**20  # of an answer in one message between routers
 
-Head = tuple[int, Headers]  # status and headers, without those that only the first client gets
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -61,27 +59,6 @@ def not_kept() -> AnswerNotKept:
         f"{MAX_ANSWER_BYTES} bytes, or there was no room; to run it again, send another key",
         param="Idempotency-Key",
     )
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class AnswerPart:
-    """A piece of an answer; `head` is None until the answer has begun. `error`: there is nothing more to come."""
-
-    head: Head | None
-    body: bytes = b""
-    is_last: bool = False
-    error: BaseException | None = None
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class AnswerCopy:
-    """A whole answer, for a second router."""
-
-    claim: Claim
-    head: Head
-    body: bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from serve_app.core.claims import (
     Generation,
 )
 from serve_app.errors import Overloaded, RunLost, Unavailable
-from serve_app.http.idempotency import not_kept, reused
+from serve_app.http.keyed.answers import not_kept, reused
 from serve_app.ray_adapter import AWAY, in_fresh_context
 
 logger = logging.getLogger("ray.serve")

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 from serve_app.core.claims import Claim, ClaimReply, ClaimRequest, ClaimState, ClaimVerdict
 from serve_app.errors import DROPPED, AnswerNotKept, EngineFailed, ServeAppError, Unavailable
-from serve_app.http.claim_client import Call, ClaimClient
 from serve_app.http.error_responses import Headers
-from serve_app.http.idempotency import AnswerCopy, AnswerLog, AnswerPart, AnswerStore, key_digest
+from serve_app.http.idempotency import AnswerCopy, AnswerPart
+from serve_app.http.keyed.answers import AnswerLog, AnswerStore, key_digest
+from serve_app.http.keyed.claim_client import Call, ClaimClient
 from serve_app.http.queue_status import QueueComments
 from serve_app.http.request_record import RequestRecord
 from serve_app.http.response import REPLAYED, HttpExchange

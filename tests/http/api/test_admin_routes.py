@@ -11,10 +11,10 @@ from ray.exceptions import RayError
 
 from serve_app.core.usage import UsageRow
 from serve_app.errors import Forbidden, MethodNotAllowed, NotFound, Unavailable
-from serve_app.http import local_routes, routes
+from serve_app.http.api import local_routes, routes
+from serve_app.http.api.local_routes import GetFigures, LocalRoutes
 from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
-from serve_app.http.local_routes import GetFigures, LocalRoutes
 from serve_app.settings import AuthSettings
 from serve_app.store import UsageQuery
 from serve_app.types import Identity, RequestClass

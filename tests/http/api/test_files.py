@@ -13,7 +13,7 @@ import pytest
 from openai.types import FileDeleted, FileObject
 
 from serve_app.core.batches import BatchStatus
-from serve_app.http import file_routes
+from serve_app.http.api import file_routes
 from tests.fakes.asgi_client import Reply
 from tests.fakes.batches import (
     ADMIN_KEY,

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from serve_app.http import routes
-from serve_app.http.key_routes import KeyRoutes
+from serve_app.http.api import routes
+from serve_app.http.api.key_routes import KeyRoutes
 from serve_app.http.keys import KeyRing
 from serve_app.settings import AuthSettings, Settings
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client, Reply, ask, router_app, started
@@ -206,7 +206,7 @@ def test_a_tenants_key_gets_nothing_and_its_body_is_not_read(store: FakeStore) -
 
     async def scenario(client: Client) -> None:
         calls = store.calls
-        with mock.patch("serve_app.http.app.read", side_effect=AssertionError("the body was read")):
+        with mock.patch("serve_app.http.body.read", side_effect=AssertionError("the body was read")):
             for method, path in calls_of_routes:
                 for key in (KEY, BATCH_KEY):
                     reply = await client.request(method, path, b"x" * 10_000_000, key=key)

@@ -7,7 +7,7 @@ from unittest import mock
 
 from tests.fakes.asgi_client import Client, Reply
 from tests.fakes.stores import FakeStore, record
-from tests.http.test_key_routes import (
+from tests.http.api.test_key_routes import (
     ADMIN,
     KEYS,
     LIMITS,

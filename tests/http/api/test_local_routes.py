@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http import local_routes
+from serve_app.http.api import local_routes
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, cancel, running, started

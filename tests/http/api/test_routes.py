@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import MethodNotAllowed, NotFound
-from serve_app.http.routes import ROUTES, HttpRoute, LocalCall, resolve
+from serve_app.http.api.routes import ROUTES, HttpRoute, LocalCall, resolve
 from serve_app.types import Operation
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")

@@ -11,8 +11,8 @@ import pytest
 
 from serve_app.core.memory import Session, SessionRequest
 from serve_app.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, Overloaded
-from serve_app.http.routes import HttpRoute, SessionCall, resolve
-from serve_app.http.session_routes import SessionRoutes, granted_size
+from serve_app.http.api.routes import HttpRoute, SessionCall, resolve
+from serve_app.http.api.session_routes import SessionRoutes, granted_size
 from serve_app.settings.settings import ModelSettings
 from serve_app.transport import EngineInfo
 from serve_app.types import Identity, RequestClass

@@ -9,17 +9,10 @@ import pytest
 
 from serve_app.core.claims import KEPT_S, Claim, ClaimState
 from serve_app.errors import AnswerNotKept
-from serve_app.http import idempotency
 from serve_app.http.error_responses import Headers
-from serve_app.http.idempotency import (
-    ENTRY_BYTES,
-    AnswerCopy,
-    AnswerLog,
-    AnswerPart,
-    AnswerStore,
-    fingerprint,
-    key_digest,
-)
+from serve_app.http.idempotency import AnswerCopy, AnswerPart
+from serve_app.http.keyed import answers
+from serve_app.http.keyed.answers import ENTRY_BYTES, AnswerLog, AnswerStore, fingerprint, key_digest
 
 HEADERS: Headers = [(b"content-type", b"application/json")]
 WAIT_S = 5.0  # bound of a wait that ends in microseconds unless it hangs
@@ -85,7 +78,7 @@ def test_a_reader_that_waits_is_woken_by_each_change() -> None:
 
 
 def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "PART_BYTES", 10)
+    monkeypatch.setattr(answers, "PART_BYTES", 10)
 
     async def scenario() -> list[tuple[int, bool]]:
         log = await kept(AnswerStore(Clock()), "1", 25)
@@ -137,7 +130,7 @@ def test_an_answer_is_forgotten_after_its_time() -> None:
 def test_a_million_keys_of_a_tenant_cost_its_own_oldest_answers_and_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "TENANT_BYTES", 20 * ENTRY_BYTES)
+    monkeypatch.setattr(answers, "TENANT_BYTES", 20 * ENTRY_BYTES)
 
     async def scenario() -> None:
         store = AnswerStore(Clock())
@@ -159,7 +152,7 @@ def test_a_million_keys_of_a_tenant_cost_its_own_oldest_answers_and_nothing_of_o
 def test_where_all_tenants_have_used_up_the_router_s_room_a_new_answer_costs_its_own_tenant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "MAX_BYTES", 10 * ENTRY_BYTES)
+    monkeypatch.setattr(answers, "MAX_BYTES", 10 * ENTRY_BYTES)
 
     async def scenario() -> None:
         store = AnswerStore(Clock())
@@ -175,7 +168,7 @@ def test_where_all_tenants_have_used_up_the_router_s_room_a_new_answer_costs_its
 
 
 def test_answers_in_progress_count_and_the_tenant_s_oldest_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "TENANT_BYTES", 10 * ENTRY_BYTES)
+    monkeypatch.setattr(answers, "TENANT_BYTES", 10 * ENTRY_BYTES)
 
     async def scenario() -> None:
         store = AnswerStore(Clock())
@@ -190,8 +183,8 @@ def test_answers_in_progress_count_and_the_tenant_s_oldest_are_not_kept(monkeypa
 def test_of_an_answer_that_is_not_kept_there_is_a_window_and_the_run_waits_for_its_fastest_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 1000)
-    monkeypatch.setattr(idempotency, "WINDOW_BYTES", 100)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(answers, "WINDOW_BYTES", 100)
 
     async def scenario() -> None:
         store = AnswerStore(Clock())
@@ -223,7 +216,7 @@ def test_of_an_answer_that_is_not_kept_there_is_a_window_and_the_run_waits_for_i
 
 
 def test_a_copy_is_kept_once_and_not_if_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 10)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 10)
     store = AnswerStore(Clock())
     copy = AnswerCopy(replace(claim("1"), state=ClaimState.KEPT), (200, HEADERS), b"x" * 10)
     for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http import claim_client
+from serve_app.http.keyed import claim_client
 from tests.fakes.asgi_client import Client, Reply, cancel
 from tests.fakes.router import SOON_S, said
 from tests.fakes.three_routers import ANY, LATER_S, REPLAY, TOKENS, Three, check

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from serve_app.http import idempotency
+from serve_app.http.keyed import answers
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Reply, cancel, running
 from tests.fakes.router import SOON_S, said
@@ -201,7 +201,7 @@ def test_the_answer_is_on_a_second_router_and_at_the_actor_before_its_last_byte_
 def test_an_answer_too_long_to_keep_goes_to_its_client_and_its_repeats_are_refused_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
 
     async def scenario(there: Three) -> None:
         assert (await there.post("a", tokens=30)).text == said("p", 30)

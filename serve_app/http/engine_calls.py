@@ -1,0 +1,315 @@
+"""Runs the engine operations: reads a request, charges it, waits for its grant, relays its frames, records its end.
+
+Invariant: every request that is run here ends in exactly one `Outcome` and leaves one receipt; no byte of a client's
+header goes on to an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serve_app.core.continuation import is_preemptible
+from serve_app.core.estimate import Estimator
+from serve_app.core.queue import Arrival
+from serve_app.core.receipts import Receipts
+from serve_app.errors import EngineFailed
+from serve_app.http import contract, request_size
+from serve_app.http.api import model_named
+from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
+from serve_app.http.error_responses import CLIENT_ID_HEADER
+from serve_app.http.keyed import KeyedRequest, KeyedRuns, fingerprint
+from serve_app.http.keys import KeyRing, tenant_salt
+from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
+from serve_app.http.queue_status import QueueComments, queue_status
+from serve_app.http.request_limits import RETRY_COUNT_HEADER, Charge, RequestLimits
+from serve_app.http.request_record import RequestRecord, recorded
+from serve_app.http.response import HttpExchange
+from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
+from serve_app.settings import Settings
+from serve_app.transport import Frame, ResponseStream, Submit
+from serve_app.types import Contract, Identity, Operation, RequestClass
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """A request for an engine, once its body has been read."""
+
+    record: RequestRecord
+    contract: Contract
+    body: dict[str, Any]
+    prompt_bytes: int
+    model: ModelRouter
+    exchange: HttpExchange
+    comments: QueueComments | None
+    charge: Charge
+    part: PromptExchange | None = None  # of a list of prompts
+    on_granted: Callable[[], None] | None = None  # of such a part
+
+
+class EngineCalls:
+    """The calls of one router.
+
+    Args:
+        models: the models served now, by name.
+        salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
+        session_client: finds agent sessions.
+        receipts: keeps the receipts of this router's requests.
+        limits: charges requests against the limits of keys and tenants, together with all routers.
+        usage: counts what they use.
+        keyed_runs: runs the requests with an Idempotency-Key.
+        body_thread: of this router.
+        keys: those that hold now.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelRouter],
+        metrics: RouterMetrics,
+        salt_secret: bytes,
+        session_client: SessionClient,
+        receipts: Receipts,
+        limits: LimitClient,
+        usage: UsageReporter,
+        keyed_runs: KeyedRuns,
+        body_thread: BodyThread,
+        keys: Callable[[], KeyRing],
+    ) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
+        self._session_client = session_client
+        self._receipts = receipts
+        self._usage = usage
+        self._keyed_runs = keyed_runs
+        self._body_thread = body_thread
+        self.estimator = Estimator()
+        self._limits = RequestLimits(limits, self.estimator, metrics, keys)
+
+    def configure(self, settings: Settings) -> None:
+        """Apply changed settings to requests that arrive from now on; called once before the first."""
+        self._settings = settings
+        self._limits.configure(settings)
+        self.estimator.configure(settings.admission.output_quantile)
+        self._service_levels = settings.admission.service_levels
+
+    async def run(
+        self,
+        operation: Operation,
+        identity: Identity,
+        headers: HeaderMap,
+        receive: Receive,
+        exchange: HttpExchange,
+        query: dict[str, Any] | None,
+    ) -> None:
+        """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
+        client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
+        exchange.request_id = secrets.token_hex(16)
+        exchange.operation = operation
+        record = RequestRecord(
+            exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
+        )
+        record.recorder = exchange
+        record.key_id = identity.key_id
+        record.trace.is_row = identity.is_row
+        http = self._settings.http
+        with recorded(record, exchange, self._record_end):
+            sent, raw = await read_object(headers, receive, http, self._body_thread) if query is None else (query, b"")
+            size = len(raw)
+            model = model_named(self._models, sent.get("model"), identity)
+            record.model = model.settings.name
+            longest = model.limits.max_model_len
+            body, wanted = await self._body_thread.run(
+                size, lambda: contract.split(operation, sent, headers, identity, http, longest)
+            )
+            prompt_bytes = await self._body_thread.run(size, lambda: request_size.prompt_bytes(operation, body))
+            record.request_class = wanted.request_class
+            record.deadline_s = wanted.deadline_s
+            if operation.generates:
+                record.service_level = self._service_levels.get(wanted.request_class)
+                record.streamed = bool(body.get("stream"))
+            comments = None
+            status = functools.partial(queue_status, model, record)
+            if wanted.queue_status or record.streamed:
+                comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
+            retry_count = headers.get(RETRY_COUNT_HEADER)
+            charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count, longest)
+            del raw  # megabytes, perhaps, for as long as the request runs
+            exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
+            call = EngineCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
+            if wanted.idempotency_key is None:
+                await self._run(call)
+            else:
+                await self._run_keyed(call, await self._body_thread.run(size, lambda: fingerprint(operation, body)))
+
+    def _record_end(self, record: RequestRecord) -> None:
+        """Report the ended request to the metrics, the receipts and the cost estimator."""
+        self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
+        self._usage.end(record.request_id, record.use())
+        self._metrics.count_continued(record.model, record.request_class, record.trace)
+        receipt = record.receipt(time.monotonic())
+        self._receipts.add(receipt)
+        self._metrics.count_served(receipt, is_streamed=record.streamed)
+        for part in record.parts or [record]:
+            use = part.token_use()
+            cost = part.cost
+            if use is not None:
+                self.estimator.observe(use)
+                if part.usage is not None:
+                    given = (cost.prompt_tokens, cost.output_tokens)
+                    used = (use.prompt_tokens, use.output_tokens)
+                    self._metrics.count_estimated(part.model, part.tenant, given, used)
+
+    async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
+        """Run a request with an Idempotency-Key, or repeat its answer."""
+        record = call.record
+
+        async def run(exchange: HttpExchange) -> None:
+            with recorded(record, exchange, self._record_end):
+                await self._run(replace(call, exchange=exchange, comments=None))
+
+        count = functools.partial(self._metrics.count_keyed, record.model)
+        request = KeyedRequest(record, call.contract, body_fingerprint, call.exchange, call.comments, run, count)
+        await self._keyed_runs.answer(request)
+
+    async def _run(self, call: EngineCall) -> None:
+        """Charge the request against its limits, and run it."""
+        async with self._limits.charged(call.charge, call.record, lambda: call.exchange.status):
+            await self._run_charged(call)
+
+    async def _run_charged(self, call: EngineCall) -> None:
+        """Wait for a replica, and relay its answer."""
+        operation = call.record.operation
+        body = call.body
+        model = call.model
+        if not operation.takes_slot:
+            submit = functools.partial(self._submit, call)
+            relay = functools.partial(self._relay, call)
+            await model.serve_unqueued(submit, relay, call.record.trace, call.record.tenant)
+            return
+        sequences = request_size.sequence_count(operation, body, self._settings.http)
+        bodies = bodies_of(operation, body)
+        async with call.comments or contextlib.nullcontext():
+            if len(bodies) == 1:
+                await self._run_queued(call, sequences)
+            else:
+                await self._run_list(call, bodies)
+
+    async def _run_list(self, call: EngineCall, bodies: list[dict[str, Any]]) -> None:
+        """Run the parts of a list, each as a request of its own."""
+        record = call.record
+        parts = []
+        operation = call.record.operation
+        counts = [request_size.sequence_count(operation, body, self._settings.http) for body in bodies]
+        merged = MergedExchange(call.exchange, operation, call.body, counts)
+        turns = PromptTurns(max(1, call.model.limits.slots // max(counts)))  # as many as an engine runs
+
+        async def run(part: EngineCall, sequences: int) -> None:
+            async with turns.turn() as part.on_granted:
+                has_begun = any(one.granted_at is not None for one in record.parts)
+                if has_begun:
+                    part.record.deadline_s = None  # it bounds the start of the list
+                await self._run_queued(part, sequences, accepted=has_begun)
+
+        for number, body in enumerate(bodies):
+            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace(is_row=record.is_row))
+            size = request_size.prompt_bytes(operation, body)
+            parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
+        record.parts = [part.record for part in parts]
+        try:
+            tasks = [asyncio.ensure_future(run(*one)) for one in zip(parts, counts, strict=True)]
+            await merged.end(await run_together(tasks, merged))
+        finally:
+            record.add_up_parts()
+
+    async def _run_queued(self, call: EngineCall, sequences: int, *, accepted: bool = False) -> None:
+        """Wait for a grant of so many sequences on a replica, and relay the answer. `accepted`: see `Arrival`."""
+        operation = call.record.operation
+        body = call.body
+        record = call.record
+        model = call.model
+        limits = model.limits
+        tenant = record.tenant
+        session_id = call.contract.session_id
+        session = None
+        if session_id is not None and operation.generates:
+            session = self._session_client.find(tenant, session_id, record.model)
+        cost = record.cost = request_size.estimate(
+            self.estimator, operation, body, tenant, record.model, call.prompt_bytes, limits.max_model_len
+        )
+        rule = model.settings.length_rule
+        slots = record.slots = request_size.slots_of(operation, sequences, cost, rule, limits.slots)
+        record.trace.max_output_tokens = cost.max_output_tokens
+        record.trace.sequences = min(sequences, slots)
+        arrival = Arrival(
+            request_id=record.request_id,
+            request_class=record.request_class,
+            tenant=tenant,
+            slots=slots,
+            cost_tokens=cost.tokens,
+            prompt_tokens=cost.prompt_tokens,
+            deadline=None if record.deadline_s is None else record.started + record.deadline_s,
+            affinity=None if session is None else session.engine,
+            accepted=accepted,
+            session=None if session is None or sequences > 1 or call.part is not None else session.lease,
+            preemptible=is_preemptible(operation, body),
+        )
+        key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
+        submit = functools.partial(self._submit, call)
+        await model.serve(arrival, submit, functools.partial(self._relay, call), key, record.trace)
+
+    def _submit(self, call: EngineCall, number: int) -> Submit:
+        """The message for the granted replica."""
+        record = call.record
+        record.on_submit(time.monotonic(), time.time())
+        if record.operation.takes_slot:
+            prices = None if (given := call.model.settings.prices) is None else given.token_prices()
+            # a list of prompts is one request, and has the id of its answer
+            self._usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
+        if call.on_granted is not None:
+            call.on_granted()
+        return Submit(
+            number=number,
+            request_id=record.request_id,
+            operation=record.operation,
+            body=call.body,
+            priority=RequestClass.CRITICAL - record.request_class,
+            cache_salt=self._salt(record.tenant),
+            slots=record.trace.sequences,
+            service_tier=call.contract.service_tier,
+            prompt_tokens=record.cost.prompt_tokens,
+            output_tokens=record.cost.output_tokens,
+            created=record.created,
+            is_load=call.model.settings.replicas.counts(is_row=record.is_row),
+            query_counted=call.part is not None and call.part.query_counted,
+        )
+
+    async def _relay(self, call: EngineCall, stream: ResponseStream, frames: list[Frame]) -> None:
+        """Send the answer to the client, from the first frames of a run on."""
+        record = call.record
+        exchange = call.exchange
+        part = call.part
+        if call.comments is not None:
+            await call.comments.end()
+        if not record.trace.client_has_part:
+            tokens = record.cost.tokens if record.operation.takes_slot else 0
+            self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
+        first_token_s = record.on_first_frames(stream)
+        if first_token_s is not None and (part is None or part.begin()):  # a list has one
+            self._metrics.observe_first_token(record.model, record.request_class, first_token_s)
+        relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)
+        try:
+            last = await relay
+        except EngineFailed:
+            if call.comments is not None and part is None and stream.client_has_seen:
+                call.comments.resume()  # for the wait of a stream that goes on
+            raise
+        record.usage = used = last.usage
+        if used is not None:
+            self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
