@@ -37,14 +37,24 @@ def dotted(path: Sequence[str | int]) -> str:
     return ".".join(map(str, path))
 
 
-def field_path(location: Sequence[str | int], body: Body, *, is_missing: bool) -> str | None:
-    """The dotted path of a validation error; None: it concerns the whole body.
+def field_path(location: Sequence[str | int], value: Any, body: Body, *, is_missing: bool) -> str | None:
+    """The dotted path of a validation error, of the body or of a part that was read by itself: the first place from
+    which the error's location leads to its value. None: it concerns the whole body.
 
     Args:
         location: pydantic's `loc`, with the names of union branches between those of fields.
+        value: pydantic's `input`, that at the location; of a missing field the object that lacks it.
         is_missing: the last part is a field that the body lacks.
     """
-    node: Any = body
+    for place, node in _nodes(body):
+        path, found = _followed(location, node, is_missing)
+        if path and found == value:
+            return dotted((*place, *path))
+    return dotted(_followed(location, body, is_missing)[0]) or None
+
+
+def _followed(location: Sequence[str | int], node: Any, is_missing: bool) -> tuple[Path, Any]:
+    """The path to which a location leads from a node, and the value there."""
     path: list[str | int] = []
     for number, part in enumerate(location):
         children = dict(enumerate(node)) if isinstance(node, list) else node
@@ -53,7 +63,7 @@ def field_path(location: Sequence[str | int], body: Body, *, is_missing: bool) -
         elif not (is_missing and number == len(location) - 1):
             continue
         path.append(part)
-    return dotted(path) or None
+    return tuple(path), node
 
 
 def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, str | None]:
@@ -104,6 +114,10 @@ def _empty_prompt(body: Body) -> Path | None:
     return next((path for path, prompt in _prompts(body) if prompt in ("", [])), None)
 
 
+def _no_turns(body: Body) -> Path | None:
+    return next(((name,) for name in ("messages", "input") if body.get(name) == []), None)
+
+
 def _constraint(body: Body) -> Path | None:
     return ("structured_outputs",) if "structured_outputs" in body else None
 
@@ -120,6 +134,7 @@ def _medium(body: Body) -> Path | None:
 _PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
     (re.compile(r"^Token id (-?\d+) is out of vocabulary"), _token),
     (re.compile(r"prompt cannot be empty"), _empty_prompt),
+    (re.compile(r"to an empty conversation"), _no_turns),
     (re.compile(r"^Unsupported input item type: (.+)$"), lambda body, kind: _place_of("type", kind, body)),
     (re.compile(r"^Encrypted content is not supported"), lambda body: _place_of("encrypted_content", None, body)),
     (re.compile(r"kind of structured outputs constraint"), _constraint),
@@ -129,19 +144,23 @@ _PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
 
 def _objects(body: Body) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The objects in a body with their paths, in its order, up to a bound."""
+    return ((path, node) for path, node in _nodes(body) if path and isinstance(node, Mapping))
+
+
+def _nodes(body: Body) -> Iterator[tuple[Path, Any]]:
+    """The body, and the objects and lists in it with their paths, in its order, up to a bound."""
     left: list[tuple[Path, Any]] = [((), body)]
     for _ in range(MAX_SEARCHED):
         if not left:
             return
         path, node = left.pop()
         if isinstance(node, Mapping):
-            if path:
-                yield path, node
             children: Any = node.items()
         elif isinstance(node, list):
             children = enumerate(itertools.islice(node, MAX_SEARCHED))
         else:
             continue
+        yield path, node
         left += reversed([((*path, name), child) for name, child in children])
 
 

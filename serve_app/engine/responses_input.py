@@ -1,8 +1,8 @@
 """Items of the input of a response, as vLLM reads them.
 
 OpenAI allows an earlier turn of the assistant to have no part at all, a refusal, several texts; vLLM takes the text of
-the first part, and fails where there is none. OpenAI takes such a turn without its id, status and annotations, and
-reasoning without its id: vLLM's models require them.
+the first part, and fails where there is none. OpenAI takes such a turn without its id, status and annotations,
+reasoning without its id, and an image of a tool's result without its detail: vLLM's models require them.
 
 Invariant: an item gets the fields that it lacks, and a turn its texts as one; a part that is not known is passed on.
 """
@@ -30,6 +30,8 @@ def _item(item: Any) -> Any:
         return item
     if item.get("type") == "reasoning":
         return {"id": _ID["reasoning"], **_given(item)}
+    if item.get("type") == "function_call_output" and isinstance(item.get("output"), list):
+        return {**item, "output": [_image(part) for part in item["output"]]}
     is_turn = item.get("role") == "assistant" and item.get("type") in (None, "message")
     if not is_turn or not isinstance(item.get("content"), list):
         return item
@@ -49,6 +51,12 @@ def _given(item: dict[str, Any]) -> dict[str, Any]:
 def _part(part: Any) -> Any:
     is_text = isinstance(part, dict) and part.get("type") == "output_text"
     return {"annotations": [], **_given(part)} if is_text else part
+
+
+def _image(part: Any) -> Any:
+    """A part of a tool's result; an image gets OpenAI's default, which vLLM gives to those of messages alone."""
+    is_image = isinstance(part, dict) and part.get("type") == "input_image"
+    return {"detail": "auto", **_given(part)} if is_image else part
 
 
 def _text(part: Any) -> str | None:

@@ -63,7 +63,7 @@ _FORWARDED_FOR: dict[str, str] = {
 }
 FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
 
-NOTHING_IF_EMPTY: frozenset[str] = frozenset({"suffix", "structured_outputs"})
+NOTHING_IF_EMPTY: frozenset[str] = frozenset({"suffix", "structured_outputs", "tools"})
 
 CONSUMED: frozenset[str] = frozenset({"priority", "service_tier"})
 

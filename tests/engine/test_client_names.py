@@ -32,7 +32,27 @@ BODY: dict[str, Any] = {
 def test_a_path_has_no_names_of_vllm_s_classes(
     location: tuple[str | int, ...], is_missing: bool, path: str | None
 ) -> None:
-    assert field_path(location, BODY, is_missing=is_missing) == path
+    assert field_path(location, None, BODY, is_missing=is_missing) == path
+
+
+PARTS: list[Any] = [{"type": "text", "text": "a"}, {"type": "image", "url": {}}, "b"]
+
+
+@pytest.mark.parametrize(
+    ("location", "value", "is_missing", "path"),
+    [
+        (("url", "address"), {}, True, "messages.1.content.1.url.address"),
+        (("detail",), PARTS[1], True, "messages.1.content.1.detail"),
+        ((2, "ImageParam"), "b", False, "messages.1.content.2"),
+        (("messages", 0, "content"), 3, False, "messages.0.content"),
+        (("detail",), {"type": "video"}, True, "detail"),
+    ],
+)
+def test_an_error_of_a_part_that_was_read_by_itself_names_its_place_in_the_body(
+    location: tuple[str | int, ...], value: Any, is_missing: bool, path: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": 3}, {"role": "user", "content": PARTS}]}
+    assert field_path(location, value, body, is_missing=is_missing) == path
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,15 @@ LONG = "river " * 400
             "input.1.content.0",
             "",
         ),
+        (CHAT, {"messages": []}, "messages", "empty"),
+        (CHAT, {"messages": [USER, {"role": "user", "content": ["a", "b"]}]}, "messages.1.content.0", "dictionary"),
+        (RESPONSES, {"input": []}, "input", "empty"),
+        (
+            RESPONSES,
+            items({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file", "file_id": 5}]}),
+            "input.1.output.0.file_id",
+            "string",
+        ),
     ],
 )
 def test_an_error_of_rendering_names_the_path_too(

@@ -109,6 +109,15 @@ def test_a_complete_first_call_is_not_lost_where_the_second_is_cut(tokenizer: An
     assert json.loads(calls[0][1]) == {"a": "one"}
 
 
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_number_beyond_all_floats_is_written_as_json_has_it(tokenizer: Any, choice: str) -> None:
+    """vLLM parses a whole answer's arguments and writes them again: they had `Infinity`, which is no JSON."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": [1e999, -1e999], "b": "\\"-Infinity"}}\n</tool_call>'
+    for is_cut in (True, False):
+        ((_, arguments),) = whole(tokenizer, asked(choice), text, is_cut)[1]
+        assert arguments == '{"a": [1e999, -1e999], "b": "\\"-Infinity"}', is_cut
+
+
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_a_call_that_was_cut_before_its_arguments_gets_none(tokenizer: Any, is_cut: bool) -> None:
     """In a stream whose last piece has the name; vLLM makes up `{}`, which is right for a call that ends there."""

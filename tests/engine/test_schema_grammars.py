@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -77,6 +79,13 @@ REWRITTEN: list[tuple[dict[str, Any], str | None, str]] = [
     ({"type": "array", "prefixItems": [{"type": "integer"}, {}], "maxItems": 1}, None, "[1]"),
     ({"type": "integer", "minimum": 2.5}, None, "3"),
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}}, None, "3"),
+    ({"type": "string", "pattern": r"^x(?:\.\d+)?$"}, '"x5"', '"x.55"'),
+    ({"type": "object", "patternProperties": {"^x(yz+)?$": {"type": "integer"}}}, '{"xz":1}', '{"xyz":1,"x":2}'),
+    ({"type": "string", "format": "date"}, '"2023-02-29"', '"2024-02-29"'),
+    ({"type": "string", "format": "date-time"}, '"2023-11-31T00:00:00Z"', '"2023-11-30T23:59:59.123456+05:30"'),
+    ({"type": "string", "format": "date-time"}, '"0000-01-01T00:00:00Z"', '"0001-01-01T00:00:00Z"'),
+    ({"type": "string", "format": "time"}, '"23:59:60Z"', '"23:59:59-00:00"'),
+    ({"type": "string", "format": "ipv4"}, '"10.0.0.007"', '"255.199.99.0"'),
     ({"type": "string", "format": "uuid", "pattern": "^a$"}, '"123e4567-e89b-12d3-a456-426614174000"', '"a"'),
     (
         {
@@ -106,6 +115,21 @@ def test_what_the_grammar_ignores_is_refused_by_keyword_and_path(
     path = "response_format.json_schema.schema.properties.n"
     assert refused.value.param in (f"{path}.{keyword}", f"{path}.properties.a.{keyword}")
     assert f"`{keyword}`" in refused.value.message
+
+
+REPETITIONS = ("", "?", "*", "+", "{2}", "{1,2}")
+
+
+@pytest.mark.parametrize("last", REPETITIONS)
+@pytest.mark.parametrize("first", REPETITIONS)
+def test_a_group_that_need_not_be_there_is_there_as_a_whole(first: str, last: str) -> None:
+    """The grammar builder's `?` lets repetitions at the ends of a group stand by themselves."""
+    texts = ["".join(letters) for length in range(5) for letters in itertools.product("ab", repeat=length)]
+    for pattern in (f"(a{first}b{last})?", f"(?:a{first}b{last})??a", f"b(a{first}b{last}|ba{first})?"):
+        rewritten = enforced({"type": "string", "pattern": pattern}, "text.format.schema")
+        assert [text for text in texts if accepts(rewritten, json.dumps(text))] == [
+            text for text in texts if re.fullmatch(pattern, text)
+        ], pattern
 
 
 @pytest.mark.parametrize(("schema", "forbidden", "allowed"), REWRITTEN, ids=range(len(REWRITTEN)))

@@ -93,6 +93,16 @@ def test_an_item_with_nulls_is_read_as_one_without_its_fields(item: dict[str, An
         assert len(construct_input_messages(request_input=asked.input)) == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"detail": None}, {"detail": "low"}])
+def test_an_image_of_a_tool_s_result_needs_no_detail(more: dict[str, Any]) -> None:
+    """OpenAI's models of a result have it optional; it was a 400."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", **more}
+    body = {"input": [{"type": "function_call_output", "call_id": "c", "output": [TEXT, image]}]}
+    (item,) = as_vllm_reads(body)["input"]
+    assert item["output"] == [TEXT, {**image, "detail": more.get("detail") or "auto"}]
+    assert body["input"][0]["output"][1] == image
+
+
 def test_an_error_of_vllm_is_the_request_s_and_says_so() -> None:
     submit = Submit(1, "r", Operation.RESPONSES, {"model": "m", "input": "Hi."})
     frame = serving.refusal(serving.error_response(IndexError("list index out of range"), submit), submit)

@@ -140,6 +140,7 @@ def test_what_the_client_wants_said_is_forwarded_as_it_is(field: str) -> None:
 
 def test_what_is_empty_asks_for_nothing() -> None:
     assert all(clean({**BODY, **dict.fromkeys(NOTHING_IF_EMPTY, empty)}) == BODY for empty in ("", {}, []))
+    assert clean({**BODY, "tools": [], "suffix": "", "structured_outputs": {}}) == BODY
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED))

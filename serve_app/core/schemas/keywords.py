@@ -143,8 +143,20 @@ KEYWORDS: Mapping[str, Keyword] = {
 # Formats of texts that the grammar knows.
 FORMATS = frozenset(("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"))
 FORMATS |= {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+# Of these the grammar is wider than the format: it has a 31st of April, a second 60 and an octet `007`. A date is one
+# that a calendar of the years 1 to 9999 has, a time one without a leap second, as clients' own types are.
+_YEAR = r"(?:[1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])"
+_DAY_OF_ANY_YEAR = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+)
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"  # numbers of two digits above 0 that 4 divides
+_DATE = rf"(?:{_YEAR}-{_DAY_OF_ANY_YEAR}|(?:\d\d{_FOURTH}|{_FOURTH}00)-02-29)"
+_MINUTE = r"(?:[01]\d|2[0-3]):[0-5]\d"
+_TIME = rf"{_MINUTE}:[0-5]\d(?:\.\d+)?(?:Z|[+\-]{_MINUTE})"
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "ipv4": rf"(?:{_OCTET}\.){{3}}{_OCTET}"}
 # Formats that any text has: they say how it is shown, or what it is for.
-HINTS = frozenset(("password", "path"))
+HINTS = frozenset(("password", "path", "binary"))
 
 
 def speaks_of(keyword: str, types: frozenset[str]) -> bool:

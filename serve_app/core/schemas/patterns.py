@@ -21,9 +21,17 @@ _PART = re.compile(
     r'|(?P<raw>["\x00-\x1f])',
     re.DOTALL,
 )
+# An escape, a class of characters, the end of a group that need not be there.
+_OPTIONAL_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<end>\)\?\??)", re.DOTALL)
 _UNKNOWN = frozenset("bBAZzGkpPXKQE123456789")
 _NAMED = frozenset('"\\nrtfv0')  # escapes of characters that JSON escapes
 _ESCAPED_IN_JSON = frozenset((*range(0x20), ord('"'), ord("\\")))
+
+
+def as_enforced(pattern: str) -> str:
+    """The same pattern with `{0,1}` for the `?` of a group. With `?`, the grammar of `x(yz+)?` accepts `xz`, too: of a
+    group that begins or ends with a repetition, this repetition by itself."""
+    return _OPTIONAL_GROUP.sub(lambda part: "){0,1}" if part["end"] else part[0], pattern)
 
 
 def why_ignored(pattern: str) -> str | None:

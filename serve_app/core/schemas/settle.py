@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from serve_app.core.schemas.join import Schema, said, types_of, values_of, with_types
-from serve_app.core.schemas.keywords import FORMATS, HINTS, KEYWORDS, TYPES
-from serve_app.core.schemas.patterns import why_ignored
+from serve_app.core.schemas.keywords import FORMATS, HINTS, KEYWORDS, PATTERNS, TYPES
+from serve_app.core.schemas.patterns import as_enforced, why_ignored
 from serve_app.errors import BadRequest
 
 MAX_INTEGER = 2**63 - 1  # of a number in a schema: the grammar builder rounds larger ones
@@ -84,6 +84,10 @@ def _settle_string(schema: dict[str, Any], path: str) -> None:
                 refuse(path, length, f"the grammar ignores it beside `{beside}`")
         if length in schema:
             schema[length] = int(schema[length])
+    if schema.get("format") in PATTERNS:
+        schema["pattern"] = PATTERNS[schema.pop("format")]
+    if "pattern" in schema:
+        schema["pattern"] = as_enforced(schema["pattern"])
 
 
 def _settle_number(schema: dict[str, Any], integers: bool, path: str) -> None:
@@ -142,6 +146,8 @@ def _settle_object(schema: dict[str, Any], path: str) -> bool:
     for pattern in patterns:
         if (why := why_ignored(pattern)) is not None:
             refuse(path, "patternProperties", why)
+    if patterns:
+        schema["patternProperties"] = patterns = {as_enforced(name): one for name, one in patterns.items()}
     if False in patterns.values() and rest in (None, False):  # nothing else is accepted, either
         del schema["patternProperties"]
         patterns = {}

@@ -4,7 +4,8 @@ vLLM parses a whole answer at once: of two calls, the second of which is cut, it
 the first, and what there is of the second. Here a whole answer that was cut is parsed as its stream would have been.
 
 Invariant: of a cut answer, content, calls and finish reason are those of its stream, and the last item of a response is
-incomplete if it is. The arguments of a call that a grammar demands are an object, where its schema does not count, too.
+incomplete if it is. The arguments of a call that a grammar demands are an object, where its schema does not count, too;
+those that vLLM has parsed and written again are JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import importlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ logger = logging.getLogger("ray.serve")
 
 MAX_PIECES = 256  # of an answer; some parsers read all of the text again at each of them
 INCOMPLETE = "incomplete"
+_INFINITY = re.compile(r'"(?:\\.|[^"\\])*"|(-?)(Infinity)')  # not within a text
 
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 
@@ -90,10 +93,18 @@ def _as_streamed(parse: Callable[..., Parsed]) -> Callable[..., Parsed]:
     def parsed(self: Any, model_output: str, request: Any, *given: Any, **named: Any) -> Parsed:
         cut = _cut_off(model_output)
         if cut is None or self.tool_parser is None or not request.tools or request.tool_choice == "none":
-            return parse(self, model_output, request, *given, **named)
+            reasoning, content, calls = parse(self, model_output, request, *given, **named)
+            for call in calls or ():
+                call.arguments = _in_json(call.arguments)
+            return reasoning, content, calls
         return _joined(self, cut, request)
 
     return parsed
+
+
+def _in_json(arguments: str) -> str:
+    """Arguments as vLLM writes them again, in which a number such as `1e999` became `Infinity`, which is no JSON."""
+    return _INFINITY.sub(lambda found: f"{found[1]}1e999" if found[2] else found[0], arguments)
 
 
 def _none_invented(remaining: Callable[[Any], str]) -> Callable[[Any], str]:

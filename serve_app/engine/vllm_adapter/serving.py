@@ -385,8 +385,8 @@ def validation_error(error: ValidationError, submit: Submit) -> ErrorResponse:
     found = _fault(submit)
     if found is not None:
         return found
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = field_path(first["loc"], submit.body, is_missing=first["type"] == "missing")
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = field_path(first["loc"], first["input"], submit.body, is_missing=first["type"] == "missing")
     return _refusal_of(field, first["msg"])
 
 
