@@ -32,9 +32,11 @@ from serve_app.cli.check import (
     Reading,
     assumed_cluster,
     check_access,
+    check_certificate,
     check_fit,
     check_model,
     check_settings,
+    check_templates,
     read,
 )
 from serve_app.cli.progress import Progress
@@ -74,6 +76,8 @@ def check(
     platform = platform or environment.platform()
     found = check_settings(settings, platform, vllm_arguments.installed_arguments())
     found += check_access(settings, datetime.now(UTC))
+    if here:
+        found += check_templates(settings)
     progress.begin("Checking the models")
     with ThreadPoolExecutor(LOOK_UPS) as pool:
         facts = list(pool.map(model_lookup.look_up, settings.models))
@@ -224,7 +228,9 @@ def _look(
         nodes = assumed_cluster(where.assumed, settings.quota)
         return check(settings, nodes, progress, here=False, platform="gpu"), None, {}
     if where.environment is None:
-        return check(settings, this_machine(settings.quota), progress, here=where.here), None, {}
+        checked = check(settings, this_machine(settings.quota), progress, here=where.here)
+        checked.findings.extend(check_certificate(settings))  # read by an instance that starts, and by no deploy
+        return checked, None, {}
     progress.begin("Asking the cluster")
     found = ask({"do": "deployed", "environment": where.environment})
     checked = check(settings, running_cluster(found, grows=not where.here), progress, here=where.here)

@@ -33,8 +33,8 @@ def status(state: InstanceState) -> dict[str, Any] | None:
     """The instance as `status --json` prints it; None when nothing runs.
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
-    [{name, deployment, state, message, cause (why a replica has not started), replicas (as routers, and start), target,
-    ongoing, waiting, why}],
+    [{name, deployment, state, message, cause (why a replica has not started, or an engine has died in the last ten
+    minutes), replicas (as routers, and start), target, ongoing, waiting, why}],
     other_applications [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`),
     unready {deployment: state}.
     """

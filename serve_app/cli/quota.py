@@ -102,6 +102,8 @@ def _notes(found: Mapping[str, Any], device: Callable[[str], str]) -> Iterator[t
         yield "kept", f"{one['model']}: {_gb(one['bytes'])} of {device(one['device'])} are kept for {whose}", ""
     for one in found["short"]:
         yield "short", f"{one['model']}: no more replicas: {one['why']}", "yellow"
+    for one in found.get("failures", ()):  # an actor of the release before, at an upgrade, tells none
+        yield "failure", f"{one['model']}: an engine failed {one['ago_s']:.0f} s ago: {one['why']}", "red"
     for one in found["alarms"]:
         memory = f"{_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} granted on {device(one['device'])}"
         drains = "; it drains" if one["replica"] in found["draining"] else ""

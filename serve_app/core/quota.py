@@ -128,8 +128,6 @@ class Quota:
             self.checkpoint.forget((EntryKind.ENGINE, report.owner))
             self.grants.drains.on_ended(report.owner, now, report.drain)
             return EngineReply(why="ended")
-        if report.failed:
-            self.starts.record_failure(report.model, report.failed, now)
         try:
             reply = self.grants.report(report, now, frozen=bool(self._unreadable()), unreported=self._unreported)
         except ServeAppError:

@@ -10,18 +10,27 @@ with all lists read, has no fault, unless `by_kind` is asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
-Schema: TypeAlias = Any  # pydantic's core schema: dictionaries in dictionaries
+from serve_app.engine.body_schemas import (
+    DICTS,
+    UNIONS,
+    Schema,
+    SchemaCopy,
+    alias_of,
+    choices_of,
+    nulls_left_out,
+    validator_of,
+)
+
 Path: TypeAlias = tuple[str | int, ...]
 
 KINDS = ("type", "role")  # the fields by which the objects of a union differ, in the APIs of this server
-_COLLECTIONS = frozenset(("list", "tuple", "set", "frozenset", "dict"))  # pydantic's kinds that can end at an error
-_UNIONS = ("union", "tagged-union")
+_OBJECTS = (*DICTS, "dataclass-args")
 _OBJECT_ERRORS = ("dict_type", "model_type", "model_attributes_type", "dataclass_type")
 _TWO_FORMS = {"lax-or-strict": "lax_schema", "json-or-python": "python_schema"}  # with the form that is read here
 _MARK = "\0"  # begins our names of a union's branches, in the paths of pydantic's errors
@@ -40,16 +49,6 @@ class Fault:
     options: tuple[str, ...] = ()  # what may stand there, as the message says
 
 
-def ending_at_an_error(schema: Schema) -> Schema:
-    """The schema whose lists and objects end at their first wrong entry."""
-    return _Copy(lambda part, copy: None).of(schema)
-
-
-def validator_of(like: Any, schema: Schema) -> Any:
-    """pydantic's validator, of the class of `like`, without the validators that inner models have made already."""
-    return type(like)(schema, _use_prebuilt=False)
-
-
 class FaultFinder:
     """Finds the faults of bodies.
 
@@ -63,9 +62,9 @@ class FaultFinder:
         schema = adapter.core_schema
         definitions = schema["definitions"] if schema["type"] == "definitions" else []
         self._definitions: dict[str, Schema] = {one["ref"]: one for one in definitions}
-        self._own = _Copy(lambda part, copy: None)
-        self._outer = _Copy(functools.partial(self._replaced, True), " outside")
-        self._inner = _Copy(functools.partial(self._replaced, False), " inside")
+        self._own = SchemaCopy(lambda part, copy: None)
+        self._outer = SchemaCopy(functools.partial(self._replaced, True), " outside")
+        self._inner = SchemaCopy(functools.partial(self._replaced, False), " inside")
         self._whole = self._without_functions(schema["schema"] if definitions else schema)
         copies = [copy.of(one) for copy in (self._own, self._outer, self._inner) for one in definitions]
         replaced = {"type": "definitions", "schema": self._outer.of(self._whole), "definitions": copies}
@@ -91,7 +90,7 @@ class FaultFinder:
         if schema["type"] == "model":
             return {**schema, "schema": self._without_functions(schema["schema"])}
         if schema["type"] == "union":
-            return {**schema, "choices": [self._without_functions(one) for one in _choices(schema)]}
+            return {**schema, "choices": [self._without_functions(one) for one in choices_of(schema)]}
         return schema
 
     def _replaced(self, is_outer: bool, schema: Schema, copy: Callable[[Schema], Schema]) -> Schema | None:
@@ -103,7 +102,7 @@ class FaultFinder:
         if schema.get("type") == "list":
             entries = {name: copy(part) for name, part in schema.items()}
             return {**entries, "strict": True, "fail_fast": True}  # an object is no list of its names
-        if schema.get("type") in _UNIONS and "choices" in schema:
+        if schema.get("type") in UNIONS and "choices" in schema:
             return self._union(is_outer, schema, copy)
         return None
 
@@ -130,21 +129,21 @@ class FaultFinder:
     def _flat(self, schema: Schema) -> list[Schema]:
         """The branches of a union, and of those that are unions themselves."""
         found = list[Schema]()
-        for choice in _choices(schema):
+        for choice in choices_of(schema):
             one = self._definitions[choice["schema_ref"]] if choice["type"] == "definition-ref" else choice
-            found += self._flat(one) if one["type"] in _UNIONS else [choice]
+            found += self._flat(one) if one["type"] in UNIONS else [choice]
         return found
 
     def _branch(self, schema: Schema) -> _Branch:
         """What tells whether a value is meant for this branch."""
         inner = self._unwrapped(schema)
         fields = inner.get("fields")
-        if inner["type"] not in ("typed-dict", "model-fields", "dataclass-args") or fields is None:
+        if inner["type"] not in _OBJECTS or fields is None:
             return _Branch()
         named = fields.items() if isinstance(fields, dict) else [(one["name"], one) for one in fields]
-        by_name = {_alias(one, name): self._unwrapped(one["schema"]) for name, one in named}
+        by_name = {alias_of(one, name): self._unwrapped(one["schema"]) for name, one in named}
         kinds = {name: self._values(by_name[name]) for name in KINDS if name in by_name}
-        return _Branch(True, frozenset(by_name), kinds)
+        return _Branch(True, frozenset(by_name), kinds, nulls_left_out(inner))
 
     def _unwrapped(self, schema: Schema) -> Schema:
         """The schema within functions, defaults, and references to definitions."""
@@ -160,52 +159,20 @@ class FaultFinder:
 
     def _values(self, schema: Schema) -> tuple[Any, ...] | None:
         """The values that a field may have; None: any text, or not known."""
-        if schema["type"] in _UNIONS:
+        if schema["type"] in UNIONS:
             of_each = [self._values(self._unwrapped(one)) for one in self._flat(schema)]
             return None if None in of_each else tuple(value for values in of_each for value in values or ())
         return tuple(schema["expected"]) if schema["type"] == "literal" else None
 
 
-class _Copy:
-    """Copies of a schema's parts, whose collections end at their first wrong entry. A schema repeats the same parts, by
-    identity.
-
-    Args:
-        replaced: what stands in place of a part, made with copies of its own parts; None: a copy of it.
-        suffix: of the names of definitions, of which a schema may have several copies.
-    """
-
-    def __init__(
-        self, replaced: Callable[[Schema, Callable[[Schema], Schema]], Schema | None], suffix: str = ""
-    ) -> None:
-        self._replaced = replaced
-        self._suffix = suffix
-        self._known: dict[int, Schema] = {}
-
-    def of(self, schema: Schema) -> Schema:
-        if isinstance(schema, list | tuple):
-            return type(schema)(map(self.of, schema))
-        if not isinstance(schema, dict):
-            return schema
-        if id(schema) not in self._known:
-            found = self._replaced(schema, self.of)
-            if found is None:
-                found = {name: self.of(part) for name, part in schema.items()}
-                if str(found.get("type")) in _COLLECTIONS:  # a field may be named so, too
-                    found["fail_fast"] = True
-            for name in ("ref", "schema_ref"):
-                if isinstance(found.get(name), str):
-                    found[name] += self._suffix
-            self._known[id(schema)] = found
-        return self._known[id(schema)]
-
-
 class _Branch(NamedTuple):
-    """A branch of a union. `kinds`: by field of `KINDS` that it has, the values that this may have; None: any text."""
+    """A branch of a union. `kinds`: by field of `KINDS` that it has, the values that this may have; None: any text.
+    `needless`: fields that are as absent if they are null."""
 
     is_object: bool = False
     names: frozenset[str] = frozenset()
     kinds: Mapping[str, tuple[Any, ...] | None] = {}
+    needless: frozenset[str] = frozenset()
 
 
 class _OtherBranch(ValueError):
@@ -238,6 +205,8 @@ def _best(branches: list[_Branch], value: Any) -> list[int]:
 
 def _of_kind(branches: list[_Branch], left: list[int], name: str, given: Any) -> list[int]:
     """Those of the branches whose field `name` may have the value `given`. Raises as `_best`."""
+    if given is None and any(name in branches[number].needless for number in left):
+        return [n for n in left if name not in branches[n].kinds or name in branches[n].needless]
     values = {number: branches[number].kinds[name] for number in left if name in branches[number].kinds}
     fitting = [n for n, allowed in values.items() if (isinstance(given, str) if allowed is None else given in allowed)]
     expected = dict.fromkeys(repr(value) for allowed in values.values() for value in allowed or ())
@@ -265,25 +234,27 @@ def _read_as_it_is(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def late_fault(value: Any, path: Path = ()) -> Fault | None:
+    """The first fault of a valid body that shows only when its lists are read; a list cannot be read again."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, Iterator):
+        try:
+            value = list(value)
+        except ValidationError as error:
+            fault = _Line.of(error.errors(include_url=False, include_input=False)[0]).fault
+            return replace(fault, path=(*path, *fault.path))
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = (late_fault(one, (*path, name)) for name, one in entries)
+    return next((one for one in found if one is not None), None)
+
+
 def _read(value: Any) -> None:
     if isinstance(value, dict):
         value = value.values()
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | BaseModel):
         for one in value:
             _read(one)
-
-
-def _choices(schema: Schema) -> list[Schema]:
-    """The branches of a union, without their names."""
-    choices = schema["choices"]
-    given = choices.values() if isinstance(choices, dict) else choices
-    return [one[0] if isinstance(one, tuple) else one for one in given]
-
-
-def _alias(field: Schema, name: str) -> str:
-    """The name of a field in a body."""
-    alias = field.get("validation_alias")
-    return alias if isinstance(alias, str) else name
 
 
 @dataclass(frozen=True, slots=True)

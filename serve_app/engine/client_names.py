@@ -13,7 +13,8 @@ from typing import Any
 from serve_app.core.body_bounds import MEDIA, text_bytes
 from serve_app.core.score_inputs import INPUT_FIELDS
 
-_PROMPTS = ("messages", "prompt", "input", "tokens", *sorted(set().union(*INPUT_FIELDS.values())))
+MESSAGES = "messages"  # vLLM's name of what is rendered
+_PROMPTS = (MESSAGES, "prompt", "input", "tokens", *sorted(set().union(*INPUT_FIELDS.values())))
 # vLLM's name of a field, and the client's fields that become it. Of those in the body, the one with the longest text
 # counts, else the first: vLLM does not say whether the query or a document of a score is too long.
 _CLIENT_FIELDS = {
@@ -23,7 +24,10 @@ _CLIENT_FIELDS = {
     "input_tokens": _PROMPTS,
     "input_text": _PROMPTS,
 }
-_FIELD_WORD = re.compile(r"(?:^|; )`?([a-z_]+)")  # the first word of the message, or of a part of it
+_OLD_NAMES: dict[str | int, str] = {"reasoning": "reasoning_content"}  # that vLLM reads as the new ones
+_FIELD_WORD = re.compile(r"(?:(?:^|; )`?|`)([a-z_]+)")  # the first word of the message or of a part of it; one quoted
+# Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
+_GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
 _APPENDED_PARAMETER = re.compile(r" \(parameter=[^,)]*(?:, value=(.*))?\)$", re.DOTALL)
 _OWN_VALUES = re.compile(r": \{'json': .*\}$", re.DOTALL)  # the attributes of a class of vLLM, in Python
 MAX_SEARCHED = 20_000  # values of a body, in the event loop: 5 ms
@@ -58,12 +62,39 @@ def _followed(location: Sequence[str | int], node: Any, is_missing: bool) -> tup
     path: list[str | int] = []
     for number, part in enumerate(location):
         children = dict(enumerate(node)) if isinstance(node, list) else node
+        if isinstance(children, Mapping) and part not in children and _OLD_NAMES.get(part) in children:
+            part = _OLD_NAMES[part]
         if isinstance(children, Mapping) and part in children:
             node = children[part]
         elif not (is_missing and number == len(location) - 1):
             continue
         path.append(part)
     return tuple(path), node
+
+
+def with_new_names(messages: Any) -> Any:
+    """The messages of a chat with the names that vLLM gives to fields with old ones."""
+    if not isinstance(messages, list):
+        return messages
+    return [_with_new_names(one) if isinstance(one, Mapping) else one for one in messages]
+
+
+def _with_new_names(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(message)
+    for new, old in _OLD_NAMES.items():
+        value = found.pop(old, None)
+        if value is not None and found.get(str(new)) is None:
+            found[str(new)] = value
+    return found
+
+
+def grammar_field(body: Body) -> str | None:
+    """The path of what becomes a grammar in a body; None: there is nothing."""
+    name = next((name for name in _GRAMMAR_FIELDS if body.get(name)), None)
+    if name == "structured_outputs":
+        kinds = [kind for kind, value in body[name].items() if value is not None]
+        return f"{name}.{kinds[0]}" if len(kinds) == 1 else name
+    return name
 
 
 def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, str | None]:
@@ -73,6 +104,8 @@ def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, s
         message = message[: appended.start()]
     message = _OWN_VALUES.sub("", message)
     place = _place_told(message, body)
+    if place is None and param == MESSAGES:
+        place = next(((name,) for name in _PROMPTS if name in body), None)
     if place is None and param is not None and param not in body and param not in _CLIENT_FIELDS:
         place = _place_of(param, appended and appended[1], body)
     if place is not None:
@@ -131,13 +164,22 @@ def _medium(body: Body) -> Path | None:
     return None
 
 
+def _untyped_part(body: Body) -> Path | None:
+    """The type of the first content part that has none."""
+    for path, node in _objects(body):
+        if path[-2:-1] == ("content",) and node.get("type") is None:
+            return (*path, "type")
+    return None
+
+
 _PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
+    (re.compile(r"^Missing 'type' field"), _untyped_part),
     (re.compile(r"^Token id (-?\d+) is out of vocabulary"), _token),
     (re.compile(r"prompt cannot be empty"), _empty_prompt),
     (re.compile(r"to an empty conversation"), _no_turns),
     (re.compile(r"^Unsupported input item type: (.+)$"), lambda body, kind: _place_of("type", kind, body)),
     (re.compile(r"^Encrypted content is not supported"), lambda body: _place_of("encrypted_content", None, body)),
-    (re.compile(r"kind of structured outputs constraint"), _constraint),
+    (re.compile(r"kind of (?:structured outputs constraint|constraints for structured)"), _constraint),
     (re.compile(r"not a multimodal model|^MultiModalParam is not supported|^At most \d+ \w+\(s\) may be"), _medium),
 )
 

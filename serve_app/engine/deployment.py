@@ -24,12 +24,12 @@ from serve_app.engine import environment, rank_layout
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, not_continuable, require_stream
 from serve_app.engine.download_size import ask_hub
+from serve_app.engine.engine_failure import death, start_failure
 from serve_app.engine.fingerprint import model_fingerprint
 from serve_app.engine.grant_request import GrantRequest, replica_name
 from serve_app.engine.memory_grant import MemoryGrant
 from serve_app.engine.model_lookup import cache_folder, weights_bytes
 from serve_app.engine.replica_drain import ReplicaDrain
-from serve_app.engine.start_failure import start_failure
 from serve_app.engine.start_phases import StartPhases
 from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
@@ -158,7 +158,7 @@ class EngineReplica:
                 self._give_up(error)
                 return
             await asyncio.sleep(ALIVE_S)
-        self._give_up(EngineFailed("the engine's process has died"))
+        self._give_up(await self._death(EngineFailed("the engine's process has died")))
 
     async def _obtain(self, quota: QuotaSettings) -> MemoryGrant:
         """Wait for this engine's memory and its turn to load, and size the engine to its grant."""
@@ -257,14 +257,14 @@ class EngineReplica:
             raise
         except EngineFailed as error:
             if not self.backend.alive:
-                self._give_up(error)
+                self._give_up(await self._death(error))
                 if not isinstance(error, EngineUnreachable):  # vLLM's message is in the log; clients do not need it
                     raise EngineFailed(DIED) from None
             raise
         except Exception as error:
             if self.backend.alive:
                 raise  # the request's own
-            self._give_up(EngineFailed(f"{DIED}: {error!r}"))
+            self._give_up(await self._death(EngineFailed(f"{DIED}: {error!r}")))
             raise EngineFailed(DIED) from None
         self._on_request_ended(by_its_router=False)
 
@@ -286,12 +286,24 @@ class EngineReplica:
             self._give_up(error)
             raise
 
+    async def _death(self, error: EngineFailed) -> EngineFailed:
+        """What the engine says of its own end; else the error by which a request has met it."""
+        try:
+            await self.backend.check_health()
+        except EngineFailed as known:
+            return known
+        return error
+
     def _give_up(self, error: EngineFailed) -> None:
-        """End this process and the engine's within `LAST_FRAMES_S`; Serve starts another replica at once."""
+        """End this process and the engine's within `LAST_FRAMES_S`, and report the cause to operators; Serve starts
+        another replica at once."""
         if not self._ending:
             self._ending = True
-            logger.error("this replica ends: %s", error.message)
+            why = death(error)
+            logger.error("this replica ends: %s", why)
             self.engine.fail()
+            if self._grant is not None:
+                self._grant.fail(why)
             asyncio.get_running_loop().call_later(LAST_FRAMES_S, self._end)
 
     def _end(self) -> None:

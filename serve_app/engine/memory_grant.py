@@ -26,7 +26,7 @@ import pynvml
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, StartReport
 from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.stall_detector import StallDetector
-from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
+from serve_app.errors import InsufficientMemory, LeaseConflict, ServeAppError, Unavailable
 from serve_app.system import start_ticks
 
 logger = logging.getLogger("ray.serve")
@@ -171,6 +171,12 @@ class MemoryGrant:
         """Report this from now on: how long the engine may finish its requests when it is to end."""
         self.report = replace(self.report, drain_s=drain_s)
 
+    def fail(self, why: str) -> None:
+        """The engine has failed, and its process ends: report it at once, as the last report. The memory is not free
+        before its processes are gone."""
+        self.report = replace(self.report, failed=why)
+        self._ended.set()
+
     def end(self) -> None:
         """The engine's memory is free: send the last report. Idempotent."""
         if self._ended.is_set():
@@ -203,11 +209,12 @@ class MemoryGrant:
             if self._reply.drain:
                 self.drain(self._reply.drain_s)
             self._ended.wait(pause_s)
-        errors: tuple[type[BaseException], ...] = (LeaseConflict, *self.away)
+        errors: tuple[type[BaseException], ...] = (ServeAppError, *self.away)
+        last = replace(self.report, drain=self.drained())
         try:
-            self.send(replace(self.report, gone=True, drain=self.drained()))
+            self.send(replace(last, holds=self._reply.holds) if last.failed else replace(last, gone=True))
         except errors as error:
-            logger.warning("the quota actor did not receive the report that the memory is free: %s", error)
+            logger.warning("the quota actor did not receive the last report of this engine: %s", error)
 
     def _current_report(self) -> EngineReport:
         """The report with the present measurements."""

@@ -14,18 +14,24 @@ from pathlib import Path
 
 SOURCE = Path("engine", "arg_utils.py")
 CLASSES = ("EngineArgs", "AsyncEngineArgs")  # the second has what the first has
-TOOL_PARSERS = Path("tool_parsers", "__init__.py"), "_TOOL_PARSERS_TO_REGISTER"
-REASONING_PARSERS = Path("reasoning", "__init__.py"), "_REASONING_PARSERS_TO_REGISTER"
+# In the order of `Arguments`: the module, and what in it has the names.
+NAMES = (
+    (Path("tool_parsers", "__init__.py"), "_TOOL_PARSERS_TO_REGISTER"),
+    (Path("reasoning", "__init__.py"), "_REASONING_PARSERS_TO_REGISTER"),
+    (Path("model_executor", "layers", "quantization", "__init__.py"), "QuantizationMethods"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """vLLM's version, the type of each argument as its source writes it (`int | None`), and its parsers' names."""
+    """vLLM's version, the type of each argument as its source writes it (`int | None`), and names of parsers and
+    quantizations."""
 
     version: str
     types: Mapping[str, str]
     tool_parsers: frozenset[str] = frozenset()
     reasoning_parsers: frozenset[str] = frozenset()
+    quantizations: frozenset[str] = frozenset()
 
 
 def installed_arguments() -> Arguments | None:
@@ -36,7 +42,7 @@ def installed_arguments() -> Arguments | None:
     folder = Path(package.origin).parent
     try:
         source = (folder / SOURCE).read_text()
-        parsers = [_keys_of((folder / file).read_text(), name) for file, name in (TOOL_PARSERS, REASONING_PARSERS)]
+        names = [_names_in((folder / file).read_text(), name) for file, name in NAMES]
     except OSError:
         return None
     types = {
@@ -46,14 +52,18 @@ def installed_arguments() -> Arguments | None:
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
-    return Arguments(vllm_version(), types, *parsers) if types else None
+    return Arguments(vllm_version(), types, *names) if types else None
 
 
-def _keys_of(source: str, name: str) -> frozenset[str]:
-    """The keys of a dictionary of a module; none if the source has no such dictionary."""
+def _names_in(source: str, name: str) -> frozenset[str]:
+    """The keys of a dictionary of a module, or the values of a `Literal`; none if the source has no such one."""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and ast.unparse(node.targets[0]) == name:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
+            continue
+        if isinstance(node.value, ast.Dict):
             return frozenset(str(ast.literal_eval(key)) for key in node.value.keys if key is not None)
+        if isinstance(node.value, ast.Subscript):
+            return frozenset(map(str, ast.literal_eval(node.value.slice)))
     return frozenset()
 
 

@@ -8,7 +8,8 @@ body runs outside the event loop, one body after another (`BodyThread`).
 Decisions where the JSON standard is open:
 
 - null asks for nothing: SDKs send it for a parameter that was not set. `NULLS_KEPT` are the exceptions, and a body
-  that changes what is there, where null takes away. Below the top level null is a value: of a schema, of a message.
+  that changes what is there, where null takes away. Below the top level the engine says what null is: a value of a
+  schema, or a field of a message, a part or a tool that is not there.
 - A key given twice: the last one counts. The body is parsed once and only the decoded dict travels on, so no second
   parser can read it differently.
 - NaN, Infinity, numbers beyond a double, integers beyond 64 bits: refused. Other integers stay exact. (Found by fuzzing
@@ -23,6 +24,7 @@ Decisions where the JSON standard is open:
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +51,10 @@ GZIP_WINDOW_BITS = 31  # zlib's: the largest window, with gzip's header
 
 # A completion has 16 tokens by default, and with null as many as fit (vLLM 0.32.0).
 NULLS_KEPT = frozenset({"max_tokens"})
+
+_CUT = "Input data was truncated"  # what msgspec says, also of text that ends after the first half of a pair
+# The escapes in a text of JSON: whole pairs, halves of one, others.
+_ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.msgpack.Encoder()
@@ -212,7 +218,10 @@ def _malformed(body: bytes, error: Exception) -> str:
         except UnicodeDecodeError as whole:  # the decoder's own position counts from the start of the string it was in
             return f"the request body is not valid UTF-8 at byte {whole.start}"
     reason = str(error).removeprefix("JSON is malformed: ")
-    if reason == "Input data was truncated":
+    half = next((part.start() for part in _ESCAPES.finditer(body) if part["half"]), None)
+    if half is not None and ("surrogate" in reason or reason == _CUT):
+        reason = f"half a surrogate pair (byte {half})"
+    elif reason == _CUT:
         reason = f"it ends too early (byte {len(body)})"
     return f"the request body is not valid JSON: {reason}"
 

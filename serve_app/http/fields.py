@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
@@ -26,10 +26,21 @@ def parse_fields(fields: type[F], body: Mapping[str, Any]) -> F:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        reason = first["msg"]
+        reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            reason = f"there is no such field; there are {', '.join(fields.model_fields)}"
+            known = ", ".join(_model_at(fields, first["loc"][:-1]).model_fields)
+            reason = f"there is no such field; there are {known}"
+        elif first["type"] in ("model_type", "dict_type"):
+            reason = "Input should be an object"
         raise BadRequest(f"`{field}`: {reason}", param=field) from None
+
+
+def _model_at(fields: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """The fields of an object in a body, whose own fields are `fields`."""
+    for name in place:
+        kind = fields.model_fields[str(name)].annotation
+        fields = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
+    return fields
 
 
 def query_pairs(query: bytes, known: Sequence[str]) -> list[tuple[str, str]]:

@@ -72,6 +72,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
         "draining": core.grants.drains.active(),
         "crash_loops": [asdict(one) for one in core.grants.crash_loops.all(now)],
+        "failures": [asdict(one) for one in core.grants.crash_loops.failures(now)],
         "drains": [_drain(one, now) for one in core.grants.drains.all()],
         "devices": devices,
         "engines": [_engine(core, lease) for lease in core.ledger.leases(LeaseKind.ENGINE)],

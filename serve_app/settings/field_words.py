@@ -32,6 +32,10 @@ FIELD_WORDS: Mapping[str, str] = {
     "tpm_limit": f"<limits>.tokens_per_minute, {_LIMITED}",
     "max_parallel_requests": f"<limits>.max_concurrent, {_LIMITED}",
     "total_vram_gb": "quota.device_gb, of each GPU; without it NVML is asked",
+    "gpus": "models[].tensor_parallel_size: so many GPUs for each replica",
+    "devices": "models[].tensor_parallel_size: so many GPUs for each replica",
+    "rpm": f"<limits>.requests_per_minute, {_LIMITED}",
+    "tpm": f"<limits>.tokens_per_minute, {_LIMITED}",
     "num_gpus": f"models[].gpus_per_rank, {_RANKS}",
     "num_cpus": f"models[].cpus_per_rank, {_RANKS}",
     "served_model_name": "models[].name, the one name of a model; give a second name an entry of its own",
@@ -54,6 +58,8 @@ ABSENT: Mapping[str, str] = {
     "router_settings": "the router chooses replicas by itself, by their free slots and cached prefixes",
     "routing_strategy": "the router chooses replicas by itself, by their free slots and cached prefixes",
     "num_retries": "a request that received nothing is run again elsewhere by itself, once its replica is lost",
+    "port": "where the endpoint listens is said by `serve-app up --port`",
+    "host": "where the endpoint listens is said by `serve-app up --host`",
     "litellm_params": "only models of this cluster are served, no other endpoint",
 }
 

@@ -6,6 +6,7 @@ Invariant: a path names the key as the file has it, `models.0.replicas.min_repli
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,6 +17,8 @@ from serve_app.settings.field_words import counterpart
 from serve_app.settings.variables import Place, Resolved, masked, with_names
 from serve_app.settings.wrong_values import NEAR, describe
 from serve_app.settings.yaml_file import YamlFile
+
+_PLACE = re.compile(r"([a-z_]+(?:\.[a-z0-9_]+)*): ")  # of a key, at the beginning of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: Fil
             continue
         if source is None:
             message, advice = describe(one["type"], place, one["input"], one.get("ctx", {}), one["msg"], None)
+            if one["type"] == "value_error":
+                place, message = _told_place(place, message, root)
             found.append(Mistake(path_of(place), message, advice=advice))
             continue
         resolved = source.resolved
@@ -72,12 +77,24 @@ def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: Fil
             one["type"], place, value, one.get("ctx", {}), one["msg"], source.file.written(place)
         )
         message = masked(message, resolved.data, resolved.names, place)
+        if one["type"] == "value_error":
+            place, message = _told_place(place, message, root)
         found.append(Mistake(path_of(place), message, advice=advice, line=source.file.line_of(place)))
     return found
 
 
 def path_of(place: Place) -> str:
     return ".".join(map(str, place)) or "configuration"
+
+
+def _told_place(place: Place, message: str, root: type[BaseModel]) -> tuple[Place, str]:
+    """Where a message says that a mistake is, from the top or from the section that has found it; and its rest."""
+    found = _PLACE.match(message)
+    if found is None:
+        return place, message
+    parts = tuple(int(part) if part.isdigit() else part for part in found[1].split("."))
+    is_from_top = parts[: len(place)] == place and parts[0] in root.model_fields
+    return (parts if is_from_top else (*place, *parts)), message[found.end() :]
 
 
 def _named(source: FileSource, place: Place) -> Any:

@@ -193,7 +193,7 @@ class ModelSettings(FrozenSettings):
     """One model: an engine deployment of its own."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
-    path: str = "tiny"  # "tiny" is the built-in model; else a Hugging Face id or a folder
+    path: str = Field("tiny", min_length=1)  # "tiny" is the built-in model; else a Hugging Face id or a folder
     # Raised, replicas are replaced with all else unchanged: new weights in the folder.
     generation: int = Field(0, ge=0, le=MAX_COUNT)
     engine: Literal["vllm", "simulated"] = "vllm"
@@ -230,7 +230,7 @@ class ModelSettings(FrozenSettings):
     # Calls that `tool_choice` demands satisfy the tool's schema, `strict` or not: clients parse them as if they did.
     tool_strict: bool = True
     reasoning_parser: str | None = None
-    chat_template: str | None = None
+    chat_template: str | None = Field(None, min_length=1)
     media_domains: tuple[str, ...] = ()  # hosts that images in requests may be fetched from; none: none
     cpus_per_rank: float = Field(1.0, ge=0, le=MAX_CPUS)
     gpus_per_rank: float | None = Field(None, ge=0, le=1)  # None: 1 for vLLM's GPU build, else no GPU is asked for

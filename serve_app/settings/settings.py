@@ -40,6 +40,8 @@ from serve_app.settings.model import (
 from serve_app.settings.variables import Names
 from serve_app.types import RequestClass
 
+Origin = Annotated[str, Field(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$")]  # as a browser sends it
+
 DEFAULT_MAX_BODY_BYTES = 8 * 2**20  # a 128K-token prompt is about 0.6 MB; vision inputs are links or a few MB
 DEFAULT_MAX_JSON_VALUES = 250_000  # a prompt of 128K token ids twice over; decoding them holds a router for 15 to 60 ms
 DEFAULT_MAX_JSON_DEPTH = 64  # nested JSON schemas of real tools stay under 20; parsers recurse per level
@@ -87,7 +89,7 @@ class LimitSettings(FrozenSettings):
 class KeySettings(FrozenSettings):
     """One API key. Give the key itself, or its SHA-256 (hex) so that the file holds no secret."""
 
-    key: str | None = Field(None, min_length=16)
+    key: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$")
     key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     name: str | None = Field(None, min_length=1, max_length=64)  # in reports; None: of its digest, the first digits
     tenant: str = Field("default", min_length=1, max_length=64)
@@ -235,7 +237,9 @@ class HttpSettings(FrozenSettings):
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     # Of a request that names no bound; None: what is left.
     default_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    cors_origins: tuple[str, ...] = ()  # of web pages that may call; a key in a web page is public, so none by default
+    cors_origins: tuple[
+        Origin, ...
+    ] = ()  # of web pages that may call; a key in a web page is public, so none by default
     tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
 

@@ -16,6 +16,8 @@ SECRET = {"key", "key_sha256", "url", "files_url"}  # settings whose values may 
 TRUE_OR_FALSE = {"yes", "no", "on", "off", "true", "false"}  # what YAML 1.1 reads as such
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._/-]*$": "must be of letters, digits and . _ / - and begin with a letter or a digit",
+    r"^[!-~]+$": "must be of letters, digits and signs of ASCII, without spaces: it is sent in a header",
+    r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$": "must be * or an origin as a browser sends it, https://chat.example",
     r"^[0-9a-f]{64}$": "must be 64 digits of 0 to 9 and a to f, as `sha256sum` prints them",
 }
 _AMOUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%]*)")
@@ -53,6 +55,8 @@ def describe(
     if kind in BOUNDS:
         bound, words = BOUNDS[kind]
         number = bounds[bound]
+        if bound == "min_length" and number == 1:
+            return "must not be empty", None
         return words.format(bound=f"{number:,}" if isinstance(number, int) else f"{number:g}", shown=shown), None
     if kind == "string_pattern_mismatch":
         return PATTERNS.get(str(bounds["pattern"]), f"{shown} does not match {bounds['pattern']}"), None
@@ -124,6 +128,7 @@ FORMS = {
     "model_attributes_type": "a mapping is wanted, key: value",
     "dict_type": "a mapping is wanted, key: value",
     "recursion_loop": "contains itself",
+    "invalid_key": "is no name of a key: put it in quotes",
 }
 # The name of the bound in what pydantic says, and our words.
 BOUNDS = {

@@ -18,6 +18,13 @@ from serve_app.settings.variables import Place
 
 MERGE = "tag:yaml.org,2002:merge"  # `<<`, which may stand twice
 
+# By a part of what PyYAML says: the same for somebody who has written the file.
+PLAIN_WORDS = {
+    "found character '\\t'": "a tab is here, and YAML takes spaces alone",
+    "found another document": "a second document begins here, and a configuration is one",
+    "could not determine a constructor": "a tag that begins with ! is here, and none is known",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
@@ -60,7 +67,7 @@ def read_yaml(path: str | os.PathLike[str]) -> YamlFile:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"{path}{where}: not YAML: {error.problem}", param="config") from None
+        raise ConfigError(f"{path}{where}: not YAML: {_in_plain_words(error)}", param="config") from None
     except (yaml.YAMLError, ValueError) as error:  # bytes that are no text, a date of the 32nd
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", param="config") from None
     if root is None or data is None:
@@ -68,6 +75,11 @@ def read_yaml(path: str | os.PathLike[str]) -> YamlFile:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a mapping is wanted at the top, found {type(data).__name__}", param="config")
     return YamlFile(data, root, doubles)
+
+
+def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, where PyYAML's words are about its own work."""
+    return next((words for part, words in PLAIN_WORDS.items() if part in str(error.problem)), str(error.problem))
 
 
 def _read(text: str) -> tuple[yaml.Node | None, Any, tuple[tuple[Place, str], ...]]:

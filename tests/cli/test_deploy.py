@@ -94,7 +94,7 @@ WRONG = pytest.mark.parametrize(
         ("models: [1", "not YAML"),
         ("models: [{name: a}, {name: a}]", "'a' is given twice"),
         ("models: [{name: x/a}, {name: x--a}]", "'x/a' and 'x--a' are the same for Serve"),
-        (f"auth: {{keys: [{{key: {KEY}}}, {{key: {KEY}}}]}}", "auth.keys.1: this key is given twice"),
+        (f"auth: {{keys: [{{key: {KEY}}}, {{key: {KEY}}}]}}", "this key is given twice"),
         ("models: [{name: a, replicas: {max_surge_percent: 101}}]", "max_surge_percent"),
     ],
 )

@@ -18,7 +18,7 @@ from serve_app.core.memory import (
     Rank,
     SessionRequest,
 )
-from serve_app.core.memory.start_reservations import FAILURE_TTL_S
+from serve_app.core.memory.crash_loops import KEPT_S
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERY_S, ROUTER_SILENT_S, SILENT_S, Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
@@ -182,13 +182,18 @@ def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_
     waits = EngineReport("w", "o", (Rank("n", 0),), 60, 60)
     shell.engine(waits)
     shell.engine(replace(told, failed="no progress"))
-    assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
+    assert failures(shell) == [("m", "no progress")]
     assert not shell.engine(waits).may_load
     shell.wait(SILENT_S, waits)
     shell.quota.on_processes_gone("e", shell.now)
     assert shell.engine(waits).may_load
-    assert shell.quota.starts.shortages(shell.now) == {"m": "no progress"}
-    assert shell.quota.starts.shortages(shell.now + 2 * FAILURE_TTL_S) == {}
+    assert failures(shell) == [("m", "no progress")]
+    assert failures(shell, later_s=KEPT_S) == []
+
+
+def failures(shell: Shell, later_s: float = 0.0) -> list[tuple[str, str]]:
+    """The models whose engines have failed, with what is told of the last one."""
+    return [(one.model, one.why) for one in shell.quota.grants.crash_loops.failures(shell.now + later_s)]
 
 
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:

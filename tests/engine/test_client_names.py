@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.client_names import MAX_SEARCHED, field_path, in_client_words
+from serve_app.engine.client_names import MAX_SEARCHED, field_path, grammar_field, in_client_words
 
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": 3}],
@@ -177,6 +177,27 @@ def test_an_error_of_a_part_that_was_read_by_itself_names_its_place_in_the_body(
                 "structured_outputs",
             ),
         ),
+        (
+            "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice').",
+            None,
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            (
+                "structured_outputs: You can only use one kind of constraints for structured outputs"
+                " ('json', 'regex' or 'choice').",
+                "structured_outputs",
+            ),
+        ),
+        (
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            None,
+            {"add_generation_prompt": True, "continue_final_message": True},
+            (
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                "continue_final_message",
+            ),
+        ),
+        ("roles must alternate", "messages", {"messages": []}, ("messages: roles must alternate", "messages")),
+        ("only user messages", "messages", {"input": []}, ("input: only user messages", "input")),
         ("is wrong (parameter=made_up)", "made_up", {"prompt": "a"}, ("is wrong", "made_up")),
     ],
 )
@@ -184,6 +205,19 @@ def test_a_field_has_the_client_s_name(
     message: str, param: str | None, body: dict[str, Any], expected: tuple[str, str | None]
 ) -> None:
     assert in_client_words(message, param, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"structured_outputs": {"regex": "[", "json": None}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}}, "structured_outputs"),
+        ({"structured_outputs": {}, "tools": [{}]}, "tools"),
+        ({"messages": []}, None),
+    ],
+)
+def test_what_becomes_a_grammar_has_a_path(body: dict[str, Any], field: str | None) -> None:
+    assert grammar_field(body) == field
 
 
 def test_a_place_is_searched_for_no_longer_than_other_requests_can_wait() -> None:

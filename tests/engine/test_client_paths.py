@@ -139,6 +139,8 @@ WRONG: list[tuple[Operation, dict[str, Any], str, str]] = [
     (RESPONSES, items({"role": "robot", "content": "a"}), "input.1.role", "'user'"),
     (RESPONSES, items({"role": "user"}), "input.1.content", "required"),
     (RESPONSES, items({"role": "user", "content": 5}), "input.1.content", "string"),
+    (RESPONSES, items({"type": None, "role": "user", "content": None}), "input.1.content", "string"),
+    (RESPONSES, items({"type": None, "role": None, "content": "a"}), "input.1.role", "'user'"),
     (
         RESPONSES,
         items({"role": "user", "content": [{"type": "text", "text": "a"}]}),
@@ -248,6 +250,55 @@ def test_what_vllm_takes_has_no_fault(operation: Operation, body: dict[str, Any]
     assert fault_of(operation, body) is None
 
 
+FUNCTION_TOOL = {"type": None, "function": {"name": "f", "description": None, "parameters": None}}
+DETAIL = {"type": "image_url", "image_url": {"url": "data:", "detail": None}}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (CHAT, {"messages": [{**USER, "name": None}]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": "a", "tool_calls": None, "function_call": None}]}),
+        (CHAT, parts({"type": "text", "text": "a"}, DETAIL)),
+        (CHAT, {"messages": [USER], "tools": [FUNCTION_TOOL], "tool_choice": "auto"}),
+        (RESPONSES, items({"type": None, "role": "user", "content": "a"})),
+        (
+            RESPONSES,
+            items({"type": None, "role": "user", "content": [{"type": "input_text", "text": "a"}], "status": None}),
+        ),
+        (RESPONSES, items({"type": "function_call_output", "call_id": "c", "output": "1", "id": None, "status": None})),
+        (RESPONSES, turn({"type": "output_text", "text": "a", "annotations": None}, type=None, id="i", status=None)),
+        (EMBEDDING, {"messages": [{**USER, "name": None}]}),
+        (RERANK, {"query": "a", "documents": [{"content": [DETAIL]}]}),
+        (Operation.TOKENIZE, {"messages": [{**USER, "name": None}], "tools": [FUNCTION_TOOL]}),
+    ],
+)
+def test_null_in_a_field_that_need_not_be_there_is_as_absent(operation: Operation, body: dict[str, Any]) -> None:
+    def read_as(body: dict[str, Any]) -> Any:
+        body = as_vllm_reads(body) if operation is RESPONSES else body
+        assert fault_of(operation, body) is None
+        return plain(validated(operation, json.loads(json.dumps({"model": "m", **body}))))
+
+    assert without_nulls(read_as(body)) == without_nulls(read_as(without_nulls(body)))
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def plain(value: Any) -> Any:
+    """What a body was read as, without ids that are made for it."""
+    if isinstance(value, BaseModel):
+        return {name: plain(one) for name, one in value if name != "request_id"}
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [plain(one) for one in value]
+    return value
+
+
 @pytest.fixture(scope="module")
 def reader() -> Iterator[tuple[asyncio.Runner, Reader]]:
     """vLLM's renderer of the model `tiny`, without an engine."""
@@ -277,7 +328,28 @@ LONG = "river " * 400
             "string",
         ),
         (CHAT, parts(IMAGE), "messages.1.content.0", ""),
+        (CHAT, parts("a"), "messages.1.content.0", "object"),
+        (
+            CHAT,
+            parts({"type": "text", "text": "a"}, {"type": None, "text": "a"}),
+            "messages.1.content.1.type",
+            "type",
+        ),
+        (
+            CHAT,
+            {"messages": [USER, {"role": "robot", "content": "a", "reasoning": 5}]},
+            "messages.1.reasoning",
+            "string",
+        ),
+        (
+            CHAT,
+            {"messages": [USER, {"role": "robot", "content": "a", "reasoning_content": 5}]},
+            "messages.1.reasoning_content",
+            "string",
+        ),
         (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", "maximum context length"),
+        (CHAT, {"messages": [USER, {"role": "robot", "content": "a"}]}, "messages", "unknown role: robot"),
+        (Operation.TOKENIZE, {"messages": [{"role": "robot", "content": "a"}]}, "messages", "unknown role: robot"),
         (TEXT, {"prompt": LONG}, "prompt", "maximum context length"),
         (TEXT, {"prompt": ["a", LONG]}, "prompt.1", "maximum context length"),
         (TEXT, {"prompt": [[5] * 99]}, "prompt.0", "maximum context length"),

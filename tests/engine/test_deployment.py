@@ -6,9 +6,11 @@ import asyncio
 import gc
 import warnings
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from serve_app.core.memory import EngineReport, Rank
 from serve_app.engine import deployment
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
@@ -265,26 +267,53 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
     assert said in caplog.text  # the operator's log has it
 
 
-def test_an_engine_that_died_while_nobody_asked_it_ends_its_replica(
-    monkeypatch: pytest.MonkeyPatch, ended: list[int]
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_an_engine_that_died_ends_its_replica_and_operators_are_told_why(
+    is_asked: bool, monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
-    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
+    monkeypatch.setattr(deployment, "ALIVE_S", SOON_S if is_asked else 0.01)
+    grant = Mock()
+    monkeypatch.setattr(deployment, "GrantRequest", lambda *given: _request_of(grant, *given))
+
+    async def crash(delay_s: float) -> None:
+        raise RuntimeError("out of memory")
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
-        await replica.__init__({"name": "m", "engine": "simulated"})
+        await replica.__init__({"name": "m", "engine": "simulated"}, {})
         await asyncio.sleep(0.1)  # ten looks
         assert ended == []
-        alive = replica.backend
-        monkeypatch.setattr(type(alive), "alive", property(lambda self: False))
+        replica.backend.sleep = crash
+        submit = Submit(1, "r", Operation.COMPLETION, {"model": "m", "prompt": "a", "max_tokens": 5})
+        if is_asked:
+            with pytest.raises(EngineFailed) as told:
+                await replica.run(submit, lambda frame: None)
+            assert told.value.message == deployment.DIED, "which is all that a tenant is told"
+        else:
+            with pytest.raises(EngineFailed):
+                await anext(replica.backend.run(submit))
         async with asyncio.timeout(SOON_S):
             while not ended:  # noqa: ASYNC110 - there is no event of it
                 await asyncio.sleep(0.01)
-        await alive.shutdown()
+        replica.watching.cancel()
+        await replica.backend.shutdown()
 
     asyncio.run(scenario())
     assert ended == [deployment.EXIT_ENGINE_DEAD]
+    (why,) = grant.fail.call_args.args
+    assert why.startswith("the simulated engine stopped: out of memory")
+
+
+def _request_of(grant: Mock, settings: ModelSettings, *others: Any) -> Mock:
+    """A request for memory that is granted at once."""
+    grant.obtain = AsyncMock(return_value=[None])
+    grant.report = EngineReport("e", "m", (Rank("n"),), 1, 1)
+    return Mock(
+        ranks=lambda nodes: (None,),
+        grant=lambda *given: grant,
+        granted_settings=lambda hold, ranks: settings,
+    )
 
 
 async def with_two_waiting(cluster: FakeCluster) -> tuple[FakeReplica, Peer]:

@@ -287,6 +287,21 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
     hangs.set()
 
 
+def test_an_engine_that_has_died_says_why_at_once_and_not_that_its_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_grant, "BEAT_S", SOON_S)
+    actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
+    grant = obtained(actor, ends)
+    grant.engine_started(10, 10, 1, "f")
+    grant.fail("out of memory")
+    until(lambda: actor.last.failed == "out of memory")
+    assert (actor.last.gone, actor.last.holds, actor.last.kv_tokens) == (False, HOLDS, 10)
+    words = len(actor.words)
+    grant.end()
+    assert (len(actor.words), ends.why) == (words, []), "it is its last report"
+
+
 def test_a_drain_time_that_changes_and_what_became_of_a_drain_are_reported() -> None:
     actor = Actor(EngineReply(HOLDS, may_load=True))
     ends = Ends()

@@ -15,6 +15,7 @@ import pytest
 
 from serve_app.engine.vllm_adapter import private_names, produced_tokens, replay
 from serve_app.engine.vllm_adapter.private_names import (
+    END_NAMES,
     ENGINE_NAMES,
     NAMES,
     RENDER_NAMES,
@@ -29,7 +30,9 @@ requires("vllm")
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES], ids=lambda name: f"{name}:{','.join(name.parts)}"
+    "name",
+    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *END_NAMES],
+    ids=lambda name: f"{name}:{','.join(name.parts)}",
 )
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:
     assert missing([name]) == []

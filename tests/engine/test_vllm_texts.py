@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.start_failure import NO_CAUSE, REMEDIES
+from serve_app.engine.engine_failure import NO_CAUSE, REMEDIES
 from tests.requires import requires
 
 requires("vllm")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
-from serve_app.cluster.local import status
+from serve_app.cluster.local.quota_state import with_quota_figures
 from serve_app.core.batches import ModelFigures
 from serve_app.core.memory import (
     Device,
@@ -125,7 +125,7 @@ def state(*replicas: str, running: bool = False) -> dict[str, Any]:
 
 
 def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> None:
-    found = status.with_memory_waits(state("w"), figures(core, 2.0))
+    found = with_quota_figures(state("w"), figures(core, 2.0))
     (model,) = found["models"]
     assert model["state"] == "blocked: memory"
     assert model["message"] == (
@@ -137,11 +137,11 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
 
 def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core: Quota) -> None:
     found = figures(core, 2.0)
-    another = status.with_memory_waits(state("another"), found)
+    another = with_quota_figures(state("another"), found)
     assert (another["message"], another["models"][0]["message"]) == ("", "")
     other = state("w")
     other["models"][0]["name"] = "other"
-    assert status.with_memory_waits(other, found)["message"] == ""
+    assert with_quota_figures(other, found)["message"] == ""
 
 
 def test_status_has_how_far_the_start_of_each_replica_is(core: Quota) -> None:
@@ -149,7 +149,7 @@ def test_status_has_how_far_the_start_of_each_replica_is(core: Quota) -> None:
     core.on_engine(EngineReport("x", "m", (Rank("n", 1),), GB, GB, start=start), 1.0)
     (told,) = json.loads(json.dumps(figures(core, 2.0)))["starting"]
     assert (told["replica"], told["phase"], told["share"], told["last_s"]) == ("x", "loading", 0.43, 31.0)
-    found = status.with_memory_waits(state("x", "e"), figures(core, 2.0))
+    found = with_quota_figures(state("x", "e"), figures(core, 2.0))
     assert [one["start"] and one["start"]["phase"] for one in found["models"][0]["replicas"]] == ["loading", None]
     assert replica_states(found | {"models": [found["models"][0] | {"target": 2}]}) == (
         "big 0/2 (loading 40%, last start 31 s, starting)"
@@ -161,27 +161,42 @@ def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(
     assert told is not None
     core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
     found = figures(core, 2.0)
-    assert status.with_memory_waits(state("e", running=True), found)["message"] == (
+    assert with_quota_figures(state("e", running=True), found)["message"] == (
         "engine-big: e uses 61.00 GB of 60.00 GB granted"
     )
-    drains = status.with_memory_waits(state("e", running=True), found | {"draining": ["e"]})
+    drains = with_quota_figures(state("e", running=True), found | {"draining": ["e"]})
     assert drains["message"].endswith("granted; it drains")
 
 
 def test_status_says_that_engines_of_a_model_crash_soon_after_their_start(core: Quota) -> None:
     for _ in range(FREE + 2):
         core.grants.crash_loops.on_crash("big", 10.0, 1.0, 1.0)
-    found = status.with_memory_waits(state("e", running=True), figures(core, 2.0))
+    found = with_quota_figures(state("e", running=True), figures(core, 2.0))
     assert found["message"].startswith(
         f"engine-big: {FREE + 2} engines crashed soon after their start; the next one waits 9 s (serve-app logs big)"
     )
+
+
+def test_status_says_why_an_engine_died_that_had_started_unless_a_start_has_failed_since(core: Quota) -> None:
+    core.grants.crash_loops.record_failure("big", "the engine died: CUDA error", 2.0)
+    found = with_quota_figures(state("e", running=True), json.loads(json.dumps(figures(core, 14.0))))
+    cause = "an engine failed 12 s ago: the engine died: CUDA error"
+    assert found["models"][0]["cause"] == cause
+    assert found["message"].startswith(f"engine-big: {cause}")
+    later = state("e", running=True)
+    later["models"][0]["cause"], later["message"] = "no weights", "engine-big: no weights"
+    assert with_quota_figures(later, figures(core, 14.0))["message"].startswith("engine-big: no weights")
+    assert "CUDA" not in with_quota_figures(later, figures(core, 14.0))["message"]
+    console = Console(file=io.StringIO(), width=200)
+    show(figures(core, 14.0), console)
+    assert f"big: {cause}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_wait_does_not_hide_why_a_replica_has_failed(core: Quota) -> None:
     waiting = state("w")
     failed = waiting["models"][0] | {"name": "bad", "deployment": "engine-bad", "replicas": [], "cause": "no weights"}
     waiting["models"][0]["cause"] = "out of memory"
-    told = status.with_memory_waits(waiting | {"models": [*waiting["models"], failed]}, figures(core, 2.0))["message"]
+    told = with_quota_figures(waiting | {"models": [*waiting["models"], failed]}, figures(core, 2.0))["message"]
     assert told.startswith("engine-big: 1 replica waits for 30.00 GB")
     assert told.endswith("; engine-big: out of memory; engine-bad: no weights")
 
@@ -191,11 +206,11 @@ def test_status_shows_which_replicas_drain_and_what_still_runs_there(core: Quota
     assert told is not None
     core.drain(DrainRequest("e", 30.0), 1.0)
     core.on_engine(replace(told, drain=DrainReport(29.0, running=4)), 2.0)
-    (replica,) = status.with_memory_waits(state("e", running=True), figures(core, 2.0))["models"][0]["replicas"]
+    (replica,) = with_quota_figures(state("e", running=True), figures(core, 2.0))["models"][0]["replicas"]
     assert replica["state"] == "DRAINING"
     assert (replica["drain"]["running"], replica["drain"]["left_s"]) == (4, 29.0)
     core.on_engine(replace(told, gone=True, drain=DrainReport(0.0, moved=4)), 30.0)
-    (replica,) = status.with_memory_waits(state("e", running=True), figures(core, 31.0))["models"][0]["replicas"]
+    (replica,) = with_quota_figures(state("e", running=True), figures(core, 31.0))["models"][0]["replicas"]
     assert (replica["state"], replica["drain"]["ended"]) == ("DRAINING", True)  # Serve sees its end later
 
 
@@ -204,7 +219,7 @@ def test_what_keeps_a_model_from_more_replicas_is_behind_the_reason_of_its_targe
     model = nobody | {"name": "m", "why": "9 requests: 3 wanted"}
     other = nobody | {"name": "o", "why": "1 request: 1 wanted"}
     core = Quota(1, {}, 0.0)
-    found = status.with_memory_waits(
+    found = with_quota_figures(
         state() | {"models": [model, other]},
         figures(core, 1.0) | {"short": [{"model": "m", "why": "memory: 1 needed, 0 free"}]},
     )

@@ -70,7 +70,7 @@ def test_streams_are_read_from_a_redis_without_its_password(url: str) -> None:
             "must be 1 or more",
         ),
         ({"redis": {"url": "redis://host", "streams": [{**STREAM, "tenant": "x"}]}}, "unknown key"),
-        ({"redis": {"url": "redis://host", "streams": []}}, "at least 1"),
+        ({"redis": {"url": "redis://host", "streams": []}}, "must not be empty"),
         ({"redis": {"url": "redis://host", "streams": [STREAM, STREAM]}}, "given twice"),
         ({"redis": {"url": "redis://host", "streams": [STREAM]}, "workers": 0}, "workers is 0"),
         ({"workers": -1}, "must be 0 or more"),

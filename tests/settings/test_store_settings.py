@@ -25,7 +25,7 @@ def test_a_store_is_a_file_or_a_postgresql(url: str | None) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "at least 1"),
+        ("", "must not be empty"),
         ("store.sqlite", "must begin with"),
         ("mysql://user@host/name", "must begin with"),
         ("postgresql+psycopg2://user@host/name", "must begin with"),

@@ -90,7 +90,7 @@ def check_settings(
         if vllm is None:
             found.append(finding("no_vllm", path))
             continue
-        found += _check_parsers(path, model, vllm)
+        found += _check_names(path, model, vllm)
         plain = model.model_copy(update={"extra_engine_args": {}, "path": "-"})  # whose folder need not be made
         ours = engine_args.engine_arguments(plain, platform)
         for name, value in model.extra_engine_args.items():
@@ -98,8 +98,12 @@ def check_settings(
     return found
 
 
-def _check_parsers(path: str, model: ModelSettings, vllm: vllm_arguments.Arguments) -> Iterator[Finding]:
-    known = {"tool_parser": vllm.tool_parsers, "reasoning_parser": vllm.reasoning_parsers}
+def _check_names(path: str, model: ModelSettings, vllm: vllm_arguments.Arguments) -> Iterator[Finding]:
+    known = {
+        "tool_parser": vllm.tool_parsers,
+        "reasoning_parser": vllm.reasoning_parsers,
+        "quantization": vllm.quantizations,
+    }
     for kind, names in known.items():
         name = getattr(model, kind)
         if name is not None and names and name not in names:

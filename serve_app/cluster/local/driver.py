@@ -33,6 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from serve_app.cluster.local import holders, status
 from serve_app.cluster.local.drain_target import HEAD_RESOURCE, DrainTarget
 from serve_app.cluster.local.drain_target import find as find_drain_target
+from serve_app.cluster.local.quota_state import with_quota_figures
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import ServeAppError, Unavailable
@@ -181,8 +182,8 @@ def application_status(models: Sequence[str]) -> dict[str, Any]:
     state = status.describe(details, models, _reported_series(client, details))
     state |= {"other_applications": holders.other_applications(details), **_usage()}
     try:
-        return status.with_memory_waits(state, ask_quota("figures"))
-    except Unavailable:  # without the actor, memory waits are unknown
+        return with_quota_figures(state, ask_quota("figures"))
+    except Unavailable:  # without the actor, waits for memory and deaths are unknown
         return state
 
 

@@ -5,9 +5,8 @@ Load: the policy's averages and delays are inside the controller and not fetched
 and the reason of a target that is about to change names the delay.
 
 Waits: Serve reports after half a minute that a replica takes long to be scheduled, without the reason. The replica's
-placement group, the sizes of the nodes and what is free on them give the reason at once. A replica that waits for
-memory is `STARTING` for Serve; the quota actor's figures name it, the models that cannot scale up for lack of memory,
-and the replicas that use more than they were granted.
+placement group, the sizes of the nodes and what is free on them give the reason at once. What the quota actor knows is
+added by `quota_state`.
 
 Invariant: `state` is "running" only if every deployment and the endpoint's proxy are healthy.
 """
@@ -21,7 +20,6 @@ from typing import Any
 from autoscaling import RouterCounts, readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
-from serve_app.settings import GB
 
 STATES = {
     "RUNNING": "running",
@@ -34,8 +32,6 @@ IN_TROUBLE = ("UNHEALTHY", "DEPLOY_FAILED")
 ENDPOINT = "endpoint"
 FAILED = "deploy_failed"  # of the states in `unready`
 FIXED = "a fixed number"
-BLOCKED = "blocked: memory"
-DRAINING = "DRAINING"  # beside Serve's states of a replica
 COUNTED = ("GPU", "CPU")
 KIND = "accelerator_type:"
 NODES_SHOWN = 3  # of the nodes that are large enough for a replica: those with the most free
@@ -348,55 +344,3 @@ def _amounts(resources: Mapping[str, float]) -> str:
     counted = " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in here)
     kinds = ", ".join(name.removeprefix(KIND) for name in resources if name.startswith(KIND))
     return f"{counted} ({kinds})" if kinds else counted
-
-
-def with_memory_waits(state: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, with the starts and the memory waits of its models from the quota actor's figures: a starting replica
-    has `start` (`serve_app.core.memory.StartReport`), one that drains the state `DRAINING` and `drain`, a waiting model
-    the state `blocked: memory`, and the state's message names the waits and the replicas that use more than granted."""
-    short = {one["model"]: one["why"] for one in figures["short"]}
-    starts = {one["replica"]: one for one in figures.get("starting", ())}  # 0.2.0's actor, at an upgrade, tells none
-    drains = {one["replica"]: one for one in figures.get("drains", ())}
-    crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
-    models = []
-    waits = []
-    overuse = []
-    for told in state["models"]:
-        model = dict(told)
-        model["replicas"] = [
-            one
-            | {"start": starts.get(one["id"])}
-            | ({"state": DRAINING, "drain": drains[one["id"]]} if one["id"] in drains else {})
-            for one in told["replicas"]
-        ]
-        replicas = {replica["id"] for replica in model["replicas"]}
-        if model["name"] in short:
-            model["why"] = f"{model['why']}; held back: {short[model['name']]}"
-        # replicas that have ended do not count
-        waiting = [one for one in figures["waiting"] if one["model"] == model["name"] and one["replica"] in replicas]
-        if waiting:
-            model |= {"state": BLOCKED, "message": _memory_wait(waiting)}
-            waits.append(f"{model['deployment']}: {model['message']}")
-        if (loop := crashes.get(model["name"])) is not None:
-            waits.append(
-                f"{model['deployment']}: {loop['crashes']} engines crashed soon after their start; "
-                f"the next one waits {loop['pause_s']:.0f} s (serve-app logs {model['name']})"
-            )
-        overuse += [
-            f"{model['deployment']}: {one['replica']} uses {one['measured_bytes'] / GB:.2f} GB of "
-            f"{one['granted_bytes'] / GB:.2f} GB granted"
-            + ("; it drains" if one["replica"] in figures["draining"] else "")
-            for one in figures["alarms"]
-            if one["replica"] in replicas
-        ]
-        models.append(model)
-    if waits:  # which do not say why the replica before has failed
-        waits += [f"{one['deployment']}: {one['cause']}" for one in state["models"] if one.get("cause")]
-    return {**state, "message": "; ".join(filter(None, [*(waits or [state["message"]]), *overuse])), "models": models}
-
-
-def _memory_wait(waiting: Sequence[Mapping[str, Any]]) -> str:
-    first = waiting[0]
-    wanted, least = (f"{first[name] / GB:.2f} GB" for name in ("wanted_bytes", "least_bytes"))
-    ranks = "" if first["ranks"] == 1 else f" on each of {first['ranks']} devices"
-    return f"{replicas_wait(len(waiting))} for {wanted} of memory{ranks} (at least {least}): {first['why']}"

@@ -29,7 +29,7 @@ from math import inf
 from operator import itemgetter
 
 from serve_app.core.memory.checkpoint import Checkpoint
-from serve_app.core.memory.crash_loops import CrashLoops
+from serve_app.core.memory.crash_loops import KILLED, CrashLoops
 from serve_app.core.memory.drains import Drains
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
@@ -120,6 +120,8 @@ class EngineGrants:
             for demand in unplaced_demands(report):
                 self.policy.observe(demand)  # once per engine, not per report
         engine.report, engine.reported_at = report, now
+        if report.failed:
+            self.crash_loops.record_failure(report.model, report.failed, now)
         if engine.ran_since is None and report.kv_tokens:
             engine.ran_since = now
         engine.is_loading = engine.is_loading or (report.loading and not report.kv_tokens)
@@ -147,9 +149,11 @@ class EngineGrants:
         return ended + self._ledger.leave(owner)
 
     def on_crash(self, owner: str, now: float) -> None:
-        """An engine has ended without a word; call this before `forget` and `lease_lost`."""
+        """An engine has ended unasked; call this before `forget` and `lease_lost`."""
         engine = self._engines.get(owner)
         if engine is not None and owner in self._ledger and owner not in self.drains:
+            if not engine.report.failed:
+                self.crash_loops.record_failure(engine.report.model, KILLED, now)
             ran_since = now if engine.ran_since is None else engine.ran_since
             self.crash_loops.on_crash(engine.report.model, ran_since - engine.first_reported_at, now - ran_since, now)
 

@@ -27,7 +27,6 @@ from serve_app.core.messages import message
 Need = tuple[int, int]  # wanted and least bytes of one device
 
 ASK_AGAIN = ""  # instead of a node: the replica has to ask again
-FAILURE_TTL_S = 600.0  # the next attempt may take as long to fail
 SHORTAGE_TTL_S = 15.0  # a reason not renewed for this long is outdated
 
 
@@ -84,9 +83,7 @@ class StartPlanner:
 
     def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
         self._ledger, self._grants, self._reservations = ledger, grants, grants.reservations
-        # by model: the reason, and until when it counts
-        self._shortages: dict[str, tuple[str, float]] = {}
-        self._failures: dict[str, tuple[str, float]] = {}
+        self._shortages: dict[str, tuple[str, float]] = {}  # by model: the reason, and until when it counts
 
     def plan(self, request: StartsRequest, now: float, *, frozen: bool = False) -> StartsReply:
         """Plan the starts of a model.
@@ -110,14 +107,9 @@ class StartPlanner:
             self._shortages.pop(request.model, None)
         return StartsReply({replica: node for replica, node in nodes.items() if node != ASK_AGAIN}, held, why)
 
-    def record_failure(self, model: str, why: str, now: float) -> None:
-        """An engine failed to load."""
-        self._failures[model] = (why, now + FAILURE_TTL_S)
-
     def shortages(self, now: float) -> dict[str, str]:
         """Recent reasons why models have fewer replicas than the scaling policy wants, by model."""
-        notes = (*self._shortages.items(), *self._failures.items())
-        return {model: why for model, (why, until) in notes if now <= until}
+        return {model: why for model, (why, until) in self._shortages.items() if now <= until}
 
     def _place(self, model: str, start: Start, need: Need, now: float, frozen: bool) -> str | None:
         """The node of one replica; None: Ray chooses."""

@@ -53,7 +53,9 @@ def why_ignored(pattern: str) -> str | None:
             return "the grammar ignores lookaround and flags, such as `(?=`, `(?!`, `(?<=`, `(?i)`"
         elif part["anchor"] and not in_class and _is_inside(pattern, part):
             return f"`{part[0]}` inside the pattern is ignored by the grammar: anchor the whole, `^(?:...)$`"
-    return None
+    if in_class:
+        return "its last `[` is not closed"
+    return "its parentheses do not match" if _depth(pattern, len(pattern)) else None
 
 
 def _is_escaped_in_json(escape: str) -> bool:

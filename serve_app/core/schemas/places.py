@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.core.schemas.budget import SchemaBudget
 from serve_app.core.schemas.rewrite import enforced
+from serve_app.errors import BadRequest
 
 Enforce = Callable[..., Any]  # `enforced`, with the budget of the request
 
@@ -56,14 +57,16 @@ def _response_format(form: dict[str, Any], read: Enforce) -> dict[str, Any]:
 
 def _structured_outputs(given: dict[str, Any], enforce: Enforce) -> dict[str, Any]:
     found = dict(given)
+    if given.get("choice") == []:
+        raise BadRequest("`structured_outputs.choice` is an empty list", param="structured_outputs.choice")
     for name, read in (("json", enforce), ("structural_tag", functools.partial(_tagged, read=enforce))):
         value = given.get(name)
         path = f"structured_outputs.{name}"
         if isinstance(value, str):
             try:
                 parsed = json.loads(value)
-            except ValueError:
-                continue
+            except ValueError as error:
+                raise BadRequest(f"`{path}` is no JSON: {error}", param=path) from None
             made = read(parsed, path)
             found[name] = value if made == parsed else json.dumps(made)
         elif value is not None:
@@ -107,7 +110,7 @@ class _Calls:
         if tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
             inner = [self._function(one, f"{path}.tools.{at}", True) for at, one in enumerate(tool["tools"])]
             return {**tool, "tools": inner}
-        if tool.get("type") != "function":
+        if tool.get("type") not in (None, "function"):  # of a chat, it is one without a type, too
             return tool
         is_nested = isinstance(tool.get("function"), dict)
         function = tool["function"] if is_nested else tool

@@ -80,10 +80,10 @@ class _Rewriting:
 
     def whole(self, is_object: bool) -> Schema:
         made = self._part(self._root, self._path)
-        if is_object:
-            made = self._object(made)
         if made is False:
             raise BadRequest(f"no value satisfies `{self._path}`", param=self._path)
+        if is_object:
+            made = self._object(made)
         done: dict[str, dict[str, Schema]] = {}
         while left := [pointer for pointer in self._wanted if pointer not in done.get("", {})]:
             for pointer in left:
@@ -108,7 +108,7 @@ class _Rewriting:
 
     def _object(self, made: Schema) -> Schema:
         described = {name: value for name, value in made.items() if name not in KEYWORDS} if made is not True else {}
-        if made is True or (made is not False and not said(made)):
+        if made is True or not said(made):
             return {**described, "type": "object", "properties": {}}
         try:
             joined = self._joiner.join(made, {"type": "object"}) if not self._is_object(made) else made

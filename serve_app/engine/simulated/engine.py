@@ -178,6 +178,9 @@ class SimulatedEngine:
 
     async def check_health(self) -> None:
         """Raises EngineFailed when no step loop runs, or a step is overdue by more than `health_stall_s`."""
+        task = self._loop_task
+        if task is not None and task.done() and not task.cancelled():
+            raise _stopped(task)
         self._require_running()
         due = self._scheduler.due
         overdue_s = 0.0 if due is None else self.clock() - due
@@ -209,9 +212,8 @@ class SimulatedEngine:
                 self._requests[sequence].progress.set()
 
     def _fail_requests(self, task: asyncio.Task[None]) -> None:
-        cause = None if task.cancelled() else task.exception()
         for request in set(self._requests.values()):
-            request.error = EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}")
+            request.error = _stopped(task)
             request.progress.set()
 
     def _frames(self, submit: Submit) -> AsyncGenerator[Frame, None]:
@@ -360,6 +362,12 @@ def _continued_at(submit: Submit, generation: Generation) -> list[int]:
     if made == [choice.max_tokens for choice in generation.choices]:
         raise not_continuable("it has ended")
     return made
+
+
+def _stopped(task: asyncio.Task[None]) -> EngineFailed:
+    """The error of an engine whose step loop has ended."""
+    cause = None if task.cancelled() else task.exception()
+    return EngineFailed(f"the simulated engine stopped: {cause or 'it was shut down'}")
 
 
 def _usage(generation: Generation) -> TokenUsage:

@@ -1,18 +1,21 @@
-"""vLLM's models of request bodies, whose validation ends at the first wrong entry of a list or an object.
+"""vLLM's models of request bodies, whose validation ends at the first wrong entry of a list or an object, and to which
+null asks for nothing (`body_schemas`).
 
 As vLLM makes them, they look at every entry of a list and note each branch of its union that does not fit: 20,000 empty
 strings as items of a response are 1.2 million errors, made in the event loop that all tenants share.
 
-Invariant: a body is valid, and has the values, as vLLM's own models say; the first error of a wrong one is theirs.
+Invariant: without these nulls a body is valid, and has the values, as vLLM's own models say; the first error of a wrong
+one is theirs.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -20,7 +23,9 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 
-from serve_app.engine.body_faults import Fault, FaultFinder, ending_at_an_error, validator_of
+from serve_app.engine.body_faults import Fault, FaultFinder, late_fault
+from serve_app.engine.body_schemas import as_bodies_are_read, validator_of
+from serve_app.engine.client_names import with_new_names
 from serve_app.types import Operation
 
 # vLLM's models of a score, by the field that only this form has. Of vLLM's union, an error would name the fields of
@@ -43,15 +48,15 @@ MODELS: dict[Operation, Any] = {
 }
 
 
-def _ending_at_an_error(model: Any) -> Any:
+def _validator(model: Any) -> Any:
     """pydantic's validator of a model, or of a union of models."""
     adapter: TypeAdapter[Any] = TypeAdapter(model)
-    return validator_of(adapter.validator, ending_at_an_error(adapter.core_schema))
+    return validator_of(adapter.validator, as_bodies_are_read(adapter.core_schema))
 
 
 # Made once: one that is freed while a validated body still has a lazy iterator of it panics in Rust.
-_VALIDATORS = {operation: _ending_at_an_error(model) for operation, model in MODELS.items()}
-_SCORE_VALIDATORS = {field: _ending_at_an_error(model) for field, model in SCORE_FORMS.items()}
+_VALIDATORS = {operation: _validator(model) for operation, model in MODELS.items()}
+_SCORE_VALIDATORS = {field: _validator(model) for field, model in SCORE_FORMS.items()}
 # Made at the start: 0.5 s, for which the first wrong request would stop the event loop.
 _finder = functools.cache(FaultFinder)
 _FINDERS = {operation: _finder(model) for operation, model in MODELS.items()}
@@ -69,7 +74,17 @@ def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = F
     """The first fault of a body that was refused, as `FaultFinder` finds it; None: vLLM's models have none. Raises what
     vLLM's own checks raise."""
     finder = _SCORE_FINDERS[_score_form(body)] if operation is Operation.SCORE else _FINDERS.get(operation)
-    return None if finder is None else finder.find(body, by_kind=by_kind)
+    if finder is None:
+        return None
+    if operation is Operation.CHAT and "messages" in body:
+        body = {**body, "messages": with_new_names(body["messages"])}
+    found = finder.find(body, by_kind=by_kind)
+    if found is not None:
+        return found
+    try:
+        return late_fault(validated(operation, copy.deepcopy(dict(body))))
+    except ValidationError:
+        return None  # of what the finder leaves out
 
 
 def _score_form(body: Mapping[str, Any]) -> str:

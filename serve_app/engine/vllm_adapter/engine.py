@@ -15,6 +15,7 @@ import functools
 import logging
 import pickle
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 from weakref import WeakValueDictionary
 
 import psutil
@@ -31,6 +32,7 @@ from vllm.v1.executor import Executor
 from serve_app.engine import environment
 from serve_app.engine.continuation import EarlierRuns, is_continued, not_continuable
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
+from serve_app.engine.engine_failure import how_ended
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
@@ -48,10 +50,10 @@ from serve_app.engine.vllm_adapter import (
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
-from serve_app.engine.vllm_adapter.private_names import missing
+from serve_app.engine.vllm_adapter.private_names import END_NAMES, missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.engine.vllm_adapter.render_turns import take_turns
-from serve_app.engine.vllm_adapter.rendered import take_rendered
+from serve_app.engine.vllm_adapter.rendered import name_what_is_refused, take_rendered
 from serve_app.errors import BadRequest, EngineFailed, EngineUnreachable, Unavailable
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo, EngineLoad, FirstTokenReport, Frame, Submit, Unsent
@@ -111,6 +113,7 @@ class VllmEngine:
         response_entries.install()
         cut_calls.install()
         take_turns(llm.renderer)
+        name_what_is_refused(llm.renderer)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)
@@ -188,7 +191,7 @@ class VllmEngine:
         except EngineFailed:  # as the recorder has seen it; no error of `LargeRequests`, though an `Unavailable`, too
             raise
         except EngineDeadError as error:
-            raise EngineFailed(f"the engine died: {error}") from error
+            raise self._died() from error
         except ValidationError as error:
             return serving.refusal(serving.validation_error(error, submit), submit)
         except (BadRequest, Unavailable) as error:  # ours, before vLLM has it: the engine lives
@@ -197,7 +200,7 @@ class VllmEngine:
             if recorder.failed is not None:
                 raise recorder.failed from error
             if not self.alive:
-                raise EngineFailed(f"the engine died: {error}") from error
+                raise self._died() from error
             return serving.refused(recorder, submit) or serving.refusal(serving.error_response(error, submit), submit)
         if isinstance(answer, ErrorResponse):
             return serving.refused(recorder, submit) or serving.refusal(answer, submit)
@@ -228,13 +231,19 @@ class VllmEngine:
             if self._probe is not None and answered:
                 self._probe.result()
         except EngineDeadError as error:
-            raise EngineFailed(f"the engine died: {error}") from error
+            raise self._died() from error
         if self._probe is None or answered:
             self._probe = asyncio.create_task(llm.is_paused())
         progress = () if answered else (self._stats.load.steps, self._cpu_time_s())
         stalled_s = self._stall.observe(answered, progress, self._clock())
         if stalled_s is not None:
             raise EngineFailed(f"the engine is frozen: no answer, no step and no CPU time for {stalled_s:.0f} s")
+
+    def _died(self) -> EngineFailed:
+        """The error of an engine whose EngineCore has ended."""
+        core: Any = self._running().engine_core
+        ends = {} if missing(END_NAMES) else core.resources.engine_manager.finished_procs()
+        return EngineFailed(f"the engine died: {how_ended(ends.values()) or 'EngineCore has ended'}")
 
     def _cpu_time_s(self) -> float:
         """CPU time of EngineCore and its workers: during a long prefill EngineCore answers no probe, but computes."""

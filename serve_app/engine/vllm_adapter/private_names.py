@@ -1,6 +1,7 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
-in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`).
+in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or how EngineCore has ended
+(`END_NAMES`: `engine`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -154,6 +155,12 @@ TOOL_NAMES = (
     PrivateName("vllm.parser.abstract_parser", "Parser", ("tool_parser",)),
     PrivateName(TOOL_PARSER, "ToolParser.get_remaining_unstreamed_args", ("self",)),
     PrivateName(TAG_REGISTRY, "_dump_tool_for_xgrammar", ("tool",)),
+)
+
+END_NAMES = (
+    PrivateName("vllm.v1.engine.core_client", "MPClient", ("resources",)),
+    PrivateName("vllm.v1.engine.core_client", "BackgroundResources", ("engine_manager",)),
+    PrivateName("vllm.v1.engine.utils", "CoreEngineProcManager.finished_procs"),
 )
 
 

@@ -29,7 +29,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from serve_app.engine.helper_process import frame, read_message
 from serve_app.engine.vllm_adapter import cut_calls, serving
 from serve_app.engine.vllm_adapter.render_turns import take_turns
-from serve_app.engine.vllm_adapter.rendered import Rendered, without_history
+from serve_app.engine.vllm_adapter.rendered import Rendered, name_what_is_refused, without_history
 from serve_app.errors import BadRequest
 from serve_app.transport import Submit
 from serve_app.types import Operation
@@ -65,6 +65,7 @@ class Reader:
         cut_calls.install()  # the grammar of tools is made here, too
         await init_render_app_state(self._setup.config, self._state, self._setup.frontend)
         take_turns(self._state.online_renderer.renderer)  # a text that is truncated is cut first
+        name_what_is_refused(self._state.online_renderer.renderer)
 
     def bound_memory(self) -> None:
         """Bound the memory of this process: an allocation above it fails, or ends the process."""

@@ -1,17 +1,23 @@
-"""A request that was validated and rendered in another process, and vLLM's renderer that takes it from there."""
+"""A request that was validated and rendered in another process, and vLLM's renderer that takes it from there; and the
+name of what it refuses: the words of a chat template's own refusal name no field."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
 from vllm.parser.utils import count_history_tool_calls
 from vllm.renderers.online_renderer import OnlineRenderer
+
+from serve_app.engine.client_names import MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,37 @@ def _taking(render: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         return found.result
 
     return take
+
+
+def name_what_is_refused(renderer: Any) -> None:
+    """Make refusals of messages by this renderer of vLLM, or by the model's chat template, name the messages where they
+    name nothing."""
+    render, render_async = renderer.render_messages, renderer.render_messages_async
+
+    @functools.wraps(render)
+    def rendered(*args: Any, **kwargs: Any) -> Any:
+        with _messages_named():
+            return render(*args, **kwargs)
+
+    @functools.wraps(render_async)
+    async def rendered_async(*args: Any, **kwargs: Any) -> Any:
+        with _messages_named():
+            return await render_async(*args, **kwargs)
+
+    renderer.render_messages, renderer.render_messages_async = rendered, rendered_async
+
+
+@contextlib.contextmanager
+def _messages_named() -> Iterator[None]:
+    try:
+        yield
+    except VLLMValidationError as error:
+        error.parameter = error.parameter or MESSAGES
+        raise
+    except ValidationError:
+        raise  # of an entry that is read only now, and has its path
+    except ValueError as error:  # a renderer that has no template
+        raise VLLMValidationError(str(error), parameter=MESSAGES) from error
 
 
 def without_history(rendered: Rendered) -> Rendered:

@@ -29,7 +29,7 @@ from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.core.schemas import SchemaBudget, TooManyParts, small_budget, with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
-from serve_app.engine.client_names import dotted, field_path, in_client_words
+from serve_app.engine.client_names import MESSAGES, field_path, grammar_field, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.trusted_models import trusted
@@ -45,9 +45,6 @@ from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
-
-# Fields that become a grammar; vLLM passes errors of the grammar's builder through unchanged.
-GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text")
 
 # How vLLM's streams say that the request failed: in place of the first event when nothing of the answer came before.
 ERROR_EVENT = 'data: {"error":'
@@ -240,11 +237,11 @@ def _not_stored(response: BaseModel) -> BaseModel:
 
 
 def _serving_object(state: State, operation: Operation) -> Any:
-    """vLLM's serving object of an operation; None: it has none. Raises ValueError: the model does not support it."""
+    """vLLM's serving object of an operation; None: it has none. Raises BadRequest: the model does not support it."""
     name, what = _SERVING_OBJECTS.get(operation, ("", ""))
     serving = getattr(state, name, None)
     if name and serving is None:
-        raise ValueError(f"this model does not support {what}")
+        raise BadRequest(f"this model does not support {what}", param="model")
     return serving
 
 
@@ -341,20 +338,15 @@ def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
     return Frame(submit.number, msgspec.json.encode(body), status, "json", events=1, usage=TokenUsage())
 
 
-def grammar_field(submit: Submit) -> str | None:
-    """The field of a request that becomes a grammar; None: there is none."""
-    return next((name for name in GRAMMAR_FIELDS if submit.body.get(name)), None)
-
-
 def refused(recorder: TokenRecorder, submit: Submit) -> Frame | None:
     """Our refusal of the request's grammar, in place of vLLM's error, with its field in `param`; None: the grammar was
     not refused."""
-    if recorder.refused is None and recorder.finish_reason == "error" and grammar_field(submit):
+    if recorder.refused is None and recorder.finish_reason == "error" and grammar_field(submit.body):
         recorder.refused = too_complex("its masks take more CPU than the tokens of the answer may")
     error = recorder.refused
     if error is None:
         return None
-    error.param = error.param or grammar_field(submit)
+    error.param = error.param or grammar_field(submit.body)
     return our_refusal(error, submit)
 
 
@@ -366,14 +358,14 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
         return create_error_response("JSON in a string of the request is nested too deep")
     response = create_error_response(error)
     # A value of a wrong type, at which checks before validation fail, or rendering, since a lenient model has taken it;
-    # a content part whose type such a model has dropped.
-    if isinstance(error, TypeError | LookupError | AttributeError) or response.error.param == "type":
+    # a content part whose type such a model has dropped; what a chat template could not render.
+    if isinstance(error, TypeError | LookupError | AttributeError) or response.error.param in ("type", MESSAGES):
         found = _fault(submit) or _fault(submit, by_kind=True)
         if found is not None:
             return found
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
         return response
-    field = grammar_field(submit)
+    field = grammar_field(submit.body)
     if field is None:
         logger.exception("request %s failed before its first output", submit.request_id, exc_info=error)
         return response
@@ -398,7 +390,9 @@ def _fault(submit: Submit, *, by_kind: bool = False) -> ErrorResponse | None:
         fault = fault_of(submit.operation, body, by_kind=by_kind)
     except VLLMError as error:
         return create_error_response(error)
-    return None if fault is None else _refusal_of(dotted(fault.path) or None, fault.message)
+    if fault is None:
+        return None
+    return _refusal_of(field_path(fault.path, submit.body, is_missing=fault.is_missing), fault.message)
 
 
 def _refusal_of(field: str | None, message: str) -> ErrorResponse:

@@ -158,6 +158,9 @@ def test_the_arguments_read_from_vllm_s_source_are_those_of_its_dataclass() -> N
     read_ = installed_arguments()
     assert read_ is not None
     assert set(read_.types) == {field.name for field in dataclasses.fields(arg_utils.AsyncEngineArgs)}
+    assert read_.quantizations == set(
+        pytest.importorskip("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
+    )
     assert read_.tool_parsers == set(pytest.importorskip("vllm.tool_parsers").ToolParserManager.list_registered())
     reasoning = pytest.importorskip("vllm.reasoning").ReasoningParserManager
     assert read_.reasoning_parsers == set(reasoning.list_registered())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.memory import Device, DrainRequest, EngineReport, Rank
-from serve_app.core.memory.crash_loops import FIRST_PAUSE_S, FREE, KEPT_S, MAX_PAUSE_S, CrashLoops
+from serve_app.core.memory.crash_loops import FIRST_PAUSE_S, FREE, KEPT_S, KILLED, MAX_PAUSE_S, CrashLoops
 from serve_app.core.quota import SILENT_S, Quota
 
 START_S = 10.0
@@ -86,6 +86,29 @@ def test_crashes_of_long_ago_do_not_count() -> None:
     assert loops.pause_s("other", float(FREE)) == 0.0
     assert loops.pause_s("m", FREE + KEPT_S) == 0.0
     assert loops.all(FREE + KEPT_S) == []
+
+
+def test_why_the_last_engine_of_a_model_has_died_is_kept_for_a_while() -> None:
+    model = Model()
+    model.start()
+    model.crash(1.0)
+    assert why(model) == [KILLED], "nobody could say why"
+    model.start()
+    model.told = replace(model.told, failed="out of memory")
+    model.crash(1.0)
+    assert why(model) == ["out of memory"], "that it is gone is no better cause"
+    assert why(model, later_s=KEPT_S) == []
+
+
+def test_an_engine_that_ends_as_it_was_told_has_not_failed() -> None:
+    model = Model()
+    model.start()
+    model.end()
+    assert why(model) == []
+
+
+def why(model: Model, later_s: float = 0.0) -> list[str]:
+    return [one.why for one in model.quota.grants.crash_loops.failures(model.now + later_s)]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=40))

@@ -38,6 +38,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [chat_tool(name="g", parameters={}), chat_tool()], "tool_choice": NAMED}, "tools.1.function.parameters"),
     ({"tools": [chat_tool(strict=True)]}, "tools.0.function.parameters"),
     ({"tools": [tool()], "tool_choice": "required"}, "tools.0.parameters"),
+    ({"tools": [{"function": chat_tool()["function"]}], "tool_choice": "required"}, "tools.0.function.parameters"),
+    ({"tools": [{**chat_tool(), "type": None}], "tool_choice": "required"}, "tools.0.function.parameters"),
     ({"tools": [tool()], "tool_choice": {"type": "function", "name": "f"}}, "tools.0.parameters"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [tool()]}], "tool_choice": "required"},
      "tools.0.tools.0.parameters"),
@@ -63,12 +65,19 @@ def test_a_schema_is_refused_wherever_an_answer_must_satisfy_it(body: dict[str, 
         ({"tools": [chat_tool(), chat_tool(name="g", parameters={})],
           "tool_choice": {"type": "function", "function": {"name": "g"}}}, True),
         ({"response_format": {"type": "json_object"}, "structured_outputs": None, "text": {}}, True),
-        ({"tools": "none", "response_format": 5, "structured_outputs": {"json": "{"}}, True),
+        ({"tools": "none", "response_format": 5, "structured_outputs": 5}, True),
     ],
 )  # fmt: skip
 def test_a_schema_that_no_answer_must_satisfy_passes(body: dict[str, Any], tool_strict: bool) -> None:
     made = with_enforced_schemas(body, tool_strict)
     assert list(made.get("tools", ()))[:1] == list(body.get("tools", ()))[:1]
+
+
+@pytest.mark.parametrize("given", [{"json": "{"}, {"choice": []}], ids=str)
+def test_what_a_grammar_cannot_be_made_of_is_refused_at_its_path(given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        with_enforced_schemas({"structured_outputs": given}, tool_strict=True)
+    assert caught.value.param == f"structured_outputs.{next(iter(given))}"
 
 
 @pytest.mark.parametrize("parameters", [{}, {"title": "FArgs"}, None])

@@ -60,6 +60,9 @@ def test_annotations_and_unknown_keywords_pass() -> None:
         ({"properties": {"n": {"const": 2**64}}}, "properties.n.const"),
         ({"additionalProperties": {"contains": {}}}, "additionalProperties.contains"),
         ({"prefixItems": [{}, {"pattern": "(?=a)"}]}, "prefixItems.1.pattern"),
+        ({"pattern": "a["}, "pattern"),
+        ({"pattern": "(a"}, "pattern"),
+        ({"pattern": "a)"}, "pattern"),
     ],
 )
 def test_a_refusal_names_the_path_that_the_client_sent(schema: dict[str, Any], param: str) -> None:
@@ -135,6 +138,13 @@ def test_schemas_of_one_of_must_exclude_each_other() -> None:
 )
 def test_the_arguments_of_a_tool_are_an_object(parameters: Any, made: dict[str, Any]) -> None:
     assert enforced(parameters, "tools.0.function.parameters", is_object=True) == made
+
+
+@pytest.mark.parametrize("parameters", [False, {"type": "object", "properties": {"a": False}, "required": ["a"]}])
+def test_a_tool_whose_arguments_can_have_no_value_is_refused_in_plain_words(parameters: Any) -> None:
+    with pytest.raises(BadRequest, match="no value satisfies") as caught:
+        enforced(parameters, "tools.0.function.parameters", is_object=True)
+    assert caught.value.param == "tools.0.function.parameters"
 
 
 @pytest.mark.parametrize("parameters", [{"type": "array"}, {"const": 5}, {"type": "integer", "title": "n"}])

@@ -1,7 +1,9 @@
-"""Why an engine did not start: the error that vLLM's own process logged, where, and what to do about it.
+"""Why an engine did not start, or died later: the error that vLLM's own process logged, where, and what to do about it.
 
 vLLM's EngineCore fails in a process of its own, and its client only says that it failed. The cause is in the file with
 this process's standard error, which EngineCore shares.
+
+Invariant: a cause is one line of at most `CAUSE_LENGTH` characters, and some words.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pydantic
@@ -18,6 +22,10 @@ from serve_app.errors import EngineFailed, ServeAppError
 TAIL_BYTES = 256 * 1024  # of the log: a traceback of each rank, and what was logged after them
 CAUSE_LENGTH = 400  # vLLM puts whole lists of tensors into some messages
 NO_CAUSE = "Engine core initialization failed"  # of vLLM's client
+# What EngineCore logs first when it ends later, with its error after it; and what it logs of a worker process before
+# that. Errors of requests, which it survives, stand in the same file.
+FATAL = "EngineCore encountered a fatal error"
+_WORKER_DIED = re.compile(r"\[\w+\.py:\d+\] (.+ died unexpectedly.*)")
 _ERROR = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)(?:: .+)?)$")
 
 # Part of the error, in lower case -> what helps; the first one that is there.
@@ -50,15 +58,45 @@ def start_failure(model: str, error: Exception, log: Path | None = None) -> Serv
     """
     if isinstance(error, ServeAppError):
         return error
-    if log is None:
-        with contextlib.suppress(OSError):
-            log = Path(os.readlink("/proc/self/fd/2"))
+    log = log or _own_log()
     said = f"{type(error).__name__}: {_first_line(error)}"
     if NO_CAUSE in said and log is not None:
         said = logged_cause(_tail(log)) or said
+    return EngineFailed(_told(f"{model} did not start: {said}", log))
+
+
+def death(error: ServeAppError, log: Path | None = None) -> str:
+    """Why an engine that had started has ended, as `start_failure` says it.
+
+    Args:
+        error: how its end was seen.
+        log: by default the file that has this process's standard error.
+    """
+    log = log or _own_log()
+    cause = "" if log is None else logged_death(_tail(log))
+    return _told(f"the engine died: {cause}" if cause else error.message, log)
+
+
+def how_ended(exit_codes: Iterable[int]) -> str:
+    """How processes of an engine were ended from outside; empty: they were not."""
+    signals = dict.fromkeys(signal.Signals(-code).name for code in exit_codes if code < 0)
+    if not signals:
+        return ""
+    why = ", which the kernel sends where memory is short" if signal.SIGKILL.name in signals else ""
+    return f"its process was ended by {' and '.join(signals)}{why}"
+
+
+def _told(said: str, log: Path | None) -> str:
+    """An end in one line: its cause, what helps, and the log."""
     said = said if len(said) <= CAUSE_LENGTH else f"{said[:CAUSE_LENGTH]} ..."
-    parts = [f"{model} did not start: {said}", remedy(said), f"log: {log}" if log is not None else ""]
-    return EngineFailed("; ".join(filter(None, parts)))
+    return "; ".join(filter(None, [said, remedy(said), "" if log is None else f"log: {log}"]))
+
+
+def _own_log() -> Path | None:
+    """The file that has this process's standard error."""
+    with contextlib.suppress(OSError):
+        return Path(os.readlink("/proc/self/fd/2"))
+    return None
 
 
 def _first_line(error: Exception) -> str:
@@ -73,6 +111,15 @@ def logged_cause(text: str) -> str:
     found = [match[1] for line in text.splitlines() if (match := _ERROR.search(line.rstrip()))]
     causes = [one for one in found if NO_CAUSE not in one and ": " in one]
     return causes[-1] if causes else ""
+
+
+def logged_death(text: str) -> str:
+    """What EngineCore has logged of its end; empty: nothing, it was killed."""
+    before, is_there, after = text.rpartition(FATAL)
+    workers = _WORKER_DIED.findall(before)
+    if workers:
+        return str(workers[-1])
+    return logged_cause(after) if is_there else ""
 
 
 def remedy(said: str) -> str:

@@ -1,4 +1,4 @@
-"""What a failed start is told as: the cause that vLLM's own process logged, what helps, and the log."""
+"""What a failed start and a later death are told as: the cause that vLLM's own process logged, what helps, the log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from serve_app.engine.start_failure import CAUSE_LENGTH, logged_cause, remedy, start_failure
-from serve_app.errors import ConfigError
+from serve_app.engine.engine_failure import CAUSE_LENGTH, death, how_ended, logged_cause, remedy, start_failure
+from serve_app.errors import ConfigError, EngineFailed
 
 FAILED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 LOG = """\
@@ -103,3 +103,47 @@ def test_a_cause_is_a_line_that_ends_a_traceback(line: str, cause: str) -> None:
 def test_what_helps_is_named_where_it_is_known(said: str, helps: str) -> None:
     assert remedy(said).startswith(helps) or helps in remedy(said)
     assert bool(remedy(said)) == bool(helps)
+
+
+SEEN = EngineFailed("the engine died: EngineCore has ended")
+REQUESTS = "ERROR 11-25 01:00:00 [serving.py:1] a request failed\nValueError: of one request: no\n"
+OUT_OF_MEMORY = """\
+(EngineCore pid=12) ERROR 11-25 01:27:57 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=12) ERROR 11-25 01:27:57 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=12) ERROR 11-25 01:27:57 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB.
+"""
+WORKER = """\
+(EngineCore pid=12) ERROR 11-25 01:27:56 [multiproc_executor.py:316] Worker proc VllmWorker-1 died unexpectedly \
+(exit code: -9), shutting down executor.
+(EngineCore pid=12) ERROR 11-25 01:27:57 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=12) RuntimeError: Executor failed: it is gone
+"""
+
+
+@pytest.mark.parametrize(
+    ("logged", "told"),
+    [
+        (
+            REQUESTS + OUT_OF_MEMORY,
+            "the engine died: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB.; lower kv_cache_gb, max_num_seqs"
+            " or max_model_len, or use more devices",
+        ),
+        (
+            REQUESTS + WORKER,
+            "the engine died: Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.",
+        ),
+        (REQUESTS, SEEN.message),
+    ],
+)
+def test_a_later_death_is_told_by_what_the_engine_logged_of_it_and_by_no_request_s_error(
+    logged: str, told: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(logged)
+    assert death(SEEN, log) == f"{told}; log: {log}"
+
+
+def test_a_signal_that_ended_an_engine_is_named() -> None:
+    assert how_ended([-9, -9, 0]) == "its process was ended by SIGKILL, which the kernel sends where memory is short"
+    assert how_ended([-15]) == "its process was ended by SIGTERM"
+    assert how_ended([1, 0]) == how_ended([]) == ""
