@@ -2,7 +2,8 @@
 
 Three parts:
 - operations: the pure ledger with 1,000 engines and 100,000 live leases, each operation timed by itself (reserve, grow,
-  end, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state.
+  end, heartbeat, and `expire` as the quota actor's tick calls it), in a steady state; and charges of a pool and their
+  return.
 - the actor: routers' messages through the real quota actor on a local Ray of its own; an event is what a message says
   of one engine's pool, a batch is a message. Every event changes what the router has, so that nothing is answered from
   memory: credit is returned and asked for again.
@@ -33,7 +34,7 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stats import quantile_us
 from benchmarks.openb import main as openb
-from serve_app.core.memory import Device, EngineReport, Hold, LeaseKind, Ledger, Rank
+from serve_app.core.memory import Device, EngineReport, Hold, Holder, LeaseKind, Ledger, Rank
 from serve_app.core.queue import QueuePolicy
 from serve_app.core.shared_queue import messages
 from serve_app.quota import quota_actor
@@ -57,7 +58,7 @@ QUICK_ACTOR_S = 5.0
 
 
 def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
-    """A ledger with everything in it; returns the ids of the routers' shares, too."""
+    """A ledger with everything in it; returns the ids of the sessions, too."""
     book = Ledger()
     for number in range(ENGINES):
         book.add_device(Device(f"node-{number // 8}", number % 8, DEVICE_BYTES))
@@ -69,23 +70,26 @@ def full_ledger(draw: random.Random) -> tuple[Ledger, list[str]]:
             [Hold(f"node-{number // 8}/{number % 8}", 70 * 10**9)],
         )
         book.commit(f"engine-{number}", POOL_TOKENS)
+        book.open_pool(f"engine-{number}", SLOTS)
     for router in range(ROUTERS):
         book.join(f"router-{router}", TTL_S, 0.0)
-    shares = []
+    sessions = []
     for number in range(LEASES - ENGINES):
-        share = f"share-{number}"
+        session = f"session-{number}"
         on = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
-        book.reserve(share, LeaseKind.SHARE, f"router-{number % ROUTERS}", [on])
-        shares.append(share)
-    return book, shares
+        book.reserve(session, LeaseKind.SESSION, f"router-{number % ROUTERS}", [on])
+        sessions.append(session)
+    return book, sessions
 
 
 def operations(count: int, seed: int) -> dict[str, Any]:
     """Times of the ledger's operations in microseconds, by operation, and operations per second of all together."""
     draw = random.Random(seed)
-    book, shares = full_ledger(draw)
-    ids = itertools.count(len(shares))
-    times: dict[str, list[int]] = {name: [] for name in ("reserve", "grow", "end", "heartbeat", "tick")}
+    book, sessions = full_ledger(draw)
+    ids = itertools.count(len(sessions))
+    holders = {f"router-{number}": Holder(f"router-{number}") for number in range(ROUTERS)}
+    names = ("reserve", "grow", "end", "heartbeat", "charge", "give_back", "tick")
+    times: dict[str, list[int]] = {name: [] for name in names}
     clock = time.perf_counter_ns
 
     def timed(name: str, act: Callable[[], Any]) -> None:
@@ -95,18 +99,22 @@ def operations(count: int, seed: int) -> dict[str, Any]:
 
     now = 0.0
     began = clock()
-    for step in range(count // 4):
+    for step in range(count // 6):
         now += 2e-4
-        victim = draw.randrange(len(shares))
-        share = f"share-{next(ids)}"
+        victim = draw.randrange(len(sessions))
+        session = f"session-{next(ids)}"
         owner = f"router-{step % ROUTERS}"
         hold = Hold(f"engine-{draw.randrange(ENGINES)}", draw.randint(1, 2_000))
-        timed("end", partial(book.end, shares[victim]))
-        timed("reserve", partial(book.reserve, share, LeaseKind.SHARE, owner, [hold]))
-        shares[victim] = share
-        timed("grow", partial(book.resize, share, [hold.amount + 64], growth=True))
+        timed("end", partial(book.end, sessions[victim]))
+        timed("reserve", partial(book.reserve, session, LeaseKind.SESSION, owner, [hold]))
+        sessions[victim] = session
+        timed("grow", partial(book.resize, session, [hold.amount + 64], growth=True))
+        pool = book.pool(hold.on)
+        assert pool is not None
+        timed("charge", partial(pool.charge, holders[owner], 1, 64))
+        timed("give_back", partial(pool.give_back, holders[owner], 1, 64))
         timed("heartbeat", partial(book.heartbeat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
-        if step % (TICK_OPERATIONS // 4) == 0:
+        if step % (TICK_OPERATIONS // 6) == 0:
             for one in list(book.lease_owners):  # nobody falls silent here
                 book.heartbeat(one, now)
             timed("tick", partial(book.expire, now))

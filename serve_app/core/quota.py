@@ -140,12 +140,12 @@ class Quota:
                 report, holds=holds, measured_bytes=(), loading=False, measures=True, failed="", start=None, drain=None
             )
             self.checkpoint.put((EntryKind.ENGINE, report.owner), lasting)
-            self._open_slots(report, now)
+            self._open_pool(report, now)
         return reply
 
-    def _open_slots(self, report: EngineReport, now: float) -> None:
+    def _open_pool(self, report: EngineReport, now: float) -> None:
         if report.slots and self.ledger.lease(report.owner).phase is Phase.COMMITTED:
-            self.ledger.open_slots(report.owner, report.slots)
+            self.ledger.open_pool(report.owner, report.slots)
             self.queue.sync_engines([report.owner], now)
 
     def drain(self, request: DrainRequest, now: float) -> None:
@@ -318,8 +318,7 @@ class Quota:
 
     def _collect_accounts(self) -> None:
         """Add accounts opened since the last call, those of sessions included, to the checkpoint."""
-        opened, self.queue.accounts.opened = self.queue.accounts.opened, set()
-        for router, pool in opened:
+        for router, pool in self.queue.accounts.take_opened():
             engine = self.sessions.by_lease[pool].engine if pool in self.sessions.by_lease else pool
             known = self.checkpoint.get((EntryKind.ROUTER, router))
             if isinstance(known, frozenset) and engine not in known:
@@ -336,7 +335,7 @@ class Quota:
                     case EngineReport():
                         self.grants.report(value, now, unreported=self._unreported)
                         self.ledger.join(name, LOADING_TTL_S, now)
-                        self._open_slots(value, now)
+                        self._open_pool(value, now)
                     case Reservation():
                         self.grants.reservations.restore(value, now, RECOVERY_S + RESERVATION_TTL_S)
                     case SessionEntry():

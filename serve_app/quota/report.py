@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session, slots_of
+from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session
 from serve_app.core.messages import message
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
@@ -31,16 +31,14 @@ def model_figures(core: Quota) -> dict[str, ModelFigures]:
     for model, state in core.queue.granting.models.items():
         is_contended = model in core.queue.actor_sessions.state.contended
         slots = busy = 0
-        for engine, one in state.engines.items():
-            pool = slots_of(engine)
-            if pool not in core.ledger or not state.is_open(engine):
+        for engine in state.engines:
+            pool = core.ledger.pool(engine)
+            if pool is None or not state.is_open(engine):
                 continue
-            limit = core.ledger.limit(pool)
-            booked = limit - core.ledger.free(pool)
-            slots += limit
-            busy += (
-                booked if is_contended else min(booked, max(one.granted_slots, core.queue.accounts.in_use(engine)[0]))
-            )
+            booked = pool.slots - pool.free_slots
+            slots += pool.slots
+            used = max(state.granted_slots(engine), core.queue.accounts.in_use(engine)[0])
+            busy += booked if is_contended else min(booked, used)
         waiting = [one.slots for one in state.admission.queue.class_queues]
         found[model] = ModelFigures(slots, busy, sum(waiting), waiting[RequestClass.LOW])
     return found
@@ -158,10 +156,8 @@ def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
 def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
     told = core.grants.last_report(lease.lease_id)
     model, measured, all_slots = (None, (), None) if told is None else (told.model, told.measured_bytes, told.slots)
-    pool = slots_of(lease.lease_id)
-    booked = core.ledger.limit(pool) - core.ledger.free(pool) if pool in core.ledger else 0
-    children = core.ledger.leases_on(lease.lease_id)
-    shares = {child.owner: child.amount for child in children if child.kind is LeaseKind.SHARE}
+    pool = core.ledger.pool(lease.lease_id)
+    accounts = {} if pool is None else {who.name: one.tokens for who, one in pool.accounts.items() if one.tokens}
     slots, used = core.queue.in_use(lease.lease_id)
     return {
         "replica": lease.lease_id,
@@ -171,12 +167,12 @@ def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
         "granted_bytes": lease.amount,
         "measured_bytes": sum(filter(None, measured)) if measured and None not in measured else None,
         "kv_tokens": lease.capacity,
-        "kv_tokens_routers": sum(shares.values()),
-        "kv_tokens_by_router": shares,
-        "kv_tokens_sessions": sum(child.amount for child in children if child.kind is LeaseKind.SESSION),
+        "kv_tokens_routers": sum(accounts.values()),
+        "kv_tokens_by_router": accounts,
+        "kv_tokens_sessions": sum(one.amount for one in core.ledger.leases_on(lease.lease_id)),
         "kv_tokens_used": used,
         "slots": all_slots,
-        "slots_booked": booked,
+        "slots_booked": 0 if pool is None else pool.slots - pool.free_slots,
         "slots_used": slots,
         "kv_tokens_free": core.ledger.free(lease.lease_id),
     }

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from serve_app.core import quota
-from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, slots_of
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank
 from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
@@ -228,7 +228,7 @@ class FakeQuota:
     # What the tests look at
 
     def held(self, router: str, engine: str = ENGINE) -> tuple[int, int]:
-        """Slots and tokens of a router's account in the ledger."""
+        """Slots and tokens of a router's account."""
         return self.core.queue.accounts.account(router, engine)
 
     def free(self, engine: str = ENGINE) -> tuple[int, int]:
@@ -237,7 +237,9 @@ class FakeQuota:
 
     def whole(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of an engine."""
-        return self.core.ledger.limit(slots_of(engine)), self.core.ledger.limit(engine)
+        pool = self.core.ledger.pool(engine)
+        assert pool is not None
+        return pool.slots, pool.space.limit
 
 
 class Caller:

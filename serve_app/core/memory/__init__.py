@@ -9,8 +9,9 @@ from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, Chec
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.drains import MOVE_S, Drain, DrainRequest
 from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
-from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase, slots_of
+from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
+from serve_app.core.memory.pools import UNBOUNDED, Account, Holder, Pool, TokenSpace
 from serve_app.core.memory.reports import (
     FENCE_S,
     LOADING_TTL_S,
@@ -47,6 +48,8 @@ __all__ = [
     "OWNER_TTL_S",
     "RESERVATION_TTL_S",
     "SESSIONS_OWNER",
+    "UNBOUNDED",
+    "Account",
     "BlockedEngine",
     "Checkpoint",
     "CheckpointChanges",
@@ -60,11 +63,13 @@ __all__ = [
     "EngineReport",
     "EntryKind",
     "Hold",
+    "Holder",
     "Lease",
     "LeaseKind",
     "Ledger",
     "NodeProcesses",
     "Phase",
+    "Pool",
     "Process",
     "Rank",
     "Relocation",
@@ -78,10 +83,10 @@ __all__ = [
     "StartReport",
     "StartsReply",
     "StartsRequest",
+    "TokenSpace",
     "bytes_for_tokens",
     "round_up_to_bucket",
     "session_name",
-    "slots_of",
     "tenant_session_id",
     "tokens_in_bytes",
 ]

@@ -68,7 +68,7 @@ class CrashLoops:
         over = len(crashes) - FREE
         if over <= 0:
             return 0.0
-        return max(0.0, crashes[-1] + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (over - 1)) - now)
+        return max(0.0, min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (over - 1)) - (now - crashes[-1]))
 
     def all(self, now: float) -> list[CrashLoop]:
         """The models whose engines have crashed more often than by chance."""

@@ -1,6 +1,6 @@
 """Devices, leases and their owners: the values that the ledger returns, and the nodes of its tree.
 
-Invariant: `held` of a node is the sum of its children's holds on it.
+Invariant: the held amount of a node's space is the sum of its children's holds on it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from serve_app.core.memory.pools import TokenSpace
 from serve_app.core.messages import message
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
@@ -20,8 +21,6 @@ class LeaseKind(enum.StrEnum):
     DEVICE = "device"  # not a lease: the root of a tree
     ENGINE = "engine"  # on devices, in bytes: weights and KV pool of one engine, a hold per rank
     RESERVATION = "berth"  # on a device, in bytes: for an engine that has not started (`core.memory.reservations`)
-    SLOTS = "slots"  # on an engine or a session, taking nothing of it; a pool of sequences in the batch
-    SHARE = "share"  # on an engine or a session, in KV tokens, or on slots: the account of one router
     SESSION = "session"  # on an engine, in KV tokens: what an agent's requests draw from
 
 
@@ -33,17 +32,10 @@ class Phase(enum.StrEnum):
     ENDING = "ending"  # its owner is gone or has left, its memory was not observed free
 
 
-def slots_of(engine: str) -> str:
-    """The name of the slot pool of an engine or a session."""
-    return f"{engine}/slots"
-
-
-PARENT_KINDS: dict[LeaseKind, tuple[LeaseKind, ...]] = {
-    LeaseKind.ENGINE: (LeaseKind.DEVICE,),
-    LeaseKind.RESERVATION: (LeaseKind.DEVICE,),
-    LeaseKind.SLOTS: (LeaseKind.ENGINE, LeaseKind.SESSION),
-    LeaseKind.SHARE: (LeaseKind.ENGINE, LeaseKind.SESSION, LeaseKind.SLOTS),  # a session is a pool of all routers, too
-    LeaseKind.SESSION: (LeaseKind.ENGINE,),
+PARENT_KINDS: dict[LeaseKind, LeaseKind] = {
+    LeaseKind.ENGINE: LeaseKind.DEVICE,
+    LeaseKind.RESERVATION: LeaseKind.DEVICE,
+    LeaseKind.SESSION: LeaseKind.ENGINE,
 }
 
 
@@ -91,7 +83,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A snapshot of a lease. `capacity`: KV tokens available to leases on it; `held`: those in use."""
+    """A snapshot of a lease. `capacity`: KV tokens for the leases and requests on it; `held`: those in use."""
 
     lease_id: str
     kind: LeaseKind
@@ -130,37 +122,35 @@ class Owner:
 
 @dataclass(slots=True, eq=False)
 class LedgerNode:
-    """A device, or a lease with its holds on other nodes. `limit`: the reservable part of its capacity; the rest is the
-    growth reserve."""
+    """A device, or a lease with its holds on other nodes. `space`: what the leases and requests on it use."""
 
     name: str
     kind: LeaseKind
     owner: str
     holds: list[tuple[LedgerNode, int]]
-    capacity: int
-    limit: int
+    space: TokenSpace
     phase: Phase = Phase.COMMITTED
-    held: int = 0
     children: dict[str, LedgerNode] = field(default_factory=dict)
-
-    def free(self, *, growth: bool) -> int:
-        """Free amount, with or without the growth reserve."""
-        return max(0, (self.capacity if growth else self.limit) - self.held)
 
     def check(self, amount: int, *, growth: bool) -> None:
         """Raises InsufficientMemory, with the figures."""
-        free = self.free(growth=growth)
+        free = self.space.free(growth=growth)
         if amount > free:
-            raise InsufficientMemory(f"{self.name}: {amount} asked, {free} of {self.capacity} free")
+            raise InsufficientMemory(f"{self.name}: {amount} asked, {free} of {self.space.capacity} free")
 
     def check_child(self, kind: LeaseKind) -> None:
-        """Raises LeaseConflict if the kind or phase of this node does not allow a lease of this kind on it."""
-        if self.kind not in PARENT_KINDS[kind]:
+        """Raises LeaseConflict if the kind of this node does not allow a lease of this kind on it, or its phase does
+        not."""
+        if self.kind is not PARENT_KINDS[kind]:
             raise LeaseConflict(f"a lease of a {kind} cannot lie on {self.name!r}")
+        self.check_runs()
+
+    def check_runs(self) -> None:
+        """Raises LeaseConflict if its phase does not allow anything on it."""
         if self.phase is not Phase.COMMITTED:
             raise LeaseConflict(f"nothing can lie on {self.name!r}: it is {self.phase}")
 
     def view(self) -> Lease:
         """A snapshot of the lease."""
         holds = tuple(Hold(node.name, amount) for node, amount in self.holds)
-        return Lease(self.name, self.kind, self.owner, self.phase, holds, self.capacity, self.held)
+        return Lease(self.name, self.kind, self.owner, self.phase, holds, self.space.capacity, self.space.used)

@@ -1,20 +1,22 @@
 """The ledger of GPU memory: a tree of leases.
 
-    device (bytes) <- engine (a hold per rank) <- share of a router (KV tokens)
-                                               <- session (KV tokens)           <- share of a router
-                                               <- slots (sequences)             <- share of a router
+    device (bytes) <- engine (a hold per rank) <- session (KV tokens)
                    <- reservation, of an engine that has not started
 
+A running engine and a session each have a pool (`core.memory.pools`): what requests use of their slots and KV tokens.
+
 Rules
-- Siblings are summed, children are never counted twice: a share of a session counts in the session, not in the engine.
+- Siblings are summed, children are never counted twice: what a request uses of a session counts in the session, not in
+  the engine.
 - A tenth of an engine's KV pool is reserved for growth: only calls with `growth=True` may use it.
 - A lease has one owner, and an owner sends heartbeats. When they stop, its leases end; those of engines stay on their
   devices as ENDING until the memory was observed free (`end`). A session or a reservation is its own owner: the
   requests and the controller that use it send its heartbeats.
-- A lease that ends also ends the leases on it.
+- A lease that ends also ends the leases on it, and its pool.
 - A method that raises has changed nothing.
 
-Invariant: the leases on a node never exceed its capacity, in any order of operations, ends and expiries.
+Invariant: the leases on a node and what its pool uses never exceed its capacity, in any order of operations, ends and
+expiries.
 
 Each method is O(1) in leases and owners, `leave` and `end` per lease that ends; `expire` looks at every owner. No
 clock: `now` is seconds of the host's one monotonic clock.
@@ -25,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from serve_app.core.memory.leases import Device, DeviceUse, Hold, Lease, LeaseKind, LedgerNode, Owner, Phase, slots_of
+from serve_app.core.memory.leases import Device, DeviceUse, Hold, Lease, LeaseKind, LedgerNode, Owner, Phase
+from serve_app.core.memory.pools import Pool, TokenSpace
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estimate
-POOLS = (LeaseKind.SHARE, LeaseKind.SESSION)  # leases whose amount is what leases on them may use
 
 
 class Ledger:
@@ -55,7 +57,7 @@ class Ledger:
         if device.key in self._leases or (known is not None and known[1].children):
             raise LeaseConflict(f"device {device.key} has other bytes than before, and is in use")
         size = device.capacity_bytes
-        self._devices[device.key] = (device, LedgerNode(device.key, LeaseKind.DEVICE, "", [], size, size))
+        self._devices[device.key] = (device, LedgerNode(device.key, LeaseKind.DEVICE, "", [], TokenSpace(size, size)))
 
     def remove_device(self, key: str) -> list[Lease]:
         """Remove a device, and end every engine with a rank on it; returns the leases that ended.
@@ -185,25 +187,30 @@ class Ledger:
         if kv_tokens < 0:
             raise ValueError(f"kv_tokens is {kv_tokens}")
         lease.phase = Phase.COMMITTED
-        lease.capacity = kv_tokens
-        lease.limit = kv_tokens - int(kv_tokens * self._growth_share)
+        lease.space.capacity = kv_tokens
+        lease.space.limit = kv_tokens - int(kv_tokens * self._growth_share)
         return lease.view()
 
-    def open_slots(self, engine: str, slots: int) -> None:
-        """Set the batch slots of a running engine, or of a session (by its lease): a pool that ends with it.
+    def open_pool(self, name: str, slots: int) -> None:
+        """Open the pool of a running engine, or of a session (by its lease), with these slots; it ends with its lease.
+        If it is open, set its slots.
 
         Raises:
             LeaseNotFound, LeaseConflict: there is no such engine or session, or the engine does not run.
             ValueError: negative slots.
         """
         if slots < 0:
-            raise ValueError(f"engine {engine!r}: slots is {slots}")
-        node, name = self._require_lease(engine), slots_of(engine)
-        pool = self._leases.get(name)
-        if pool is None:
-            node.check_child(LeaseKind.SLOTS)
-            pool = self._add(name, LeaseKind.SLOTS, node.owner, [(node, 0)])
-        pool.capacity = pool.limit = slots
+            raise ValueError(f"engine {name!r}: slots is {slots}")
+        node = self._require_lease(name)
+        node.check_runs()
+        if node.space.pool is None:
+            node.space.pool = Pool(name, node.space, slots)
+        node.space.pool.slots = slots
+
+    def pool(self, name: str) -> Pool | None:
+        """The pool of an engine or a session; None: there is none, or the engine does not run."""
+        lease = self._leases.get(name)
+        return None if lease is None else lease.space.pool
 
     def resize(self, lease_id: str, amounts: Sequence[int], *, growth: bool = False) -> None:
         """Set a lease's amounts, in the order of its holds, all of them or none.
@@ -222,13 +229,14 @@ class Ledger:
         for (node, before), amount in zip(lease.holds, amounts, strict=True):
             if amount > before:
                 node.check(amount - before, growth=growth)
-        if lease.kind is not LeaseKind.ENGINE and amounts[0] < lease.held:
-            raise InsufficientMemory(f"{lease_id}: {lease.held} of {lease.capacity} are in use, {amounts[0]} wanted")
+        space = lease.space
+        if lease.kind is not LeaseKind.ENGINE and amounts[0] < space.used:
+            raise InsufficientMemory(f"{lease_id}: {space.used} of {space.capacity} are in use, {amounts[0]} wanted")
         for (node, before), amount in zip(lease.holds, amounts, strict=True):
-            node.held += amount - before
+            node.space.hold(amount - before)
         lease.holds = [(node, amount) for (node, _), amount in zip(lease.holds, amounts, strict=True)]
-        if lease.kind in POOLS:
-            lease.capacity = lease.limit = amounts[0]
+        if lease.kind is LeaseKind.SESSION:
+            space.capacity = space.limit = amounts[0]
 
     def end(self, lease_id: str, *, memory_gone: bool = True) -> list[Lease]:
         """End a lease and all leases on it; returns them, children first.
@@ -245,11 +253,12 @@ class Ledger:
             ended.append(lease.view())
         if memory_gone or lease.kind is not LeaseKind.ENGINE:
             for node, amount in lease.holds:
-                node.held -= amount
+                node.space.hold(-amount)
                 del node.children[lease_id]
             del self._leases[lease_id]
         else:
-            lease.phase, lease.capacity, lease.limit = Phase.ENDING, 0, 0
+            lease.phase = Phase.ENDING
+            lease.space = TokenSpace()
         owner = self.lease_owners.get(lease.owner)
         if owner is not None:
             owner.leases.pop(lease_id, None)
@@ -302,19 +311,19 @@ class Ledger:
 
     def free(self, name: str, *, growth: bool = False) -> int:
         """Free amount of a device (bytes) or a lease (KV tokens). Raises LeaseNotFound."""
-        return self._node(name).free(growth=growth)
+        return self._node(name).space.free(growth=growth)
 
     def held(self, name: str) -> int:
-        """The amount leased on a device or a lease. Raises LeaseNotFound."""
-        return self._node(name).held
+        """The amount that leases and requests use of a device or a lease. Raises LeaseNotFound."""
+        return self._node(name).space.used
 
     def limit(self, name: str) -> int:
         """The amount that can be reserved on an empty device or lease. Raises LeaseNotFound."""
-        return self._node(name).limit
+        return self._node(name).space.limit
 
     def devices(self) -> list[DeviceUse]:
         """All devices with their leased bytes."""
-        return [DeviceUse(device, node.held) for device, node in self._devices.values()]
+        return [DeviceUse(device, node.space.held) for device, node in self._devices.values()]
 
     # Inside
 
@@ -330,9 +339,9 @@ class Ledger:
 
     def _add(self, name: str, kind: LeaseKind, owner: str, holds: list[tuple[LedgerNode, int]]) -> LedgerNode:
         phase = Phase.RESERVED if kind is LeaseKind.ENGINE else Phase.COMMITTED
-        capacity = holds[0][1] if kind in POOLS else 0
-        lease = self._leases[name] = LedgerNode(name, kind, owner, holds, capacity, capacity, phase)
+        tokens = holds[0][1] if kind is LeaseKind.SESSION else 0
+        lease = self._leases[name] = LedgerNode(name, kind, owner, holds, TokenSpace(tokens, tokens), phase)
         for node, amount in holds:
-            node.held += amount
+            node.space.hold(amount)
             node.children[name] = lease
         return lease

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
-from serve_app.core.memory.leases import Hold, LeaseKind, slots_of
+from serve_app.core.memory.leases import Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.messages import message
 from serve_app.errors import LeaseNotFound
@@ -183,7 +183,7 @@ class SessionLeases:
         hold = Hold(entry.engine, entry.request.tokens)
         # `growth`: its tokens were granted before, but running requests may have grown since
         self._ledger.reserve_alone(entry.lease, LeaseKind.SESSION, hold, entry.request.ttl_s, now, growth=True)
-        self._ledger.open_slots(entry.lease, 1)
+        self._ledger.open_pool(entry.lease, 1)
         self.by_lease[entry.lease] = entry
         self._by_engine.setdefault(entry.engine, {})[entry.lease] = None
         self._count(entry, 1)
@@ -275,7 +275,8 @@ class SessionLeases:
 
     def in_use(self, lease: str) -> bool:
         """Whether a request runs in a session."""
-        return self._ledger.held(lease) > 0 or self._ledger.held(slots_of(lease)) > 0
+        pool = self._ledger.pool(lease)
+        return pool is not None and pool.is_used
 
     def _mark_closed(self, entry: SessionEntry) -> None:
         del self.by_session_id[entry.request.session_id]

@@ -6,7 +6,7 @@ snapshots.
 Never: reads a clock; every event carries its time.
 """
 
-from serve_app.core.queue.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, Admission
+from serve_app.core.queue.admission import DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S, Admission, EventGrants
 from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import (
     Action,
@@ -49,6 +49,7 @@ __all__ = [
     "Backlog",
     "ClassBound",
     "Decision",
+    "EventGrants",
     "Grant",
     "Preempt",
     "QueuePolicy",

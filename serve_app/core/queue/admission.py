@@ -31,8 +31,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
+from serve_app.core.memory import Holder, Pool
 from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
@@ -46,15 +48,33 @@ DEFAULT_RETRY_AFTER_S = 5.0  # nothing measured yet: about one short answer of a
 MAX_RETRY_AFTER_S = 300.0  # further ahead the load will have changed
 
 
+@dataclass(slots=True)
+class EventGrants:
+    """How many requests the queues of all models may still grant in this event of the caller. A request that arrives or
+    ends in it allows one more."""
+
+    count: int
+
+
 class Admission:
     """The queue of one model and the requests that run on its replicas.
 
     Args:
-        session_tokens: as `Scheduler`; `on_replica` follows each change.
+        session_tokens: as `Scheduler`; `on_pool` follows each change.
+        event_grants: bounds the grants of an event, if much comes free at once; then `next_due` is now. None: no bound.
     """
 
-    def __init__(self, policy: QueuePolicy, session_tokens: Callable[[str], int] = lambda tenant: 0) -> None:
+    def __init__(
+        self,
+        policy: QueuePolicy,
+        session_tokens: Callable[[str], int] = lambda tenant: 0,
+        event_grants: EventGrants | None = None,
+    ) -> None:
+        self._event_grants = event_grants
         self.scheduler = Scheduler(policy, session_tokens)
+        self._holder = Holder("")  # of requests that belong to no router
+        self._has_more = False  # whether more requests may be granted than the last event has granted
+        self._unsettled: set[str] = set()  # replicas whose change has failed: the next one repeats it
         self.queue, self.capacity = self.scheduler.queue, self.scheduler.capacity
         self.forecast = WaitForecast(self.scheduler)
         self._replica_start = ReplicaStart()
@@ -62,8 +82,11 @@ class Admission:
         self._no_slots_since: float | None = -math.inf  # since when no replica has slots; None: some replica has slots
         self._refused = Counter[RefusalReason]()
 
-    def on_arrive(self, arrival: Arrival, now: float, waited_s: float = 0.0) -> list[Action]:
-        """A request arrives that has already waited `waited_s` in another queue.
+    def on_arrive(
+        self, arrival: Arrival, now: float, waited_s: float = 0.0, holder: Holder | None = None
+    ) -> list[Action]:
+        """A request arrives that has already waited `waited_s` in another queue. Its grant is charged to `holder`;
+        None: to this queue itself.
 
         Raises:
             ValueError: a request of this id waits or runs already; the state is unchanged.
@@ -77,10 +100,14 @@ class Admission:
         if self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
         arrived_s = self._now - waited_s
-        waiting = self.queue.add(arrival, arrived_s, self._now if arrival.has_begun else arrived_s)
+        self._allow_grant()
+        wait_from_s = self._now if arrival.has_begun else arrived_s
+        waiting = self.queue.add(arrival, arrived_s, wait_from_s, holder or self._holder)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
         actions += self._grant_waiting()
+        if self._has_more:
+            return actions  # it may be one of the next to be granted
         if request_id in self.queue.by_id:
             if self._no_slots_since is not None:
                 waiting.waits_for = WaitReason.NO_REPLICA
@@ -98,6 +125,12 @@ class Admission:
         elif self.queue.remove(request_id) is None:
             return actions
         return actions + self._grant_all()
+
+    def hand_over(self, request_id: str) -> None:
+        """Return what a granted request holds to its replica's pool, and grant it to nobody: the caller takes it now.
+        The request ends with `on_done`."""
+        run = self.scheduler.running[request_id]
+        self.capacity.empty(run.replica_id, request_id, run.holder)
 
     def on_progress(self, request_id: str, tokens: int, now: float, prompt_tokens: int | None = None) -> list[Action]:
         """A granted request has produced `tokens` more output tokens. An unknown id changes nothing.
@@ -127,36 +160,37 @@ class Admission:
         if request_id not in self.scheduler.running:
             return actions
         self.scheduler.done(request_id, prompt_tokens, output_tokens)
+        self._allow_grant()
         return actions + self._grant_all()
 
-    def on_replica(
-        self,
-        replica_id: str,
-        slots: int,
-        now: float,
-        kv_tokens: int | None = None,
-        used_elsewhere: tuple[int, int] = (0, 0),
-        session_kv: int = 0,
-    ) -> list[Action]:
-        """A replica has this size from now on, whatever runs on it; 0 slots: it drains.
+    def on_replica(self, replica_id: str, slots: int, now: float, kv_tokens: int | None = None) -> list[Action]:
+        """A replica of this queue alone has this size from now on, whatever runs on it; 0 slots: it drains.
 
         Args:
             kv_tokens: None: KV tokens are not bounded here.
-            used_elsewhere: slots and KV tokens of these in use outside this queue (router credit, sessions).
-            session_kv: those of them that sessions hold. A request that fits only after a session ends does not hold
-                back the replica; if it fits on no replica beside the sessions, later requests pass it.
 
         Raises:
             ValueError: negative slots or tokens; the state is unchanged.
         """
-        if slots < 0 or session_kv < 0 or (kv_tokens is not None and kv_tokens < 0):
-            raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}, session_kv {session_kv}")
-        refusals = self._expire_waits(now)  # by the capacity before the change
-        is_new = replica_id not in self.capacity.replicas
-        # Set before anything is granted on it.
-        self.capacity.set_replica(replica_id, slots, kv_tokens, used_elsewhere, session_kv)
-        self.scheduler.update_below_share(self.scheduler.shares)
-        return refusals + self._after_replica_change(is_new)
+        if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
+            raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}")
+        return self._change_replica(replica_id, partial(self.capacity.set_replica, replica_id, slots, kv_tokens), now)
+
+    def on_pool(self, replica_id: str, pool: Pool | None, now: float, session_kv: int = 0) -> list[Action]:
+        """A replica grants from this pool from now on, or the pool has another size.
+
+        Args:
+            pool: None: it drains, or nothing can be granted on it for another reason.
+            session_kv: KV tokens of the pool's space that sessions hold. A request that fits only after a session ends
+                does not hold back the replica; if it fits on no replica beside the sessions, later requests pass it.
+        """
+        if replica_id not in self._unsettled and self.capacity.is_as_known(replica_id, pool, session_kv):
+            return []
+        return self._change_replica(replica_id, partial(self.capacity.set_pool, replica_id, pool, session_kv), now)
+
+    def on_returned(self, now: float) -> list[Action]:
+        """Something was returned to a replica's pool, but not by a request of this queue."""
+        return self.on_tick(now) + self._grant_all()
 
     def on_kv_debt(self, replica_id: str, request_class: RequestClass | None, now: float) -> list[Action]:
         """A replica is in KV debt: running requests, of this class at most, need more KV tokens than were free.
@@ -192,7 +226,7 @@ class Admission:
     def on_tick(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over; the first step of every event."""
         actions = self._expire_waits(now)
-        if actions or self.scheduler.preemption.next_due() <= now:
+        if actions or self._has_more or self.scheduler.preemption.next_due() <= now:
             actions += self._grant_all()
         return actions
 
@@ -213,6 +247,8 @@ class Admission:
 
     def next_due(self) -> float | None:
         """The moment for the next `on_tick`; None while no request waits."""
+        if self._has_more:
+            return self._now
         oldest = self.queue.oldest()
         if not oldest:
             return None
@@ -293,16 +329,24 @@ class Admission:
         return self._grant_waiting() + self._stop_for_waiting()
 
     def _stop_for_waiting(self) -> list[Action]:
-        return [*self.scheduler.preemption.choose(self._now)] if self.queue.by_id else []
+        return [*self.scheduler.preemption.choose(self._now)] if self.queue.by_id and not self._has_more else []
+
+    def _allow_grant(self) -> None:
+        if self._event_grants is not None:
+            self._event_grants.count += 1
 
     def _grant_waiting(self) -> list[Action]:
+        """Grant requests that can run, in order, as far as the event may."""
         actions: list[Action] = []
-        if not self.queue.by_id:
-            return actions
-        while (taken := self.scheduler.grant_next(self._now)) is not None:
+        left = self._event_grants
+        self._has_more = left is not None and left.count <= 0 and bool(self.queue.by_id)
+        while self.queue.by_id and not self._has_more and (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             waited_s = self._now - waiting.arrived_s
             actions.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
+            if left is not None:
+                left.count -= 1
+                self._has_more = left.count <= 0 and bool(self.queue.by_id)
         return actions
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
@@ -333,6 +377,16 @@ class Admission:
     def _is_first(self, arrived: QueuedRequest) -> bool:
         """Whether an arrival is the only waiting request of its class and above."""
         return sum(one.size for one in self.queue.class_queues[arrived.arrival.request_class :]) == 1
+
+    def _change_replica(self, replica_id: str, change: Callable[[], None], now: float) -> list[Action]:
+        self._unsettled.add(replica_id)
+        refusals = self._expire_waits(now)  # by the capacity before the change
+        is_new = replica_id not in self.capacity.replicas
+        change()  # before anything is granted on it
+        self.scheduler.update_below_share(self.scheduler.shares)
+        actions = refusals + self._after_replica_change(is_new)
+        self._unsettled.discard(replica_id)
+        return actions
 
     def _after_replica_change(self, is_new: bool) -> list[Action]:
         had_slots = self._no_slots_since is None

@@ -1,8 +1,9 @@
-"""Which replica runs a request: slots and KV tokens of every replica, taken and given back.
+"""Which replica runs a request: the pools of all replicas (`core.memory.pools`), found by what is free in them.
 
-Invariant: a take never brings a replica above its slots or its KV tokens; every take is given back once, or removed
-with its replica. Only a replica that has shrunk can have more in use than its size; it takes no request until its use
-is below its size.
+A take charges the pool, and what others use of it (credit of routers, sessions) is seen here at once.
+
+Invariant: every take is given back once, or removed with its replica. Only a replica that has shrunk can have more in
+use than its size; it takes no request until its use is below its size.
 
 A request may be constrained to one replica, or excluded from some (`PlacementConstraint`). KV tokens that sessions hold
 on a replica come free only when the sessions end, so they do not count when the question is whether a request can ever
@@ -17,7 +18,9 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
+from serve_app.core.memory import UNBOUNDED, Holder, Pool, TokenSpace
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
@@ -30,26 +33,34 @@ IndexEntry = tuple[float, int, int, str]
 
 @dataclass(slots=True)
 class _ReplicaCapacity:
-    slots: int = 0
-    kv_tokens: float = math.inf
-    session_kv: int = 0  # of `kv_tokens`, held by sessions
-    used: int = 0
-    kv_used: int = 0
-    used_elsewhere: int = 0  # slots used outside this queue: router credit, sessions
-    kv_used_elsewhere: int = 0
+    pool: Pool
+    is_open: bool = False  # closed: it takes nothing, as if it had no slots
+    session_kv: int = 0  # KV tokens held by sessions
+    counted_size: _Size = (0, 0.0, 0.0)  # as it is in the totals
     counted_free: int = 0  # free slots that `Capacity.free` includes
     last_take: int = 0
     index_entry: IndexEntry | None = None  # its entry in the indices; None: nothing is free on it
     running: dict[str, tuple[int, int]] = field(default_factory=dict)  # slots and tokens by request id
 
     @property
+    def slots(self) -> int:
+        return self.pool.slots if self.is_open else 0
+
+    @property
+    def kv_tokens(self) -> float:
+        if not self.is_open:
+            return 0
+        limit = self.pool.space.limit
+        return math.inf if limit == UNBOUNDED else limit
+
+    @property
     def slots_left(self) -> int:
         """Free slots; negative: it has shrunk below its use."""
-        return self.slots - self.used - self.used_elsewhere
+        return self.slots - self.pool.used_slots
 
     @property
     def kv_left(self) -> float:
-        return self.kv_tokens - self.kv_used - self.kv_used_elsewhere
+        return self.kv_tokens - self.pool.space.used
 
     @property
     def free(self) -> int:
@@ -91,7 +102,7 @@ class Capacity:
         self.changes = 0  # version: rises when free capacity, KV debt or a replica's size changes
         self.changed: set[str] = set()  # replicas whose free capacity or size has changed; `.rooms` takes them out
         self.slots = 0  # of all replicas
-        self.used = 0
+        self.used = 0  # by the requests that run here
         self.free = 0  # not slots - used: the excess of a shrunken replica does not reduce the free slots of others
         self.kv_tokens = 0.0  # of all replicas; infinite if one is not bounded
         self.kv_used = 0
@@ -121,7 +132,7 @@ class Capacity:
         only, avoid = where
         if only is not None:
             return only not in avoid and only in self.replicas and self._is_large_enough(only, slots, tokens)
-        hidden = Counter(self.replicas[one].size for one in avoid if one in self.replicas)
+        hidden = Counter(self.replicas[one].counted_size for one in avoid if one in self.replicas)
         sizes = (size for size, replicas in self._sizes.items() if replicas > hidden[size])
         return any(size >= slots and kv_tokens >= tokens for size, _, kv_tokens in sizes)
 
@@ -148,7 +159,8 @@ class Capacity:
         slots, tokens, only = arrival.slots, arrival.cost, arrival.only_replica
         if only is not None:
             one = self.replicas.get(only)
-            return one is not None and one.slots > 0 and (one.slots < slots or one.kv_tokens < tokens)
+            size, kv_tokens, _ = (0, 0.0, 0.0) if one is None else one.counted_size
+            return size > 0 and (size < slots or kv_tokens < tokens)
         return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
 
     def fits(self, slots: int, tokens: int, where: PlacementConstraint | None) -> bool:
@@ -174,20 +186,42 @@ class Capacity:
         most = self._free_counts[-1] if self._free_counts else 0  # 0: nowhere are both free slots and free KV tokens
         return WaitReason.KV_TOKENS if self.free >= slots and (not most or most >= slots) else WaitReason.SLOTS
 
-    def set_replica(
-        self, replica_id: str, slots: int, kv_tokens: int | None, used_elsewhere: tuple[int, int], session_kv: int
-    ) -> None:
-        """Add a replica, or change its size, the slots and KV tokens used outside this queue (`used_elsewhere`) and the
-        KV tokens among these that sessions hold (`session_kv`). Running requests stay."""
-        replica = self.replicas.setdefault(replica_id, _ReplicaCapacity())
-        before = replica.size
-        replica.slots, replica.kv_tokens = slots, math.inf if kv_tokens is None else kv_tokens
-        replica.used_elsewhere, replica.kv_used_elsewhere = used_elsewhere
+    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None) -> None:
+        """Add a replica with a pool of this queue's own, or change its size. Running requests stay."""
+        replica = self.replicas.get(replica_id)
+        pool = Pool(replica_id, TokenSpace(), slots) if replica is None else replica.pool
+        pool.slots = slots
+        pool.space.pool = pool
+        pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
+        self.set_pool(replica_id, pool)
+
+    def set_pool(self, replica_id: str, pool: Pool | None, session_kv: int = 0) -> None:
+        """Add a replica with this pool, or follow its size. Running requests stay.
+
+        Args:
+            pool: None: it is closed.
+            session_kv: KV tokens that sessions hold on it.
+        """
+        replica = self.replicas.get(replica_id)
+        if replica is None:
+            empty = Pool(replica_id, TokenSpace(), 0)
+            replica = self.replicas[replica_id] = _ReplicaCapacity(pool or empty)
+        replica.is_open = pool is not None
+        if pool is not None and replica.pool is not pool:
+            replica.pool.on_change = None
+            replica.pool = pool
+        replica.pool.on_change = partial(self._index, replica_id, replica)
         replica.session_kv = session_kv
-        if replica.size != before:
-            self._count_size(before, -1)
-            self._count_size(replica.size, 1)
+        self._follow_size(replica)
         self._index(replica_id, replica)
+
+    def is_as_known(self, replica_id: str, pool: Pool | None, session_kv: int) -> bool:
+        """Whether `set_pool` would change nothing."""
+        replica = self.replicas.get(replica_id)
+        if replica is None or pool not in (None, replica.pool):
+            return False
+        is_same = replica.is_open is (pool is not None) and replica.session_kv == session_kv
+        return is_same and replica.counted_size == replica.size
 
     def drop_replica(self, replica_id: str) -> list[str]:
         """Remove a replica; returns the ids of the requests that ran on it."""
@@ -195,11 +229,12 @@ class Capacity:
         if replica is None:
             return []
         self._kv_debts.pop(replica_id, None)
-        self._count_size(replica.size, -1)
-        self.used -= replica.used
-        self.kv_used -= replica.kv_used
-        replica.slots = 0
+        replica.pool.on_change = None
+        replica.is_open = False
+        self._follow_size(replica)
         self._index(replica_id, replica)
+        for slots, tokens in replica.running.values():
+            self._add_use(-slots, -tokens)
         return list(replica.running)
 
     def set_kv_debt(self, replica_id: str, request_class: RequestClass | None) -> None:
@@ -237,16 +272,24 @@ class Capacity:
             raise ValueError(f"{arrival.request_id!r} cannot take {slots} slots and {tokens} tokens")
         replica = self.replicas[replica_id]
         self._take_count += 1
-        replica.last_take = self._take_count
+        replica.last_take = self._take_count  # first: the charge moves it in the indices
+        replica.pool.charge(waiting.holder, slots, tokens)
         replica.running[arrival.request_id] = (slots, tokens)
-        self._add_use(replica_id, replica, slots, tokens)
+        self._add_use(slots, tokens)
         return replica_id
 
-    def give_back(self, replica_id: str, request_id: str) -> None:
-        """Release the slots and KV tokens that a request has taken of a replica."""
+    def give_back(self, replica_id: str, request_id: str, holder: Holder) -> None:
+        """A request of this holder has ended: return the slots and KV tokens that it has taken of a replica."""
+        self.empty(replica_id, request_id, holder)
+        del self.replicas[replica_id].running[request_id]
+
+    def empty(self, replica_id: str, request_id: str, holder: Holder) -> None:
+        """Return the slots and KV tokens that a request has taken of a replica; it runs on with nothing."""
         replica = self.replicas[replica_id]
-        slots, tokens = replica.running.pop(request_id)
-        self._add_use(replica_id, replica, -slots, -tokens)
+        slots, tokens = replica.running[request_id]
+        replica.running[request_id] = (0, 0)
+        self._add_use(-slots, -tokens)
+        replica.pool.give_back(holder, slots, tokens)
 
     def hold_back(self, slots: int, tokens: int, where: PlacementConstraint | None) -> None:
         """Close the open replica that is nearest to having this much free, until `release_held_back`.
@@ -275,7 +318,7 @@ class Capacity:
             self._best_known = False
 
     def _is_large_enough(self, replica_id: str, slots: int, tokens: int) -> bool:
-        size, _, kv_tokens = self.replicas[replica_id].size
+        size, _, kv_tokens = self.replicas[replica_id].counted_size
         return size >= slots and kv_tokens >= tokens
 
     def _find(self, slots: int, tokens: int, where: PlacementConstraint | None) -> str | None:
@@ -316,13 +359,18 @@ class Capacity:
                 return entry
         return None
 
-    def _add_use(self, replica_id: str, replica: _ReplicaCapacity, slots: int, tokens: int) -> None:
-        """Count slots and KV tokens that are taken of a replica; negative: given back."""
-        replica.used += slots
-        replica.kv_used += tokens
+    def _add_use(self, slots: int, tokens: int) -> None:
+        """Count slots and KV tokens that are taken; negative: given back."""
         self.used += slots
         self.kv_used += tokens
-        self._index(replica_id, replica)
+
+    def _follow_size(self, replica: _ReplicaCapacity) -> None:
+        """Count a replica's present size in the totals."""
+        size = replica.size
+        if size != replica.counted_size:
+            self._count_size(replica.counted_size, -1)
+            self._count_size(size, 1)
+            replica.counted_size = size
 
     def _count_size(self, size: _Size, by: int) -> None:
         """Add (`by` 1) or remove (-1) a replica of this size in the totals; a replica without slots does not count."""

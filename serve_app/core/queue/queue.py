@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from serve_app.core.keyed_heap import KeyedHeap
+from serve_app.core.memory import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.events import Arrival
 from serve_app.core.queue.eviction import Excess
@@ -40,11 +41,11 @@ class RequestQueue:
         self._arrival_count = 0
         self.tokens = 0
 
-    def add(self, arrival: Arrival, arrived_s: float, wait_from_s: float) -> QueuedRequest:
+    def add(self, arrival: Arrival, arrived_s: float, wait_from_s: float, holder: Holder) -> QueuedRequest:
         """Add a request whose id does not wait yet to its tenant queue, ordered by age; its longest wait counts from
-        `wait_from_s`."""
+        `wait_from_s`, and its grant is charged to `holder`."""
         self._arrival_count += 1
-        waiting = QueuedRequest(arrival, arrived_s, self._arrival_count)
+        waiting = QueuedRequest(arrival, arrived_s, self._arrival_count, holder)
         self.by_id[arrival.request_id] = waiting
         self.set_wait_from(waiting, wait_from_s)
         self.class_queues[arrival.request_class].add(waiting)

@@ -122,7 +122,7 @@ class Scheduler:
     def end(self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
         """A running request has ended after these tokens; None: as many as it was charged so far."""
         run = self.running.pop(request_id)
-        self.capacity.give_back(run.replica_id, request_id)
+        self.capacity.give_back(run.replica_id, request_id, run.holder)
         if run.stopping_s is None:  # else it comes back: what drains is no faster
             self.drain_rate.on_released(run.arrival.slots)
         self._settle(run, prompt_tokens, output_tokens)
@@ -201,7 +201,7 @@ class Scheduler:
         self.queue.remove(arrival.request_id)
         replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
-        run = GrantedRequest(arrival, replica_id, class_queue, tenant_queue, prompt, now, was_due)
+        run = GrantedRequest(arrival, replica_id, waiting.holder, class_queue, tenant_queue, prompt, now, was_due)
         if not arrival.has_begun:
             run.unconfirmed = prompt
             tenant_queue.unconfirmed += INPUT_WEIGHT * prompt

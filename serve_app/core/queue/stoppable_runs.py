@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
+from serve_app.core.memory import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.events import Arrival
@@ -32,7 +33,7 @@ MAX_DUE_LOOKS = 1_024  # running requests looked at for when the next one may st
 
 @dataclass(slots=True, eq=False)
 class GrantedRequest:
-    """A granted request, and the tokens that its tenant was charged so far.
+    """A granted request, and the tokens that its tenant was charged so far. `holder`: has it in its account.
 
     `unconfirmed`: of these the input tokens by its estimate, until its engine has counted them. `was_due`: it was
     granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
@@ -40,6 +41,7 @@ class GrantedRequest:
 
     arrival: Arrival
     replica_id: str
+    holder: Holder
     class_queue: ClassQueue
     tenant_queue: TenantQueue
     charged_prompt: int

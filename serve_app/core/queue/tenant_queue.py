@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.core.keyed_heap import Key
+from serve_app.core.memory import Holder
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 
 # Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
@@ -26,11 +27,12 @@ QueueEntry = tuple[float, int, "QueuedRequest"]
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A waiting request. `order_key`, by which a tenant's requests are sorted, is when it first arrived, and
-    `arrival_number`; its longest wait counts from `wait_from_s`."""
+    `arrival_number`; its longest wait counts from `wait_from_s`. Its grant is charged to `holder`."""
 
     arrival: Arrival
     arrived_s: float
     arrival_number: int
+    holder: Holder
     # Of the arrival, computed once: they are read far more often than a request arrives.
     slots: int = field(init=False)
     cost: int = field(init=False)

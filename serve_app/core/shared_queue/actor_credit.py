@@ -1,45 +1,54 @@
-"""Routers' accounts in the ledger: the slots and KV tokens that each router may use of each engine.
+"""Routers' accounts in the pools of engines and sessions (`core.memory.pools`), and their credit.
 
 The actor knows only the sum of an account: what the router's requests hold plus its credit. An account grows before the
-router is informed, and shrinks when the router reports it.
+router is informed, and shrinks when the router reports it. A queue charges its grants by itself; all other changes are
+made here.
 
-Invariant: the ledger has each account in full; it ends with its router or its engine, and nothing of it remains.
+Invariant: an account ends with its router or its engine, and nothing of it remains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serve_app.core.memory import Hold, LeaseKind, Ledger, slots_of
+from serve_app.core.memory import Holder, Ledger, Pool
 from serve_app.core.shared_queue.messages import Amount, CreditRequest
+from serve_app.errors import LeaseNotFound
 
 CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, the rest is for the queue
 
 
 class ActorCredit:
-    """Accounts by router and engine. O(log n) each; `remove_router` and `remove_engine` per account that ends."""
+    """The accounts in the pools of engines and sessions. O(1) each; `remove_router` and `remove_engine` per account
+    that ends."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.by_router: dict[str, dict[str, tuple[int, int]]] = {}  # by router and engine
+        self.by_router: dict[str, Holder] = {}
+        self._opened: set[tuple[str, str]] = set()  # the holders add to it
         self._reported_in_use: dict[str, tuple[Amount, ...]] = {}  # by router: what requests hold of its accounts
         self._in_use: dict[str, tuple[int, int]] = {}  # slots and tokens, the sum of these by engine or session
-        self.opened: set[tuple[str, str]] = set()  # pairs of router and engine, or session, with a new account
-        self.freed: set[str] = set()  # engines and sessions with returned slots
-        self.overdrawn = 0  # counter: tokens of reported accounts that the ledger had granted to others
+        self.returned: dict[str, None] = {}  # engines and sessions to which something was returned, until taken out
+        self.overdrawn = 0  # counter: tokens of reported accounts that had been granted to others
+
+    def holder(self, router: str) -> Holder:
+        """The present accounts of a router."""
+        found = self.by_router.get(router)
+        if found is None:
+            found = self.by_router[router] = Holder(router, self._opened)
+        return found
 
     def account(self, router: str, engine: str) -> tuple[int, int]:
         """Slots and KV tokens of an account; zero if unknown."""
-        return self.by_router.get(router, {}).get(engine, (0, 0))
+        holder = self.by_router.get(router)
+        account = None if holder is None else holder.accounts.get(engine)
+        return (0, 0) if account is None else (account.slots, account.tokens)
 
-    def recount(self, routers: Iterable[str]) -> None:
-        """After an error: set the accounts from the ledger. O(routers x engines)."""
-        engines = [one.lease_id for kind in (LeaseKind.ENGINE, LeaseKind.SESSION) for one in self._ledger.leases(kind)]
-        for router in {*self.by_router, *routers}:
-            for engine in engines:
-                leases = (_lease_id(pool, router) for pool in (slots_of(engine), engine))
-                slots, tokens = (self._ledger.lease(one).amount if one in self._ledger else 0 for one in leases)
-                self._set_account(router, engine, slots, tokens)
+    def amounts(self, router: str) -> tuple[Amount, ...]:
+        """All accounts of a router. O(these)."""
+        holder = self.by_router.get(router)
+        accounts = {} if holder is None else holder.accounts
+        return tuple(Amount(name, one.slots, one.tokens) for name, one in accounts.items())
 
     def in_use(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold, by the last report of each router."""
@@ -57,20 +66,19 @@ class ActorCredit:
             self._reported_in_use[router] = amounts
 
     def unused_tokens(self, engine: str) -> int:
-        """KV tokens of an engine in accounts but not in use, by the routers' last reports. O(routers)."""
-        had = sum(accounts[engine][1] for accounts in self.by_router.values() if engine in accounts)
-        return max(0, had - self.in_use(engine)[1])
+        """KV tokens of an engine in accounts but not in use, by the routers' last reports."""
+        pool = self._ledger.pool(engine)
+        return 0 if pool is None else max(0, pool.used_tokens - self.in_use(engine)[1])
 
     def free(self, engine: str) -> tuple[int, int]:
         """Free slots and tokens; zero for an engine that does not run."""
-        if slots_of(engine) not in self._ledger:
-            return 0, 0
-        return self._ledger.free(slots_of(engine)), self._ledger.free(engine)
+        pool = self._ledger.pool(engine)
+        return (0, 0) if pool is None else (pool.free_slots, pool.space.free())
 
     def target_credit(self, engine: str, routers: int) -> tuple[int, int]:
-        """The credit per router on an engine while no request waits."""
-        parts = CREDIT_PARTS * max(1, routers)
-        return max(1, self._ledger.limit(slots_of(engine)) // parts), max(1, self._ledger.limit(engine) // parts)
+        """The credit per router on an engine while no request waits. Raises LeaseNotFound: it does not run."""
+        pool, parts = self._pool(engine), CREDIT_PARTS * max(1, routers)
+        return max(1, pool.slots // parts), max(1, pool.space.limit // parts)
 
     def grant_credit(self, router: str, event: CreditRequest, target: tuple[int, int]) -> tuple[int, int]:
         """Raise a router's credit to `target`, by half of what is free at most; returns the increase."""
@@ -85,78 +93,66 @@ class ActorCredit:
 
         Raises:
             InsufficientMemory: less is free.
-            LeaseNotFound, LeaseConflict: the engine does not run, or the router has not joined.
+            LeaseNotFound: the engine does not run.
         """
-        had_slots, had_tokens = self.account(router, engine)
-        self._resize(router, engine, had_slots + slots, had_tokens + tokens, growth=growth)
+        self._pool(engine).charge(self.holder(router), slots, tokens, growth=growth)
 
     def give_back(self, router: str, engine: str, slots: int, tokens: int) -> None:
-        """Decrease an account, to zero at least: its engine may have ended, and the account with it."""
-        had_slots, had_tokens = self.account(router, engine)
-        self._resize(router, engine, max(0, had_slots - slots), max(0, had_tokens - tokens))
-        if min(slots, had_slots):
-            self.freed.add(engine)
+        """Decrease an account, to zero at least; an unknown one changes nothing."""
+        holder = self.by_router.get(router)
+        account = None if holder is None else holder.accounts.get(engine)
+        if holder is not None and account is not None and any(account.pool.give_back(holder, slots, tokens)):
+            self.returned[engine] = None
 
-    def book(self, router: str, engine: str, slots: int, tokens: int) -> tuple[int, int]:
-        """Set an account to what the router reports, as far as that is free; returns the booked amounts."""
-        self.give_back(router, engine, *self.account(router, engine))
-        if slots_of(engine) not in self._ledger:
-            self.overdrawn += tokens
-            return 0, 0
-        some_slots = min(slots, self._ledger.free(slots_of(engine)))
-        some_tokens = min(tokens, self._ledger.free(engine, growth=True))
-        self.overdrawn += tokens - some_tokens
-        self.charge(router, engine, some_slots, some_tokens, growth=True)
-        return some_slots, some_tokens
+    def close(self, router: str) -> None:
+        """A router's incarnation has ended: its accounts stay as they are until it reports them or is removed."""
+        if router in self.by_router:
+            self.by_router[router].is_final = True
 
-    def remove_router(self, router: str) -> list[str]:
-        """Remove a router; returns the engines on which it had an account."""
-        engines = list(self.by_router.get(router, ()))
-        for engine in engines:
-            self._resize(router, engine, 0, 0)
+    def book(self, router: str, amounts: Iterable[Amount]) -> list[Amount]:
+        """Set all accounts of a router to what it reports, as far as that is free; returns what is not.
+        O(its accounts)."""
+        self._release(router)
+        short = []
+        for engine, slots, tokens in amounts:
+            pool = self._ledger.pool(engine)
+            some_slots, some_tokens = 0, 0
+            if pool is not None:
+                some_slots, some_tokens = min(slots, pool.free_slots), min(tokens, pool.space.free(growth=True))
+                pool.charge(self.holder(router), some_slots, some_tokens, growth=True)
+            self.overdrawn += tokens - some_tokens
+            if (some_slots, some_tokens) != (slots, tokens):
+                short.append(Amount(engine, slots - some_slots, tokens - some_tokens))
+        return short
+
+    def remove_router(self, router: str) -> None:
+        """Give back all accounts of a router. O(these)."""
+        self._release(router)
         self.report_in_use(router, ())
-        return engines
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
-        """Remove an engine whose leases have ended; returns each router's account there."""
-        had = {router: accounts[engine] for router, accounts in self.by_router.items() if engine in accounts}
-        for router in had:
-            self._set_account(router, engine, 0, 0)
-        return had
+        """Remove the accounts of an engine or session that has ended; returns them by router. O(routers)."""
+        there = {router: one for router, one in self.by_router.items() if engine in one.accounts}
+        return {router: one.leave(engine) for router, one in there.items()}
 
-    def _resize(self, router: str, engine: str, slots: int, tokens: int, *, growth: bool = False) -> None:
-        """Set an account and its leases; an error changes nothing."""
-        had_slots, had_tokens = self.account(router, engine)
-        self._resize_lease(slots_of(engine), router, had_slots, slots)
-        try:
-            self._resize_lease(engine, router, had_tokens, tokens, growth=growth)
-        except BaseException:
-            self._resize_lease(slots_of(engine), router, slots, had_slots)
-            raise
-        self._set_account(router, engine, slots, tokens)
+    def take_opened(self) -> list[tuple[str, str]]:
+        """Pairs of router and engine, or session, with a new account since the last call."""
+        found = list(self._opened)
+        self._opened.clear()
+        return found
 
-    def _set_account(self, router: str, engine: str, slots: int, tokens: int) -> None:
-        if slots or tokens:
-            accounts = self.by_router.setdefault(router, {})
-            if engine not in accounts:
-                self.opened.add((router, engine))
-            accounts[engine] = (slots, tokens)
-        elif engine in self.by_router.get(router, {}):
-            del self.by_router[router][engine]
-            if not self.by_router[router]:
-                del self.by_router[router]
+    def take_returned(self) -> dict[str, None]:
+        """Engines and sessions to which something was returned since the last call."""
+        found, self.returned = self.returned, {}
+        return found
 
-    def _resize_lease(self, pool: str, router: str, before: int, after: int, *, growth: bool = False) -> None:
-        lease = _lease_id(pool, router)
-        if before == after or (after < before and lease not in self._ledger):  # expired with its router
-            return
-        if not after:
-            self._ledger.end(lease)
-        elif before:
-            self._ledger.resize(lease, [after], growth=growth)
-        else:
-            self._ledger.reserve(lease, LeaseKind.SHARE, router, [Hold(pool, after)], growth=growth)
+    def _release(self, router: str) -> None:
+        holder = self.by_router.pop(router, None)
+        if holder is not None:
+            self.returned.update(dict.fromkeys(holder.release()))
 
-
-def _lease_id(pool: str, router: str) -> str:
-    return f"{pool}@{router}"
+    def _pool(self, engine: str) -> Pool:
+        pool = self._ledger.pool(engine)
+        if pool is None:
+            raise LeaseNotFound(f"engine {engine!r} does not run")
+        return pool

@@ -9,7 +9,7 @@ Rules
 - While a running request has KV debt, no router keeps credit on its engine (`core.shared_queue.kv_debt`). On one that
   drains there is neither credit nor a grant.
 - All routers receive opened and ended sessions (`core.shared_queue.session_admission`) in their ordered action streams.
-- At every heartbeat a router's reported accounts are compared with the ledger, except engines with an action in
+- At every heartbeat a router's reported accounts are compared with those here, except engines with an action in
   transit. A difference ends the router's session, as does an error in its event (`applied_events`); one that concerns
   all ends all. The router begins a new incarnation.
 - A router that is gone loses its waiting requests and its accounts. One that acknowledges nothing for a second is
@@ -36,7 +36,6 @@ from serve_app.core.memory import (
     Session,
     SessionLeases,
     SessionRequest,
-    slots_of,
 )
 from serve_app.core.queue import Arrival, Grant, Refuse
 from serve_app.core.shared_queue import messages
@@ -71,7 +70,7 @@ class ActorQueue:
         limits: Callable[[ActorSessions, StepScope], ActorLimits],
     ) -> None:
         self.actor_sessions = ActorSessions(epoch)
-        self.scope = StepScope(self._recount, lambda: agree(self.granting.requests))
+        self.scope = StepScope(lambda: agree(self.granting.requests))
         self.limits = limits(self.actor_sessions, self.scope)
         self.store: messages.StoreAddress | None = None  # as the last router said
         self._sessions, self._engines = sessions, engines
@@ -105,8 +104,7 @@ class ActorQueue:
             self._after_event(now, {event.model for event in events if isinstance(event, messages.Arrive)})
             booked = None
             if any(isinstance(event, messages.AccountReport) for event in events):
-                accounts = self.accounts.by_router.get(message.router, {})
-                booked = tuple(Amount(engine, *had) for engine, had in accounts.items())
+                booked = self.accounts.amounts(message.router)
             if message.router not in self.actor_sessions.sessions:  # it has ended, and with it what it was granted
                 return self.actor_sessions.stale_reply(message)
             return self.actor_sessions.reply(session, booked)
@@ -144,7 +142,7 @@ class ActorQueue:
         with self._reset_on_error(now):
             for engine in engines:
                 self._end_sessions(sorted(self.granting.unreconciled_routers(engine)), now)
-                self.granting.sync_each([engine], now)
+                self.granting.changed[engine] = None
             self._after_event(now)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
@@ -160,15 +158,16 @@ class ActorQueue:
         if self.session_admission.withdraw(session_id, now) is None:
             one = self._sessions.by_session_id.get(session_id)
             self._sessions.close(session_id, self.closed_engines)
-            self.granting.sync("" if one is None else one.engine, now)
+            if one is not None:
+                self.accounts.returned[one.engine] = None
         with self._reset_on_error(now):
             self._after_event(now)
 
     def session_ended(self, lease: str, engine: str, now: float) -> None:
         """The ledger has ended the lease of a session that has no running request."""
         self._sessions.forget(lease)
+        self.accounts.returned[engine] = None
         with self._reset_on_error(now):
-            self.granting.sync(engine, now)
             self._after_event(now)
 
     def on_tick(self, now: float) -> None:
@@ -195,11 +194,11 @@ class ActorQueue:
 
     @contextlib.contextmanager
     def _reset_on_error(self, now: float) -> Iterator[None]:
-        """After an error, reset accounts to the ledger and have every router report its full state again."""
+        """After an error, forget all requests and have every router report its full state again."""
+        self.scope.begin_event()
         try:
             yield
         except Exception:
-            self._recount()
             self.actor_sessions.end_all()
             self.postponed = PostponedRequests()
             self.postponed.gather(self.granting.models, now)
@@ -210,9 +209,6 @@ class ActorQueue:
             self.applied.unsure.clear()
             raise
 
-    def _recount(self) -> None:
-        self.accounts.recount(self.actor_sessions.sessions)
-
     def _compare(self, router: str, accounts: tuple[Amount, ...], last_action: int) -> None:
         """Compare a router's report with its accounts, except engines with actions it has not received."""
         sending = self.actor_sessions.sessions[router].sending
@@ -221,11 +217,12 @@ class ActorQueue:
         names = ("lease", "engine", "replica_id")
         unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
-        has = self.accounts.by_router.get(router, {})
-        for engine in (goes_by.keys() | has.keys()) - unheard:
-            mine, its = has.get(engine, (0, 0)), goes_by.get(engine, (0, 0))
+        known = {engine for engine, _, _ in self.accounts.amounts(router)}
+        unheard |= set(self.granting.requests.grants_to_retry.values())  # of these it does not hear
+        for engine in (goes_by.keys() | known) - unheard:
+            mine, its = self.accounts.account(router, engine), goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
-            if mine != its and settled and slots_of(engine) in self._ledger:
+            if mine != its and settled and self._ledger.pool(engine) is not None:
                 self.applied.unsure.add(router)
                 self.scope.notes.append(f"router {router} reports {its} of {engine}, not {mine}; its session ends")
 
@@ -238,6 +235,7 @@ class ActorQueue:
 
     def _apply_event(self, router: str, event: RouterEvent, now: float) -> None:
         granting = self.granting
+        granting.follow(now)  # what the events before it have returned
         match event:
             case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
@@ -249,7 +247,6 @@ class ActorQueue:
                 granting.requests.cancel(ticket, now)
             case messages.GiveBack(engine, slots, tokens):
                 self.accounts.give_back(router, engine, slots, tokens)
-                granting.sync(engine, now)
             case messages.TokenProgress(ticket, output_tokens, prompt_tokens):
                 granting.requests.progress(ticket, output_tokens, prompt_tokens, now)
             case messages.CreditUsage():
@@ -259,11 +256,11 @@ class ActorQueue:
                 self._compare(router, accounts, heard)
             case messages.CancelKvTokenRequest(request_id, engine):
                 granting.kv_debt.end_unticketed(engine, router, request_id)
-                granting.sync(engine, now)
+                granting.changed[engine] = None
             case messages.StatusRequest(ticket):
                 granting.requests.report_status(router, ticket, now)
             case messages.KvTokenRequest():
-                granting.request_kv_tokens(router, event, now)
+                granting.request_kv_tokens(router, event)
             case messages.EngineReachability(model, engine, usable):
                 granting.set_reachability(router, model, engine, usable, now)
             case messages.EngineDropped(engine):
@@ -283,7 +280,7 @@ class ActorQueue:
 
     def _grant_credit(self, router: str, event: RouterEvent, now: float) -> None:
         if isinstance(event, messages.CreditRequest):
-            self.granting.grant_credit(router, event, self.actor_sessions.state.contended, now)
+            self.granting.grant_credit(router, event, self.actor_sessions.state.contended)
 
     def _end_unsure_sessions(self, now: float) -> None:
         if self.applied.unsure:
@@ -315,8 +312,7 @@ class ActorQueue:
         for router in routers:
             self.limits.end_session(router, now)
             self.postponed.forget_router(router)
-        for engine in self.granting.kv_debt.forget_routers(routers):
-            self.granting.sync(engine, now)
+        self.granting.changed.update(dict.fromkeys(self.granting.kv_debt.forget_routers(routers)))
         self.granting.requests.forget_routers(routers)
 
     def _end_sessions(self, routers: Sequence[str], now: float) -> None:
@@ -327,18 +323,8 @@ class ActorQueue:
 
     def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
         """A router begins an incarnation: book the accounts it reports, as far as capacity is free."""
-        said = {engine for engine, _, _ in holds}
-        for engine, held in list(self.accounts.by_router.get(router, {}).items()):
-            if engine not in said:
-                self.accounts.give_back(router, engine, *held)
-                self.granting.sync(engine, now)
-        short = []
-        for engine, slots, tokens in holds:
-            some_slots, some_tokens = self.accounts.book(router, engine, slots, tokens)
-            if (some_slots, some_tokens) != (slots, tokens):
-                short.append(Amount(engine, slots - some_slots, tokens - some_tokens))
-            self.granting.sync(engine, now)
-        self.granting.reconcile(router, now)
+        short = self.accounts.book(router, holds)
+        self.granting.reconcile(router)
         opened = tuple(self._sessions.by_session_id.values())
         self.actor_sessions.send(router, messages.Booked(tuple(short), opened))
 
@@ -354,25 +340,30 @@ class ActorQueue:
         """What follows from an event, in steps that fail one by one; `arrived`: models with new requests."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("the limits", partial(self.limits.after_event, now)),
-            ("closed and draining engines", partial(self._follow_engines, now)),
+            ("closed and draining engines", self._follow_engines),
             ("recovery", partial(self._follow_recovery, now)),
             ("the requests to move", partial(self.granting.retry_grants, now)),
             ("requests of sessions", partial(self.granting.requests.grant_freed_sessions, now)),
-            ("closed sessions", lambda: self.granting.sync_each(self._sessions.end_unused(self.closed_engines), now)),
+            ("closed sessions", self._end_closed_sessions),
             ("openings of sessions", partial(self.session_admission.settle, now)),
             ("news of sessions", self._send_session_news),
             ("KV debt", partial(self.granting.reclaim, now)),
             ("the state for the routers", partial(self.published.update, self.granting, now)),
             ("the figures for the routers", partial(self.published.update_figures, self.granting, arrived, now)),
         )
+        self.granting.follow(now)
         for what, act in steps:
             self.scope.run("after an event", what, act)
+            self.granting.follow(now)
 
-    def _follow_engines(self, now: float) -> None:
+    def _follow_engines(self) -> None:
         if self.closed_engines != self.granting.requests.closed_engines:
-            self.granting.set_closed_engines(self.closed_engines, now)
+            self.granting.set_closed_engines(self.closed_engines)
         if self.draining_engines != self.granting.draining_engines:
-            self.granting.set_draining_engines(self.draining_engines, now)
+            self.granting.set_draining_engines(self.draining_engines)
+
+    def _end_closed_sessions(self) -> None:
+        self.accounts.returned.update(dict.fromkeys(self._sessions.end_unused(self.closed_engines)))
 
     def _follow_recovery(self, now: float) -> None:
         state = self.actor_sessions.state

@@ -1,7 +1,7 @@
-"""Grants of the queues of all models: binds `Admission` to the free capacity in the ledger.
+"""Grants of the queues of all models: binds `Admission` to the pools of the engines (`core.memory.pools`).
 
 Rules
-- A queue may grant the slots and KV tokens of its engines that are free in the ledger.
+- A queue grants from the pools of its engines, and charges them.
 - An engine is in a queue while some router of the model reports that it can reach it.
 - While no request waits, half of an engine is divided among the routers as credit; the rest is for requests at the
   actor.
@@ -10,25 +10,25 @@ Rules
 - An engine that was declared gone and returns is used again once every router with an account there has reported what
   runs there. The same holds for a closed engine (holdings unknown since the actor's crash).
 
-Invariant: what a queue may grant on an engine is free there in the ledger.
+Invariant: at the end of an event each queue has been served with all that was returned to the pools.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
-from serve_app.core.memory import EngineGrants, Ledger, SessionLeases, slots_of
+from serve_app.core.memory import EngineGrants, Ledger, Pool, SessionLeases
 from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.core.shared_queue.messages import ActorAction, CreditRequest, KvTokenRequest
-from serve_app.core.shared_queue.model_state import Capacity, EngineState, ModelState
+from serve_app.core.shared_queue.model_state import EngineState, ModelState
 from serve_app.core.shared_queue.requests import ActorRequests
 from serve_app.core.shared_queue.scope import StepScope
-from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.errors import InsufficientMemory, LeaseNotFound
 from serve_app.types import RequestClass
 
 
@@ -56,16 +56,17 @@ class Granting:
         self._ledger, self._sessions, self._send, self.accounts = ledger, sessions, send, accounts
         self._engines, self._scope = engines, scope
         self.kv_debt = KvDebt()
-        self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, self.sync, scope)
+        self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, scope)
         self.models = self.requests.models
         self.state_of_engine: dict[str, ModelState] = {}  # by engine, as routers report
         self.draining_engines: frozenset[str] = frozenset()
+        self.changed: dict[str, None] = {}  # engines that the next `follow` looks at
 
-    def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str], now: float) -> None:
+    def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str]) -> None:
         """Answer a router's request for more credit; none is granted on contended engines and models."""
         engine, model_state = event.engine, self.state_of_engine.get(event.engine)
         known = model_state is not None and router in model_state.engines[engine].reachable_from
-        if model_state is None or not known or slots_of(engine) not in self._ledger:
+        if model_state is None or not known or self._ledger.pool(engine) is None:
             self._send(router, messages.CreditGrant(engine, 0, 0, 0, 0))
             return
         target, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
@@ -78,12 +79,11 @@ class Granting:
             and model_state.is_open(engine)
         ):
             more = self.accounts.grant_credit(router, event, target)
-            self.sync(engine, now)
         self._send(router, messages.CreditGrant(engine, *more, *target))
 
-    def request_kv_tokens(self, router: str, event: KvTokenRequest, now: float) -> None:
-        """A running request exceeds its estimate: grant tokens of its session, record the rest as KV debt and pay it
-        from free capacity."""
+    def request_kv_tokens(self, router: str, event: KvTokenRequest) -> None:
+        """A running request exceeds its estimate: grant tokens of its session, and record the rest as KV debt, which
+        is paid from free capacity."""
         request, tokens = self.requests.live(event.ticket), event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
@@ -103,12 +103,12 @@ class Granting:
             self.kv_debt.add(event.engine, owed, tokens)
             if request is not None:
                 request.owed = owed
-        self.sync(event.engine, now)
+        self.changed[event.engine] = None
 
     def _pay_debt(self, engine: str, owed: OwedRequest, tokens: int) -> bool:
         try:
             self.accounts.charge(owed.router, engine, 0, tokens, growth=True)
-        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
+        except (InsufficientMemory, LeaseNotFound):
             return False
         self.kv_debt.end(engine, owed)
         request = self.requests.live(owed.ticket)
@@ -121,8 +121,7 @@ class Granting:
 
     def remove_router(self, router: str, now: float) -> None:
         """Remove a forgotten router and its accounts. O(engines)."""
-        for engine in self.accounts.remove_router(router):
-            self.sync(engine, now)
+        self.accounts.remove_router(router)
         for model, model_state in list(self.models.items()):
             for one in model_state.engines.values():
                 self._remove_reachability(router, one)
@@ -139,8 +138,7 @@ class Granting:
             model_state.routers.add(router)
             self.requests.apply_actions(model_state, model_state.admission.on_policy(policy, now))
         model_state.avoid_cache.clear()
-        for engine in list(model_state.engines):
-            self.sync(engine, now)  # this router may be the only one that reaches it
+        self.changed.update(dict.fromkeys(model_state.engines))  # this router may be the only one that reaches them
         if policy is None:
             self.remove_unused(model_state)
 
@@ -150,7 +148,7 @@ class Granting:
         self.state_of_engine[engine] = model_state
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
         model_state.avoid_cache.clear()
-        self.sync(engine, now)
+        self.changed[engine] = None
         if usable:
             self.requests.requeue_router(router, now)
 
@@ -168,17 +166,17 @@ class Granting:
         if model_state is not None:
             self._remove_reachability(router, model_state.engines[engine])
             model_state.avoid_cache.clear()
-            self.sync(engine, now)
+            self.changed[engine] = None
             self.remove_unused(model_state)
 
-    def reconcile(self, router: str, now: float) -> None:
+    def reconcile(self, router: str) -> None:
         """A router has reported what runs on its engines: open those that waited for its report. O(engines)."""
         for model_state in self.models.values():
             for engine, one in list(model_state.engines.items()):
-                if router in one.unreconciled and slots_of(engine) in self._ledger:
+                if router in one.unreconciled and self._ledger.pool(engine) is not None:
                     one.unreconciled.discard(router)
                     model_state.avoid_cache.clear()
-                    self.sync(engine, now)
+                    self.changed[engine] = None
 
     # Engines
 
@@ -196,7 +194,6 @@ class Granting:
         model_state = self.state_of_engine.get(engine)
         if model_state is not None:
             one = model_state.engines[engine]
-            one.granted_slots, one.granted_tokens, one.reported_capacity = 0, 0, None
             one.unreconciled |= had.keys()
             one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
             model_state.avoid_cache.clear()
@@ -208,12 +205,23 @@ class Granting:
     def unreconciled_routers(self, engine: str) -> set[str]:
         """Routers that must report again what runs on an engine that was declared gone and has returned."""
         model_state = self.state_of_engine.get(engine)
-        if model_state is None or slots_of(engine) not in self._ledger:
+        if model_state is None or self._ledger.pool(engine) is None:
             return set()
         return set(model_state.engines[engine].unreconciled)
 
-    def sync(self, engine: str, now: float) -> None:
-        """Update the free capacity of an engine: pay KV debt first, then inform the queue."""
+    def follow(self, now: float) -> None:
+        """Serve the queues with what was returned to the pools, and follow engines that have changed, in steps that
+        fail one by one. O(such engines)."""
+        while self.changed or self.accounts.returned:
+            changed, self.changed = self.changed, {}
+            returned = self.accounts.take_returned()
+            self.requests.freed_sessions.update(returned)
+            for engine in [*changed, *returned.keys() - changed.keys()]:
+                act = partial(self._follow, engine, engine in returned, now)
+                self._scope.run("an update of an engine's capacity", engine, act)
+
+    def _follow(self, engine: str, is_returned: bool, now: float) -> None:
+        """Pay KV debt first, then serve the queue. `is_returned`: something was returned to the engine's pool."""
         model_state = self.state_of_engine.get(engine)
         if engine in self.kv_debt.debts and engine not in self.requests.closed_engines:
             waits = None if model_state is None else model_state.highest_waiting_class
@@ -223,7 +231,7 @@ class Granting:
                     break
         if model_state is None:
             return
-        one = model_state.engines[engine]
+        one, admission = model_state.engines[engine], model_state.admission
         fingerprint, known = self._engines.fingerprint(engine), one.fingerprint
         if fingerprint != known:
             one.fingerprint = fingerprint
@@ -231,25 +239,15 @@ class Granting:
         debt = max(self.kv_debt.classes(engine), default=None)
         if debt != one.debt_class:
             one.debt_class = debt
-            self.requests.apply_actions(model_state, model_state.admission.on_kv_debt(engine, debt, now))
-        capacity = self._capacity_of(engine, model_state)
-        if capacity != one.reported_capacity:
-            one.reported_capacity = capacity
-            slots, tokens, lent, reserved = capacity
-            try:
-                actions = model_state.admission.on_replica(engine, slots, now, tokens, lent, reserved)
-            except Exception:
-                one.reported_capacity = None  # the next call repeats it
-                raise
-            self.requests.apply_actions(model_state, actions)
+            self.requests.apply_actions(model_state, admission.on_kv_debt(engine, debt, now))
+        pool = self._pool_to_grant(engine, model_state)
+        session_kv = 0 if pool is None else self._sessions.reserved_tokens[engine]
+        self.requests.apply_actions(model_state, admission.on_pool(engine, pool, now, session_kv))
+        if is_returned:
+            self.requests.apply_actions(model_state, admission.on_returned(now))
         if fingerprint != known:  # what has begun there need not avoid it any more
             for router in [name for name, usable in one.reachable_from.items() if usable]:
                 self.requests.requeue_router(router, now)
-
-    def sync_each(self, engines: Iterable[str], now: float) -> None:
-        """Update the free capacity of each of these engines; one that fails is repeated by its next `sync`."""
-        for engine in engines:
-            self._scope.run("an update of an engine's capacity", engine, partial(self.sync, engine, now))
 
     def reclaim(self, now: float) -> None:
         """Reclaim KV tokens beyond the estimates of lower classes while a higher class waits; pay KV debt once no
@@ -264,24 +262,24 @@ class Granting:
         waits = model_state.highest_waiting_class
         if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
             one.reclaimed_for = None
-            self.sync(engine, now)
+            self._follow(engine, False, now)
             waits = model_state.highest_waiting_class
         if waits is None or one.reclaimed_for is not None:
             return
         if min(self.kv_debt.classes(engine), default=waits) < waits:
             one.reclaimed_for = waits
-            for router in [name for name, accounts in self.accounts.by_router.items() if engine in accounts]:
+            for router in [name for name, one in self.accounts.by_router.items() if engine in one.accounts]:
                 self._send(router, messages.Reclaim(engine, waits))
 
-    def set_closed_engines(self, engines: frozenset[str], now: float) -> None:
+    def set_closed_engines(self, engines: frozenset[str]) -> None:
         """Close exactly these engines: the routers' holdings there are unknown."""
-        changed, self.requests.closed_engines = self.requests.closed_engines ^ engines, engines
-        self.sync_each(sorted(changed), now)
+        self.changed.update(dict.fromkeys(sorted(self.requests.closed_engines ^ engines)))
+        self.requests.closed_engines = engines
 
-    def set_draining_engines(self, engines: frozenset[str], now: float) -> None:
+    def set_draining_engines(self, engines: frozenset[str]) -> None:
         """Exactly these engines drain."""
-        changed, self.draining_engines = self.draining_engines ^ engines, engines
-        self.sync_each(sorted(changed), now)
+        self.changed.update(dict.fromkeys(sorted(self.draining_engines ^ engines)))
+        self.draining_engines = engines
 
     def recovering_models(self) -> frozenset[str]:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
@@ -289,7 +287,7 @@ class Granting:
         for model, model_state in self.models.items():
             others = (one for one in model_state.engines if one not in closed)  # mostly none, or the first one is open
             if closed & model_state.engines.keys() and not any(
-                model_state.is_open(one) and slots_of(one) in self._ledger for one in others
+                model_state.is_open(one) and self._ledger.pool(one) is not None for one in others
             ):
                 found.add(model)
         return frozenset(found)
@@ -304,7 +302,7 @@ class Granting:
     def remove_unused(self, model_state: ModelState) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
         for engine, one in list(model_state.engines.items()):
-            if not one.reachable_from and not one.granted_slots:
+            if not one.reachable_from and not model_state.granted_slots(engine):
                 del model_state.engines[engine], self.state_of_engine[engine]
                 self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, -math.inf))
         unused = not model_state.routers and not model_state.engines
@@ -339,16 +337,10 @@ class Granting:
                 self.requests.cancel(arrival.request_id, now)
                 self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))
 
-    def _capacity_of(self, engine: str, model_state: ModelState) -> Capacity:
-        pool = slots_of(engine)
-        closed = engine in self.requests.closed_engines or pool not in self._ledger
-        if closed or engine in self.draining_engines or not model_state.is_open(engine):
-            return 0, 0, (0, 0), 0
-        one = model_state.engines[engine]
-        slots, tokens = self._ledger.limit(pool), self._ledger.limit(engine)
-        free_slots, free_tokens = self._ledger.free(pool), self._ledger.free(engine)
-        lent = max(0, slots - free_slots - one.granted_slots), max(0, tokens - free_tokens - one.granted_tokens)
-        return slots, tokens, lent, self._sessions.reserved_tokens[engine]
+    def _pool_to_grant(self, engine: str, model_state: ModelState) -> Pool | None:
+        """The pool of an engine from which its queue may grant now; None: nothing is granted there."""
+        closed = engine in self.requests.closed_engines or engine in self.draining_engines
+        return None if closed or not model_state.is_open(engine) else self._ledger.pool(engine)
 
     def _remove_reachability(self, router: str, engine: EngineState) -> None:
         engine.unreconciled.discard(router)

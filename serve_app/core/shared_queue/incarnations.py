@@ -5,9 +5,9 @@ event (`ActorRequests.retry_grants`).
 
 Rules
 - A request of an ended incarnation is granted nothing more, and no event or action concerns it.
-- Until it is forgotten it counts in its queue and on its engine as before: nobody else is granted what it holds there.
+- Until it is forgotten it counts in its queue as before.
 - What it held in its router's accounts stays there: these are set when the router reports again (`messages.Hello`) or
-  is removed. So nothing is given back twice.
+  is removed (`core.memory.Holder`). So nothing is given back twice, and until then nobody else is granted it.
 
 Invariant: a request is in its incarnation exactly as long as it is known by ticket.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from serve_app.core.memory import Holder
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.kv_debt import OwedRequest
 from serve_app.core.shared_queue.messages import SessionDraw
@@ -25,8 +26,9 @@ from serve_app.core.shared_queue.model_state import ModelState
 
 @dataclass(slots=True)
 class Incarnation:
-    """A router from its first message until its session ends."""
+    """A router from its first message until its session ends. `holder`: has the accounts of its requests."""
 
+    holder: Holder
     requests: dict[str, ActorRequest] = field(default_factory=dict)  # by ticket, in order of arrival
     has_ended: bool = False
 
@@ -35,7 +37,7 @@ class Incarnation:
 class ActorRequest:
     """A waiting or running request.
 
-    `slots` and `tokens`: held of its engine, in its router's account; `drawn`: held of its session.
+    `slots` and `tokens`: held of its engine besides its grant by the queue; `drawn`: held of its session.
     """
 
     router: str
@@ -71,9 +73,12 @@ class Incarnations:
         self.by_router: dict[str, Incarnation] = {}  # those that have not ended
         self.ended: deque[Incarnation] = deque()  # the first one first
 
-    def current(self, router: str) -> Incarnation:
-        """A router's incarnation that has not ended; a new one if there is none."""
-        return self.by_router.setdefault(router, Incarnation())
+    def current(self, router: str, holder: Holder) -> Incarnation:
+        """A router's incarnation that has not ended; a new one, with these accounts, if there is none."""
+        found = self.by_router.get(router)
+        if found is None:
+            found = self.by_router[router] = Incarnation(holder)
+        return found
 
     def requests(self, router: str) -> dict[str, ActorRequest]:
         """The requests of a router, by ticket, without those of ended incarnations."""

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from serve_app.core.queue import Admission
 from serve_app.types import RequestClass
 
-# slots and tokens; those of them in use outside the queue; tokens of sessions
-Capacity = tuple[int, int, tuple[int, int], int]
-
 
 @dataclass(slots=True)
 class EngineState:
@@ -20,11 +17,8 @@ class EngineState:
 
     reachable_from: dict[str, bool] = field(default_factory=dict)  # by router
     unreconciled: set[str] = field(default_factory=set)  # routers that must report again what runs there
-    granted_slots: int = 0  # held by this queue's grants
-    granted_tokens: int = 0
     debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
     reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
-    reported_capacity: Capacity | None = None
     fingerprint: str | None = None  # as it has reported (`core.memory.EngineReport`)
 
     def may_take(self, router: str, fingerprint: str | None) -> bool:
@@ -56,6 +50,11 @@ class ModelState:
         """The highest class with waiting requests; None: no request waits."""
         ahead = self.admission.ahead(min(RequestClass))
         return ahead[0][0] if ahead else None
+
+    def granted_slots(self, engine: str) -> int:
+        """The slots of an engine that this queue has granted. O(requests there)."""
+        replica = self.admission.capacity.replicas.get(engine)
+        return 0 if replica is None else sum(slots for slots, _ in replica.running.values())
 
     def is_open(self, engine: str) -> bool:
         """Whether a granted request can be sent to this engine."""

@@ -1,7 +1,7 @@
 """The queues' state and their requests, by ticket: each waits in its model's queue or runs in its router's account.
 
 Rules
-- A grant is charged to its router's account before it is sent to the router, and returned when the request ends.
+- The queue charges a grant to its router's account, and returns it when the request ends.
 - A request avoids the engines that its router cannot reach or that may not go on with it. When these change it is
   queued again with its original arrival time: at once if there are more for it, else when it would be granted one that
   it avoids.
@@ -29,17 +29,15 @@ from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, SessionDraw
 from serve_app.core.shared_queue.model_state import ModelState
 from serve_app.core.shared_queue.scope import AT_ONCE, StepScope, lost
-from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 
 class ActorRequests:
     """Requests that wait or run. O(log n) per event, unless stated.
 
     Args:
-        accounts: the routers' accounts in the ledger.
+        accounts: the routers' accounts.
         kv_debt: KV tokens owed to running requests.
         send: sends an action to a router.
-        sync: updates the free capacity of an engine.
         scope: runs each step that follows from events.
     """
 
@@ -49,18 +47,18 @@ class ActorRequests:
         sessions: SessionLeases,
         kv_debt: KvDebt,
         send: Callable[[str, ActorAction], None],
-        sync: Callable[[str, float], None],
         scope: StepScope,
     ) -> None:
         self._scope = scope
-        self.accounts, self._sessions, self._kv_debt, self._send, self._sync = accounts, sessions, kv_debt, send, sync
+        self.accounts, self._sessions, self._kv_debt, self._send = accounts, sessions, kv_debt, send
         self.models: dict[str, ModelState] = {}
         self.closed_engines: frozenset[str] = frozenset()  # engines on which the routers' holdings are unknown
         self.touched_models: set[str] = set()  # models with a decision since the last event
         self.by_ticket: dict[str, ActorRequest] = {}
         self.incarnations = Incarnations()
         self._left_models: set[str] = set()  # models of ended incarnations' requests
-        self.grants_to_retry: dict[str, str] = {}  # tickets whose grant could not be charged or reached, and its engine
+        self.freed_sessions: set[str] = set()  # leases of sessions to which slots were returned
+        self.grants_to_retry: dict[str, str] = {}  # tickets whose grant their router cannot reach, and its engine
         self.waiting_for_session: dict[str, dict[str, None]] = {}  # tickets that wait for a session's slot, by lease
         self._avoided = AvoidedEngines()
         self._moves_left = AT_ONCE  # in this event
@@ -68,7 +66,8 @@ class ActorRequests:
 
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request, or begin it in its session; its deadline is in this clock."""
-        model_state, incarnation = self.model_state(model), self.incarnations.current(router)
+        model_state = self.model_state(model)
+        incarnation = self.incarnations.current(router, self.accounts.holder(router))
         before = self.by_ticket.get(arrival.request_id)
         if before is not None and before.incarnation.has_ended:
             self._forget(before, now)  # its router has begun to count its tickets anew
@@ -78,7 +77,7 @@ class ActorRequests:
         if arrival.session is not None:
             self._draw_on_session(request, now)
         if not request.runs_in_session_slot:
-            self.apply_actions(model_state, model_state.admission.on_arrive(request.arrival, now, now - arrived_s))
+            self._enter_queue(request, now)
 
     def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A request has ended; return its slots and tokens. An unknown ticket changes nothing."""
@@ -124,19 +123,19 @@ class ActorRequests:
         admission.on_uncounted_usage(usage.request_class, usage.tenant, usage.prompt_tokens, usage.output_tokens)
 
     def retry_grants(self, now: float) -> None:
-        """Queue requests again, with their arrival time, whose grant could not be charged or whose router cannot reach
-        the engine; forget those of ended incarnations; queue those again that avoid an engine which their router
-        reaches now. At most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it,
-        so no other request is granted it. The last step of an event."""
+        """Queue requests again, with their arrival time, whose router cannot reach the engine that they were granted;
+        forget those of ended incarnations; queue those again that avoid an engine which their router reaches now. At
+        most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it, so no other
+        request is granted it. The last step of an event."""
         due, is_outdated = list(self.grants_to_retry), self._avoided.is_outdated
         while due and self._moves_left:
             for ticket in due:
                 if not self._moves_left:
                     break
-                engine = self.grants_to_retry.pop(ticket)
+                del self.grants_to_retry[ticket]
                 request = self.by_ticket.get(ticket)
                 if request is not None and not request.engine:  # else it was queued again and granted since
-                    self._move(request, partial(self._retry, request, engine, now), now)
+                    self._move(request, partial(self._retry, request, now), now)
             due = [one for one in self.grants_to_retry if is_outdated(self.by_ticket.get(one))]  # each at most once
         while self._moves_left and (request := self.incarnations.next_ended()) is not None:
             self._move(request, partial(self._forget, request, now), now)
@@ -150,13 +149,11 @@ class ActorRequests:
         end = partial(self.discard, ticket, now) if has_ended else partial(self.lose, router, ticket, now)
         self._scope.run(f"a move of a request of router {router}", request.arrival, act, end)
 
-    def _retry(self, request: ActorRequest, engine: str, now: float) -> None:
+    def _retry(self, request: ActorRequest, now: float) -> None:
         if request.incarnation.has_ended:
             self._forget(request, now)
-            return
-        if not self._avoided.is_outdated(request) and engine in request.queue.engines:
-            self._sync(engine, now)
-        self._requeue(request.arrival.request_id, now)
+        else:
+            self._requeue(request.arrival.request_id, now)
 
     def lose(self, router: str, ticket: str, now: float) -> None:
         """An error at a request: it is refused. If it was granted before the error, it runs."""
@@ -170,13 +167,14 @@ class ActorRequests:
         """The queue of a model; created if there is none."""
         model_state = self.models.get(model)
         if model_state is None:
-            admission = Admission(DEFAULT_POLICY, partial(self._sessions.held_tokens, model))
+            held_tokens = partial(self._sessions.held_tokens, model)
+            admission = Admission(DEFAULT_POLICY, held_tokens, self._scope.event_grants)
             model_state = self.models[model] = ModelState(model, admission)
         return model_state
 
     def grant_freed_sessions(self, now: float) -> None:
         """Grant a session's returned slot to the first waiting request that fits into the session's tokens."""
-        freed, self.accounts.freed = self.accounts.freed, set()
+        freed, self.freed_sessions = self.freed_sessions, set()
         for lease in sorted(freed & self.waiting_for_session.keys()):
             one, (slots, tokens) = self._sessions.open_by_lease(lease), self.accounts.free(lease)
             if one is None or not slots or one.engine in self.closed_engines:
@@ -203,6 +201,7 @@ class ActorRequests:
     def forget_routers(self, routers: Iterable[str]) -> None:
         """Routers' incarnations have ended: forget their requests, by and by. O(1) per router."""
         for router in routers:
+            self.accounts.close(router)
             self.incarnations.end(router)
             self._avoided.forget_router(router)
 
@@ -218,8 +217,6 @@ class ActorRequests:
         self._moves_left = max(0, self._moves_left - 1)
         self._left_models.add(request.queue.name)
         self._remove(request)
-        if request.engine:
-            self._release(request, now)
         self._leave_queue(request, now)
 
     def _remove(self, request: ActorRequest) -> None:
@@ -251,10 +248,15 @@ class ActorRequests:
         self._moves_left = max(0, self._moves_left - 1)
         request = self._take_from_queue(ticket, now)
         self._avoided.set(request, replace(request.arrival, accepted=True))
-        actions = request.queue.admission.on_arrive(request.arrival, now, now - request.arrived_s)
+        self._enter_queue(request, now, WaitReason.PLACEMENT)
+
+    def _enter_queue(self, request: ActorRequest, now: float, waited_for: WaitReason | None = None) -> None:
+        """Hand a request to its model's queue. `waited_for`: for what it has waited, if it is granted at once."""
+        admission, holder = request.queue.admission, request.incarnation.holder
+        actions = admission.on_arrive(request.arrival, now, now - request.arrived_s, holder)
         for at, action in enumerate(actions):
-            if isinstance(action, Grant) and action.request_id == ticket:  # for the queue it has just arrived
-                actions[at] = replace(action, waited_for=action.waited_for or WaitReason.PLACEMENT)
+            if waited_for and isinstance(action, Grant) and action.request_id == request.arrival.request_id:
+                actions[at] = replace(action, waited_for=action.waited_for or waited_for)
         self.apply_actions(request.queue, actions)
 
     def _take_from_queue(self, ticket: str, now: float) -> ActorRequest:
@@ -300,7 +302,6 @@ class ActorRequests:
             return
         request.engine, (request.slots, request.tokens) = one.engine, drawn.remainder(arrival)
         self.accounts.charge(router, one.engine, request.slots, request.tokens)
-        self._sync(one.engine, now)
         admission = request.queue.admission
         admission.on_uncounted_usage(arrival.request_class, arrival.tenant, arrival.prompt_tokens, 0)
         waited_s = now - request.arrived_s
@@ -348,7 +349,8 @@ class ActorRequests:
             self._sessions.touch(request.drawn.lease, now)
         if request.engine:
             self.accounts.give_back(request.router, request.engine, request.slots, request.tokens)
-            self._release(request, now)
+            if request.engine in self._kv_debt.debts:
+                self.accounts.returned[request.engine] = None  # debt is paid from what its grant returns, too
         return request
 
     def apply_actions(self, queue: ModelState, actions: Iterable[Action]) -> None:
@@ -368,33 +370,17 @@ class ActorRequests:
                 if request.drawn is not None:
                     self._send(request.router, request.drawn._replace(slots=0, tokens=0))
                 self._end(action.request_id, -math.inf)
-            elif isinstance(action, Grant) and not self._charge(request, action.replica_id):
+            elif isinstance(action, Grant) and not self._begin(request, action.replica_id):
                 self.grants_to_retry[action.request_id] = action.replica_id
                 continue
             self._send(request.router, action)
 
-    def _charge(self, request: ActorRequest, engine: str) -> bool:
-        """Charge a grant to its router's account; False: the request avoids the engine, or it is not free there while
-        several requests end at once."""
-        arrival, one = request.arrival, request.queue.engines[engine]
-        avoids = request.router != SESSIONS_OWNER and not one.may_take(request.router, arrival.fingerprint)
-        if avoids or engine in self.closed_engines:  # its queue has not heard of that
+    def _begin(self, request: ActorRequest, engine: str) -> bool:
+        """A request is granted; False: it avoids the engine, of which its queue has not heard."""
+        one = request.queue.engines[engine]
+        avoids = request.router != SESSIONS_OWNER and not one.may_take(request.router, request.arrival.fingerprint)
+        if avoids or engine in self.closed_engines:
             return False
-        try:
-            self.accounts.charge(request.router, engine, arrival.slots, arrival.cost)
-        except (InsufficientMemory, LeaseNotFound, LeaseConflict):
-            return False
-        request.engine, request.slots, request.tokens = engine, arrival.slots, arrival.cost
+        request.engine = engine
         self._end_session_wait(request)
-        one.granted_slots += arrival.slots
-        one.granted_tokens += arrival.cost
         return True
-
-    def _release(self, request: ActorRequest, now: float) -> None:
-        """Remove a request's grant from its engine's sums; the caller informs `Admission` next."""
-        one = request.queue.engines.get(request.engine)
-        if one is not None:
-            if not request.runs_in_session_slot:
-                one.granted_slots = max(0, one.granted_slots - request.arrival.slots)
-                one.granted_tokens = max(0, one.granted_tokens - request.arrival.cost)
-            self._sync(request.engine, now)

@@ -263,7 +263,7 @@ class SessionAdmission:
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
         if queue is not None:
             queue.admission.on_uncounted_usage(ask.request_class, ask.tenant, ask.tokens, 0)
-        self._granting.sync(best, now)
+        self._granting.changed[best] = None
         return True
 
     def _enqueue(self, waiting: _PendingSession, now: float, *, accepted: bool = False) -> None:
@@ -343,7 +343,7 @@ class SessionAdmission:
                 f"session {tenant_session_id(name)!r} was taken back: others waited for KV tokens of {model}, of whose "
                 f"{total} its tenant's sessions held {held}, more than its part; it can be opened again",
             )
-            self._granting.sync(one_open.engine, now)
+            self._granting.accounts.returned[one_open.engine] = None
 
     def _step(self, waiting: _PendingSession, act: Callable[[], object], now: float) -> None:
         """A step of an opening; if it fails, it ends that one."""
@@ -371,9 +371,7 @@ class SessionAdmission:
             self._enqueue(waiting, now, accepted=True)
             return
         del self.pending_sessions[session_id]
-        granted = self._granting.requests.by_ticket[action.request_id]
-        self._granting.accounts.give_back(SESSIONS_OWNER, granted.engine, granted.slots, granted.tokens)
-        granted.slots = granted.tokens = 0  # the session has these before the queue processes the end of the opening
+        self._granting.models[ask.model].admission.hand_over(action.request_id)  # no request gets it before the session
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
         self._granting.requests.done(action.request_id, ask.tokens, 0, now)
 

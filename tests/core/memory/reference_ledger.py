@@ -24,9 +24,23 @@ class Reference:
     devices: dict[str, int] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     owners: dict[str, tuple[float, float]] = field(default_factory=dict)  # time to live, end
+    slots: dict[str, int] = field(default_factory=dict)  # of each pool
+    accounts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by pool and router
 
     def held(self, name: str) -> int:
-        return sum(entry.holds.get(name, 0) for entry in self.entries.values())
+        leased = sum(entry.holds.get(name, 0) for entry in self.entries.values())
+        return leased + sum(tokens for (pool, _), (_, tokens) in self.accounts.items() if pool == name)
+
+    def used_slots(self, name: str) -> int:
+        return sum(slots for (pool, _), (slots, _) in self.accounts.items() if pool == name)
+
+    def account(self, name: str, router: str) -> tuple[int, int]:
+        return self.accounts.get((name, router), (0, 0))
+
+    def set_account(self, name: str, router: str, slots: int, tokens: int) -> None:
+        self.accounts[name, router] = (slots, tokens)
+        if (slots, tokens) == (0, 0):
+            del self.accounts[name, router]
 
     def capacity(self, name: str) -> int:
         if name in self.devices:
@@ -43,10 +57,10 @@ class Reference:
         return whole - int(whole * self.growth_share)
 
     def may_lie(self, kind: LeaseKind, on: str) -> bool:
-        allowed = PARENT_KINDS[kind]
-        if LeaseKind.DEVICE in allowed:
+        parent = PARENT_KINDS[kind]
+        if parent is LeaseKind.DEVICE:
             return on in self.devices
-        return on in self.entries and self.entries[on].kind in allowed and self.entries[on].phase is Phase.COMMITTED
+        return on in self.entries and self.entries[on].kind is parent and self.entries[on].phase is Phase.COMMITTED
 
     def fits(self, holds: dict[str, int], growth: bool) -> bool:
         return all(self.held(on) + amount <= self.limit(on, growth) for on, amount in holds.items())
@@ -56,6 +70,8 @@ class Reference:
             if child in self.entries:
                 self.end(child, True)
         entry = self.entries[lease_id]
+        self.slots.pop(lease_id, None)
+        self.accounts = {key: had for key, had in self.accounts.items() if key[0] != lease_id}
         if entry.kind is LeaseKind.ENGINE and not memory_gone:
             if entry.phase is not Phase.ENDING:
                 entry.was_of = entry.owner

@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.pools import Holder, Pool
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 GIB = 2**30
@@ -40,41 +41,97 @@ def test_a_refusal_has_the_figures_and_changes_nothing() -> None:
     assert ([*book.leases()], book.devices()) == before
 
 
-def test_a_share_in_a_session_counts_once() -> None:
+def pool(book: Ledger, name: str, slots: int) -> Pool:
+    book.open_pool(name, slots)
+    found = book.pool(name)
+    assert found is not None
+    return found
+
+
+def test_what_requests_use_of_a_session_counts_once() -> None:
+    router = Holder("router")
     book = ledger()
     book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 400)])
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("session", 300)])
+    pool(book, "session", 1).charge(router, 1, 300)
     assert (book.free("grant"), book.free("session")) == (500, 100)
 
 
 def test_a_tenth_of_the_pool_is_for_those_who_outgrow_their_estimate() -> None:
+    router = Holder("router")
     book = ledger()
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 900)])
+    requests = pool(book, "grant", 4)
+    requests.charge(router, 1, 900)
     with pytest.raises(InsufficientMemory):
-        book.reserve("another", LeaseKind.SHARE, "router", [Hold("grant", 1)])
-    book.resize("share", [1000], growth=True)
+        requests.charge(Holder("another"), 1, 1)
+    requests.charge(router, 0, 100, growth=True)
     with pytest.raises(InsufficientMemory):
-        book.resize("share", [1001], growth=True)
-    book.end("share")
+        requests.charge(router, 0, 1, growth=True)
+    requests.give_back(router, 1, 1000)
     assert book.free("grant") == 900
+
+
+def test_requests_and_sessions_of_an_engine_together_have_no_more_than_it_has() -> None:
+    router = Holder("router")
+    book = ledger()
+    requests = pool(book, "grant", 4)
+    requests.charge(router, 1, 500)
+    with pytest.raises(InsufficientMemory, match="401 asked, 400 of 1000 free"):
+        book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 401)])
+    book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 400)])
+    with pytest.raises(InsufficientMemory, match="1 asked, 0 of 1000 free"):
+        requests.charge(router, 0, 1)
+
+
+def test_a_pool_ends_with_its_engine_and_begins_empty() -> None:
+    router = Holder("router")
+    book = ledger()
+    pool(book, "grant", 4).charge(router, 2, 100)
+    book.end("grant", memory_gone=False)
+    assert (book.pool("grant"), book.free("grant")) == (None, 0)
+    with pytest.raises(LeaseConflict, match="ending"):
+        book.open_pool("grant", 4)
+    book.revive("grant")
+    with pytest.raises(LeaseConflict, match="reserved"):
+        book.open_pool("grant", 4)
+    book.commit("grant", 100)
+    again = pool(book, "grant", 2)
+    assert (again.free_slots, again.accounts, book.free("grant")) == (2, {}, 90)
+
+
+def test_fewer_slots_than_are_used_leave_none_free() -> None:
+    router = Holder("router")
+    requests = pool(ledger(), "grant", 4)
+    requests.charge(router, 3, 0)
+    requests.slots = 2
+    assert requests.free_slots == 0
+    requests.charge(router, 0, 1)
+    with pytest.raises(InsufficientMemory, match="1 slots asked, 0 of 2 free"):
+        requests.charge(router, 1, 1)
+
+
+def test_slots_of_an_unknown_engine_and_negative_ones_are_refused() -> None:
+    with pytest.raises(LeaseNotFound):
+        ledger().open_pool("other", 1)
+    with pytest.raises(ValueError, match="-1"):
+        ledger().open_pool("grant", -1)
 
 
 def test_nothing_lies_on_an_engine_that_loads_or_ends() -> None:
     book = ledger(pool=None)
     book.reserve("grant", LeaseKind.ENGINE, "engine", [Hold("node/0", GIB)])
     with pytest.raises(LeaseConflict, match="reserved"):
-        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 1)])
     book.commit("grant", 100)
     with pytest.raises(LeaseConflict, match="committed"):
         book.commit("grant", 200)
     book.end("grant", memory_gone=False)
     with pytest.raises(LeaseConflict, match="ending"):
-        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 1)])
 
 
 def test_an_engines_memory_is_free_only_when_it_has_been_seen_free() -> None:
     book = ledger()
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 10)])
+    book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 10)])
     assert [lease.lease_id for lease in book.expire(TTL_S - 0.1)] == []
     book.heartbeat("router", TTL_S - 0.1)
     assert [lease.lease_id for lease in book.expire(TTL_S)] == ["share", "grant"]
@@ -88,14 +145,14 @@ def test_an_engines_memory_is_free_only_when_it_has_been_seen_free() -> None:
 def test_a_silent_owner_loses_all_it_has_and_has_to_join_again() -> None:
     book = ledger()
     book.heartbeat("engine", 4.0)
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
+    book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 400)])
     assert [lease.lease_id for lease in book.expire(5.0)] == ["share"]
     assert book.free("grant") == 900
     assert not book.heartbeat("router", 5.0)
     with pytest.raises(LeaseNotFound, match="router"):
-        book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
+        book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 400)])
     book.join("router", TTL_S, 5.0)
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("grant", 400)])
+    book.reserve("share", LeaseKind.SESSION, "router", [Hold("grant", 400)])
 
 
 def test_every_heartbeat_puts_the_end_off_and_the_last_one_counts() -> None:
@@ -142,9 +199,10 @@ def test_an_empty_device_may_change_its_size() -> None:
 
 
 def test_a_session_never_shrinks_below_what_lies_on_it() -> None:
+    router = Holder("router")
     book = ledger()
     book.reserve("session", LeaseKind.SESSION, "router", [Hold("grant", 400)])
-    book.reserve("share", LeaseKind.SHARE, "router", [Hold("session", 300)])
+    pool(book, "session", 1).charge(router, 1, 300)
     with pytest.raises(InsufficientMemory, match="300 of 400 are in use, 299 wanted"):
         book.resize("session", [299])
     book.resize("session", [300])
@@ -171,7 +229,7 @@ def test_two_ranks_of_an_engine_are_on_two_devices() -> None:
 @pytest.mark.parametrize("holds", [[], [Hold("grant", 0)], [Hold("grant", 5), Hold("share", 5)]])
 def test_what_cannot_be_a_hold_is_said(holds: list[Hold]) -> None:
     with pytest.raises(ValueError, match=r"lies on|asked"):
-        ledger().reserve("share", LeaseKind.SHARE, "router", holds)
+        ledger().reserve("share", LeaseKind.SESSION, "router", holds)
 
 
 def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
@@ -180,7 +238,7 @@ def test_memory_follows_what_is_leased_however_often_owners_come_back() -> None:
         now = float(turn)
         book.join("router", TTL_S, now)
         book.join("engine", TTL_S, now)
-        book.reserve(f"share-{turn}", LeaseKind.SHARE, "router", [Hold("grant", 1)])
+        book.reserve(f"share-{turn}", LeaseKind.SESSION, "router", [Hold("grant", 1)])
         book.end(f"share-{turn}")
         book.expire(now)
     assert (len(book.lease_owners), len(list(book.leases()))) == (2, 1)

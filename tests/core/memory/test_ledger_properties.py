@@ -11,11 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from serve_app.core.memory.leases import Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
+from serve_app.core.memory.pools import Holder
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from tests.core.memory.reference_ledger import Entry, Reference
 
 DEVICES = ("a/0", "a/1", "b/0")
 OWNERS = ("engine-1", "engine-2", "router-1", "router-2")
+ROUTERS = ("router-1", "router-2")  # with accounts in pools
 TTL_S = (2.0, 5.0)
 amounts = st.integers(1, 60)
 spans = st.sampled_from([0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 3.0, 6.0])
@@ -28,6 +30,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.ids = itertools.count()
+        self.holders = {name: Holder(name) for name in ROUTERS}
 
     @initialize(growth=st.sampled_from([0.0, 0.1, 0.5]))
     def start(self, growth: float) -> None:
@@ -43,9 +46,60 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in ("engine-a", "engine-b"):
             self.ledger.commit(name, 100)
             self.reference.entries[name].phase, self.reference.entries[name].pool = Phase.COMMITTED, 100
-        self.grant("share", LeaseKind.SHARE, "router-1", {"engine-a": 30})
+            self.open_pool(name, 4)
         self.grant("session", LeaseKind.SESSION, "router-2", {"engine-a": 10})
-        self.grant("share-of-session", LeaseKind.SHARE, "router-1", {"session": 5})
+        self.open_pool("session", 1)
+        self.charge("engine-a", "router-1", 2, 30)
+        self.charge("session", "router-1", 1, 5)
+
+    def open_pool(self, name: str, slots: int) -> None:
+        self.ledger.open_pool(name, slots)
+        self.reference.slots[name] = slots
+
+    def charge(self, name: str, router: str, slots: int, tokens: int, growth: bool = False) -> None:
+        """An account grows in both; it fits."""
+        pool = self.ledger.pool(name)
+        assert pool is not None
+        pool.charge(self.holders[router], slots, tokens, growth=growth)
+        had_slots, had_tokens = self.reference.account(name, router)
+        self.reference.set_account(name, router, had_slots + slots, had_tokens + tokens)
+
+    @rule(data=st.data(), slots=st.integers(0, 6))
+    def open_some_pool(self, data: st.DataObject, slots: int) -> None:
+        name = self.some(data, LeaseKind.ENGINE, LeaseKind.SESSION)
+        entry = self.reference.entries.get(name or "")
+        if entry is not None and entry.phase is Phase.COMMITTED:
+            self.open_pool(entry.lease_id, slots)
+            return
+        with pytest.raises((LeaseNotFound, LeaseConflict)):
+            self.ledger.open_pool(name or "none", slots)
+
+    @rule(
+        data=st.data(), router=st.sampled_from(ROUTERS), slots=st.integers(0, 3), tokens=amounts, growth=st.booleans()
+    )
+    def charge_some_pool(self, data: st.DataObject, router: str, slots: int, tokens: int, growth: bool) -> None:
+        name = data.draw(st.sampled_from([*self.reference.slots, "none"]))
+        pool = self.ledger.pool(name)
+        assert (pool is None) == (name not in self.reference.slots)
+        if pool is None:
+            return
+        free_slots = max(0, self.reference.slots[name] - self.reference.used_slots(name))
+        if slots <= free_slots and self.reference.fits({name: tokens}, growth):
+            self.charge(name, router, slots, tokens, growth)
+        else:
+            with pytest.raises(InsufficientMemory, match="asked"):
+                pool.charge(self.holders[router], slots, tokens, growth=growth)
+
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS), slots=st.integers(0, 6), tokens=st.integers(0, 200))
+    def give_back(self, data: st.DataObject, router: str, slots: int, tokens: int) -> None:
+        """To zero at least."""
+        name = data.draw(st.sampled_from([*self.reference.slots, "none"]))
+        pool = self.ledger.pool(name)
+        if pool is not None:
+            had_slots, had_tokens = self.reference.account(name, router)
+            less_slots, less_tokens = min(slots, had_slots), min(tokens, had_tokens)
+            assert pool.give_back(self.holders[router], slots, tokens) == (less_slots, less_tokens)
+            self.reference.set_account(name, router, had_slots - less_slots, had_tokens - less_tokens)
 
     def grant(
         self, lease_id: str, kind: LeaseKind, owner: str, on: dict[str, int], growth: bool = False, ttl_s: float = 5.0
@@ -110,9 +164,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        kind=st.sampled_from(
-            [LeaseKind.ENGINE, LeaseKind.ENGINE, LeaseKind.SHARE, LeaseKind.SHARE, LeaseKind.SESSION, LeaseKind.SESSION]
-        ),
+        kind=st.sampled_from([LeaseKind.ENGINE, LeaseKind.SESSION]),
         owner=st.sampled_from(OWNERS),
         growth=st.booleans(),
         ttl_s=st.sampled_from([None, None, 1.0, 4.0]),
@@ -228,6 +280,16 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in [*self.reference.devices, *self.reference.entries]:
             limit = max(0, self.reference.limit(name, False) - self.reference.held(name))
             assert self.ledger.free(name) == limit
+        pools = {name: pool for name in self.reference.entries if (pool := self.ledger.pool(name)) is not None}
+        assert {name: pool.slots for name, pool in pools.items()} == self.reference.slots
+        assert {name: pool.used_slots for name, pool in pools.items()} == {
+            name: self.reference.used_slots(name) for name in self.reference.slots
+        }
+        assert self.reference.accounts == {
+            (name, holder.name): (one.slots, one.tokens)
+            for name, pool in pools.items()
+            for holder, one in pool.accounts.items()
+        }
         owners = self.ledger.lease_owners
         assert {owner: set(known.leases) for owner, known in owners.items()} == {
             owner: {name for name, entry in self.reference.entries.items() if entry.owner == owner}

@@ -32,7 +32,7 @@ def arrive(line: Admission, *names: str, cls: RequestClass = NORMAL, slots: int 
 def state(line: Admission, now: float = 0.0) -> tuple[Any, ...]:
     """What later events can see of the line: its figures, what waits and runs, and every replica's size and use."""
     replicas = {
-        name: (one.slots, one.used, one.kv_tokens, one.kv_used, one.kv_free)
+        name: (one.slots, one.slots_left, one.kv_tokens, one.kv_left, sorted(one.running))
         for name, one in line.capacity.replicas.items()
     }
     return line.snapshot(now), line.waiting, list(line.scheduler.running), replicas

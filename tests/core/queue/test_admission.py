@@ -33,7 +33,7 @@ def test_a_draining_replica_finishes_and_gets_nothing() -> None:
     arrive(line, "p", "q", "r")
     assert line.on_replica("a", 0, 1.0) == []
     assert line.on_done("p", 2.0) == []
-    assert line.capacity.replicas["a"].used == 1
+    assert line.capacity.replicas["a"].pool.used_slots == 1
     assert where(line.on_replica("b", 1, 3.0)) == {"r": "b"}
 
 
@@ -67,7 +67,7 @@ def test_a_lost_replica_takes_its_requests_along_and_they_may_come_again() -> No
     assert line.on_done("p", 1.0) == []
     assert arrive(line, "p", now=2.0) == []
     assert line.on_done("q", 3.0) == [Grant("p", "b", 1.0)]
-    assert line.capacity.replicas["b"].used == 1
+    assert line.capacity.replicas["b"].pool.used_slots == 1
 
 
 # In which order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app.core.memory import Holder
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 
@@ -27,10 +28,12 @@ def free_on(admission: Admission) -> tuple[int, float]:
 
 def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
     admission = line(slots=2, kv_tokens=100)
-    assert admission.on_replica("r", 2, 0.0, 100, used_elsewhere=(1, 60)) == []
+    pool, other = admission.capacity.replicas["r"].pool, Holder("other")
+    pool.charge(other, 1, 60)
     assert free_on(admission) == (1, 40)
     assert admission.on_arrive(arrival("large", slots=2), 0.0) == [], "it fits once the rest is back: not too large"
-    assert admission.on_replica("r", 2, 1.0, 100, used_elsewhere=(0, 60)) == [Grant("large", "r", 1.0)]
+    pool.give_back(other, 1, 0)
+    assert admission.on_returned(1.0) == [Grant("large", "r", 1.0)]
     assert free_on(admission) == (0, 39)
 
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from serve_app.core.memory import UNBOUNDED, Pool, TokenSpace
 from serve_app.core.queue import (
     Action,
     Admission,
@@ -230,7 +231,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.now += span
         self.reference.pass_time(self.now)
         self.reference.replica(replica, slots, kv_tokens, reserved)
-        self.compare(self.admission.on_replica(replica, slots, self.now, kv_tokens, (0, reserved), reserved))
+        known = self.admission.capacity.replicas.get(replica)
+        pool = Pool(replica, TokenSpace(), slots) if known is None else known.pool
+        pool.space.pool = pool
+        pool.slots = slots
+        pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
+        pool.space.hold(reserved - pool.space.held)
+        self.compare([*self.admission.on_pool(replica, pool, self.now, reserved), *self.admission.on_tick(self.now)])
 
     @rule(replica=st.sampled_from(REPLICAS), level=st.none() | classes, span=spans)
     def kv_debt(self, replica: str, level: RequestClass | None, span: float) -> None:
@@ -354,7 +361,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.queue.tokens == sum(r.cost for r in waiting)
         assert seen.oldest_wait_s == max((self.now - r.arrived for r in waiting), default=0.0)
         replicas = self.admission.capacity.replicas
-        assert {r: (one.slots, one.used) for r, one in replicas.items()} == {
+        assert {r: (one.slots, one.pool.used_slots) for r, one in replicas.items()} == {
             r: (slots, self.reference.used(r)) for r, slots in self.reference.slots.items()
         }
         assert self.admission.capacity.free == sum(self.reference.free(r) for r in replicas)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.memory import Holder
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, Refuse, TenantPolicy
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW
@@ -40,6 +41,7 @@ class History:
         self.waiting: dict[str, Arrival] = {}
         self.running: dict[str, Arrival] = {}
         self.stopping: set[str] = set()
+        self.elsewhere = Holder("elsewhere")
         for engine in ENGINES:
             self.take(self.line.on_replica(engine, draw.choice([1, 2, 4]), 0.0, draw.choice([None, 60, 200])))
 
@@ -106,8 +108,14 @@ class History:
         elif kind < 0.9 and self.running:
             self.take(line.on_progress(draw.choice(list(self.running)), draw.randrange(20), self.now))
         elif kind < 0.95:
-            size = draw.choice([0, 1, 3]), self.now, draw.choice([None, 60, 200]), draw.choice([(0, 0), (1, 10)])
-            self.take(line.on_replica(draw.choice(ENGINES), *size))
+            size = draw.choice([0, 1, 3]), self.now, draw.choice([None, 60, 200])
+            engine, elsewhere = draw.choice(ENGINES), draw.choice([(0, 0), (1, 10)])
+            self.take(line.on_replica(engine, *size))
+            pool = line.capacity.replicas[engine].pool
+            pool.give_back(self.elsewhere, 1, 10)
+            if pool.free_slots >= elsewhere[0] and pool.space.free() >= elsewhere[1]:
+                pool.charge(self.elsewhere, *elsewhere)
+            self.take(line.on_returned(self.now))
         else:
             self.take(line.on_kv_debt(draw.choice(ENGINES), draw.choice([None, *RequestClass]), self.now))
 

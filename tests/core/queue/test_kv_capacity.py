@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
 import pytest
 
+from serve_app.core.memory import Holder
 from serve_app.core.queue import Admission
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.tenant_queue import QueuedRequest
@@ -34,7 +34,7 @@ def test_a_request_runs_only_where_both_are_free() -> None:
     line = lines(a=(1, 1000), b=(8, 100))
     assert come(line, asks("p", 60), asks("q", 60)) == {"p": "a", "q": "b"}
     assert come(line, asks("r", 60)) == {}  # b has slots, a has tokens
-    assert state(line)[-1] == {"a": (1, 1, 1000, 60, 940), "b": (8, 1, 100, 60, 40)}
+    assert state(line)[-1] == {"a": (1, 0, 1000, 940, ["p"]), "b": (8, 7, 100, 40, ["q"])}
     assert where(line.on_done("q", 1.0)) == {"r": "b"}
 
 
@@ -124,14 +124,14 @@ def test_wrong_tokens_change_nothing() -> None:
 
 def test_a_take_that_does_not_fit_changes_nothing() -> None:
     capacity = Capacity()
-    capacity.set_replica("a", 2, 100, (0, 0), 0)
-    capacity.take(QueuedRequest(of("t", "p", NORMAL, 10, 50), 0.0, 1))
-    before = copy.deepcopy(capacity.replicas)
+    capacity.set_replica("a", 2, 100)
+    capacity.take(QueuedRequest(of("t", "p", NORMAL, 10, 50), 0.0, 1, Holder("")))
+    pool = capacity.replicas["a"].pool
     wrong: list[dict[str, Any]] = [{"slots": 2}, {"cost_tokens": 41}, {"only_replica": "b"}, {"avoid_replicas": {"a"}}]
     for more in wrong:
         with pytest.raises(ValueError, match="cannot take"):
-            capacity.take(QueuedRequest(dataclasses.replace(of("t", "q", NORMAL, 1, 0), **more), 0.0, 2))
-    assert capacity.replicas == before
+            capacity.take(QueuedRequest(dataclasses.replace(of("t", "q", NORMAL, 1, 0), **more), 0.0, 2, Holder("")))
+    assert (pool.used_slots, pool.used_tokens, list(capacity.replicas["a"].running)) == (1, 60, ["p"])
     assert (capacity.used, capacity.free, capacity.kv_used) == (1, 1, 60)
     assert capacity.drop_replica("a") == ["p"]
     assert (capacity.slots, capacity.used, capacity.free, capacity.kv_used, capacity.kv_tokens) == (0, 0, 0, 0, 0)

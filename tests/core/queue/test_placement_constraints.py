@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.queue import Admission, Arrival, QueuePolicy, RefusalReason, Refuse
+from serve_app.core.queue import Action, Admission, Arrival, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 
@@ -44,23 +44,30 @@ def test_a_constrained_head_keeps_no_engine_that_it_could_not_use() -> None:
     assert where(made.on_done("runs", 1.0)) == {"large": "b", "small there": "b"}
 
 
+def with_sessions(line: Admission, replica: str, tokens: int, now: float = 0.0) -> list[Action]:
+    """Sessions hold so many KV tokens of a replica from now on."""
+    pool = line.capacity.replicas[replica].pool
+    pool.space.hold(tokens - pool.space.held)
+    return line.on_pool(replica, pool, now, session_kv=tokens)
+
+
 @pytest.mark.parametrize("min_share", [0.0, 0.3])
 def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(min_share: float) -> None:
     """Sessions hold 700 of 1,000 tokens; a `low` request of 500 held up everybody for its whole wait."""
     made = line(min_share, a=(4, 1000))
-    made.on_replica("a", 4, 0.0, 1000, used_elsewhere=(0, 700), session_kv=700)
+    with_sessions(made, "a", 700)
     assert made.on_arrive(of("t", "large", LOW, output=490), 0.0) == []
     assert where(made.on_arrive(of("t", "low", LOW, output=90), 1.0)) == {"low": "a"}
     for number in range(20):  # what trickle the class has earned makes no difference
         name = f"critical {number}"
         assert where(made.on_arrive(of("t", name, CRITICAL, output=150), 2.0)) == {name: "a"}
         made.on_done(name, 2.0)
-    assert where(made.on_replica("a", 4, 3.0, 1000)) == {"large": "a"}
+    assert where(with_sessions(made, "a", 0, now=3.0)) == {"large": "a"}
 
 
 def test_who_waited_in_vain_for_a_session_s_end_is_told_so() -> None:
     made = line(a=(4, 1000))
-    made.on_replica("a", 4, 0.0, 1000, used_elsewhere=(0, 700), session_kv=700)
+    with_sessions(made, "a", 700)
     made.on_arrive(of("t", "large", output=490), 0.0)
     (refusal,) = made.on_tick(60.0)
     assert isinstance(refusal, Refuse)

@@ -1,13 +1,13 @@
-"""Slots and KV tokens of a router on an engine, as the ledger has them."""
+"""Slots and KV tokens of a router on an engine, as its pool has them."""
 
 from __future__ import annotations
 
 import pytest
 
-from serve_app.core.memory import Device, Hold, LeaseKind, Ledger, Phase, slots_of
+from serve_app.core.memory import Device, Hold, LeaseKind, Ledger
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.messages import Amount
-from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
+from serve_app.errors import InsufficientMemory, LeaseNotFound
 
 
 def book(slots: int = 4, tokens: int = 100) -> Ledger:
@@ -16,37 +16,13 @@ def book(slots: int = 4, tokens: int = 100) -> Ledger:
     ledger.join("e", 10.0, 0.0)
     ledger.reserve("e", LeaseKind.ENGINE, "e", [Hold("n/0", 1000)])
     ledger.commit("e", tokens)
-    ledger.open_slots("e", slots)
+    ledger.open_pool("e", slots)
     for router in ("a", "b"):
         ledger.join(router, 4.0, 0.0)
     return ledger
 
 
-def test_slots_are_a_pool_that_takes_nothing_of_its_engine_and_ends_with_it() -> None:
-    ledger = book()
-    assert (ledger.free("e"), ledger.free(slots_of("e"))) == (90, 4)
-    ledger.reserve("x", LeaseKind.SHARE, "a", [Hold(slots_of("e"), 3)])
-    assert (ledger.free("e"), ledger.free(slots_of("e"))) == (90, 1)
-    ended = ledger.end("e", memory_gone=False)
-    assert [lease.lease_id for lease in ended] == ["x", slots_of("e"), "e"]
-    assert ledger.lease("e").phase is Phase.ENDING
-    with pytest.raises(LeaseConflict):
-        ledger.open_slots("e", 4)
-    ledger.revive("e")
-    ledger.commit("e", 100)
-    ledger.open_slots("e", 2)
-    assert ledger.free(slots_of("e")) == 2
-
-
-def test_slots_of_an_engine_that_does_not_run_cannot_be_opened() -> None:
-    ledger = book()
-    with pytest.raises(LeaseNotFound):
-        ledger.open_slots("other", 1)
-    with pytest.raises(ValueError, match="-1"):
-        ledger.open_slots("e", -1)
-
-
-def test_an_account_is_in_the_ledger_whole_and_leaves_nothing_behind() -> None:
+def test_an_account_is_in_its_pool_whole_and_leaves_nothing_behind() -> None:
     ledger = book()
     accounts = ActorCredit(ledger)
     accounts.charge("a", "e", 2, 50)
@@ -56,8 +32,10 @@ def test_an_account_is_in_the_ledger_whole_and_leaves_nothing_behind() -> None:
     assert (accounts.account("a", "e"), accounts.free("e")) == ((2, 0), (2, 90))
     accounts.give_back("a", "e", 9, 9)
     assert (accounts.account("a", "e"), accounts.free("e")) == ((0, 0), (4, 90))
-    assert accounts.by_router == {}
-    assert len(list(ledger.leases())) == 2
+    assert accounts.amounts("a") == ()
+    pool = ledger.pool("e")
+    assert pool is not None
+    assert pool.accounts == {}
 
 
 def test_what_does_not_fit_in_one_of_the_two_is_charged_in_neither() -> None:
@@ -80,10 +58,27 @@ def test_what_does_not_fit_in_one_of_the_two_is_charged_in_neither() -> None:
 def test_a_router_that_says_more_than_there_is_gets_what_there_is() -> None:
     accounts = ActorCredit(book())
     accounts.charge("b", "e", 3, 70)
-    assert accounts.book("a", "e", 2, 60) == (1, 30)
-    assert accounts.overdrawn == 30
-    assert accounts.book("a", "e", 1, 10) == (1, 10)
-    assert accounts.book("a", "gone", 1, 10) == (0, 0)
+    assert accounts.book("a", [Amount("e", 2, 60)]) == [Amount("e", 1, 30)]
+    assert (accounts.account("a", "e"), accounts.overdrawn) == ((1, 30), 30)
+    assert accounts.book("a", [Amount("e", 1, 10)]) == []
+    assert accounts.account("a", "e") == (1, 10)
+    assert accounts.book("a", [Amount("gone", 1, 10)]) == [Amount("gone", 1, 10)]
+    assert accounts.amounts("a") == ()
+
+
+def test_accounts_of_an_ended_incarnation_stay_until_the_router_reports_again() -> None:
+    accounts = ActorCredit(book())
+    holder = accounts.holder("a")
+    accounts.charge("a", "e", 2, 50)
+    accounts.close("a")
+    pool = next(iter(holder.accounts.values())).pool
+    assert pool.give_back(holder, 1, 10) == (0, 0)
+    pool.charge(holder, 1, 10)
+    assert (accounts.account("a", "e"), accounts.free("e")) == ((2, 50), (2, 40))
+    assert accounts.book("a", [Amount("e", 1, 20)]) == []
+    pool.charge(holder, 1, 10)  # a request that is still to be forgotten
+    pool.give_back(holder, 1, 10)
+    assert (accounts.account("a", "e"), accounts.free("e")) == ((1, 20), (3, 70))
 
 
 def test_accounts_end_with_their_router_and_their_engine() -> None:
@@ -91,14 +86,15 @@ def test_accounts_end_with_their_router_and_their_engine() -> None:
     accounts = ActorCredit(ledger)
     accounts.charge("a", "e", 2, 50)
     accounts.charge("b", "e", 1, 0)
-    assert accounts.remove_router("a") == ["e"]
-    assert accounts.free("e") == (3, 90)
-    ledger.leave("b")  # fell silent: its leases have ended by themselves
-    assert accounts.remove_router("b") == ["e"]
+    accounts.remove_router("a")
+    assert (accounts.free("e"), accounts.take_returned()) == ((3, 90), {"e": None})
+    accounts.remove_router("b")
     accounts.charge("a", "e", 1, 1)
     ledger.end("e")
     assert accounts.remove_engine("e") == {"a": (1, 1)}
-    assert (accounts.free("e"), accounts.by_router) == ((0, 0), {})
+    assert (accounts.free("e"), accounts.amounts("a")) == ((0, 0), ())
+    with pytest.raises(LeaseNotFound, match="'e' does not run"):
+        accounts.charge("a", "e", 1, 1)
 
 
 def test_what_requests_hold_is_the_sum_of_each_routers_last_report() -> None:

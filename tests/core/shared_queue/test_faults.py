@@ -250,7 +250,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
         world.routers[name].alive = False
     world.wait(10.0)
     assert (len(lines.actor_sessions.sessions), places.models, places.state_of_engine) == (0, {}, {})
-    assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e", "e/slots"]
+    assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e"]
 
 
 def test_a_stale_reply_says_nothing_else() -> None:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from serve_app.core.memory import Pool
 from serve_app.core.queue import Admission
 from serve_app.core.shared_queue import (
     actor_credit,
@@ -46,17 +47,16 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (actor_credit.ActorCredit, "charge"),
     (actor_credit.ActorCredit, "give_back"),
     (actor_credit.ActorCredit, "grant_credit"),
-    (actor_credit.ActorCredit, "_resize"),
-    (actor_credit.ActorCredit, "_resize_lease"),
-    (actor_credit.ActorCredit, "_set_account"),
+    (Pool, "charge"),
+    (Pool, "give_back"),
     (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
     (delivery.ActorSessions, "reply"),
     (requests.ActorRequests, "arrive"),
     (requests.ActorRequests, "done"),
     (requests.ActorRequests, "cancel"),
-    (granting.Granting, "sync"),
-    (requests.ActorRequests, "_charge"),
+    (granting.Granting, "_follow"),
+    (requests.ActorRequests, "_begin"),
     (requests.ActorRequests, "_leave_queue"),
     (requests.ActorRequests, "apply_actions"),
     (requests.ActorRequests, "retry_grants"),
@@ -65,7 +65,8 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (Admission, "on_arrive"),
     (Admission, "on_done"),
     (Admission, "on_cancel"),
-    (Admission, "on_replica"),
+    (Admission, "on_pool"),
+    (Admission, "on_returned"),
 ]
 
 

@@ -166,7 +166,7 @@ def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event
     world.settle(4)
     begun, queue = sessions(world), world.quota.queue
     admission = queue.granting.models[MODEL].admission
-    called = fails_once(admission, "on_replica", after=False, is_it=lambda name, *_: name == "e")
+    called = fails_once(admission, "on_pool", after=False, is_it=lambda name, *_: name == "e")
     queue.draining_engines = frozenset({"e", "f"})
     queue.on_tick(world.now)
     assert admission.capacity.replicas["f"].free == 0

@@ -60,7 +60,9 @@ class WorldChecks:
         for request in lines.granting.requests.by_ticket.values():
             if request.engine and request.is_known:
                 sums = granted.setdefault((request.router, request.engine), [0, 0])
-                sums[:] = sums[0] + request.slots, sums[1] + request.tokens
+                by_queue = not request.runs_in_session_slot
+                sums[0] += request.slots + by_queue * request.arrival.slots
+                sums[1] += request.tokens + by_queue * request.arrival.cost
         for (owner, engine), sums in granted.items():
             had = lines.accounts.account(owner, engine)
             assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
