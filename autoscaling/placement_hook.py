@@ -26,6 +26,7 @@ from autoscaling.policies import ScaleUpLimit
 from autoscaling.start_book import ANYWHERE, StartBook
 from autoscaling.unplaced import controllers_deployments, end_replica
 from serve_app.core.memory import StartsReply, StartsRequest
+from serve_app.core.times import START_ANSWER_S, START_ASK_S, START_RENEW_S
 from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
 
@@ -35,9 +36,6 @@ NODE_LABEL = "ray.io/node-id"  # Ray puts it on every node
 BOOKS = "serve_app_start_books"  # on the scheduler: by application
 PARAMETERS = ("scheduling_request", "default_scheduling_strategy", "target_node_id", "target_labels")
 NOT_PLACED = ("PENDING", "RESCHEDULING")  # Ray's states of a placement group: never placed, or its node has died
-ASK_S = 0.2  # between requests while a start waits for its answer
-RENEW_S = 1.0  # between requests otherwise: a reservation without renewal lasts ten times that
-ANSWER_S = 5.0  # the actor answers in milliseconds
 
 
 def placer_of_this_process(application: str, models: Mapping[str, Any], quota: Mapping[str, Any]) -> StartPlacer:
@@ -49,7 +47,7 @@ def placer_of_this_process(application: str, models: Mapping[str, Any], quota: M
     """
     known = {deployment: (str(name), asked) for deployment, (name, asked) in models.items()}
     actor = cache(partial(QuotaActor, QuotaSettings.model_validate(quota)))  # the first call, in a thread, starts it
-    placing = StartPlacer(application, known, lambda asks: actor().starts(asks, ANSWER_S))
+    placing = StartPlacer(application, known, lambda asks: actor().starts(asks, START_ANSWER_S))
     placing.tick()  # Serve starts the first replicas before it calls the policy
     return placing
 
@@ -156,7 +154,7 @@ class StartPlacer:
                     logger.warning("the quota actor does not place engine starts, and is asked again: %s", error)
                 self._actor_away = True
             waits = any(not start.placed for ask in asks.values() for start in ask.starts)
-            time.sleep(ASK_S if waits else RENEW_S)  # in the separate thread
+            time.sleep(START_ASK_S if waits else START_RENEW_S)  # in the separate thread
 
 
 def install_hook(scheduler: Any, application: str, placing: StartPlacer) -> None:

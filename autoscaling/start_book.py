@@ -7,7 +7,8 @@ Rules
 - A start waits for its answer, at most `START_WAIT_S`; then Ray places it as without the ledger.
 - If no node has free capacity in Ray, a start waits `RAY_FULL_WAIT_S`, since Ray still counts ended replicas; then it
   becomes a pending bundle in Ray, which the cluster autoscaler sees.
-- A start that is not repeated expires: in this book after `SILENT_S`, in the ledger after a reservation's time.
+- A start that is not repeated expires: in this book after `CONTROLLER_SILENT_S`, in the ledger after
+  `RESERVATION_TTL_S`.
 
 Invariant: no method waits, except for the lock, which the other thread holds for a few lines.
 """
@@ -20,11 +21,9 @@ from dataclasses import dataclass, field
 
 from autoscaling.policies import ScaleUpLimit
 from serve_app.core.memory import Start, StartsReply, StartsRequest
+from serve_app.core.times import CONTROLLER_SILENT_S, START_FRESH_S, START_WAIT_S
 
-START_WAIT_S = 10.0  # the actor answers in milliseconds; its first listing of a cluster's nodes takes seconds
 RAY_FULL_WAIT_S = 3.0  # Serve's view of free resources lags its replicas' ends by a second or two
-SILENT_S = 10.0  # the controller's loop ticks ten times a second: without a tick for this long, the application is gone
-FRESH_S = 5.0  # answers come every second; an older one does not describe the present free memory
 BUNDLE_WAIT_S = 30.0  # after this an unplaced bundle bound to a node is given up: the node is gone or full
 
 
@@ -118,7 +117,7 @@ class StartBook:
             if not more or not nodes:
                 return None  # a bundle pending in Ray makes the cluster autoscaler add a node
             waits = any(start.node is None for start in model.starts.values())
-            if waits or model.reply_target != target or now - model.replied_at > FRESH_S:
+            if waits or model.reply_target != target or now - model.replied_at > START_FRESH_S:
                 return NO_ANSWER
             if not model.reply.need_known:
                 return None
@@ -131,7 +130,7 @@ class StartBook:
         """The requests, by deployment; their answers hold for the present targets. There are none if the controller has
         no starts, or no longer ticks."""
         with self._lock:
-            if now - self._ticked_at > SILENT_S:
+            if now - self._ticked_at > CONTROLLER_SILENT_S:
                 for model in self._models.values():
                     model.starts = {}
                     model.more = 0

@@ -25,8 +25,8 @@ from benchmarks.exchange import MODEL, Router, connected
 from serve_app.core.memory import Device, EngineReport, Rank, SessionRequest
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import messages
+from serve_app.core.times import ACTOR_TICK_S
 
-TICK_S = 0.5  # the shell's
 ROUTERS = 3
 SLOTS = 64
 POOL_TOKENS = 1_000_000
@@ -110,7 +110,7 @@ def scale_up() -> dict[str, Any]:
         spans.add(router.say(quota, (messages.EngineReachability(MODEL, name, True),), now))
         finish(quota, now, spans)
     for _ in range(4):
-        now += TICK_S
+        now += ACTOR_TICK_S
         spans.timed(partial(quota.on_tick, now))
         for router in routers:
             spans.add(router.say(quota, (), now))
@@ -135,7 +135,7 @@ def recovery() -> dict[str, Any]:
     for router in again[:-1]:
         submit(quota, router, share, now, spans)
     for tick in range(1, 9):
-        now = tick * TICK_S
+        now = tick * ACTOR_TICK_S
         for number in range(RECOVERY_ENGINES):
             report = stored_report(stored, f"e{number}")
             quota.on_engine(report, now)
@@ -144,7 +144,7 @@ def recovery() -> dict[str, Any]:
             spans.add(router.say(quota, (), now))
     spans.add(again[-1].say(quota, again[-1].first, now))
     for _ in range(4):
-        now += TICK_S
+        now += ACTOR_TICK_S
         spans.timed(partial(quota.on_tick, now))
         finish(quota, now, spans)
         for router in again:
@@ -174,7 +174,7 @@ def sessions() -> dict[str, Any]:
         )
         spans.timed(partial(quota.on_open_session, ask, now))
     for step in range(20):
-        now += TICK_S / 5
+        now += ACTOR_TICK_S / 5
         spans.timed(partial(quota.on_tick, now))
         spans.timed(partial(quota.queue.close_session, f"t s{step}", now))
     return spans.figures() | {"open": len(quota.sessions.by_session_id)}
@@ -197,7 +197,7 @@ def router_end() -> dict[str, Any]:
         spans.add(other.say(quota, (), now))
     finish(quota, now, spans)
     for router in (other, again):
-        now += TICK_S
+        now += ACTOR_TICK_S
         quota.ledger.leave(router.name)  # it was silent for too long
         spans.timed(partial(quota.on_tick, now))
         finish(quota, now, spans)

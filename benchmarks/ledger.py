@@ -37,7 +37,7 @@ from benchmarks.openb import main as openb
 from serve_app.core.memory import Device, EngineReport, Hold, Holder, LeaseKind, Ledger, Rank
 from serve_app.core.queue import QueuePolicy
 from serve_app.core.shared_queue import messages
-from serve_app.quota import quota_actor
+from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
 
 ENGINES = 1_000
@@ -145,7 +145,7 @@ def local_ray() -> Iterator[None]:
 
 async def speak(seconds: float) -> tuple[int, float]:
     """Routers speak as fast as they are answered; returns events and the seconds they took."""
-    actor = quota_actor(QuotaSettings())
+    actor = QuotaActor(QuotaSettings()).actor.find()
     node = ray.get_runtime_context().get_node_id()
     pools = [f"engine-{number}" for number in range(POOLS)]
 

@@ -15,7 +15,7 @@ from ray.serve.schema import LoggingConfig
 
 from serve_app import settings as configuration
 from serve_app.batch import deployment as batch_deployment
-from serve_app.core.memory import MOVE_S
+from serve_app.core.times import DRAIN_POLL_S, HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, MOVE_S, ROUTER_DRAIN_S
 from serve_app.engine import deployment, engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import deployment as router_deployment
@@ -38,10 +38,6 @@ from serve_app.settings import (
 logger = logging.getLogger("serve_app")
 
 UNBOUNDED = 100_000  # Serve's bound on ongoing requests per replica: the router's queue bounds them, Serve's is hidden
-HEALTH_PERIOD_S = 5.0  # a dead engine is replaced within two periods
-HEALTH_TIMEOUT_S = 20.0  # above the duration of a busy engine's health probe
-DRAIN_POLL_S = 0.5  # an idle drain ends within a second or two of the channels' closing
-ROUTER_DRAIN_S = 3600.0  # the longest stream that a draining router finishes
 ROUTER_SURGE_PERCENT = 100  # a router needs few resources: new ones answer before the old ones end
 # HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
 LOGGING = LoggingConfig(enable_access_log=False)

@@ -13,8 +13,10 @@ ENGINE_PREFIX = "engine-"
 MARK = "SERVE_APP_INSTANCE"  # the variable that marks every process of an instance or a node
 STORE_FILE = "SERVE_APP_STORE"  # the variable with the store's SQLite file, where `store.url` is not set
 NAMESPACE = "serve_app"  # Ray's, of our actors
+QUOTA_ACTOR = "quota"
 STORE_ACTOR = "store"
 FILES_ACTOR = "batch_files"
+HEAD_ACTORS = (QUOTA_ACTOR, STORE_ACTOR, FILES_ACTOR)  # one of each in a cluster, on its head node
 
 # Numbers that replicas report to Serve's controller, for scaling. Routers, each followed by the model's name:
 WAITING_PREFIX = "waiting_"  # requests in the router's queue

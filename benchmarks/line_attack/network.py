@@ -18,6 +18,7 @@ from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank, Ses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
+from serve_app.core.times import ACTOR_RETRY_S, ACTOR_TICK_S, ENGINE_HEARTBEAT_S, ROUTER_HEARTBEAT_S, WATCH_S
 from serve_app.types import RequestClass
 
 MODEL = "m"
@@ -26,16 +27,10 @@ NEVER_S = 1e9
 OPEN_S = 5.0
 ROUND_TRIP_S = 0.02
 # As in `serve_app.router.queue_client`.
-BEAT_S = 1.0
 REPORT_S = 0.1
 CALM_REPORT_S = 0.5
 REPORT_EACH_S = 0.0005
 CALLS = 4
-RETRY_S = 0.25
-# as in `serve_app.quota` and of engines
-TICK_S = 0.5
-WATCH_S = 0.5
-ENGINE_BEAT_S = 1.0
 
 
 @dataclass
@@ -97,8 +92,8 @@ class Actor:
             self._reports[name] = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
         self._engines_speak()
         self._engines_speak()
-        clock.every(TICK_S, self._tick)
-        clock.every(ENGINE_BEAT_S, self._engines_speak)
+        clock.every(ACTOR_TICK_S, self._tick)
+        clock.every(ENGINE_HEARTBEAT_S, self._engines_speak)
 
     def exchange(self, told: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
         answer(self.quota.on_exchange(told, self._clock.now))
@@ -281,13 +276,13 @@ class Router:
                 how(told, lambda reply: self.clock.after(self.delay_s(), lambda: back(reply)))
 
         def lost() -> None:
-            self._quiet_until = self.clock.now + RETRY_S
+            self._quiet_until = self.clock.now + ACTOR_RETRY_S
             self.after(self.line.on_lost(self.clock.now))
             then()
 
         def back(reply: ActorReply) -> None:
             if reply.is_stale and reply.epoch == known:
-                self._quiet_until = self.clock.now + RETRY_S
+                self._quiet_until = self.clock.now + ACTOR_RETRY_S
             self.after(self.line.on_reply(reply, sent_s, self.clock.now))
             then()
 
@@ -305,7 +300,9 @@ class Router:
         soonest_s = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S
         now = self.clock.now
         report_s = max(soonest_s, REPORT_EACH_S * len(self.line.in_flight.running))
-        if now >= self._beat_s + BEAT_S or (self.line.router_session.has_sums and now >= self._said_s + report_s):
+        if now >= self._beat_s + ROUTER_HEARTBEAT_S or (
+            self.line.router_session.has_sums and now >= self._said_s + report_s
+        ):
             self._beat_s = now
             self._send(beat=True)
         left_s = self._said_s + report_s - now

@@ -1,7 +1,7 @@
 """The quota actor in the router's own process: `GpuMemoryQuota` as it is, with a store and devices that are at hand.
 
 What routers and engines say to it is not copied and crosses no border, so a request costs what the actor's own work
-is. Engines say every `BEAT_S` that they are there, as real ones do.
+is. Engines say every `ENGINE_HEARTBEAT_S` that they are there, as real ones do.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unittest import mock
 
 from serve_app.core.memory import Device, EngineReport, Rank
 from serve_app.core.shared_queue import ActorReply, RouterMessage
+from serve_app.core.times import ENGINE_HEARTBEAT_S
 from serve_app.quota import GpuMemoryQuota
 from serve_app.quota import actor as quota
 from serve_app.settings import QuotaSettings
 
-BEAT_S = 1.0
 NODE = "here"
 LAST_WORDS = 100
 LAST_WORD_S = 0.05
@@ -85,7 +85,7 @@ class NearQuota:
     async def beat(self) -> None:
         """Engines go on saying that they are there; never returns."""
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(ENGINE_HEARTBEAT_S)
             for told in list(self._engines.values()):
                 if told.owner in self._engines:  # one may have ended meanwhile
                     await self._actor.engine(told)

@@ -26,7 +26,7 @@ from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.processes import machine_busy_s
 from benchmarks.strategies.orders import ClosedRun, Ended, OpenRun, Order, Ran, Row, Started
 from benchmarks.strategies.workload import Ask, prompt_ids, texts_of
-from serve_app.engine import batched_engine, deployment
+from serve_app.engine import batch_figures, batched_engine, deployment
 from serve_app.errors import ServeAppError
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineBackend, Frame, Submit
@@ -66,7 +66,7 @@ class Driver:
     def __init__(self, backend: EngineBackend, settings: ModelSettings) -> None:
         self._recorder = Recorder(backend)
         self._settings = settings
-        self._engine = batched_engine.BatchedEngine(self._recorder, None, time.monotonic)
+        self._engine = batched_engine.BatchedEngine(self._recorder, None, time.monotonic, batch_figures.BatchFigures())
         self._runs = itertools.count()
 
     async def run(self, order: Order) -> Ran:

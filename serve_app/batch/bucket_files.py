@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 import fsspec
 
 from serve_app.batch.pieces import in_pieces
+from serve_app.core.times import BUCKET_CALL_S
 from serve_app.errors import ConfigError, NotFound, ServeAppError, StorageAway, StorageFull
 
 logger = logging.getLogger("ray.serve")
 
 THREADS = 8  # calls of one process at once
-CALL_S = 60.0  # the copy of a large file at the end takes longest
 BLOCK_BYTES = 8 * 2**20  # of one part of an upload; S3 takes 5 MiB at least, and 10,000 of them
 UPLOADS = "uploads"
 ABANDONED_S = 3600.0  # an upload is moved within seconds once all of it is there
@@ -89,10 +89,12 @@ class FsspecFiles:
                 return work()
 
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(BUCKET_CALL_S):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, checked)
         except TimeoutError:
-            raise StorageAway(f"the storage of files has not answered within {CALL_S:g} s", retry_after_s=5.0) from None
+            raise StorageAway(
+                f"the storage of files has not answered within {BUCKET_CALL_S:g} s", retry_after_s=5.0
+            ) from None
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

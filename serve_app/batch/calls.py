@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from serve_app.core.times import BATCH_CALL_S
 from serve_app.errors import ServeAppError
 
 logger = logging.getLogger("ray.serve")
 
-CALL_S = 60.0  # above what a database or a bucket takes for the largest of our calls; what hangs longer is lost
 RETRY_S = 0.25  # the first wait; the store's actor restarts in seconds
 MAX_RETRY_S = 5.0
 
@@ -23,13 +23,13 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, (TimeoutError, OSError)) or (isinstance(error, ServeAppError) and error.status >= 500)
 
 
-async def bounded(call: Awaitable[T], bound_s: float = CALL_S) -> T:
+async def bounded(call: Awaitable[T], bound_s: float = BATCH_CALL_S) -> T:
     """The answer. Raises TimeoutError after `bound_s`."""
     async with asyncio.timeout(bound_s):
         return await call
 
 
-async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: float = CALL_S) -> T:
+async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: float = BATCH_CALL_S) -> T:
     """The answer of a call that may be repeated, however long the store or the files are away.
 
     Raises:

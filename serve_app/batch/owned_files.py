@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import threading
 from collections.abc import AsyncIterable, Awaitable, Callable
@@ -16,21 +15,18 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-
 from serve_app.batch.local_files import LocalFiles
 from serve_app.batch.pieces import in_pieces
+from serve_app.core.times import FILES_CALL_S
 from serve_app.errors import ServeAppError, StorageAway
 from serve_app.names import FILES_ACTOR
-from serve_app.ray_adapter import HEAD_ACTOR
-from serve_app.store import OwnerCalls, default_file, restart_as
+from serve_app.ray_adapter import HeadActor, restart_as
+from serve_app.store import default_file
 
 logger = logging.getLogger("ray.serve")
 
 THREADS = 8  # calls at once: uploads and reads of several routers and workers
 FOLDER = "files"  # beside the store's SQLite file
-CALL_S = 30.0  # a piece takes milliseconds; the sync at the end seconds, and so does the actor's restart
 DISCARD_S = 2.0  # the wait for the removal of a failed upload; it goes on without its caller
 
 Call = Callable[..., Awaitable[Any]]  # the name of a method of `LocalFiles`, and its arguments
@@ -44,11 +40,8 @@ class FileOwner:
         self._opening = threading.Lock()
 
     def upgrade(self, release: str) -> None:
-        """Run the release of a router that starts, as `StoreOwner.upgrade` does."""
+        """See `HeadActor`."""
         restart_as(release)
-
-    def pid(self) -> int:
-        return os.getpid()
 
     def run(self, folder: str | None, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A method of the `LocalFiles` of a folder; None: of the one beside the store's file."""
@@ -67,7 +60,8 @@ class OwnedFiles:
 
     @classmethod
     def at(cls, folder: str | None) -> OwnedFiles:
-        return cls(OwnerCalls(folder, files_actor, "the actor of the files", CALL_S, StorageAway))
+        actor = HeadActor(FILES_ACTOR, FileOwner, THREADS)
+        return cls(actor.calls_of(folder, "the actor of the files", FILES_CALL_S, StorageAway))
 
     async def write(self, name: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
         upload = secrets.token_hex(8)
@@ -101,10 +95,3 @@ class OwnedFiles:
             await self._call("discard", name, upload)
         except ServeAppError as error:
             logger.info("a failed upload is left until it counts as abandoned: %s", error)
-
-
-def files_actor() -> ActorHandle[Any]:
-    """The cluster's actor; the first caller starts it."""
-    made: Any = ray.remote(FileOwner).options(name=FILES_ACTOR, max_concurrency=THREADS, **HEAD_ACTOR)
-    started: ActorHandle[Any] = made.remote()
-    return started

@@ -27,13 +27,11 @@ from serve_app.core.batches import (
     WaitingRows,
     share_rows,
 )
+from serve_app.core.times import ROW_CLAIM_S, ROW_LEASE_S, ROW_RENEW_S
 from serve_app.store import BatchStore
 
 logger = logging.getLogger("ray.serve")
 
-LEASE_S = 30.0  # a dead worker's rows return after this
-RENEW_S = 10.0  # two renewals may fail
-CLAIM_S = 15.0  # an answer that comes later has half a lease left
 CLAIM_RETRY_S = 1.0
 AHEAD_S = 1.0  # of ends: rows claimed before they may start, so that two claims a second feed any rate
 ATTEMPT_DELAYS_S = (0.0, 1.0, 4.0)  # before a row's first, second and third attempt: an engine restarts in between
@@ -149,7 +147,7 @@ class RowFeed:
     async def renew(self) -> None:
         """Renew the leases of all rows held. Raises what the store raises."""
         for name, rows in Counter(held.worker for held in self.held.values()).items():
-            renewed = await bounded(self._store.renew(name, LEASE_S), RENEW_S)
+            renewed = await bounded(self._store.renew(name, ROW_LEASE_S), ROW_RENEW_S)
             if renewed > rows and name in self._lost_claims:
                 await self._return_unknown(name, self._lost_claims[name])
         names = {held.worker for held in self.held.values()}
@@ -209,7 +207,8 @@ class RowFeed:
         name = f"{self._name}:{self._failed_claims}"
         at = (batch.batch_id, model)
         try:
-            claimed = await bounded(self._store.claim_rows(name, batch.batch_id, model, limit, LEASE_S), CLAIM_S)
+            claim = self._store.claim_rows(name, batch.batch_id, model, limit, ROW_LEASE_S)
+            claimed = await bounded(claim, ROW_CLAIM_S)
         except Exception as error:
             self._lost_claims[name] = batch.batch_id
             self._failed_claims += 1

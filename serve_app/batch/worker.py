@@ -21,10 +21,11 @@ from serve_app.batch.files import FileStorage
 from serve_app.batch.interfaces import ModelCheck, RowRunner
 from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.result_files import Finalization
-from serve_app.batch.row_feed import LEASE_S, RENEW_S, RowFeed
+from serve_app.batch.row_feed import RowFeed
 from serve_app.batch.row_run import RowRun
 from serve_app.batch.validation import Validation
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork, RowError
+from serve_app.core.times import ROW_LEASE_S, ROW_RENEW_S
 from serve_app.errors import BatchConflict
 from serve_app.store import BatchStore
 
@@ -121,7 +122,7 @@ class BatchWorker:
     def start(self) -> None:
         steps: dict[str, tuple[Callable[[], Awaitable[None]], float]] = {
             "work": (self._look, WORK_EVERY_S),
-            "leases": (self._renew, RENEW_S),
+            "leases": (self._renew, ROW_RENEW_S),
             "files": (self._sweep, SWEEP_EVERY_S),
         }
         self._loops = {
@@ -261,13 +262,13 @@ class BatchWorker:
 
     def _lease(self, batch: BatchRecord) -> Awaitable[bool]:
         """Whether this worker may bring a batch on; two at once would do the same work twice."""
-        return self._store.lease_batch(batch.batch_id, batch.status, self.name, LEASE_S)
+        return self._store.lease_batch(batch.batch_id, batch.status, self.name, ROW_LEASE_S)
 
     async def _renew(self) -> None:
         """Renew the leases of rows and batches; a batch that another worker has meanwhile is left to it."""
         await self.feed.renew()
         for batch_id, batch in list(self._leased.items()):
-            if not await bounded(self._lease(batch), RENEW_S) and self._leased.get(batch_id) is batch:
+            if not await bounded(self._lease(batch), ROW_RENEW_S) and self._leased.get(batch_id) is batch:
                 self._changes[batch_id].cancel()
 
     async def _validate(self, batch: BatchRecord) -> None:

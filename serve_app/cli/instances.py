@@ -21,10 +21,10 @@ from serve_app.cluster.local import (
     ask,
     clean_up,
 )
+from serve_app.core.times import STATUS_FRESH_S
 from serve_app.errors import Unavailable
 from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
-STATUS_FRESH_S = 12.0  # `up` writes its state every 5 s; if it is older than this, Serve is asked
 SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
 STYLES = {"running": "green", "unhealthy": "red", "failed": "red", "unreachable": "red"}  # by state
 

@@ -25,9 +25,6 @@ from dataclasses import replace
 from serve_app.core.claims import ClaimBook, ClaimReply, ClaimReport, ClaimRequest, ClaimVerdict, Generation
 from serve_app.core.limits import ActorLimits
 from serve_app.core.memory import (
-    LOADING_TTL_S,
-    OWNER_TTL_S,
-    RESERVATION_TTL_S,
     Checkpoint,
     CheckpointChanges,
     CheckpointKey,
@@ -53,13 +50,18 @@ from serve_app.core.memory import (
     StartsRequest,
 )
 from serve_app.core.shared_queue import ActorQueue, ActorReply, RouterMessage
+from serve_app.core.times import (
+    ACTOR_STALL_S,
+    ENGINE_SILENT_S,
+    LOADING_TTL_S,
+    OWNER_TTL_S,
+    RECOVERY_S,
+    RESERVATION_TTL_S,
+    ROUTER_SILENT_S,
+)
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError, Unavailable
 
 RECOVERING = "quota_recovering"  # error code of requests refused until then
-RECOVERY_S = LOADING_TTL_S  # a party without a report by then is gone
-SILENT_S = 2.0  # two heartbeats: then the actor checks the engine's processes on its node
-ROUTER_SILENT_S = 0.6  # a router that watches sends a message every half second: then its process is checked
-STALL_S = 1.5  # three of the shell's ticks: after such a pause silence is no evidence
 
 
 class Quota:
@@ -161,12 +163,12 @@ class Quota:
         return self.starts.plan(ask, now, frozen=self.recovering)
 
     def silent_engines(self, now: float) -> list[EngineReport]:
-        """The last reports of engines whose processes must be checked: no report for `SILENT_S`, or none since this
-        actor started. Engines with several ranks are left out: their ranks are Ray processes unknown to the engine that
-        outlive it by a moment, so only the time to live ends them."""
+        """The last reports of engines whose processes must be checked: no report for `ENGINE_SILENT_S`, or none
+        since this actor started. Engines with several ranks are left out: their ranks are Ray processes unknown to the
+        engine that outlive it by a moment, so only the time to live ends them."""
         entries = (self.checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported)
         found = {entry.owner: entry for entry in entries if isinstance(entry, EngineReport)}
-        found |= {told.owner: told for told in self.grants.silent(now - SILENT_S)}
+        found |= {told.owner: told for told in self.grants.silent(now - ENGINE_SILENT_S)}
         return [told for told in found.values() if told.processes and len(told.ranks) == 1]
 
     def on_processes_gone(self, owner: str, now: float) -> None:
@@ -257,7 +259,7 @@ class Quota:
     def on_tick(self, now: float) -> None:
         """Expire owners and leases, end recovery when due, and run the queues."""
         stood_s, self._ticked_at = now - self._ticked_at, now
-        if stood_s > STALL_S:  # messages of that time are still unread
+        if stood_s > ACTOR_STALL_S:  # messages of that time are still unread
             self.ledger.extend(stood_s)
             self.queue.actor_sessions.extend()
             self._recovers_until += stood_s

@@ -12,6 +12,7 @@ from serve_app.engine.tiny_model import WORDS, ensure_tiny_model
 
 __all__ = [
     "WORDS",
+    "batch_figures",
     "batched_engine",
     "deployment",
     "engine_args",

@@ -10,6 +10,7 @@ Invariant: memory is constant, and the cost per request is too; nothing is done 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -60,9 +61,10 @@ class BatchFigures:
         self._started.clear()
         self._padding.clear()
 
-    def sample(self, load: EngineLoad, now: float) -> None:
-        """Remember the engine's counters; called every `SAMPLE_S`."""
-        self._samples.append((now, load))
+    def sample(self, load: Callable[[], EngineLoad], now: float) -> None:
+        """Remember the engine's counters, once every `SAMPLE_S`; to be called as often or more often."""
+        if not self._samples or now >= self._samples[-1][0] + SAMPLE_S:
+            self._samples.append((now, load()))
 
     def add_to(self, load: EngineLoad, now: float, *, waiting: int, forms_batches: bool) -> EngineLoad:
         """The engine's load with the figures.

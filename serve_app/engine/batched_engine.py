@@ -1,7 +1,7 @@
 """Any engine behind `core.batching`: a request waits until its batch starts, and then runs as it would without.
 
 Decides nothing itself: `Batcher` forms the batches, and this shell has the clock, the timer and the futures on which
-the requests wait. Without a policy a request goes straight to the engine, whose own continuous batching takes it.
+the requests wait. A replica has one once its model has had `batching`; others give requests to their engine.
 
 Invariant: each request that came to the batcher leaves it when its iterator ends, in whatever way; at most one batch
 runs at a time, also across a change of the policy, unless the policy is continuous.
@@ -19,18 +19,9 @@ import msgspec
 
 from serve_app.core.batching import Batcher, BatchItem, BatchPolicy, RequestBatch
 from serve_app.core.estimate import PRIOR_BYTES_PER_TOKEN
-from serve_app.engine.batch_figures import SAMPLE_S, BatchFigures, OpenBatch
+from serve_app.engine.batch_figures import BatchFigures, OpenBatch
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded
-from serve_app.transport import (
-    EngineBackend,
-    EngineInfo,
-    EngineLoad,
-    FirstTokenReport,
-    Frame,
-    Submit,
-    TokenUsage,
-    Unsent,
-)
+from serve_app.transport import EngineBackend, Frame, Submit, TokenUsage
 
 
 @dataclass(slots=True, eq=False)
@@ -44,33 +35,33 @@ class _BatchedRequest:
 
 
 class BatchedEngine:
-    """`EngineBackend` that forms batches in front of another one. Not thread-safe: one event loop.
+    """Forms batches in front of an engine. Not thread-safe: one event loop.
 
     Args:
         engine: runs the requests.
-        policy: None: passes every request through, at no cost per frame.
+        policy: None: every request goes to the engine.
         clock: seconds, monotonic, at the pace of the event loop's own.
+        figures: of the batches.
     """
 
-    def __init__(self, engine: EngineBackend, policy: BatchPolicy | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engine: EngineBackend,
+        policy: BatchPolicy | None,
+        clock: Callable[[], float],
+        figures: BatchFigures,
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._figures = figures
         self._policy = policy
         self._batcher = None if policy is None else Batcher(policy)
-        self._figures = BatchFigures()
         self._requests: dict[str, _BatchedRequest] = {}  # those in the batcher
         self._held: dict[str, _BatchedRequest] = {}  # arrived since a change of the policy whose last batches still run
         self._is_changing = False  # whether the batcher is of a former policy
         self._refusal = ""  # why requests that come from now on do not run; empty: they do
         self._ids = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        self._sampler: asyncio.TimerHandle | None = None
-
-    async def start(self) -> EngineInfo:
-        """See `EngineBackend.start`."""
-        info = await self._engine.start()
-        self._sample()
-        return info
 
     def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """See `EngineBackend.run`. The request arrives when its first frame is asked for; while it waits, closing the
@@ -108,14 +99,6 @@ class BatchedEngine:
         finally:
             self._end(request)
 
-    def produced(self, submit: Submit) -> Unsent:
-        """See `EngineBackend.produced`."""
-        return self._engine.produced(submit)
-
-    def report_first_tokens(self, report: FirstTokenReport) -> None:
-        """See `EngineBackend.report_first_tokens`."""
-        self._engine.report_first_tokens(report)
-
     def set_policy(self, policy: BatchPolicy | None) -> None:
         """Form the batches of requests that come from now on by another policy. Those that wait start without waiting
         for more, in batches of the former policy; later ones follow when these have ended (None: at once)."""
@@ -144,30 +127,15 @@ class BatchedEngine:
             if not request.started.done():
                 request.started.set_exception(EngineUnreachable(message))
 
-    def load(self) -> EngineLoad:
-        """See `EngineBackend.load`; with the figures of the batches."""
-        waiting = len(self._held) + (0 if self._batcher is None else self._batcher.waiting)
-        forms_batches = self._policy is not None and not self._policy.is_continuous
-        return self._figures.add_to(self._engine.load(), self._clock(), waiting=waiting, forms_batches=forms_batches)
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their batch."""
+        return len(self._held) + (0 if self._batcher is None else self._batcher.waiting)
 
     @property
-    def alive(self) -> bool:
-        """See `EngineBackend.alive`."""
-        return self._engine.alive
-
-    async def check_health(self) -> None:
-        """See `EngineBackend.check_health`."""
-        await self._engine.check_health()
-
-    def kill(self) -> None:
-        """See `EngineBackend.kill`."""
-        self._stop()
-        self._engine.kill()
-
-    async def shutdown(self) -> None:
-        """See `EngineBackend.shutdown`; waiting requests end first."""
-        self._stop()
-        await self._engine.shutdown()
+    def forms_batches(self) -> bool:
+        """Whether requests wait for others; else the engine's steps are the batches."""
+        return self._policy is not None and not self._policy.is_continuous
 
     # Inside
 
@@ -243,17 +211,6 @@ class BatchedEngine:
         if self._batcher is not None:
             self._begin(self._batcher.on_tick(self._clock()))
         self._set_timer()
-
-    def _sample(self) -> None:
-        self._figures.sample(self._engine.load(), self._clock())
-        self._sampler = asyncio.get_running_loop().call_later(SAMPLE_S, self._sample)
-
-    def _stop(self) -> None:
-        """End the timers, and the requests that wait."""
-        self.fail("this engine replica ends")
-        for timer in (self._timer, self._sampler):
-            if timer is not None:
-                timer.cancel()
 
 
 def _wake(request: _BatchedRequest) -> None:

@@ -19,8 +19,11 @@ from typing import Any
 import msgspec
 import ray.util
 
+from serve_app.core.batching import BatchPolicy
 from serve_app.core.memory import DrainReport
+from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
 from serve_app.engine import environment, rank_layout
+from serve_app.engine.batch_figures import BatchFigures
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, not_continuable, require_stream
 from serve_app.engine.download_size import ask_hub
@@ -53,9 +56,7 @@ logger = logging.getLogger("ray.serve")
 
 # vLLM tokenizes in a thread. At Python's 5 ms, that thread runs only after the event loop has served a whole batch.
 THREAD_SWITCH_S = 0.0005
-ALIVE_S = 0.5  # between looks at the engine: a dead one holds memory for which others wait, a frozen one requests
 NEARER_S = 1.0  # a deadline that is nearer by less than this is the known one, as told at another report
-LAST_FRAMES_S = 0.5  # for the errors of its requests to reach their routers; Serve's own checks would take 15 s
 DIED = "the engine's process ended under the request"
 EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE
 EXIT_DRAINED = 0
@@ -86,6 +87,8 @@ class EngineReplica:
         quota: settings of the cluster's memory quota; None: this engine takes memory that no ledger counts.
     """
 
+    batched: BatchedEngine | None = None  # None: its model has had no `batching` so far
+
     async def __init__(self, settings: dict[str, Any], quota: dict[str, Any] | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
         # Serve awaits it. On the class, the garbage collector would call it, too, and await nothing.
         self.__del__ = self.shutdown
@@ -96,6 +99,7 @@ class EngineReplica:
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
+        self._figures = BatchFigures()
         self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
@@ -106,8 +110,7 @@ class EngineReplica:
         try:
             self.backend = make_backend(self._settings)
             self.backend.report_first_tokens(self.wire.tell_first_token)
-            self.engine = BatchedEngine(self.backend, self._settings.batch_policy, time.monotonic)
-            info = await self.engine.start()
+            info = await self.backend.start()
         except ServeAppError:
             raise  # it says what is wrong
         except Exception as error:
@@ -118,6 +121,7 @@ class EngineReplica:
         if self._grant is not None:
             self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots, self.wire.fingerprint)
         self.engine_info = msgspec.structs.replace(info, start_s=start_s)
+        self._set_batching(self._settings.batch_policy)
         if self.draining is None:
             self.wire.set_slots(info.slots)
         self.watching = asyncio.create_task(self._watch())
@@ -145,9 +149,15 @@ class EngineReplica:
         """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
         `config`: the model's `batching` and `drain_s`, as `serve_app.app` declares them."""
         batching = config["batching"]
-        self.engine.set_policy(None if batching is None else BatchingSettings.model_validate(batching).policy())
+        self._set_batching(None if batching is None else BatchingSettings.model_validate(batching).policy())
         if self._grant is not None:
             self._grant.set_drain_s(config["drain_s"])
+
+    def _set_batching(self, policy: BatchPolicy | None) -> None:
+        if self.batched is not None:
+            self.batched.set_policy(policy)
+        elif policy is not None:
+            self.batched = BatchedEngine(self.backend, policy, time.monotonic, self._figures)
 
     async def _watch(self) -> None:
         """Detect a dead engine, and one that has been frozen for `health_stall_s`, sooner than Serve's next check."""
@@ -157,7 +167,8 @@ class EngineReplica:
             except EngineFailed as error:
                 self._give_up(error)
                 return
-            await asyncio.sleep(ALIVE_S)
+            self._figures.sample(self.backend.load, time.monotonic())
+            await asyncio.sleep(ENGINE_LOOK_S)
         self._give_up(await self._death(EngineFailed("the engine's process has died")))
 
     async def _obtain(self, quota: QuotaSettings) -> MemoryGrant:
@@ -186,8 +197,8 @@ class EngineReplica:
             logger.info("engine %s drains and ends within %.0f s", self._settings.name, within_s)
             self.drain_state = ReplicaDrain(until)
             self.draining = asyncio.create_task(self._drain_and_end(self.drain_state))
-            if hasattr(self, "engine"):
-                self.engine.close()  # no batch waits to be filled
+            if self.batched is not None:
+                self.batched.close()  # no batch waits to be filled
         elif until < self.drain_state.until - NEARER_S:
             self.drain_state.until = until
         else:
@@ -196,7 +207,7 @@ class EngineReplica:
 
     async def _drain_and_end(self, drain: ReplicaDrain) -> None:
         while (left_s := drain.left_s(time.monotonic())) > 0 and (requests := self.wire.requests):
-            await asyncio.wait(requests, timeout=min(left_s, ALIVE_S))  # the deadline may come nearer
+            await asyncio.wait(requests, timeout=min(left_s, ENGINE_LOOK_S))  # the deadline may come nearer
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
         await self.shutdown()
         end_process(EXIT_DRAINED)
@@ -218,7 +229,8 @@ class EngineReplica:
 
     async def load(self, replica_id: str) -> EngineLoad:
         """The live load of the engine."""
-        return self.engine.load()
+        waiting, forms_batches = (self.batched.waiting, self.batched.forms_batches) if self.batched else (0, False)
+        return self._figures.add_to(self.backend.load(), time.monotonic(), waiting=waiting, forms_batches=forms_batches)
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load."""
@@ -246,8 +258,9 @@ class EngineReplica:
             raise not_continuable("this engine cannot")
         if continued and submit.fingerprint not in (None, self.wire.fingerprint):
             raise not_continuable("an engine of another model, or of other settings, has begun it")
+        engine = self.backend if self.batched is None else self.batched
         try:
-            async with contextlib.aclosing(self.engine.run(submit)) as frames:
+            async with contextlib.aclosing(engine.run(submit)) as frames:
                 async for frame in frames:
                     if submit.events:
                         require_stream(frame)
@@ -301,7 +314,8 @@ class EngineReplica:
             self._ending = True
             why = death(error)
             logger.error("this replica ends: %s", why)
-            self.engine.fail()
+            if self.batched is not None:
+                self.batched.fail()
             if self._grant is not None:
                 self._grant.fail(why)
             asyncio.get_running_loop().call_later(LAST_FRAMES_S, self._end)
@@ -318,7 +332,9 @@ class EngineReplica:
             self.watching.cancel()
         if hasattr(self, "wire"):
             await self.wire.close()
-        if hasattr(self, "engine"):
-            await self.engine.shutdown()
+        if self.batched is not None:
+            self.batched.fail("this engine replica ends")
+        if hasattr(self, "backend"):
+            await self.backend.shutdown()
         if grant := getattr(self, "_grant", None):
             await asyncio.to_thread(grant.end)

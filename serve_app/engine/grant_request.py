@@ -15,6 +15,7 @@ import ray
 from ray import serve
 
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Rank, StartReport
+from serve_app.core.times import DEVICES_S, ENGINE_ANSWER_S
 from serve_app.engine.engine_args import gpus_per_rank
 from serve_app.engine.environment import Platform
 from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
@@ -24,9 +25,6 @@ from serve_app.engine.model_lookup import ModelFacts, stored
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import AWAY
 from serve_app.settings import GB, ModelSettings
-
-ANSWER_S = 5.0  # the actor answers in milliseconds, also while it delays its answer to a router
-DEVICES_S = 50.0  # the actor's first inventory starts a process on each node
 
 
 @dataclass(eq=False)
@@ -106,7 +104,7 @@ class GrantRequest:
         stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
 
         def send(told: EngineReport) -> EngineReply:
-            return self.actor.engine(told, ANSWER_S)
+            return self.actor.engine(told, ENGINE_ANSWER_S)
 
         def measured(hold_bytes: int, kv_bytes: int) -> None:
             if self._history is not None:

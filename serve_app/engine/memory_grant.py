@@ -24,6 +24,7 @@ import psutil
 import pynvml
 
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, StartReport
+from serve_app.core.times import ENGINE_ASK_S, ENGINE_HEARTBEAT_S
 from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, ServeAppError, Unavailable
@@ -31,8 +32,6 @@ from serve_app.system import start_ticks
 
 logger = logging.getLogger("ray.serve")
 
-BEAT_S = 1.0  # between reports; an owner counts as dead after four lost ones
-ASK_BEAT_S = 0.25  # the same while the engine waits for its memory or its turn to load
 LAST_REPORT_S = 2.0  # for the actor to receive that the memory is free; it also finds out by itself
 LOAD_STALL_S = 600.0  # compiling a big model's graphs takes minutes in which hardly any memory moves
 PROGRESS_BYTES = 16 * 2**20  # smaller changes are Python's own, without any loading
@@ -156,7 +155,7 @@ class MemoryGrant:
                 if now - told >= WAIT_LOG_INTERVAL_S:
                     told = now
                     logger.warning("%s waits to load: %s", self.report.owner, self._reply.why)
-                await asyncio.sleep(ASK_BEAT_S / 2)
+                await asyncio.sleep(ENGINE_ASK_S / 2)
         except BaseException:  # mostly cancellation: Serve ends the replica while it waits
             await asyncio.shield(asyncio.to_thread(self.end))
             raise
@@ -188,7 +187,7 @@ class MemoryGrant:
     def _run(self) -> None:
         while not self._ended.is_set():
             told = self._current_report()
-            pause_s = BEAT_S if told.kv_tokens else ASK_BEAT_S
+            pause_s = ENGINE_HEARTBEAT_S if told.kv_tokens else ENGINE_ASK_S
             try:
                 self._reply = self.send(told)
                 self._may_load = self._may_load or self._reply.may_load
@@ -199,7 +198,7 @@ class MemoryGrant:
                 return
             except self.away as error:
                 logger.warning("the quota actor does not answer: %s", error)
-                pause_s = ASK_BEAT_S  # a restarted actor waits for this report
+                pause_s = ENGINE_ASK_S  # a restarted actor waits for this report
             except Exception:  # an engine that stopped reporting would lose its grant and go on running
                 logger.exception("the engine's report to the quota actor failed; it will be sent again")
             if told.failed:

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.util import get_current_placement_group, placement_group_table
 
+from serve_app.core.times import RANK_NODES_S
 from serve_app.engine.engine_args import placement
 from serve_app.engine.environment import Platform
 from serve_app.errors import ConfigError, EngineFailed
@@ -26,7 +27,6 @@ from serve_app.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
-READ_S = 2.0  # Ray's GCS answers in a millisecond; without an answer, the next check asks again
 
 Group = Mapping[str, Any]  # an entry of Ray's placement group table
 NO_GROUP: Group = {"bundles": {}, "bundles_to_node_id": {}}
@@ -56,7 +56,7 @@ class RankLayout:
             return
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(asyncio.to_thread(self._read))
-        done, _ = await asyncio.wait({self._reading}, timeout=READ_S)
+        done, _ = await asyncio.wait({self._reading}, timeout=RANK_NODES_S)
         if not done or self._reading.exception() is not None:
             logger.warning("Ray does not report the nodes of this engine's bundles")
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve_app.core.memory import MOVE_S, DrainReport
+from serve_app.core.memory import DrainReport
+from serve_app.core.times import MOVE_S
 
 
 @dataclass(slots=True)

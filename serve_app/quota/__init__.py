@@ -5,8 +5,8 @@ In: memory reports of engines, queue messages of routers. Out: grants, queue mes
 Never: answers before what it has granted is stored.
 """
 
-from serve_app.quota import actor, client, kv_store
+from serve_app.quota import actor, kv_store
 from serve_app.quota.actor import GpuMemoryQuota
-from serve_app.quota.client import QuotaActor, quota_actor
+from serve_app.quota.client import QuotaActor
 
-__all__ = ["GpuMemoryQuota", "QuotaActor", "actor", "client", "kv_store", "quota_actor"]
+__all__ = ["GpuMemoryQuota", "QuotaActor", "actor", "kv_store"]

@@ -4,7 +4,7 @@ It runs on the head node, requests no CPU, and Ray restarts it whenever it dies.
 an answer that depends on it is sent, so a received answer is never lost. Other answers do not wait for storage.
 
 Invariant: every public method answers from the core alone; no call waits for slow work such as queries of other nodes.
-Invariant: while the GCS is away, a call whose answer needs it fails within `gcs_wait.GCS_S`.
+Invariant: while the GCS is away, a call whose answer needs it fails within `GCS_S`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,23 +34,20 @@ from serve_app.core.memory import (
     StartsRequest,
 )
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue import UNRESPONSIVE_S, ActorReply, RouterMessage
+from serve_app.core.shared_queue import ActorReply, RouterMessage
+from serve_app.core.times import ACTOR_TICK_S, FIRST_LOOK_S, GCS_S, NODE_LOOK_S, UNRESPONSIVE_S, WATCH_S
 from serve_app.errors import ServeAppError, Unavailable
-from serve_app.names import DISTRIBUTION, RELEASE
-from serve_app.quota.gcs_wait import FIRST_LOOK_S, GCS_S, bounded_wait
+from serve_app.quota.gcs_wait import bounded_wait
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
-from serve_app.ray_adapter import end_on_sigterm, freeze_heap
+from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as
 from serve_app.settings import QuotaSettings
 
 logger = logging.getLogger("serve_app.quota")
 
-TICK_S = 0.5  # a dead owner's leases are free within 5 s: four of silence, and this
-LOOK_S = 1.0  # between checks of the nodes; one call per node with a device
-WATCH_S = 0.5  # maximum wait of a router's watch call
 
 T = TypeVar("T")
 
@@ -109,11 +103,8 @@ class GpuMemoryQuota:
         logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
 
     async def upgrade(self, release: str) -> None:
-        """Run the release of a replica that starts, if it is what is installed here: this process ends, Ray starts it
-        again with the code on the disk, and the ledger is read as after a death."""
-        if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
-            logger.warning("the quota actor of release %s restarts as %s", RELEASE, release)
-            os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
+        """See `HeadActor`."""
+        restart_as(release)
 
     async def engine(self, report: EngineReport) -> EngineReply:
         """Process an engine's report; see `core.memory.engine_grants`. Raises LeaseConflict: the engine must end."""
@@ -321,7 +312,7 @@ class GpuMemoryQuota:
     async def _follow_time(self) -> None:
         """Run what is due, twice a second."""
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(ACTOR_TICK_S)
             try:
                 relocation, above = self.core.relocation, self._defrag_above
                 if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
@@ -365,7 +356,7 @@ class GpuMemoryQuota:
                 logger.error("the quota actor: %s", error.message)
             except Exception:
                 logger.exception("device check of the quota actor failed and is retried")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(NODE_LOOK_S)
 
     async def _store_devices(self, devices: list[Device]) -> None:
         """Store the devices for a later actor, before anything is granted on them."""
@@ -393,4 +384,4 @@ async def _retry_until_done(act: Callable[[], T]) -> T:
             return await asyncio.to_thread(act)
         except Exception:
             logger.exception("the quota actor cannot read or write its stored state, and retries")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(NODE_LOOK_S)

@@ -10,9 +10,6 @@ from ray.exceptions import RayError
 
 from serve_app.errors import QUOTA_AWAY, Unavailable
 
-GCS_S = 5.0  # an answer takes milliseconds; whoever waits for the quota actor gives up as soon
-FIRST_LOOK_S = 60.0  # above the patience of a starting engine, which has most: the first devices take GCS_S and 6 s
-
 
 @contextlib.asynccontextmanager
 async def bounded_wait(what: str, bound_s: float) -> AsyncIterator[None]:

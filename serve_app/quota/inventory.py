@@ -27,17 +27,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.core.memory import Device, NodeProcesses, Process
-from serve_app.quota.gcs_wait import GCS_S, bounded_wait
+from serve_app.core.times import FIRST_NODES_S, NODE_ANSWER_S, NODE_LIST_S, NODE_SILENT_S
+from serve_app.quota.gcs_wait import bounded_wait
 from serve_app.ray_adapter import draining_nodes, live_nodes
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import start_ticks
 
 logger = logging.getLogger("serve_app.quota")
 
-ASK_S = 5.0  # a node answers in milliseconds; the first answers come once a process has started there
-# A node's watch is replaced after so long without an answer. Above the start of a process at a load of 80: watches that
-# were replaced after ASK_S started 29 times in four minutes and never answered, and no engine there got memory.
-WATCH_SILENCE_S = 120.0
 LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
 
 T = TypeVar("T")
@@ -103,7 +100,7 @@ class Inventory:
         self._earlier_devices = dict(known_devices)
         self._devices: dict[str, list[Device]] = {}  # of nodes that have reported
         self._device_queries: dict[str, asyncio.Task[list[Device] | None]] = {}
-        self.check_timeout_s = ASK_S + 1.0  # of the first check
+        self.check_timeout_s = FIRST_NODES_S  # of the first check
         self._alive: frozenset[str] = frozenset()  # nodes, as last reported by Ray
         self._nvml_failed: set[str] = set()  # nodes whose NVML has failed: asked again
 
@@ -184,7 +181,7 @@ class Inventory:
     async def _ask(self, node: str, question: str, *args: Any) -> Any:
         watch = self._watch(node)
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(NODE_ANSWER_S):
                 answer = await getattr(watch.actor, question).remote(*args)
         except ray.exceptions.RayTaskError:
             watch.unanswered_since = None  # an error is an answer
@@ -200,7 +197,7 @@ class Inventory:
         """The watch of a node, which gets a question now; a new one where there is none or it has been silent."""
         now, watch = self._clock(), self._watches.get(node)
         since = now if watch is None or watch.unanswered_since is None else watch.unanswered_since
-        if watch is None or now - since >= WATCH_SILENCE_S:
+        if watch is None or now - since >= NODE_SILENT_S:
             if watch is not None:
                 logger.warning("node %s: its watch is replaced after %.0f s without an answer", node, now - since)
             where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
@@ -213,5 +210,5 @@ class Inventory:
 
 async def _from_gcs(ask: Callable[[float], T]) -> T:
     """Ray's own state of the nodes. Raises Unavailable: the GCS does not answer."""
-    async with bounded_wait("the list of the nodes", GCS_S):
-        return await asyncio.to_thread(ask, GCS_S)
+    async with bounded_wait("the list of the nodes", NODE_LIST_S):
+        return await asyncio.to_thread(ask, NODE_LIST_S)

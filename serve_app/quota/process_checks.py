@@ -15,10 +15,9 @@ from typing import Any
 
 from serve_app.core.memory import NodeProcesses
 from serve_app.core.quota import Quota
+from serve_app.core.times import ROUTER_LOOK_S
 
 logger = logging.getLogger("serve_app.quota")
-
-ROUTERS_S = 0.2  # between looks for silent routers: what a dead one held is free within a second
 
 
 Gone = Callable[[Iterable[NodeProcesses]], Awaitable[bool]]
@@ -56,7 +55,7 @@ class ProcessChecks:
     async def follow_routers(self) -> None:
         """Check routers that are silent, and new ones once: the first question to a node starts a process there."""
         while True:
-            await asyncio.sleep(ROUTERS_S)
+            await asyncio.sleep(ROUTER_LOOK_S)
             known = self._core.queue.processes
             new = {name: known[name] for name in known.keys() - self._seen_routers}
             self._seen_routers = set(known)

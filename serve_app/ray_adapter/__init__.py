@@ -9,7 +9,6 @@ Never: knows models or requests.
 from serve_app.ray_adapter.handles import (
     AWAY,
     CALL_ERRORS,
-    HEAD_ACTOR,
     NO_ANSWER,
     ChosenReplica,
     DirectedRequestRouter,
@@ -20,6 +19,7 @@ from serve_app.ray_adapter.handles import (
     pin_version,
     quiet_router_thread,
 )
+from serve_app.ray_adapter.head_actor import HeadActor, end_head_actors, existing, restart_as
 from serve_app.ray_adapter.heap import freeze_heap
 from serve_app.ray_adapter.ingress_handle import ACCEPT_S, IngressHandle
 from serve_app.ray_adapter.loading import keep_while_loading
@@ -31,16 +31,18 @@ __all__ = [
     "ACCEPT_S",
     "AWAY",
     "CALL_ERRORS",
-    "HEAD_ACTOR",
     "NO_ANSWER",
     "ChosenReplica",
     "DirectedRequestRouter",
     "EveryReplica",
     "Handle",
+    "HeadActor",
     "IngressHandle",
     "bound_bodies",
     "draining_nodes",
+    "end_head_actors",
     "end_on_sigterm",
+    "existing",
     "freeze_heap",
     "in_fresh_context",
     "keep_while_loading",
@@ -48,4 +50,5 @@ __all__ = [
     "on_fast_path",
     "pin_version",
     "quiet_router_thread",
+    "restart_as",
 ]

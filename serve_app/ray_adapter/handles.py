@@ -35,15 +35,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 
 from serve_app.errors import BodyTooLarge, EngineUnreachable
-from serve_app.names import NAMESPACE
 
 REPLICA_ID = "replica_id"  # the keyword argument that names the replica of a directed call
 POPULATE_PERIOD_S = 0.05  # between checks whether Serve has sent the replicas to a new handle
-
-# Options of an actor that the whole cluster has one of: on the head node (by Ray's own resource), not in the placement
-# group of the replica that happens to start it, and restarted whenever it dies.
-_ONE = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "max_restarts": -1, "num_cpus": 0}
-HEAD_ACTOR: dict[str, Any] = _ONE | {"resources": {"node:__internal_head__": 0.001}, "scheduling_strategy": "DEFAULT"}
 
 QUIET_S = 5.0  # for cancelled tasks to end; they take milliseconds
 

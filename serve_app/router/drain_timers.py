@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from serve_app.core.memory import MOVE_S
-
-OVERDUE_S = MOVE_S + 10.0  # a replica ends `MOVE_S` after its deadline; its end takes seconds where a machine is busy
+from serve_app.core.times import OVERDUE_S
 
 
 class DrainTimers:

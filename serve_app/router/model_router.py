@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from serve_app.core.queue import Arrival, Preempt
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
+from serve_app.core.times import MAX_RETRY_PAUSE_S
 from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger, warn_slow_start
@@ -41,7 +42,6 @@ from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, ResponseStre
 logger = logging.getLogger("ray.serve")
 
 RETRY_PAUSE_S = 0.05  # before a failed replica that stays in use may get the same request again; doubles each time
-MAX_RETRY_PAUSE_S = 1.0  # as long as the first ejection: a replica that fails every request is tried once a second
 UNQUEUED_RETRY_S = 0.25  # between attempts of work that takes no slot and so cannot wait in the queue
 
 MakeSubmit = Callable[[int], Submit]  # makes the request from its number in the channel

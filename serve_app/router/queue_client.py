@@ -20,20 +20,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from serve_app.core.limits import LimitDecision
-from serve_app.core.memory import FENCE_S, NodeProcesses
+from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Action, Decision, Preempt
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue, lost
+from serve_app.core.times import ACTOR_RETRY_S, FENCE_S, ROUTER_HEARTBEAT_S
 from serve_app.ray_adapter import AWAY
 
 logger = logging.getLogger("ray.serve")
 
-HEARTBEAT_S = 1.0  # between messages when there is nothing to report
 REPORT_S = 0.1  # between reports of the tokens of running requests; a fair order needs no more
 CALM_REPORT_S = 0.5  # the same while no request waits anywhere; once one waits, the next message has all token sums
 REPORT_PER_REQUEST_S = 0.0005  # bounds a router to 2,000 reported requests a second, however many run
 MAX_CALLS = 4  # messages in flight at once; more calls would only carry smaller messages
-ANSWER_TIMEOUT_S = FENCE_S  # a later answer has no use
-RETRY_S = 0.25  # after an error; Ray needs seconds to restart the actor
 
 SendExchange = Callable[[RouterMessage], Awaitable[ActorReply]]
 
@@ -148,11 +146,11 @@ class QueueClient:
         """Send one message and apply its reply; False: no valid reply came."""
         sent_at, known = time.monotonic(), self.core.router_session.epoch
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(FENCE_S):
                 reply = await send(message)
             now = time.monotonic()
             if reply.is_stale and reply.epoch == known:  # the actor has just started and knows no devices yet
-                self._retry_at = now + RETRY_S
+                self._retry_at = now + ACTOR_RETRY_S
             actions, is_answered = self.core.on_reply(reply, sent_at, now), not reply.is_stale
             self._log_failed_actions()
         except Exception as error:
@@ -161,7 +159,7 @@ class QueueClient:
             elif not self.core.alone:
                 logger.warning("the quota actor does not answer; this router grants from its credit: %r", error)
             now = time.monotonic()
-            self._retry_at = now + RETRY_S
+            self._retry_at = now + ACTOR_RETRY_S
             actions, is_answered = self.core.on_lost(now), False
         if self.core.router_session.is_booked:
             self._booked.set()
@@ -180,7 +178,7 @@ class QueueClient:
                 answered = False
                 logger.exception("the queue goes on listening after an error")
             if not answered:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(ACTOR_RETRY_S)
 
     async def _report(self) -> None:
         """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
@@ -192,10 +190,10 @@ class QueueClient:
             await asyncio.sleep(wait_s if wait_s > 0.0 else report_s)
             now = time.monotonic()
             try:
-                if now >= reconciled_at + HEARTBEAT_S:
+                if now >= reconciled_at + ROUTER_HEARTBEAT_S:
                     reconciled_at = now
                     self._reconcile(now)
-                if now >= beat_at + HEARTBEAT_S or (
+                if now >= beat_at + ROUTER_HEARTBEAT_S or (
                     self.core.router_session.has_sums and now >= self._sent_at + report_s
                 ):
                     beat_at = now

@@ -16,14 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from serve_app.core.memory import Session, SessionEntry, SessionRequest, session_name
-from serve_app.core.quota import RECOVERING, RECOVERY_S
+from serve_app.core.quota import RECOVERING
+from serve_app.core.times import ACTOR_RETRY_S, MIN_OPEN_WAIT_S, SESSION_ANSWER_S
 from serve_app.errors import QUOTA_AWAY, ServeAppError, Unavailable
 from serve_app.ray_adapter import AWAY
 
-ANSWER_TIMEOUT_S = 5.0  # the actor answers in milliseconds
 RETRY_AFTER_S = 1.0  # reported to a client whose call got no answer
-RETRY_S = 0.25  # between attempts to open a session while the actor is unavailable
-MIN_OPEN_WAIT_S = RECOVERY_S + 3.0  # for Ray to restart the actor, and for its recovery, even if the client waits less
 
 CallActor = Callable[..., Awaitable[Any]]
 
@@ -57,12 +55,12 @@ class SessionClient:
             left_s = max(0.0, began + wait_s - time.monotonic())
             asked = dataclasses.replace(ask, wait_until=left_s or None)
             try:
-                return await self._call_actor(ANSWER_TIMEOUT_S + left_s, "open_session", asked)
+                return await self._call_actor(SESSION_ANSWER_S + left_s, "open_session", asked)
             except Unavailable as error:
                 late = time.monotonic() >= began + max(wait_s, MIN_OPEN_WAIT_S)
                 if error.code not in (QUOTA_AWAY, RECOVERING) or late:
                     raise
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(ACTOR_RETRY_S)
             except asyncio.CancelledError:
                 task = asyncio.get_running_loop().create_task(self._withdraw(ask.session_id), name="session-withdrawn")
                 self._tasks.add(task)
@@ -71,19 +69,19 @@ class SessionClient:
 
     async def renew(self, tenant: str, session_id: str) -> Session:
         """Extend the session's life. Raises NotFound, Unavailable; so do `get` and `close`."""
-        return await self._call_actor(ANSWER_TIMEOUT_S, "renew_session", session_name(tenant, session_id))
+        return await self._call_actor(SESSION_ANSWER_S, "renew_session", session_name(tenant, session_id))
 
     async def get(self, tenant: str, session_id: str) -> Session:
         """The session's present state; does not renew it."""
-        return await self._call_actor(ANSWER_TIMEOUT_S, "look_session", session_name(tenant, session_id))
+        return await self._call_actor(SESSION_ANSWER_S, "look_session", session_name(tenant, session_id))
 
     async def close(self, tenant: str, session_id: str) -> None:
         """Close the session and release its tokens; its running requests go on."""
-        await self._call_actor(ANSWER_TIMEOUT_S, "close_session", session_name(tenant, session_id))
+        await self._call_actor(SESSION_ANSWER_S, "close_session", session_name(tenant, session_id))
 
     async def _withdraw(self, name: str) -> None:
         with contextlib.suppress(ServeAppError):  # it no longer waits, or the actor restarted and lost it
-            await self._call_actor(ANSWER_TIMEOUT_S, "close_session", name)
+            await self._call_actor(SESSION_ANSWER_S, "close_session", name)
 
     async def _call_actor(self, timeout_s: float, method: str, argument: SessionRequest | str) -> Session:
         """Call the actor; errors of its method are raised as they were raised there."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from serve_app.core.limits import TokenPrices
+from serve_app.core.times import ACTOR_RETRY_S, USAGE_ANSWER_S, USAGE_FLUSH_S, USAGE_HEARTBEAT_S
 from serve_app.core.usage import (
     RequestUse,
     UsageBatch,
@@ -31,12 +32,8 @@ from serve_app.router.usage_journal import UsageJournal, is_too_old, remove, set
 
 logger = logging.getLogger("ray.serve")
 
-FLUSH_S = 1.0  # between reports: what is lost with a router's node
-HEARTBEAT_S = 5.0  # between reports of unchanged requests in flight; the store calls three such spans of silence an end
 USAGE_FOLDER = "serve_app_usage"  # of the journals, in the folder of Ray's session
-ANSWER_TIMEOUT_S = 10.0  # a busy database takes seconds; a later answer changes nothing, since a repeat counts once
 CLOSE_S = 30.0  # for the last report; Ray needs seconds to restart the store's actor
-CLOSE_RETRY_S = 0.25
 DAY_S = 86400  # of UTC; POSIX time has no leap seconds
 
 AddUsage = Callable[[UsageBatch], Awaitable[None]]
@@ -89,7 +86,7 @@ class UsageReporter:
     async def flush(self) -> bool:
         """Report what there is to report, if anything; whether the store has it all."""
         now, sent = time.monotonic(), self.meter.sent
-        batch = self.meter.next_batch(heartbeat=now - self._reported_at >= HEARTBEAT_S)
+        batch = self.meter.next_batch(heartbeat=now - self._reported_at >= USAGE_HEARTBEAT_S)
         if batch is None:
             return True
         if batch is not sent:
@@ -101,7 +98,7 @@ class UsageReporter:
 
     async def _send(self, meter: UsageMeter, batch: UsageBatch) -> bool:
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(USAGE_ANSWER_S):
                 await self._add_usage(batch)
         except Exception:  # whatever it is: the batch is kept and sent again
             if not self._is_away:
@@ -153,13 +150,13 @@ class UsageReporter:
                 )
                 self.journal.leave()
                 return
-            await asyncio.sleep(CLOSE_RETRY_S)
+            await asyncio.sleep(ACTOR_RETRY_S)
         self.journal.close()
 
     async def _run(self) -> None:
         while True:
-            if time.monotonic() - self._looked_at >= HEARTBEAT_S:
+            if time.monotonic() - self._looked_at >= USAGE_HEARTBEAT_S:
                 self._looked_at = time.monotonic()
                 await self.report_left_behind()
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(USAGE_FLUSH_S)
             await self.flush()

@@ -5,18 +5,16 @@ decides nothing about a request.
 """
 
 from serve_app.store.batch_store import BatchStore
-from serve_app.store.owner import OwnerCalls, default_file, restart_as
+from serve_app.store.owner import default_file
 from serve_app.store.records import KeyRecord, UsageQuery, is_key_id, new_key_id
 from serve_app.store.store import Store
 
 __all__ = [
     "BatchStore",
     "KeyRecord",
-    "OwnerCalls",
     "Store",
     "UsageQuery",
     "default_file",
     "is_key_id",
     "new_key_id",
-    "restart_as",
 ]

@@ -18,13 +18,12 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
+from serve_app.core.times import DATABASE_SILENT_S, DATABASE_STATEMENT_S
 from serve_app.errors import StoreAway
 
 BUSY_TIMEOUT_MS = 5000  # of SQLite: the wait for another process that holds the file, such as a backup
 CONNECT_TIMEOUT_S = 5  # of PostgreSQL: a lost server must not hold a thread for minutes
-STATEMENT_TIMEOUT_S = 30  # a year of use of 10,000 keys is summed in seconds
-SILENT_S = 10  # after this a PostgreSQL that answers no packet counts as lost
-ANSWER_S = STATEMENT_TIMEOUT_S + SILENT_S  # a server ends a statement before, unless it stands still itself
+ANSWER_S = DATABASE_STATEMENT_S + DATABASE_SILENT_S  # a server ends a statement before, unless it stands still itself
 SIGNALS_S = 0.1  # between looks for a signal while psycopg waits; its own default
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -43,9 +42,9 @@ def engine_of(url: str) -> Engine:
         return engine
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
-        "tcp_user_timeout": SILENT_S * 1000,
-        "keepalives_idle": SILENT_S,
+        "options": f"-c statement_timeout={DATABASE_STATEMENT_S}s",
+        "tcp_user_timeout": DATABASE_SILENT_S * 1000,
+        "keepalives_idle": DATABASE_SILENT_S,
         "prepare_threshold": None,  # a pooler between (PgBouncer) knows no statement prepared on another connection
     }
     address = parsed.set(drivername="postgresql+psycopg")

@@ -32,6 +32,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
+from serve_app.core.times import USAGE_SILENT_S
 from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
 from serve_app.store import database, schema
@@ -40,7 +41,6 @@ from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
-SILENT_S = 15.0  # a source with requests in flight reports every 5 s; after three such spans its router is gone
 SOURCE_KEPT_S = 7 * 86400.0  # an ended source is remembered this long, so that a batch repeated late counts once
 
 
@@ -150,10 +150,10 @@ class SqlStore:
         return self._end_sources(USAGE_SOURCES.c.source == source)
 
     def _end_silent(self) -> None:
-        """End the sources that have requests in flight and have not reported for `SILENT_S`: whoever asks for use does
-        it, so no process has to watch. One that comes back changes that (`add_usage`)."""
+        """End the sources that have requests in flight and have not reported for `USAGE_SILENT_S`: whoever asks for use
+        does it, so no process has to watch. One that comes back changes that (`add_usage`)."""
         table = USAGE_SOURCES.c
-        silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._now() - SILENT_S)
+        silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._now() - USAGE_SILENT_S)
         with self._reading() as connection:
             if connection.execute(select(table.source).where(silent).limit(1)).first() is None:
                 return

@@ -14,9 +14,13 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from serve_app.core.times import STORE_CALL_S
 from serve_app.core.usage import UsageBatch, UsageRow
+from serve_app.errors import StoreAway
+from serve_app.names import STORE_ACTOR
+from serve_app.ray_adapter import HeadActor
 from serve_app.store.batch_store import BatchStore
-from serve_app.store.owner import OwnerCalls
+from serve_app.store.owner import CALLS, StoreOwner
 from serve_app.store.records import KeyRecord, UsageQuery, Used
 
 if TYPE_CHECKING:
@@ -60,7 +64,8 @@ class Store:
     def at(cls, url: str | None) -> Store:
         """The store of a URL: PostgreSQL is reached directly, SQLite through the actor that owns the file."""
         if url is None or url.startswith("sqlite"):
-            return cls(OwnerCalls(url))
+            owner = HeadActor(STORE_ACTOR, StoreOwner, CALLS)
+            return cls(owner.calls_of(url, "the store's actor", STORE_CALL_S, StoreAway))
         from serve_app.store.sql import SqlStore  # here: a router whose store is SQLite needs no SQLAlchemy
 
         return cls.direct(SqlStore(url))

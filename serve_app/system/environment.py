@@ -17,6 +17,14 @@ from typing import Any
 
 import psutil
 
+from serve_app.core.times import (
+    HARD_STOP_S,
+    MACHINE_ANSWER_S,
+    MACHINE_CHECK_S,
+    MACHINE_CHECKS,
+    MIN_DRAINING_S,
+    PROXY_CHECK_S,
+)
 from serve_app.errors import ConfigError
 from serve_app.names import MARK
 from serve_app.system.haproxy import BUFFER_BYTES, CLIENT_S, MAX_CONNECTIONS, RETRY, Sources, write_wrapper
@@ -24,9 +32,6 @@ from serve_app.system.tls import Tls
 
 MAX_CALL_BYTES = 64 * 2**20  # between router and engine; a request may exceed gRPC's 4 MiB
 OBJECT_STORE_BYTES = 200 * 10**6  # requests use gRPC; Ray needs at least 75 MB and takes 30% of memory by default
-HARD_STOP_S = 3600  # after this HAProxy cuts the streams of a replaced worker: as long as a router drains (app.py)
-# How long an ending router replica still answers: HAProxy removes it from its list after about a second.
-MIN_DRAINING_S = 2.0
 HAPROXY_THREADS_PER_CORES = 4  # HAProxy costs 2% of a stream's CPU: one thread for four cores, two at most
 SERVES_WAITS = {
     # For HAProxy to start: under a second on an idle machine. Serve ends a proxy that is not ready in time (its 5 s:
@@ -35,7 +40,7 @@ SERVES_WAITS = {
     "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "60",
     # Three checks that fail, and Serve replaces its HAProxy. At its 10 s that took half a minute, and as long as its
     # controller died more often than that, for ever: no router that started meanwhile got requests (seen, 90 s).
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(PROXY_CHECK_S),
     # How long a new controller waits for a replica that it finds loading (its 30 s): downloads take longer.
     # As long, one that it finds standing still; HAProxy and the quota actor see that sooner.
     "RAY_SERVE_SLOW_STARTUP_WARNING_S": "3600",
@@ -46,9 +51,12 @@ SERVES_WAITS = {
 STATS_PORT = 8404
 METRICS_PORT = 9101
 
-# A machine that does not answer is lost after 30 s (4 checks of 5 s, 3 s apart); then its requests go elsewhere. Ray's
-# default of 63 s is longer than a request may wait. After a shorter outage everything on the machine continues.
-LOST_MACHINE = {"RAY_health_check_timeout_ms": "5000", "RAY_health_check_failure_threshold": "4"}
+# When a machine that does not answer is lost; then its requests go elsewhere.
+LOST_MACHINE = {
+    "RAY_health_check_period_ms": str(1000 * MACHINE_CHECK_S),
+    "RAY_health_check_timeout_ms": str(1000 * MACHINE_ANSWER_S),
+    "RAY_health_check_failure_threshold": str(MACHINE_CHECKS),
+}
 
 # The GCS records every call of an actor, for Ray's dashboard, and keeps so many: 37 MB. Nothing here reads them; Ray's
 # 100,000 took 370 MB within a quarter of an hour under load. As many, at most, it remembers of those it has dropped.

@@ -36,13 +36,9 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.core.times import FALLBACK_S, PROBE_IDLE_S, PROBE_INTERVAL_S, PROBES
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.system.tls import PEM, Tls, write_pem
-
-# A router connection idle for 10 s is probed; it is closed after 25 s, shortly before its machine is counted as lost.
-PROBE_IDLE_S = 10
-PROBE_INTERVAL_S = 5
-PROBES = 3
 
 # Time limits of a client: for headers and the first BUFFER_BYTES of a body; for each read and each write after that.
 # They do not end an answer that is idle for hours: HAProxy expects no bytes from its client then (tested).
@@ -60,8 +56,6 @@ PER_SOURCE_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE"
 TRUSTED_VARIABLE = "SERVE_APP_TRUSTED_PROXIES"
 LAST = "last.cfg"
 FRONT = "front.pid"
-# Serve replaces a dead HAProxy within ten seconds; without a new one by then, Serve was shut down.
-FALLBACK_S = 120.0
 
 
 class Wrapper(string.Template):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from serve_app.core.body_bounds import is_large
 from serve_app.core.routing import FirstFrames
+from serve_app.core.times import CHANNEL_ATTACH_S, IDLE_CLOSE_S, SILENCE_CHECK_S
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
 from serve_app.transport.messages import Submit, batch_decoder
@@ -24,10 +25,6 @@ from serve_app.transport.stream import ResponseStream, UnreadBytes
 from serve_app.transport.tcp import CHANNEL_ERRORS, ReplicaConnection, brief
 
 logger = logging.getLogger("ray.serve")
-
-IDLE_CLOSE_S = 1.0  # Serve waits for open calls when it drains: an idle channel must not delay that
-SILENCE_CHECK_S = 1.0
-ATTACH_TIMEOUT_S = 10.0  # a local attach takes 2 ms; Serve retries an unreachable replica without end
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +130,7 @@ class Channel:
         assert connection is not None
         assert attached is not None
         if not attached.done():
-            await asyncio.wait({attached}, timeout=ATTACH_TIMEOUT_S)
+            await asyncio.wait({attached}, timeout=CHANNEL_ATTACH_S)
         if not attached.done():
             reason = f"engine replica {self.replica_id} does not answer"
             if self._attached is attached:

@@ -20,13 +20,13 @@ from typing import cast
 
 import msgspec
 
+from serve_app.core.times import CHANNEL_CONNECT_S
 from serve_app.errors import BodyTooLarge, EngineUnreachable
 from serve_app.ray_adapter import CALL_ERRORS, Handle, in_fresh_context
 from serve_app.transport.messages import Submit, TcpAddress
 
 HEADER_BYTES = 4
 MAX_MESSAGE_BYTES = 2**28  # a request is about as long as its JSON (8 MiB by default), a batch has about 1 MiB
-CONNECT_TIMEOUT_S = 5.0  # within a cluster a connection opens in milliseconds
 # A peer whose machine or network is gone is given up after about ten seconds, idle or not.
 KEEPALIVE = {
     (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
@@ -163,12 +163,12 @@ class ReplicaConnection:
         """Get a ticket, connect and send it.
 
         Raises:
-            CHANNEL_ERRORS: there is no ticket, or no connection within `CONNECT_TIMEOUT_S`.
+            CHANNEL_ERRORS: there is no ticket, or no connection within `CHANNEL_CONNECT_S`.
         """
         address: TcpAddress = await self._handle.call("open_wire", self._router_id, replica_id=self._replica_id)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(CHANNEL_CONNECT_S):
                 await loop.create_connection(lambda: self._framing, address.host, address.port)
         except (OSError, TimeoutError) as error:
             raise ConnectionError(f"no connection to {address.host}:{address.port}: {error}") from None

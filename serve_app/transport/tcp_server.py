@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from serve_app.core.times import TICKET_LIFE_S
 from serve_app.errors import TASK_ENDS, EngineFailed, EngineUnreachable, RequestFailed
 from serve_app.ray_adapter import in_fresh_context
 from serve_app.transport.frame_batcher import FrameBatcher
@@ -34,7 +35,6 @@ from serve_app.transport.tcp import CANCEL, MAX_MESSAGE_BYTES, STOP, SUBMIT, Fra
 logger = logging.getLogger("ray.serve")
 
 TICKET_BYTES = 32
-TICKET_LIFE_S = 10.0  # the router connects as soon as it has the ticket
 
 _submits = msgspec.msgpack.Decoder(Submit)
 _numbers = msgspec.msgpack.Decoder(int)

@@ -103,7 +103,7 @@ def actor() -> Actor:
 
 @pytest.fixture
 def placing(scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> StartPlacer:
-    monkeypatch.setattr(module, "ASK_S", 0.01)
+    monkeypatch.setattr(module, "START_ASK_S", 0.01)
     monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
     monkeypatch.setattr(module, "give_up_bundles", lambda replica: None)
     made = StartPlacer(APP, {M: ("m", 60)}, actor)
@@ -153,7 +153,7 @@ def test_another_application_is_left_alone(scheduler: Scheduler, placing: StartP
 def test_while_the_actor_is_away_ray_places_in_the_end(
     scheduler: Scheduler, actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ASK_S", 0.01)
+    monkeypatch.setattr(module, "START_ASK_S", 0.01)
     monkeypatch.setattr(module, "controllers_scheduler", lambda: scheduler)
     actor.fails = True
     now = [0.0]

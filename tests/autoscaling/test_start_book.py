@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoscaling.policies import ScaleUpLimit
-from autoscaling.start_book import (
-    ANYWHERE,
-    BUNDLE_WAIT_S,
-    FRESH_S,
-    NO_ANSWER,
-    RAY_FULL_WAIT_S,
-    SILENT_S,
-    START_WAIT_S,
-    StartBook,
-)
+from autoscaling.start_book import ANYWHERE, BUNDLE_WAIT_S, NO_ANSWER, RAY_FULL_WAIT_S, StartBook
 from serve_app.core.memory import Start, StartsReply, StartsRequest
+from serve_app.core.times import CONTROLLER_SILENT_S, START_FRESH_S, START_WAIT_S
 
 M = "engine-m"
 
@@ -80,7 +72,7 @@ def test_the_policy_waits_for_the_ledgers_word_and_keeps_to_it(book: StartBook) 
     assert book.requests(0.0) == {M: StartsRequest("m", (), 2, ("a",), 60)}
     answer(book, 0.1, held=1, why="memory: none")
     assert book.scale_up_limit(M, 1, 2, ["a"], 0.2) == ScaleUpLimit(1, "memory: none")
-    assert book.scale_up_limit(M, 1, 2, ["a"], 0.2 + FRESH_S) == NO_ANSWER
+    assert book.scale_up_limit(M, 1, 2, ["a"], 0.2 + START_FRESH_S) == NO_ANSWER
 
 
 def test_what_was_kept_for_a_start_counts_once(book: StartBook) -> None:
@@ -123,7 +115,7 @@ def test_bundles_that_do_not_come_are_given_up_once(book: StartBook) -> None:
 def test_a_controller_that_is_silent_keeps_nothing(book: StartBook) -> None:
     book.node_for(M, "r", ["a"], 0.0)
     book.scale_up_limit(M, 1, 1, ["a"], 0.0)
-    assert book.requests(SILENT_S + 0.1) == {}
+    assert book.requests(CONTROLLER_SILENT_S + 0.1) == {}
 
 
 def test_whole_gpus_and_models_that_say_nothing_are_rays(book: StartBook) -> None:

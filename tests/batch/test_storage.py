@@ -201,7 +201,7 @@ def test_a_bucket_that_refuses_is_said_and_nothing_is_kept(
 
 def test_a_bucket_that_does_not_answer_is_away(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(bucket_files, "CALL_S", 0.05)
+    monkeypatch.setattr(bucket_files, "BUCKET_CALL_S", 0.05)
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: answer.wait(20))
     try:
         with pytest.raises(StorageAway, match="has not answered"):

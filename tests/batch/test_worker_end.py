@@ -6,9 +6,10 @@ import asyncio
 
 from ray.serve._private.build_app import build_app
 
-from serve_app.app import DRAIN_POLL_S, build
+from serve_app.app import build
 from serve_app.batch.deployment import WORKER_END_S
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
+from serve_app.core.times import DRAIN_POLL_S
 from serve_app.names import BATCH_WORKER
 from tests.batch.lane import Lane
 from tests.fakes.virtual_time import run_in_virtual_time, time_passes

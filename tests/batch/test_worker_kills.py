@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.batch.calls import MAX_RETRY_S
-from serve_app.batch.row_feed import LEASE_S, RENEW_S
 from serve_app.batch.validation import READ_BYTES
 from serve_app.core.batches import BatchStatus
+from serve_app.core.times import ROW_LEASE_S, ROW_RENEW_S
 from tests.batch.lane import Lane, wall
 from tests.fakes.virtual_time import run_in_virtual_time, time_passes
 
@@ -149,7 +149,7 @@ def test_several_workers_run_each_row_once(workers: int) -> None:
 def test_one_of_several_workers_reads_the_file_of_a_batch_and_writes_its_results_however_long_it_takes() -> None:
     async def play() -> None:
         lane = Lane({"small": 12})
-        lane.files.latency_s = 1.5 * LEASE_S
+        lane.files.latency_s = 1.5 * ROW_LEASE_S
         batch_id = lane.submit([{}] * 20)
         for _ in range(3):
             lane.start()
@@ -172,13 +172,13 @@ def test_a_batch_whose_worker_died_in_its_validation_goes_on_at_another_after_th
         lane.start()
         await time_passes(1.0)
         await lane.kill(first)
-        await time_passes(LEASE_S - 10.0)
+        await time_passes(ROW_LEASE_S - 10.0)
         assert lane.files.reads == {("file-a", 0, READ_BYTES): 1}
         [batch] = await lane.ended(batch_id)
         lane.assert_complete(batch, 20)
         assert lane.files.reads["file-a", 0, READ_BYTES] == 2
         assert batch.in_progress_at is not None
-        assert batch.in_progress_at - batch.created_at <= LEASE_S + 15.0
+        assert batch.in_progress_at - batch.created_at <= ROW_LEASE_S + 15.0
         await lane.end()
 
     run_in_virtual_time(play(), bound_s=1e6)
@@ -192,8 +192,8 @@ def test_a_worker_leaves_a_batch_to_another_that_has_its_lease() -> None:
         workers = [lane.workers[lane.start()][0] for _ in range(2)]
         await time_passes(5.0)
         [other] = [worker.name for worker in workers if worker.name != lane.tables.leases[batch_id][0]]
-        lane.tables.leases[batch_id] = other, wall() + LEASE_S
-        await time_passes(2 * RENEW_S)
+        lane.tables.leases[batch_id] = other, wall() + ROW_LEASE_S
+        await time_passes(2 * ROW_RENEW_S)
         assert lane.tables.leases[batch_id][0] == other
         before = lane.files.reads.total()
         await time_passes(20 * MAX_RETRY_S)

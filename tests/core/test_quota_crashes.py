@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.memory import (
-    OWNER_TTL_S,
     CheckpointKey,
     Device,
     EngineReply,
@@ -20,13 +19,13 @@ from serve_app.core.memory import (
 )
 from serve_app.core.memory.crash_loops import KEPT_S
 from serve_app.core.queue.admission import QueuePolicy
-from serve_app.core.quota import RECOVERY_S, ROUTER_SILENT_S, SILENT_S, Quota
+from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, RouterQueue
 from serve_app.core.shared_queue.messages import Hello
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S
+from serve_app.core.times import ACTOR_TICK_S, ENGINE_SILENT_S, OWNER_TTL_S, RECOVERY_S, ROUTER_SILENT_S
 from serve_app.errors import InsufficientMemory
 
-TICK_S = 0.5
 TOKENS = 1600
 POLICY = QueuePolicy(max_queued=10, max_wait_s=60.0)
 DEVICES = [Device("n", 0, 100, 0), Device("n", 1, 100, 0)]
@@ -90,7 +89,7 @@ class Shell:
         """Time with ticks in it, in which these speak."""
         until = self.now + span_s
         while self.now < until:
-            self.now += TICK_S
+            self.now += ACTOR_TICK_S
             for told in alive:
                 self.engine(told)
             self.quota.on_tick(self.now)
@@ -116,9 +115,9 @@ def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> N
     shell = Shell()
     shell.runs("e")
     other = shell.runs("other", device=1)
-    shell.wait(SILENT_S - TICK_S, other)
+    shell.wait(ENGINE_SILENT_S - ACTOR_TICK_S, other)
     assert shell.quota.silent_engines(shell.now) == []
-    shell.wait(TICK_S, other)
+    shell.wait(ACTOR_TICK_S, other)
     assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
     shell.quota.on_processes_gone("e", shell.now)
     shell.store()
@@ -169,7 +168,7 @@ def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     shell.engine(waits)
     behind = EngineReport("behind", "m", (Rank("n", 0),), 20, 20)
     assert shell.engine(behind).holds == ()
-    shell.wait(SILENT_S, told)
+    shell.wait(ENGINE_SILENT_S, told)
     assert [one.owner for one in shell.quota.silent_engines(shell.now)] == ["w"]
     shell.quota.on_processes_gone("w", shell.now)
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
@@ -184,7 +183,7 @@ def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_
     shell.engine(replace(told, failed="no progress"))
     assert failures(shell) == [("m", "no progress")]
     assert not shell.engine(waits).may_load
-    shell.wait(SILENT_S, waits)
+    shell.wait(ENGINE_SILENT_S, waits)
     shell.quota.on_processes_gone("e", shell.now)
     assert shell.engine(waits).may_load
     assert failures(shell) == [("m", "no progress")]
@@ -199,7 +198,7 @@ def failures(shell: Shell, later_s: float = 0.0) -> list[tuple[str, str]]:
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
     shell = Shell()
     told = shell.runs("e")
-    shell.wait(SILENT_S)
+    shell.wait(ENGINE_SILENT_S)
     shell.engine(told)
     shell.quota.on_processes_gone("e", shell.now)
     assert "e" in shell.quota.ledger
@@ -210,7 +209,7 @@ def test_an_engine_whose_ranks_are_processes_it_does_not_know_is_given_its_time(
     shell = Shell()
     told = EngineReport("tp", "m", (Rank("n"), Rank("n")), 50, 50, processes=(("n", ((1, 1),)),))
     shell.engine(replace(told, holds=shell.engine(told).holds, kv_tokens=TOKENS))
-    shell.wait(SILENT_S)
+    shell.wait(ENGINE_SILENT_S)
     assert shell.quota.silent_engines(shell.now) == []
     shell.wait(OWNER_TTL_S)
     assert list(shell.quota.ending_engines()) == ["tp"]
@@ -257,9 +256,9 @@ def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> 
     shell.runs("e")
     shell.router("r")
     shell.crash()
-    shell.wait(RECOVERY_S + TICK_S)
+    shell.wait(RECOVERY_S + ACTOR_TICK_S)
     assert not shell.quota.recovering
-    shell.wait(TICK_S)
+    shell.wait(ACTOR_TICK_S)
     assert list(shell.stored) in ([(EntryKind.ENGINE, "e")], [])
 
 
@@ -272,7 +271,7 @@ def test_the_time_to_speak_begins_when_somebody_can_be_heard() -> None:
     shell.wait(2 * RECOVERY_S)
     shell.quota.on_devices(DEVICES, shell.now)
     shell.engine(told)
-    shell.wait(TICK_S, told)
+    shell.wait(ACTOR_TICK_S, told)
     shell.router("new")
     assert shell.limit("new") == 0
     shell.router("r")
@@ -297,7 +296,7 @@ def test_an_engine_that_is_refused_after_a_crash_is_on_no_checkpoint() -> None:
     shell.engine(replace(told, owner="f"))
     with pytest.raises(InsufficientMemory):
         shell.engine(told)
-    shell.wait(TICK_S)
+    shell.wait(ACTOR_TICK_S)
     assert [name for kind, name in shell.stored if kind is EntryKind.ENGINE] == ["f"]
 
 
@@ -322,7 +321,7 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
     shell.runs("e")
     shell.router("r")
     for _ in range(20):
-        shell.wait(TICK_S)
+        shell.wait(ACTOR_TICK_S)
         shell.router("r")
     assert list(shell.quota.ending_engines()) == ["e"]
     shell.quota.on_processes_gone("e", shell.now)
@@ -346,10 +345,10 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     told = shell.runs("e")
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
-    shell.wait(TICK_S, told, blocked)
+    shell.wait(ACTOR_TICK_S, told, blocked)
     assert shell.router("r").state.blocked == {"big": 1}
     shell.engine(replace(blocked, gone=True))
-    shell.wait(TICK_S, told)
+    shell.wait(ACTOR_TICK_S, told)
     assert shell.router("r").state.blocked == {}
 
 
@@ -380,7 +379,7 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
         shell.engine(replace(told, gone=True))
         if crash and not number % 50:
             shell.crash()
-        shell.wait(TICK_S, stays)
+        shell.wait(ACTOR_TICK_S, stays)
     shell.wait(2 * RECOVERY_S, stays)
     quota = shell.quota
     assert list(shell.stored) == [(EntryKind.ENGINE, "stays")]

@@ -13,7 +13,7 @@ import ray
 
 from serve_app.core.memory import EngineReport, Rank
 from serve_app.errors import Unavailable
-from serve_app.quota import quota_actor
+from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
 
 ANSWER_S = 60.0  # of a call that fails or succeeds by itself within five
@@ -32,7 +32,7 @@ def main() -> None:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[2])
     try:
         (gcs,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server")
-        actor = quota_actor(QuotaSettings())
+        actor = QuotaActor(QuotaSettings()).actor.find()
         first = EngineReport("e1", "m", (Rank(ray.get_runtime_context().get_node_id(), 0),), 100, 100, measures=False)
         before = told(actor, first)
         gcs.suspend()

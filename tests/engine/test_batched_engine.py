@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from serve_app.core.batching import BatchPolicy, padding_ratio
-from serve_app.engine.batched_engine import BatchedEngine, batch_item
+from serve_app.engine.batched_engine import batch_item
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded
 from serve_app.transport import Frame, Submit
 from serve_app.types import Operation
-from tests.engine.batched import answer, ask, run
+from tests.engine.batched import Replica, answer, ask, run
 from tests.fakes.timed_engine import DIED, TimedEngine, submit
 from tests.fakes.until import turns
 
@@ -29,7 +29,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 def test_a_batch_starts_together_once_it_is_full() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         first = ask(engine, submit(1), submit(2))
         await asyncio.sleep(5.0)  # made up
         assert inner.began == {}
@@ -41,7 +41,7 @@ def test_a_batch_starts_together_once_it_is_full() -> None:
 
 
 def test_requests_of_a_batch_reach_the_engine_in_the_order_in_which_they_came() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         await asyncio.gather(*ask(engine, *(submit(number) for number in (7, 3, 5))))
         assert list(inner.began) == [7, 3, 5]
 
@@ -49,7 +49,7 @@ def test_requests_of_a_batch_reach_the_engine_in_the_order_in_which_they_came() 
 
 
 def test_a_batch_that_is_not_full_starts_when_its_oldest_request_has_waited_long_enough() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         first = ask(engine, submit(1))
         await asyncio.sleep(0.25)  # made up
         await asyncio.gather(*first, *ask(engine, submit(2)))
@@ -59,7 +59,7 @@ def test_a_batch_that_is_not_full_starts_when_its_oldest_request_has_waited_long
 
 
 def test_the_next_batch_starts_only_after_the_last_request_of_the_one_before() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         seconds = (1.0, 4.0, 2.0, 1.0, 1.0, 1.0)
         await asyncio.gather(*ask(engine, *(submit(number, s) for number, s in enumerate(seconds))))
         assert list(inner.began.values()) == [0.0] * 3 + [4.0] * 3
@@ -68,7 +68,7 @@ def test_the_next_batch_starts_only_after_the_last_request_of_the_one_before() -
 
 
 def test_a_continuous_policy_starts_a_request_as_soon_as_another_has_ended() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         seconds = (1.0, 3.0, 1.0, 1.0)
         await asyncio.gather(*ask(engine, *(submit(number, s) for number, s in enumerate(seconds))))
         assert list(inner.began.values()) == [0.0, 0.0, 1.0, 2.0]
@@ -77,7 +77,7 @@ def test_a_continuous_policy_starts_a_request_as_soon_as_another_has_ended() -> 
 
 
 def test_a_waiting_request_whose_client_leaves_leaves_the_batch() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         left, *stay = ask(engine, submit(1), submit(2))
         await turns()
         await cancel(left)
@@ -89,7 +89,7 @@ def test_a_waiting_request_whose_client_leaves_leaves_the_batch() -> None:
 
 
 def test_a_request_cancelled_as_its_batch_starts_is_never_run_and_the_batch_goes_on() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         first, second = ask(engine, submit(1), submit(2))
         await turns()
         (third,) = ask(engine, submit(3))
@@ -104,7 +104,7 @@ def test_a_request_cancelled_as_its_batch_starts_is_never_run_and_the_batch_goes
 
 
 def test_a_batch_whose_request_is_cancelled_goes_on_without_it() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         first, *others = ask(engine, submit(1, 9.0), submit(2, 2.0), submit(3, 3.0))
         following = ask(engine, submit(4), submit(5), submit(6))
         await asyncio.sleep(1.0)  # made up
@@ -117,7 +117,7 @@ def test_a_batch_whose_request_is_cancelled_goes_on_without_it() -> None:
 
 
 def test_a_request_that_fails_ends_alone() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         failing, *others = ask(engine, submit(1, fails=True), submit(2, 2.0), submit(3))
         following = ask(engine, submit(4), submit(5), submit(6))
         with pytest.raises(EngineFailed, match="this request failed"):
@@ -129,7 +129,7 @@ def test_a_request_that_fails_ends_alone() -> None:
 
 
 def test_all_that_wait_for_an_engine_that_dies_can_run_elsewhere() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         running = ask(engine, submit(1, 9.0), submit(2, 9.0), submit(3, 9.0))
         waiting = ask(engine, submit(4), submit(5), submit(6), submit(7))
         await asyncio.sleep(1.0)  # made up
@@ -144,7 +144,7 @@ def test_all_that_wait_for_an_engine_that_dies_can_run_elsewhere() -> None:
 
 
 def test_a_request_that_waits_on_an_idle_engine_ends_when_the_engine_is_given_up() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         waiting = ask(engine, submit(1), submit(2))
         await turns()
         engine.fail()
@@ -156,7 +156,7 @@ def test_a_request_that_waits_on_an_idle_engine_ends_when_the_engine_is_given_up
 
 
 def test_without_a_policy_the_engines_own_iterator_is_returned() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         made: list[AsyncGenerator[Frame, None]] = []
         run_inside = inner.run
 
@@ -173,7 +173,7 @@ def test_without_a_policy_the_engines_own_iterator_is_returned() -> None:
 
 
 def test_work_that_takes_no_slot_never_waits() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         (waits,) = ask(engine, submit(1))
         for number, operation in enumerate(one for one in Operation if not one.takes_slot):
             await answer(engine, submit(10 + number, 0.0, operation))
@@ -184,7 +184,7 @@ def test_work_that_takes_no_slot_never_waits() -> None:
 
 
 def test_a_request_above_the_bound_is_refused_as_overload() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         waiting = ask(engine, submit(1), submit(2))
         await turns()
         (frame,) = await answer(engine, submit(3))
@@ -198,7 +198,7 @@ def test_a_request_above_the_bound_is_refused_as_overload() -> None:
 
 
 def test_a_request_that_had_a_replica_before_is_refused_by_no_bound() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         waiting = ask(engine, submit(1), submit(2))
         await turns()
         again = msgspec.structs.replace(submit(3), accepted=True)
@@ -209,7 +209,7 @@ def test_a_request_that_had_a_replica_before_is_refused_by_no_bound() -> None:
 
 
 def test_a_smaller_bound_refuses_none_of_those_that_wait_already() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         running = ask(engine, submit(1))
         await turns()
         engine.set_policy(BatchPolicy(3))
@@ -223,7 +223,7 @@ def test_a_smaller_bound_refuses_none_of_those_that_wait_already() -> None:
 
 
 def test_closing_starts_what_waits_and_refuses_what_comes() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         waiting = ask(engine, *(submit(number) for number in range(5)))
         await turns()
         engine.close()
@@ -236,7 +236,7 @@ def test_closing_starts_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_a_changed_policy_is_that_of_later_requests_after_the_batches_of_the_former_one() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         former = ask(engine, *(submit(number, 2.0) for number in range(4)))
         await turns()
         engine.set_policy(BatchPolicy(2))
@@ -250,7 +250,7 @@ def test_a_changed_policy_is_that_of_later_requests_after_the_batches_of_the_for
 
 
 def test_a_request_that_waits_for_a_change_of_the_policy_can_be_cancelled() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         former = ask(engine, submit(1), submit(2), submit(3))
         await turns()
         engine.set_policy(BatchPolicy(1))
@@ -264,7 +264,7 @@ def test_a_request_that_waits_for_a_change_of_the_policy_can_be_cancelled() -> N
 
 
 def test_without_a_policy_any_more_everything_starts_and_the_engine_batches_again() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         former = ask(engine, submit(1, 5.0))
         await turns()
         engine.set_policy(QUICK)
@@ -281,7 +281,7 @@ def test_without_a_policy_any_more_everything_starts_and_the_engine_batches_agai
 
 
 def test_the_load_has_the_sizes_the_waits_and_the_padding_of_batches() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         first = ask(engine, submit(1, tokens=2), submit(2, tokens=12))
         await asyncio.sleep(0.3)  # made up
         await asyncio.gather(*first, *ask(engine, submit(3, tokens=32)))
@@ -296,7 +296,7 @@ def test_the_load_has_the_sizes_the_waits_and_the_padding_of_batches() -> None:
 
 
 def test_a_request_that_was_cut_off_counts_for_no_padding() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         failing, *others = ask(engine, submit(1, fails=True), submit(2, tokens=12), submit(3, tokens=12))
         await asyncio.gather(failing, *others, return_exceptions=True)
         assert engine.load().padding_ratio == 0.0
@@ -305,7 +305,7 @@ def test_a_request_that_was_cut_off_counts_for_no_padding() -> None:
 
 
 def test_where_the_engine_batches_itself_its_steps_are_the_batches_of_the_last_ten_seconds() -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         second = inner.figures
         for number in range(30):
             size = 2 if number < 20 else 6

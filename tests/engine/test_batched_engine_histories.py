@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.batching import PRESETS, BatchPolicy
-from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.errors import EngineFailed
 from serve_app.transport import Frame, Submit
-from tests.engine.batched import answer, run
+from tests.engine.batched import Replica, answer, run
 from tests.fakes.timed_engine import TimedEngine, submit
 from tests.fakes.virtual_time import now
 
@@ -49,7 +48,7 @@ def test_every_request_ends_and_there_are_never_two_batches_at_once(
     change: tuple[float, BatchPolicy] | None,
     dies_at: float | None,
 ) -> None:
-    async def scenario(engine: BatchedEngine, inner: TimedEngine) -> None:
+    async def scenario(engine: Replica, inner: TimedEngine) -> None:
         batch_of: dict[int, int] = {}
         run_inside = inner.run
 

@@ -214,7 +214,7 @@ def test_a_frozen_engine_ends_its_replica_by_itself_whether_serve_asks_or_not(
     monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
-    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
+    monkeypatch.setattr(deployment, "ENGINE_LOOK_S", 0.01)
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
@@ -272,7 +272,7 @@ def test_an_engine_that_died_ends_its_replica_and_operators_are_told_why(
     is_asked: bool, monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
-    monkeypatch.setattr(deployment, "ALIVE_S", SOON_S if is_asked else 0.01)
+    monkeypatch.setattr(deployment, "ENGINE_LOOK_S", SOON_S if is_asked else 0.01)
     grant = Mock()
     monkeypatch.setattr(deployment, "GrantRequest", lambda *given: _request_of(grant, *given))
 
@@ -316,13 +316,19 @@ def _request_of(grant: Mock, settings: ModelSettings, *others: Any) -> Mock:
     )
 
 
+def waiting_for_a_batch(replica: FakeReplica) -> int:
+    batched = replica.engine.batched
+    assert batched is not None
+    return batched.waiting
+
+
 async def with_two_waiting(cluster: FakeCluster) -> tuple[FakeReplica, Peer]:
     """A replica whose batches are of three, and a router whose requests 1 and 2 of four tokens wait there."""
     replica = await started(cluster)
     peer = await Peer.enter(replica)
     for number in (1, 2):
         peer.hand_in(number, 4)
-    await until(lambda: replica.engine.engine.load().waiting == 2, SOON_S, "both wait for a third")
+    await until(lambda: waiting_for_a_batch(replica) == 2, SOON_S, "both wait for a third")
     return replica, peer
 
 
@@ -349,6 +355,25 @@ def test_a_replica_batches_as_its_model_says_and_takes_over_another_way_while_it
     run(scenario, model(batching={"max_size": 3}))
 
 
+def test_without_batching_a_request_goes_to_the_engine_and_the_load_has_its_steps() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        replica = await started(cluster)
+        peer = await Peer.enter(replica)
+        peer.hand_in(1, 4)
+        await peer.read_until(1)
+        assert replica.engine.batched is None
+        load = await cluster.handle().call("load", replica_id=REPLICA)
+        assert (load.batch_size, load.batches, load.waiting) == (1.0, 0, 0)
+        await replica.engine.reconfigure({"batching": {"max_size": 2}})
+        for number in (2, 3):
+            peer.hand_in(number, 4)
+        await peer.read_until(2, 3)
+        assert (await cluster.handle().call("load", replica_id=REPLICA)).batched_requests == 2
+        peer.leave()
+
+    run(scenario)
+
+
 def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica, peer = await with_two_waiting(cluster)
@@ -366,7 +391,7 @@ def test_a_draining_replica_waits_for_no_batch_to_be_filled() -> None:
 def test_requests_that_wait_for_a_batch_of_a_dead_engine_can_go_elsewhere(
     monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
-    monkeypatch.setattr(deployment, "ALIVE_S", 0.01)
+    monkeypatch.setattr(deployment, "ENGINE_LOOK_S", 0.01)
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)

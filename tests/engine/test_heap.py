@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from serve_app.engine import deployment
+from serve_app.engine.simulated import SimulatedEngine
 from serve_app.ray_adapter import freeze_heap
 from tests.fakes.engines import FakeCluster, run
 
@@ -66,14 +67,14 @@ def test_an_engine_replica_freezes_its_heap_once_its_engine_is_up(monkeypatch: p
 
     async def scenario(cluster: FakeCluster) -> None:
         started: list[str] = []
-        start = deployment.BatchedEngine.start
+        start = SimulatedEngine.start
 
-        async def noted(engine: deployment.BatchedEngine) -> object:
+        async def noted(engine: SimulatedEngine) -> object:
             info = await start(engine)
             started.append(info.model)
             return info
 
-        monkeypatch.setattr(deployment.BatchedEngine, "start", noted)
+        monkeypatch.setattr(SimulatedEngine, "start", noted)
         monkeypatch.setattr(deployment, "freeze_heap", lambda: calls.append(bool(started)))
         await cluster.add("r1")
 

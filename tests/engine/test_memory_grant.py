@@ -81,8 +81,8 @@ class Sizes:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_grant, "BEAT_S", 0.02)
-    monkeypatch.setattr(memory_grant, "ASK_BEAT_S", 0.02)
+    monkeypatch.setattr(memory_grant, "ENGINE_HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(memory_grant, "ENGINE_ASK_S", 0.02)
 
 
 def grant_of(actor: Actor, ends: Ends | None = None) -> MemoryGrant:

@@ -110,7 +110,7 @@ def test_an_engine_on_one_node_asks_nothing() -> None:
 def test_a_ray_that_fails_or_does_not_answer_ends_no_engine_and_is_asked_once_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_layout, "READ_S", 0.01)
+    monkeypatch.setattr(rank_layout, "RANK_NODES_S", 0.01)
     table = Table()
 
     async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_a_ray_that_fails_or_does_not_answer_ends_no_engine_and_is_asked_once_at
         assert table.asked == 2
         table.nodes = "ac"
         table.answers.set()
-        monkeypatch.setattr(rank_layout, "READ_S", 5.0)  # bound of what now takes no time
+        monkeypatch.setattr(rank_layout, "RANK_NODES_S", 5.0)  # bound of what now takes no time
         with pytest.raises(EngineFailed):
             await table.layout.check()
 

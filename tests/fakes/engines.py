@@ -43,7 +43,7 @@ NO_ACTOR = bytes(16)  # the actor id in Ray's errors
 
 # Production's waits are a second and several in a row: the scenarios run the same code with these.
 WAITS = {
-    (runs, "GRACE_S"): 0.1,
+    (runs, "RUN_GRACE_S"): 0.1,
     (channel, "IDLE_CLOSE_S"): 0.05,
     (outliers, "FIRST_EJECTION_S"): 0.1,
 }

@@ -20,6 +20,7 @@ from serve_app.core.memory import CheckpointKey, Device, EngineReport, Rank
 from serve_app.core.queue.admission import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
+from serve_app.core.times import WATCH_S
 from serve_app.errors import ServeAppError
 from serve_app.router import QueueClient, queue_client
 from serve_app.router.model_queue import ModelQueue
@@ -28,7 +29,6 @@ from tests.fakes.bad_network import Away, Network
 from tests.fakes.until import SOON_S, until
 
 TICK_S = 0.05
-WATCH_S = 0.5  # as the actor's own
 TOKENS = 100_000
 DEVICES = 64  # of one engine each: those that were removed keep theirs until a scenario ends
 MODEL = "sim"
@@ -38,9 +38,9 @@ ENGINE = "r1"
 WAITS = {
     (quota, "OWNER_TTL_S"): 1.5,
     (router_queue, "FENCE_S"): 1.2,
-    (queue_client, "ANSWER_TIMEOUT_S"): 1.2,
-    (queue_client, "HEARTBEAT_S"): 0.3,
-    (queue_client, "RETRY_S"): 0.05,
+    (queue_client, "FENCE_S"): 1.2,
+    (queue_client, "ROUTER_HEARTBEAT_S"): 0.3,
+    (queue_client, "ACTOR_RETRY_S"): 0.05,
 }
 
 

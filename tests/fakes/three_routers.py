@@ -80,5 +80,5 @@ def check(scenario: Callable[[Three], Awaitable[None]], **waits: float) -> None:
     async def whole(cluster: FakeCluster) -> None:
         await scenario(await Three(cluster).start())
 
-    places = {"GRACE_S": runs, "COPY_S": runs, "JOIN_S": runs, "CLAIM_WAIT_S": claim_client}
+    places = {"RUN_GRACE_S": runs, "COPY_S": runs, "JOIN_S": runs, "CLAIM_WAIT_S": claim_client}
     run(whole, waits={(places[name], name): seconds for name, seconds in waits.items()})

@@ -13,6 +13,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     there = World()
     monkeypatch.setattr(quotas, "GcsStore", lambda: there)
     monkeypatch.setattr(quotas, "Inventory", lambda settings, before: WorldInventory(there, before))
-    for name, span_s in (("TICK_S", 0.02), ("LOOK_S", 0.02), ("WATCH_S", 0.2)):
+    for name, span_s in (("ACTOR_TICK_S", 0.02), ("NODE_LOOK_S", 0.02), ("WATCH_S", 0.2)):
         monkeypatch.setattr(quotas, name, span_s)
     return there

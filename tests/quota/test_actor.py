@@ -234,11 +234,11 @@ def test_no_call_waits_for_ever_for_a_store_that_hangs_or_for_nodes_that_nobody_
 def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.core.quota.SILENT_S", 0.1)
+    monkeypatch.setattr("serve_app.core.quota.ENGINE_SILENT_S", 0.1)
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        await asyncio.sleep(0.3)  # three times SILENT_S
+        await asyncio.sleep(0.3)  # three times ENGINE_SILENT_S
         assert (await actor.figures())["granted_bytes"] == 100, "silent, and there"
         world.processes.clear()
         while set(world.stored) != set(ALWAYS):  # noqa: ASYNC110 - bounded by `with_actor`

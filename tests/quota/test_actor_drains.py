@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.memory import (
-    MOVE_S,
-    DrainReport,
-    DrainRequest,
-)
+from serve_app.core.memory import DrainReport, DrainRequest
+from serve_app.core.times import MOVE_S
 from serve_app.errors import LeaseNotFound
 from serve_app.quota.actor import GpuMemoryQuota
 from tests.quota.actor_world import World, running, with_actor

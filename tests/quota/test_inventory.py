@@ -15,10 +15,10 @@ import pytest
 import ray
 
 from serve_app.core.memory import Device
+from serve_app.core.times import NODE_LIST_S, NODE_SILENT_S
 from serve_app.errors import Unavailable
 from serve_app.quota import inventory
-from serve_app.quota.gcs_wait import GCS_S
-from serve_app.quota.inventory import WATCH_SILENCE_S, Inventory, NodeWatch
+from serve_app.quota.inventory import Inventory, NodeWatch
 from serve_app.settings import QuotaSettings
 from serve_app.system import start_ticks
 
@@ -96,7 +96,7 @@ def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> No
 
 
 def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "ASK_S", 0.0)
+    monkeypatch.setattr(inventory, "NODE_ANSWER_S", 0.0)
     monkeypatch.setattr(inventory, "LATER_S", 0.0)
     nodes.gpus |= {"cpu": 0, "slow": 0}
     nodes.answers |= {("cpu", "host_bytes"): 10 * GB, ("slow", "host_bytes"): 10 * GB}
@@ -157,7 +157,7 @@ def test_a_gcs_that_does_not_list_the_nodes_is_said_so(nodes: Nodes, monkeypatch
     for asked in (watched.devices, watched.leaving):
         with pytest.raises(Unavailable, match="the list of the nodes, and Ray's GCS fails: RPC error"):
             asyncio.run(asked())
-    assert given_s == [GCS_S, GCS_S], "the thread that asks ends, too"
+    assert given_s == [NODE_LIST_S, NODE_LIST_S], "the thread that asks ends, too"
 
 
 def test_an_engine_is_gone_when_its_processes_are_on_every_node(nodes: Nodes) -> None:
@@ -222,7 +222,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> StartingWatches:
     watches = StartingWatches()
     monkeypatch.setattr(ray, "remote", watches.remote)
     monkeypatch.setattr(inventory, "live_nodes", lambda timeout_s: {SLOW: {"CPU": 2.0}})
-    monkeypatch.setattr(inventory, "ASK_S", 0.005)
+    monkeypatch.setattr(inventory, "NODE_ANSWER_S", 0.005)
     return watches
 
 
@@ -243,12 +243,12 @@ def looked_at(watches: StartingWatches, *times: float) -> list[int]:
 
 
 def test_a_watch_that_takes_long_to_start_is_not_started_anew(starting: StartingWatches) -> None:
-    assert looked_at(starting, *range(0, int(WATCH_SILENCE_S), 6)) == [0] * 20
+    assert looked_at(starting, *range(0, int(NODE_SILENT_S), 6)) == [0] * 20
     assert starting.started == 1
 
 
 def test_a_watch_is_replaced_after_two_minutes_without_an_answer(starting: StartingWatches) -> None:
-    assert looked_at(starting, 0.0, 60.0, WATCH_SILENCE_S, WATCH_SILENCE_S + 6.0) == [0] * 4
+    assert looked_at(starting, 0.0, 60.0, NODE_SILENT_S, NODE_SILENT_S + 6.0) == [0] * 4
     assert starting.started == 2
 
 
@@ -257,7 +257,7 @@ def test_a_watch_that_nobody_asked_for_long_is_not_replaced(starting: StartingWa
         watched = Inventory(QuotaSettings(), {}, lambda: starting.now)
         starting.ready = True
         assert len(await watched.devices()) == 1
-        starting.now, starting.ready = 10 * WATCH_SILENCE_S, False
+        starting.now, starting.ready = 10 * NODE_SILENT_S, False
         starting.error = failed("driver")
         assert not await watched.gone([(SLOW, ((7, 1),))])
 

@@ -78,7 +78,7 @@ def test_a_model_that_is_taken_out_lets_its_streams_finish_whatever_is_to_stop_f
 def test_a_stopped_request_is_not_tried_for_ever_at_a_replica_that_nobody_reaches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel, "ATTACH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(channel, "CHANNEL_ATTACH_S", 0.1)
 
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")

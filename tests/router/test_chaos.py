@@ -193,7 +193,7 @@ def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) ->
         assert seen[Outcome.OK] > REQUESTS / 3, (seen, chaos.struck)  # chaos, and yet most are served
 
     short = {
-        (channel, "ATTACH_TIMEOUT_S"): 0.1,
+        (channel, "CHANNEL_ATTACH_S"): 0.1,
         (outliers, "FIRST_EJECTION_S"): 0.05,
         (replica_module, "ANSWER_TIMEOUT_S"): 10 * POLL_S,
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from serve_app.router.drain_timers import OVERDUE_S, DrainTimers
+from serve_app.core.times import OVERDUE_S
+from serve_app.router.drain_timers import DrainTimers
 from tests.fakes.virtual_time import now, run_in_virtual_time
 
 

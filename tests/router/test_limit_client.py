@@ -147,7 +147,7 @@ def test_while_the_actor_is_away_credit_serves_and_other_requests_wait_for_it_or
             actor.start()
             await asyncio.wait_for(waiting, SOON_S)
 
-    run(scenario, {(sys.modules[RouterLimits.__module__], "AWAY_S"): 0.6})
+    run(scenario, {(sys.modules[RouterLimits.__module__], "LIMIT_WAIT_S"): 0.6})
 
 
 def test_a_router_alone_hands_a_slot_to_its_own_request_that_waits() -> None:

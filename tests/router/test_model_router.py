@@ -202,7 +202,7 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
         assert {b'"count": 2' in body for body in told} == {True}
         await router.settled()
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.2})
 
 
 def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:

@@ -92,11 +92,11 @@ def test_no_request_waits_for_a_replica_that_cannot_be_reached() -> None:
         assert not sum(router.traces[name].losses for name in later)
         await router.settled()
 
-    run(scenario, waits=SHORT | {(channel, "ATTACH_TIMEOUT_S"): 0.05})
+    run(scenario, waits=SHORT | {(channel, "CHANNEL_ATTACH_S"): 0.05})
 
 
 def test_a_model_that_is_closed_probes_no_replica_any_more() -> None:
-    """The replica is dead, and Serve counts it as running: each connection to it would take `ATTACH_TIMEOUT_S`."""
+    """The replica is dead, and Serve counts it as running: each connection to it would take `CHANNEL_ATTACH_S`."""
 
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")

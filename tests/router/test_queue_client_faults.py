@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from serve_app.core import quota
-from serve_app.core.memory import FENCE_S, OWNER_TTL_S
 from serve_app.core.shared_queue import ActorReply, RouterMessage, router_queue
+from serve_app.core.times import FENCE_S, OWNER_TTL_S, ROUTER_HEARTBEAT_S
 from serve_app.router import queue_client
-from serve_app.router.queue_client import HEARTBEAT_S, MAX_CALLS
+from serve_app.router.queue_client import MAX_CALLS
 from serve_app.types import RequestClass
 from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, refused, run, spoken
@@ -31,8 +31,8 @@ NO_FORECAST: dict[str, object] = {"max_wait_s": 1e6}
 PRODUCTION = {  # silences as they are
     (quota, "OWNER_TTL_S"): OWNER_TTL_S,
     (router_queue, "FENCE_S"): FENCE_S,
-    (queue_client, "ANSWER_TIMEOUT_S"): FENCE_S,
-    (queue_client, "HEARTBEAT_S"): HEARTBEAT_S,
+    (queue_client, "FENCE_S"): FENCE_S,
+    (queue_client, "ROUTER_HEARTBEAT_S"): ROUTER_HEARTBEAT_S,
 }
 
 

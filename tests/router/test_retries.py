@@ -195,7 +195,7 @@ def test_a_replica_that_never_answers_costs_the_attach_timeout_and_no_more() -> 
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 60.0, (channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 60.0, (channel, "CHANNEL_ATTACH_S"): 0.2})
 
 
 @pytest.mark.parametrize("first", ["leaves", "granted"])
@@ -219,7 +219,7 @@ def test_a_replica_that_leaves_in_the_turn_of_a_grant_does_not_hold_the_request(
         await router.settled()
         assert set(router.used) == {"r2"}
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 60.0})
 
 
 def test_nothing_is_remembered_of_a_replica_that_left_and_died() -> None:

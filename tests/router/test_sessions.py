@@ -102,7 +102,7 @@ def test_no_tenant_can_touch_another_ones_session() -> None:
 
 def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(sessions, "RETRY_S", 0.01)
+        monkeypatch.setattr(sessions, "ACTOR_RETRY_S", 0.01)
         actor = Actor()
         actor.away = True
         opening = asyncio.create_task(book_of(actor).open(SessionRequest(session_name("t", "x"), MODEL, 10, 60.0), 0.0))
@@ -115,7 +115,7 @@ def test_an_opening_outlasts_the_actors_restart(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_opening_that_is_hopeless_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(sessions, "RETRY_S", 0.01)
+        monkeypatch.setattr(sessions, "ACTOR_RETRY_S", 0.01)
         monkeypatch.setattr(sessions, "MIN_OPEN_WAIT_S", 0.05)
         actor = Actor()
         actor.away = True

@@ -13,7 +13,7 @@ from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, model, run, until
 from tests.fakes.router import SOON_S, Router
 
-QUICK = {(silence, "FLOOR_S"): 0.3, (channel, "SILENCE_CHECK_S"): 0.05}
+QUICK = {(silence, "SILENCE_FLOOR_S"): 0.3, (channel, "SILENCE_CHECK_S"): 0.05}
 
 
 async def with_history(cluster: FakeCluster, *replicas: str) -> Router:
@@ -46,7 +46,7 @@ def test_a_silent_replica_is_waited_for_where_giving_it_up_gains_nothing(more: d
         before = len(cluster.submits)
         asked = [router.asking(3) for _ in range(4)]
         await until(lambda: len(cluster.submits) == before + 4, SOON_S, "they are there")
-        await asyncio.sleep(3 * silence.FLOOR_S)  # in which it would be given up
+        await asyncio.sleep(3 * silence.SILENCE_FLOOR_S)  # in which it would be given up
         assert not sum(router.model.replica_set.ejections.values())
         for replica in cluster.replicas.values():
             replica.thaw()
@@ -65,7 +65,7 @@ def test_a_replica_that_reads_a_large_request_is_not_silent() -> None:
         before = len(cluster.submits)
         asked = [router.asking(3, padding="x" * LARGE_TEXT_CHARS) for _ in range(4)]
         await until(lambda: len(cluster.submits) == before + 4, SOON_S, "they are there")
-        await asyncio.sleep(3 * silence.FLOOR_S)  # in which it would be given up
+        await asyncio.sleep(3 * silence.SILENCE_FLOOR_S)  # in which it would be given up
         assert len(cluster.submits) == before + 4
         assert not sum(router.model.replica_set.ejections.values())
         for replica in cluster.replicas.values():

@@ -43,8 +43,8 @@ class FakeStore:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_reporter, "FLUSH_S", 0.01)
-    monkeypatch.setattr(usage_reporter, "CLOSE_RETRY_S", 0.01)
+    monkeypatch.setattr(usage_reporter, "USAGE_FLUSH_S", 0.01)
+    monkeypatch.setattr(usage_reporter, "ACTOR_RETRY_S", 0.01)
 
 
 def used(reporter: UsageReporter, *names: str, key: str = "k") -> None:
@@ -96,7 +96,7 @@ def test_nothing_is_sent_while_nothing_changes_but_heartbeats_of_what_is_in_flig
         for _ in range(3):
             assert await reporter.flush()
         assert len(store.calls) == 1
-        monkeypatch.setattr(usage_reporter, "HEARTBEAT_S", 0.0)
+        monkeypatch.setattr(usage_reporter, "USAGE_HEARTBEAT_S", 0.0)
         assert await reporter.flush()
         assert [batch.in_flight[0].count for batch in store.calls] == [1, 1]
 

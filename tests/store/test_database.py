@@ -113,7 +113,7 @@ def test_a_server_that_stands_still_is_away_and_then_back(
 def test_a_statement_that_the_server_ends_leaves_the_connection(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "STATEMENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(database, "DATABASE_STATEMENT_S", 1)
     engine = database.engine_of(postgres.new_database())
     with engine.connect() as connection:
         served_by = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.limits import TokenPrices
+from serve_app.core.times import USAGE_SILENT_S
 from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageRow
 from serve_app.errors import StoreAway
 from serve_app.router import UsageReporter, usage_reporter
 from serve_app.router.usage_journal import SUFFIX
 from serve_app.store.records import UsageQuery, Used
-from serve_app.store.sql import SILENT_S, SqlStore
+from serve_app.store.sql import SqlStore
 
 HISTORIES = 8
 STEPS = 150
@@ -29,7 +30,7 @@ OPEN = InFlightUse("d1", "k", "t", "m/x", 3)
 
 @pytest.fixture(autouse=True)
 def heartbeat_in_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_reporter, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(usage_reporter, "USAGE_HEARTBEAT_S", 0.0)
 
 
 @dataclass
@@ -67,7 +68,7 @@ def test_a_batch_counts_once_however_often_and_late_it_comes(store: SqlStore) ->
 def test_what_a_killed_router_had_in_flight_is_unsettled_once_it_is_silent(store: SqlStore, clock: Clock) -> None:
     store.add_usage(UsageBatch("r", 1, (ROW,), (OPEN,)))
     store.add_usage(UsageBatch("idle", 1, (ROW,)))
-    clock.now += SILENT_S - 1
+    clock.now += USAGE_SILENT_S - 1
     assert total(store).unsettled == 0
     clock.now += 2
     assert (total(store).unsettled, total(store).requests) == (3, 4)
@@ -78,7 +79,7 @@ def test_what_a_killed_router_had_in_flight_is_unsettled_once_it_is_silent(store
 def test_a_router_that_was_thought_dead_and_comes_back_counts_nothing_twice(store: SqlStore, clock: Clock) -> None:
     batch = UsageBatch("r", 1, (ROW,), (OPEN,))
     store.add_usage(batch)
-    clock.now += SILENT_S + 1
+    clock.now += USAGE_SILENT_S + 1
     assert total(store).unsettled == 3
     store.add_usage(batch)  # the answer was lost
     store.add_usage(UsageBatch("r", 2, (ROW,), (InFlightUse("d1", "k", "t", "m/x", 1),)))
@@ -148,7 +149,7 @@ class History:
             self.look_around(self.draw.choice([one for one in self.routers if not one.is_node_lost]))
         for router in (*self.routers, *self.killed):
             self.repeat(router)
-        self.clock.now += SILENT_S + 1
+        self.clock.now += USAGE_SILENT_S + 1
 
     def start(self) -> None:
         self.made += 1
@@ -225,7 +226,7 @@ class History:
 
     def silence(self, _: Router) -> None:
         """All routers are thought dead, and come back."""
-        self.clock.now += SILENT_S + 1
+        self.clock.now += USAGE_SILENT_S + 1
         self.store.usage(UsageQuery())
 
     def stored(self, router: Router) -> Sums:

@@ -165,4 +165,4 @@ def test_a_replica_that_leaves_while_it_is_attached_to_fails_the_attach_at_once(
             await asyncio.wait_for(request, SOON_S)
         assert link.connection is None
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 60.0})

@@ -61,7 +61,7 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         cluster[REPLICA].mute = False
         assert text(await answer(link, "b", 3)) == said("b", 3)
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.2})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.2})
 
 
 def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channel(
@@ -95,16 +95,16 @@ def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channe
             link, _ = opened(cluster)
             first = asyncio.create_task(answer(link, "a", 3))
             await turns(1)
-            time.sleep(0.6 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the loop is busy, as on a loaded machine
+            time.sleep(0.6 * channel.CHANNEL_ATTACH_S)  # noqa: ASYNC251  the loop is busy, as on a loaded machine
             second = asyncio.create_task(answer(link, "b", 3))
             await turns(1)
-            time.sleep(0.5 * channel.ATTACH_TIMEOUT_S)  # noqa: ASYNC251  the first one's time is over, not the second's
+            time.sleep(0.5 * channel.CHANNEL_ATTACH_S)  # noqa: ASYNC251  the first one's time is over, not the second's
             for one in await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), SOON_S):
                 told["unreachable" if isinstance(one, EngineUnreachable) else one[0].body.decode()] += 1
             link.retire()
         assert set(told) == {"unreachable", "whole"}
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 0.02})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.02})
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), RuntimeError("a bug"), asyncio.CancelledError()], ids=repr)
@@ -122,7 +122,7 @@ def test_an_attach_that_fails_in_an_unexpected_way_fails_its_requests_at_once(er
         assert [type(one) for one in told] == [EngineUnreachable]
         assert link.connection is None
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 60.0})
 
 
 def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() -> None:
@@ -139,7 +139,7 @@ def test_a_request_cancelled_while_it_attaches_does_not_keep_the_channel_open() 
         assert not link.requests
         await until(lambda: link.connection is None, SOON_S, "the channel closed")
 
-    run(scenario, waits={(channel, "ATTACH_TIMEOUT_S"): 60.0})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 60.0})
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_channel_that_cannot_be_opened_fails_as_one_that_was_never_there(fault
         assert link.connection is None
         assert [method for method, _ in handle.calls] == ["open_wire"]
 
-    short = {(channel, "ATTACH_TIMEOUT_S"): 0.2, (tcp_server, "TICKET_LIFE_S"): 0.1}
+    short = {(channel, "CHANNEL_ATTACH_S"): 0.2, (tcp_server, "TICKET_LIFE_S"): 0.1}
     run(scenario, waits=short, loop=loop)
 
 
@@ -216,7 +216,7 @@ def test_a_connection_that_does_not_come_about_in_time_is_given_up(monkeypatch: 
             await answer(link, "a", 3)
         assert link.connection is None
 
-    run(scenario, waits={(tcp, "CONNECT_TIMEOUT_S"): 0.05, (tcp_server, "TICKET_LIFE_S"): 0.1})
+    run(scenario, waits={(tcp, "CHANNEL_CONNECT_S"): 0.05, (tcp_server, "TICKET_LIFE_S"): 0.1})
 
 
 def test_a_replica_that_leaves_serves_set_finishes_what_runs_and_then_knows_nobody() -> None:

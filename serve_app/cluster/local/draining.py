@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_app.cluster.local import driver, status
-from serve_app.core.memory import MOVE_S, DrainRequest
+from serve_app.core.memory import DrainRequest
+from serve_app.core.times import MOVE_S
 from serve_app.errors import LeaseNotFound, ServeAppError, Unavailable
 from serve_app.names import ENGINE_PREFIX
 

@@ -37,9 +37,8 @@ from serve_app.cluster.local.quota_state import with_quota_figures
 from serve_app.cluster.local.reachability import require_cluster
 from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import ServeAppError, Unavailable
-from serve_app.names import APPLICATION, MARK, NAMESPACE, STORE_ACTOR
-from serve_app.quota import client as quota_actor
-from serve_app.ray_adapter import quiet_router_thread
+from serve_app.names import APPLICATION, MARK, NAMESPACE, QUOTA_ACTOR
+from serve_app.ray_adapter import end_head_actors, existing, quiet_router_thread
 from serve_app.settings import as_change, with_other_applications
 from serve_app.system import LogFilter, LogPart, LogReader
 
@@ -236,10 +235,7 @@ def shut_down() -> None:
     """End Serve and its replicas within SERVE_SHUTDOWN_S, and disconnect."""
     try:
         _client().shutdown(timeout_s=SERVE_SHUTDOWN_S)  # serve.shutdown() is the same with 30 s
-        # They outlive the application, and the next application may need other settings of them.
-        for name in (quota_actor.ACTOR, STORE_ACTOR):
-            with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+        end_head_actors()  # they outlive the application
     except RayServeException:
         return  # Serve was never started
     finally:
@@ -344,9 +340,7 @@ def ask_quota(method: str, *args: Any) -> Any:
         Unavailable: there is no actor, or it does not answer. ServeAppError: its own.
     """
     try:
-        return ray.get(
-            getattr(ray.get_actor(quota_actor.ACTOR, namespace=NAMESPACE), method).remote(*args), timeout=ANSWER_S
-        )
+        return ray.get(getattr(existing(QUOTA_ACTOR), method).remote(*args), timeout=ANSWER_S)
     except (ValueError, RayError) as error:
         if isinstance(cause := getattr(error, "cause", None), ServeAppError):
             raise cause from None

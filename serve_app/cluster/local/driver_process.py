@@ -20,6 +20,7 @@ from typing import Any
 from serve_app.cluster.local import draining, driver, rollout
 from serve_app.cluster.local.drain_target import DrainTarget
 from serve_app.cluster.local.status import declared, describe, is_built
+from serve_app.core.times import STATUS_PERIOD_S
 from serve_app.engine import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
@@ -28,7 +29,6 @@ from serve_app.system import LogFilter
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
 LOGS_PERIOD_S = 1.0
-RUNNING_PERIOD_S = 5.0  # and after that: a poll costs the controller some milliseconds of CPU
 
 
 def _send(event: str, **fields: Any) -> None:
@@ -55,7 +55,7 @@ def _watch(order: Mapping[str, Any]) -> None:
     while True:
         status = driver.application_status(order["models"])
         _send("status", **status)
-        command = _next_command(RUNNING_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
+        command = _next_command(STATUS_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
         if command is not None:
             if command["do"] == "shutdown":
                 driver.shut_down()

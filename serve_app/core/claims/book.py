@@ -24,8 +24,8 @@ from serve_app.core.claims.messages import (
     ClaimVerdict,
     Generation,
 )
+from serve_app.core.times import CLAIM_RECOVERY_S
 
-RECOVERY_S = 5.0  # above a router's time to live (4 s): one that has not reported to a new actor by then is gone
 # A request that ends its routers must not end them for ever. Not one: of 20 minutes in which a router was killed every
 # half minute, eight of 700 keyed requests had two routers die.
 MAX_RESTARTS = 4
@@ -61,7 +61,7 @@ class ClaimBook:
     def __init__(self, epoch: int, routers: Iterable[str], now: float) -> None:
         self.epoch = epoch
         self._unreported = set(routers)
-        self._recovers_until = now + RECOVERY_S
+        self._recovers_until = now + CLAIM_RECOVERY_S
         self.tenants: dict[str, _TenantClaims] = {}
         self.running: dict[str, dict[str, tuple[str, bytes]]] = {}  # by router and run
         self._unlisted: dict[str, frozenset[str]] = {}  # by router: runs that its last report did not list

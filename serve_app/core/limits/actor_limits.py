@@ -56,13 +56,13 @@ from serve_app.core.limits.recovery import Recovery
 from serve_app.core.limits.reservations import EARLY_S, RESERVED_S, Entry, LimitReservations, Run, at_once, key_of
 from serve_app.core.limits.scopes import Calendar, Key, Scope, version_counter
 from serve_app.core.limits.undecided import Answer, Undecided, UndecidedRequests
+from serve_app.core.times import LIMIT_WAIT_S
 
 RECALL_S = 0.25  # for routers to give credit back: many round trips; one that is frozen delays nobody longer
 MAX_ENTRIES = 1000  # reservations and waiting requests of a scope
 MAX_LOOKED_AT = 1000  # scopes at a time, whether they can be dropped: a few milliseconds
 MAX_ALIKE = 64  # reservations for the same bytes: more are a loop that does not wait
 MAX_WAIT_S = 600.0  # of a request that waits aside; OpenAI's SDK waits no longer for an answer
-UNKNOWN_S = 10.0  # for the store to tell what was used of a quota; an actor that is away is waited for as long
 UNKNOWN_RETRY_S = 1.0  # told then: the store is asked again every few seconds, and what it tells is known at once
 
 Send = Callable[[str, LimitAction], None]
@@ -276,7 +276,7 @@ class ActorLimits:
             self._send(router, LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False))
             return
         short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
-        wait_s = UNKNOWN_S if answers else RECALL_S
+        wait_s = LIMIT_WAIT_S if answers else RECALL_S
         if short and not is_last:
             for scope in {scope.name: scope for scope, _ in short}.values():
                 if scope.recalled or not scope.is_near:

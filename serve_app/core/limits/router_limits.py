@@ -52,12 +52,12 @@ from serve_app.core.limits.policy import (
 )
 from serve_app.core.limits.reservations import GRACE_S
 from serve_app.core.limits.router_scope import RouterScope
+from serve_app.core.times import LIMIT_WAIT_S
 
 MEAN_GAIN = 0.2  # of the newest request's time in the mean
 IDLE_S = 10.0  # then the credit of a scope goes back; a minute later it is forgotten
 FORGET_S = 70.0  # above the time in which a bucket fills by default: its state is of use until then
 MAX_REPORTS = 128  # scopes reported in one heartbeat, in turn
-AWAY_S = 10.0  # the actor may be away so long before requests are refused; Ray restarts it in seconds
 REFUND_SHARE = 0.0025  # of a pool, not told yet: with three routers, windows are exact to less than 1%
 
 
@@ -243,7 +243,7 @@ class RouterLimits:
             return
         if self._away_since is None:
             self._away_since = now
-        late = [one for one in self.pending.values() if now >= max(one.arrived_s, self._away_since) + AWAY_S]
+        late = [one for one in self.pending.values() if now >= max(one.arrived_s, self._away_since) + LIMIT_WAIT_S]
         for one in late:
             self.on_cancel(one.request.request_id)
             self.decided.append(Refusal(one.request.request_id, LimitReason.RATE_LIMIT, "", 1.0))

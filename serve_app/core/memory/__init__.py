@@ -7,15 +7,12 @@ Never: grants more than a device has; the leases of a device never exceed its by
 
 from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, CheckpointKey, EntryKind
 from serve_app.core.memory.defrag_steps import Relocation
-from serve_app.core.memory.drains import MOVE_S, Drain, DrainRequest
+from serve_app.core.memory.drains import Drain, DrainRequest
 from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
 from serve_app.core.memory.pools import UNBOUNDED, Account, Holder, Pool, TokenSpace
 from serve_app.core.memory.reports import (
-    FENCE_S,
-    LOADING_TTL_S,
-    OWNER_TTL_S,
     DrainReport,
     EngineReply,
     EngineReport,
@@ -24,7 +21,7 @@ from serve_app.core.memory.reports import (
     Rank,
     StartReport,
 )
-from serve_app.core.memory.reservations import RESERVATION_TTL_S, Reservation
+from serve_app.core.memory.reservations import Reservation
 from serve_app.core.memory.sessions import (
     SESSIONS_OWNER,
     Session,
@@ -40,13 +37,8 @@ from serve_app.core.memory.sessions import (
 from serve_app.core.memory.start_reservations import Start, StartPlanner, StartsReply, StartsRequest
 
 __all__ = [
-    "FENCE_S",
     "GROWTH_SHARE",
-    "LOADING_TTL_S",
-    "MOVE_S",
     "OVERUSE_SHARE",
-    "OWNER_TTL_S",
-    "RESERVATION_TTL_S",
     "SESSIONS_OWNER",
     "UNBOUNDED",
     "Account",

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from serve_app.core.memory.reports import DrainReport, EngineReport
 from serve_app.core.messages import message
+from serve_app.core.times import MOVE_S
 
-MOVE_S = 5.0  # from an engine's deadline to its end: its requests are on their way within milliseconds
 KEPT_S = 600.0  # how long the figures of an ended drain can be asked for
 RESUMED = "it drained before the quota actor started"
 

@@ -33,9 +33,10 @@ from serve_app.core.memory.crash_loops import KILLED, CrashLoops
 from serve_app.core.memory.drains import Drains
 from serve_app.core.memory.leases import Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport
+from serve_app.core.memory.reports import EngineReply, EngineReport
 from serve_app.core.memory.reservations import Reservations
 from serve_app.core.placement import Demand, PlacementPolicy
+from serve_app.core.times import LOADING_TTL_S, OWNER_TTL_S
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound, ServeAppError
 
 OVERUSE_SHARE = 0.05  # above the grant: pages shared by an engine's processes are counted in each

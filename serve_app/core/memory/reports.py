@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from serve_app.core.memory.leases import Hold
 from serve_app.core.messages import message
 
-OWNER_TTL_S = 4.0  # a dead owner's leases are free within 5 s: this, and a check every half second
-FENCE_S = OWNER_TTL_S - 0.5  # half a second for a router's message in transit and for clock drift
 Process = tuple[int, int]  # id, and start in clock ticks since boot, because ids are reused
 NodeProcesses = tuple[str, tuple[Process, ...]]  # a node and processes there
-LOADING_TTL_S = 9.0  # loading holds Python's GIL for seconds; 10 s with the check
 
 
 @message

@@ -18,10 +18,7 @@ from serve_app.core.memory.checkpoint import Checkpoint, EntryKind
 from serve_app.core.memory.leases import Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import EngineReport
-
-RESERVATION_TTL_S = 10.0  # the controller renews every second; after a crash a new one starts within this time
-# Serve checks its replicas every 5 s and starts another for an ended one; a busy controller takes longer.
-RESTART_TTL_S = 30.0
+from serve_app.core.times import RESERVATION_TTL_S, RESTART_TTL_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,12 @@ import enum
 import math
 from dataclasses import dataclass
 
+from serve_app.core.times import FIRST_EJECTION_S, FORGET_EJECTIONS_S, MAX_EJECTION_S
+
 MAX_CONSECUTIVE_FAILURES = 3  # two failures in a row can be chance
 MAX_FAILURE_RATE = 0.5  # above it any other replica is better
 MIN_RESULTS = 10.0  # fewer results give no reliable rate
 WINDOW_S = 30.0  # results fade by 1/e in it; a replica with load has several results in it
-FIRST_EJECTION_S = 1.0  # Serve takes as long to notice a dead replica
-MAX_EJECTION_S = 60.0  # a recovered replica is used again within a minute
-FORGET_EJECTIONS_S = 60.0  # the longest ejection: a replica that fails at every return keeps its count
 MAX_EJECTED_SHARE = 0.5  # for few, expensive replicas; Envoy's 10% is meant for many
 
 

@@ -4,18 +4,20 @@ Rules
 - A first frame takes the longer, the more prompt tokens were sent to the replica and not answered before it. So its
   time counts for each of these tokens, and the slowest such pace fades with each later first frame.
 - The replica is silent when requests without a frame have waited, and none has had its first one, for `FACTOR` times as
-  long as the slowest pace explains, and for `FLOOR_S`. Not the same ones: clients that give up make it no less silent.
+  long as the slowest pace explains, and for `SILENCE_FLOOR_S`. Not the same ones: clients that give up make it no less
+  silent.
 - Before `MIN_FRAMES` first frames there is no history, and nothing is called silent.
 
-Invariant: a replica that gives any first frame within `FLOOR_S` is not silent, however many requests wait.
+Invariant: a replica that gives any first frame within `SILENCE_FLOOR_S` is not silent, however many requests wait.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from serve_app.core.times import SILENCE_FLOOR_S
+
 FACTOR = 8.0  # times the slowest known pace: the engine may be eight times as busy with requests of other routers
-FLOOR_S = 5.0  # a machine that swaps or compiles stands still as long
 MIN_FRAMES = 16  # fewer have perhaps met no load yet
 FADING = 0.99  # of the slowest pace with each first frame: half of it after 70
 BASE_TOKENS = 256  # a first frame takes a step and a round trip, however short its prompt
@@ -62,7 +64,7 @@ class FirstFrames:
         if self.frames < MIN_FRAMES or not self._waiting:
             return False
         silent_s = now - max(self.last_at, self.waiting_since)
-        return silent_s > max(FLOOR_S, FACTOR * self.slowest_s * (BASE_TOKENS + self.waiting_tokens))
+        return silent_s > max(SILENCE_FLOOR_S, FACTOR * self.slowest_s * (BASE_TOKENS + self.waiting_tokens))
 
     def _take(self, number: int) -> tuple[float, int, int] | None:
         sent = self._waiting.pop(number, None)

@@ -7,7 +7,7 @@ Never: counts a slot twice: lost state is restored by reconciliation, not by gue
 
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_queue import ActorQueue
-from serve_app.core.shared_queue.delivery import BATCH, UNRESPONSIVE_S
+from serve_app.core.shared_queue.delivery import BATCH
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.core.shared_queue.scope import lost
@@ -16,7 +16,6 @@ from serve_app.core.shared_queue.session_admission import SESSION_TOO_LARGE
 __all__ = [
     "BATCH",
     "SESSION_TOO_LARGE",
-    "UNRESPONSIVE_S",
     "ActorQueue",
     "ActorReply",
     "RouterMessage",

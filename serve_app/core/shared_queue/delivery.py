@@ -30,6 +30,7 @@ from typing import Generic, TypeVar
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, ActorState, Amount, RouterEvent, RouterMessage
+from serve_app.core.times import UNRESPONSIVE_S
 from serve_app.types import RequestClass
 
 BATCH = 256  # items per message: about 1 ms of the actor's time, so that no router waits long for another
@@ -38,7 +39,6 @@ MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of t
 ARRIVAL_WINDOW = 1024  # of these, before submitting requests pauses: a few full messages in transit
 UNKNOWN_STATE = ActorState(-1, frozenset(), frozenset(), {})  # before the first reply
 MAX_ENDED_SESSIONS = 1024  # routers remembered: more than a cluster starts while a message is in transit
-UNRESPONSIVE_S = 1.0  # a watching router acknowledges within a round trip; this allows for a very busy machine
 
 T = TypeVar("T")
 

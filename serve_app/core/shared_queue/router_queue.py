@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from serve_app.core.limits import LimitAction, LimitDecision, LimitedRequest, RouterLimits
-from serve_app.core.memory import FENCE_S, NodeProcesses
+from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.applied_actions import AppliedActions
@@ -41,6 +41,7 @@ from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests, needs_actor
+from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
 
 

@@ -28,6 +28,7 @@ from serve_app.core.memory import (
     tokens_in_bytes,
 )
 from serve_app.core.shared_queue import SESSION_TOO_LARGE
+from serve_app.core.times import MIN_SESSION_TTL_S
 from serve_app.errors import BadRequest, Overloaded, Unavailable
 from serve_app.http.api.local_routes import model_named
 from serve_app.http.api.routes import HttpRoute, SessionCall
@@ -40,7 +41,6 @@ from serve_app.transport import EngineInfo
 from serve_app.types import Identity
 
 DEFAULT_TTL_S = 600.0  # a tool may take minutes; a dead agent keeps its memory no longer than this
-MIN_TTL_S = 5.0  # above the 1 s in which a router learns of a session's use, and the actor's own restart
 MAX_TTL_S = 86_400.0  # a day: longer sessions are renewed
 MAX_WAIT_S = 60.0  # as long as any request may wait: proxies end idle exchanges
 MAX_VRAM_GB = 1e6  # a petabyte; a larger number is a mistake
@@ -58,7 +58,7 @@ class _SessionFields(BaseModel):
     session_id: Any = None
     vram_gb: float | None = Field(None, gt=0, le=MAX_VRAM_GB)
     kv_tokens: int | None = Field(None, gt=0, le=MAX_KV_TOKENS)
-    ttl_s: float | None = Field(None, ge=MIN_TTL_S, le=MAX_TTL_S)
+    ttl_s: float | None = Field(None, ge=MIN_SESSION_TTL_S, le=MAX_TTL_S)
     wait_s: float | None = Field(None, ge=0, le=MAX_WAIT_S)
     priority: Any = None
     service_tier: Any = None

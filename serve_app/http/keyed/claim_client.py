@@ -1,7 +1,8 @@
 """A router's end of the claims at the quota actor: asks for requests, and reports what this router has.
 
-Invariant: what the router has is known to the actor, or is reported at the next beat; every `BEAT_S` the actor is told
-which runs there are, so that no ended run stays claimed. A new actor gets everything, `PIECE` claims at a time.
+Invariant: what the router has is known to the actor, or is reported at the next beat; every `CLAIM_HEARTBEAT_S` the
+actor is told which runs there are, so that no ended run stays claimed. A new actor gets everything, `PIECE` claims at
+a time.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from serve_app.core.claims import (
     ClaimVerdict,
     Generation,
 )
+from serve_app.core.times import CLAIM_CALL_S, CLAIM_HEARTBEAT_S, CLAIM_WAIT_S
 from serve_app.errors import Overloaded, RunLost, Unavailable
 from serve_app.http.keyed.answers import not_kept, reused
 from serve_app.ray_adapter import AWAY, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
 
-BEAT_S = 1.0  # between reports
 PIECE = 500  # claims in one report, about 100 kB
-CLAIM_WAIT_S = 10.0  # for an actor that is away or recovers: it is back within seconds
-CALL_S = 2.0  # for one call; an actor that answers later has died
 RETRY_S = 0.1  # between two questions
 
 Call = Callable[..., Awaitable[Any]]  # of the quota actor: a method's name, and its arguments
@@ -107,7 +106,7 @@ class ClaimClient:
         deadline = time.monotonic() + CLAIM_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(*AWAY):
-                async with asyncio.timeout(CALL_S):
+                async with asyncio.timeout(CLAIM_CALL_S):
                     reply: ClaimReply = await self._call("exchange", asked)
                 if reply.verdict is not ClaimVerdict.WAIT:
                     return reply
@@ -145,7 +144,7 @@ class ClaimClient:
             frozenset(self._holdings.running() | self.asked.keys()) if is_beat else None,
             is_whole=len(runs) == len(self._unreported),
         )
-        async with asyncio.timeout(CALL_S):
+        async with asyncio.timeout(CLAIM_CALL_S):
             generation: Generation | None = await self._call("exchange", report)
         if generation is None:
             return True  # nothing more to be had from this actor now
@@ -185,4 +184,4 @@ class ClaimClient:
             except Exception:
                 logger.exception("reporting the claims of keys failed and is repeated")
             self._holdings.forget_expired()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(CLAIM_HEARTBEAT_S)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from serve_app.core.claims import Claim, ClaimReply, ClaimRequest, ClaimState, ClaimVerdict
+from serve_app.core.times import JOIN_S, PART_WAIT_S, RUN_GRACE_S
 from serve_app.errors import DROPPED, AnswerNotKept, EngineFailed, ServeAppError, Unavailable
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
@@ -33,10 +34,7 @@ from serve_app.types import Contract
 
 logger = logging.getLogger("ray.serve")
 
-GRACE_S = 30.0  # a run goes on so long without a reader: SDKs repeat after seconds
 COPY_S = 1.0  # for the copy of an answer, and the actor's word of it; the client waits meanwhile
-PART_WAIT_S = 5.0  # in which another router answers with a part, or with nothing new
-JOIN_S = 10.0  # for a router that does not answer; a dead one is known after five
 RETRY_S = 0.25  # between two attempts to reach it
 
 
@@ -73,7 +71,7 @@ class KeyedRequest:
 
     @property
     def grace_s(self) -> float:
-        return GRACE_S if self.contract.grace_s is None else self.contract.grace_s
+        return RUN_GRACE_S if self.contract.grace_s is None else self.contract.grace_s
 
 
 @dataclass(slots=True)

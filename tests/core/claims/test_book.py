@@ -19,7 +19,7 @@ from serve_app.core.claims import (
     Generation,
     book,
 )
-from serve_app.core.claims.book import RECOVERY_S
+from serve_app.core.times import CLAIM_RECOVERY_S
 
 KEY = b"k"
 BODY = b"body"
@@ -200,9 +200,9 @@ def test_a_router_that_does_not_report_to_a_new_actor_keeps_nobody_waiting(dies:
     if dies:
         there.die("a")
     else:
-        there.now = RECOVERY_S - 0.1
+        there.now = CLAIM_RECOVERY_S - 0.1
         assert there.claim("c", "2").verdict is V.WAIT
-        there.now = RECOVERY_S
+        there.now = CLAIM_RECOVERY_S
     assert there.claim("c", "2").verdict is V.RUN
 
 

@@ -20,13 +20,11 @@ from serve_app.core.memory import CheckpointKey, Device
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
+from serve_app.core.times import ACTOR_RETRY_S, FENCE_S, WATCH_S
 from tests.core.limits.charge_log import ChargeLog
 
 ONE_WAY_S = 0.001  # mean of a message's time on its way
 MAX_CALLS = 4  # messages under way at once, as in the shell
-RETRY_S = 0.25
-TIMEOUT_S = 3.5
-WATCH_S = 0.5
 WALL_S = 1_700_000_000.0  # of the clock on the wall, when the virtual time is 0
 
 
@@ -57,7 +55,7 @@ class StreamWorld:
 
     Args:
         lost, repeated: parts of all messages.
-        slow: part of the messages that take up to `TIMEOUT_S`.
+        slow: part of the messages that take up to `FENCE_S`.
     """
 
     def __init__(
@@ -262,7 +260,7 @@ class StreamWorld:
 
         for _ in range(1 + (self.draw.random() < self.repeated)):
             self._carry(arrives)
-        self.after(TIMEOUT_S, lambda: ended(None))
+        self.after(FENCE_S, lambda: ended(None))
 
     def _packed(self, reply: ActorReply) -> bytes:
         """An answer on its way; a request is charged once the actor grants it."""
@@ -275,19 +273,19 @@ class StreamWorld:
         if self.draw.random() >= self.lost:
             delay_s = self.draw.expovariate(1 / ONE_WAY_S)
             if self.draw.random() < self.slow:
-                delay_s = self.draw.uniform(0.0, TIMEOUT_S)
+                delay_s = self.draw.uniform(0.0, FENCE_S)
             self.after(delay_s, then)
 
     def _take_reply(self, router: Router, reply: ActorReply | None, sent_at: float) -> None:
         if reply is None:
-            router.retry_at = self.now + RETRY_S
+            router.retry_at = self.now + ACTOR_RETRY_S
             router.core.on_lost(self.now)
-            self.after(RETRY_S, lambda: self._flush_soon(router))
+            self.after(ACTOR_RETRY_S, lambda: self._flush_soon(router))
         else:
             router.core.on_reply(reply, sent_at, self.now)
             if reply.is_stale:
-                router.retry_at = self.now + RETRY_S
-                self.after(RETRY_S, lambda: self._flush_soon(router))
+                router.retry_at = self.now + ACTOR_RETRY_S
+                self.after(ACTOR_RETRY_S, lambda: self._flush_soon(router))
         self._deliver(router)
         self._flush_soon(router)
 
@@ -316,7 +314,7 @@ class StreamWorld:
                 return
             is_over[0] = True
             self._take_reply(router, reply, sent_at)
-            self.after(0.0 if reply is not None else RETRY_S, lambda: self._watch(router))
+            self.after(0.0 if reply is not None else ACTOR_RETRY_S, lambda: self._watch(router))
 
         def answer(reply: ActorReply) -> None:
             packed = self._packed(reply)
@@ -335,7 +333,7 @@ class StreamWorld:
             self.after(WATCH_S, lambda: self._answer_watch(router.name, again))
 
         self._carry(arrives)
-        self.after(TIMEOUT_S, lambda: ended(None))
+        self.after(FENCE_S, lambda: ended(None))
 
     def _answer_watch(self, name: str, message: RouterMessage) -> None:
         known = self.watching.get(name)

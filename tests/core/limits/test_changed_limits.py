@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.limits import Charged, Kind, Limits
-from serve_app.core.limits.actor_limits import UNKNOWN_S
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.limits.policy import NOTHING
+from serve_app.core.times import LIMIT_WAIT_S
 from tests.core.limits.world import SCOPE, World
 
 BEFORE = Limits(requests_per_minute=60_000)
@@ -88,7 +88,7 @@ def test_what_ran_before_a_quota_counts_in_it_by_its_use() -> None:
     world.run(0.1)
     assert world.actor.take_unknown() == [SCOPE]
     world.actor.on_used(SCOPE, NOTHING, world.actor.calendar.period, world.now)
-    world.run(UNKNOWN_S + 1.0)  # this actor sends with its next tick
+    world.run(LIMIT_WAIT_S + 1.0)  # this actor sends with its next tick
     assert [type(one) for one in told] == [Charged]
     for number, request_id in enumerate(ran):
         world.end(request_id, 80 if number else None)  # the first one failed

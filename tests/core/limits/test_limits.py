@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.limits import Charged, LimitReason, Limits
-from serve_app.core.limits.actor_limits import UNKNOWN_RETRY_S, UNKNOWN_S
+from serve_app.core.limits.actor_limits import UNKNOWN_RETRY_S
 from serve_app.core.limits.policy import Kind
 from serve_app.core.limits.pools import Pool
 from serve_app.core.limits.router_limits import Refusal
 from serve_app.core.limits.scopes import DAY_S
+from serve_app.core.times import LIMIT_WAIT_S
 from tests.core.limits.world import SCOPE, World
 
 PER_MINUTE = Limits(requests_per_minute=60)
@@ -181,7 +182,7 @@ def test_nothing_is_charged_to_a_quota_of_which_the_use_is_unknown() -> None:
     world.actor.asks_store = True
     found: list[Charged | Refusal] = []
     world.ask("r0", limits, done=found.append)
-    world.run(UNKNOWN_S - 0.1)
+    world.run(LIMIT_WAIT_S - 0.1)
     assert world.actor.take_unknown() == [SCOPE]
     assert found == []
     world.run(0.2)

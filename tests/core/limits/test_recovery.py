@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.limits import Charged, Kind, LimitReason, Limits
-from serve_app.core.limits.actor_limits import UNKNOWN_S
 from serve_app.core.limits.decisions import Refusal
 from serve_app.core.quota import Quota
+from serve_app.core.times import LIMIT_WAIT_S
 from tests.core.limits.stream_world import StreamWorld
 from tests.core.limits.world import SCOPE, World
 
@@ -29,7 +29,7 @@ def tell(world: World, amounts: dict[Kind, float]) -> None:
     """The store tells what was used."""
     assert world.actor.take_unknown() == [SCOPE]
     world.actor.on_used(SCOPE, used(amounts), world.actor.calendar.period, world.now)
-    world.run(UNKNOWN_S + 1.0)  # this actor sends with its next tick
+    world.run(LIMIT_WAIT_S + 1.0)  # this actor sends with its next tick
 
 
 @pytest.mark.parametrize("uptime_s", [HOUR_S, 200 * HOUR_S], ids=["up for an hour", "up for days"])

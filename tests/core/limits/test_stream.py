@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.limits import Charged, Kind, LimitDecision, Limits
+from serve_app.core.times import FENCE_S
 from tests.core.limits.charge_log import ChargeLog
-from tests.core.limits.stream_world import TIMEOUT_S, StreamWorld
+from tests.core.limits.stream_world import StreamWorld
 
 SCOPES = {
     "key:a": Limits(requests_per_minute=120, tokens_per_minute=12_000, max_concurrent=6, burst_requests=20),
@@ -158,7 +159,7 @@ def test_with_failures_every_window_holds_and_nothing_is_left(
         world.after(draw.uniform(0, HISTORY_S), load.disturb)
     world.run(HISTORY_S, world.check_pools if per_s < 10 else None)
     # a report with a refund that is lost is sent again, and may be lost again
-    assert excesses(world, 2 * TIMEOUT_S if is_bad else 0.0) == {}
+    assert excesses(world, 2 * FENCE_S if is_bad else 0.0) == {}
     if not is_bad:  # a router that is silent for long keeps running what counts as ended
         for name, limits in SCOPES.items():
             assert limits.max_concurrent is None or world.most[name] <= limits.max_concurrent

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from serve_app.core.memory import Device, DrainRequest, EngineReport, Rank
 from serve_app.core.memory.crash_loops import FIRST_PAUSE_S, FREE, KEPT_S, KILLED, MAX_PAUSE_S, CrashLoops
-from serve_app.core.quota import SILENT_S, Quota
+from serve_app.core.quota import Quota
+from serve_app.core.times import ENGINE_SILENT_S
 
 START_S = 10.0
 
@@ -37,7 +38,7 @@ class Model:
     def crash(self, after_s: float) -> None:
         self.now += after_s
         self.quota.on_engine(self.told, self.now)
-        self.now += SILENT_S
+        self.now += ENGINE_SILENT_S
         self.quota.on_processes_gone(self.told.owner, self.now)
 
     def end(self) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.memory.drains import KEPT_S, MOVE_S, Drains
+from serve_app.core.memory.drains import KEPT_S, Drains
 from serve_app.core.memory.reports import DrainReport, EngineReport, Rank
+from serve_app.core.times import MOVE_S
 
 ENGINE = EngineReport("e", "m", (Rank("n"), Rank("o")), 10, 10, drain_s=60.0)
 

@@ -10,7 +10,14 @@ from serve_app.core.memory.checkpoint import Checkpoint
 from serve_app.core.memory.engine_grants import OVERUSE_S, OVERUSE_SHARE, RESTART_INTERVAL_S, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.reports import LOADING_TTL_S, OWNER_TTL_S, EngineReply, EngineReport, Rank
+from serve_app.core.memory.reports import EngineReply, EngineReport, Rank
+from serve_app.core.times import (
+    ENGINE_ANSWER_S,
+    ENGINE_ASK_S,
+    ENGINE_HEARTBEAT_S,
+    LOADING_TTL_S,
+    OWNER_TTL_S,
+)
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 
@@ -179,6 +186,13 @@ def test_an_engine_that_falls_silent_keeps_its_memory_until_that_is_seen_free() 
     assert host.say(engine("b", 80)).holds == ()
     assert host.say(told).holds == told.holds, "it stood still, and nobody has its memory"
     assert host.ledger.lease("a").phase is Phase.COMMITTED
+
+
+def test_an_engine_whose_report_is_lost_keeps_its_lease() -> None:
+    """Its next report comes once it has given up the answer to the lost one."""
+    host = Host()
+    host.runs(engine("a", 80))
+    assert host.ledger.expire(host.now + ENGINE_HEARTBEAT_S + ENGINE_ANSWER_S + ENGINE_ASK_S) == []
 
 
 def test_an_engine_that_lost_a_device_meanwhile_is_told_to_end() -> None:

@@ -11,9 +11,9 @@ from serve_app.core.memory.engine_grants import EngineGrants
 from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.ledger import Ledger
 from serve_app.core.memory.reports import EngineReport, Rank
-from serve_app.core.memory.reservations import RESERVATION_TTL_S, RESTART_TTL_S
 from serve_app.core.memory.start_reservations import Start, StartsReply, StartsRequest
-from serve_app.core.quota import RECOVERY_S, Quota
+from serve_app.core.quota import Quota
+from serve_app.core.times import RECOVERY_S, RESERVATION_TTL_S, RESTART_TTL_S
 
 TOKENS = 1600
 NODES = ("a", "b")

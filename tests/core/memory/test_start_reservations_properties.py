@@ -11,16 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from serve_app.core.memory.checkpoint import CheckpointKey
 from serve_app.core.memory.leases import Device, Hold, LeaseKind
 from serve_app.core.memory.reports import EngineReport, Rank
-from serve_app.core.memory.reservations import RESTART_TTL_S
 from serve_app.core.memory.start_reservations import Start, StartsRequest
-from serve_app.core.quota import RECOVERY_S, Quota
+from serve_app.core.quota import Quota
+from serve_app.core.times import ACTOR_TICK_S, RECOVERY_S, RESTART_TTL_S
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 DEVICES = [Device(node, index, 100, 0) for node in ("a", "b") for index in range(2)]
 NODES = st.lists(st.sampled_from(["a", "b"]), unique=True).map(tuple)
 SIZES = {"m": 60, "o": 35}
 REPLICAS = [f"{model}{number}" for model in SIZES for number in range(4)]
-TICK_S = 0.5
 
 
 class Machine(RuleBasedStateMachine):
@@ -86,7 +85,7 @@ class Machine(RuleBasedStateMachine):
     @rule(span=st.integers(1, 40), speaking=st.booleans())
     def passes(self, span: int, speaking: bool) -> None:
         for _ in range(span):
-            self.now += TICK_S
+            self.now += ACTOR_TICK_S
             if speaking:
                 for replica, (node, _) in list(self.engines.items()):
                     self.speaks(replica, node, 30)
@@ -142,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         assert not [replica for replica in bound if replica in self.quota.ledger]
 
     def teardown(self) -> None:
-        for _ in range(int((RECOVERY_S + 2 * RESTART_TTL_S) / TICK_S)):
+        for _ in range(int((RECOVERY_S + 2 * RESTART_TTL_S) / ACTOR_TICK_S)):
             self.passes(1, False)
         assert self.quota.grants.reservations.all() == []
         assert all(use.held_bytes == 0 for use in self.quota.ledger.devices())

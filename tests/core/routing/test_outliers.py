@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from serve_app.core.routing.outliers import (
-    FIRST_EJECTION_S,
-    FORGET_EJECTIONS_S,
     MAX_CONSECUTIVE_FAILURES,
-    MAX_EJECTION_S,
     MAX_FAILURE_RATE,
     MIN_RESULTS,
     WINDOW_S,
@@ -25,6 +22,7 @@ from serve_app.core.routing.outliers import (
     Probe,
     Readmit,
 )
+from serve_app.core.times import FIRST_EJECTION_S, FORGET_EJECTIONS_S, MAX_EJECTION_S
 
 OK = OutlierVerdict.OK
 FAILED = OutlierVerdict.FAILED

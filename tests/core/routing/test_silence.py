@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.routing.silence import BASE_TOKENS, FACTOR, FLOOR_S, MIN_FRAMES, FirstFrames
+from serve_app.core.routing.silence import BASE_TOKENS, FACTOR, MIN_FRAMES, FirstFrames
+from serve_app.core.times import SILENCE_FLOOR_S
 
 
 def known(ttff_s: float, tokens: int = 100, frames: int = MIN_FRAMES) -> tuple[FirstFrames, float]:
@@ -31,8 +32,8 @@ def test_a_replica_is_silent_after_several_times_what_it_used_to_take() -> None:
 def test_a_quick_replica_may_still_stand_still_for_a_moment() -> None:
     replica, now = known(0.01)
     replica.on_sent(99, 100, now)
-    assert not replica.is_silent(now + FLOOR_S)
-    assert replica.is_silent(now + FLOOR_S + 0.1)
+    assert not replica.is_silent(now + SILENCE_FLOOR_S)
+    assert replica.is_silent(now + SILENCE_FLOOR_S + 0.1)
 
 
 def test_a_long_prompt_and_those_before_it_have_their_time() -> None:
@@ -64,7 +65,7 @@ def test_a_request_that_waits_while_others_are_answered_makes_no_replica_silent(
         now += 1.0
         replica.on_frame(number, now)
         assert not replica.is_silent(now)
-    assert replica.is_silent(now + max(FLOOR_S, FACTOR * 100.0))
+    assert replica.is_silent(now + max(SILENCE_FLOOR_S, FACTOR * 100.0))
 
 
 def test_a_replica_is_silent_whoever_has_given_up_waiting_for_it() -> None:
@@ -74,7 +75,7 @@ def test_a_replica_is_silent_whoever_has_given_up_waiting_for_it() -> None:
         replica.on_sent(int(now - begun) + 1_000, 10, now)
         replica.on_end(int(now - begun) + 999)  # the client of the one before leaves
         now += 1.0
-        assert now - begun < 2 * (FLOOR_S + FACTOR * 0.1)
+        assert now - begun < 2 * (SILENCE_FLOOR_S + FACTOR * 0.1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("sfe"), st.integers(0, 1000)), max_size=60))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
-from serve_app.core.memory import FENCE_S
-from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW, UNRESPONSIVE_S
+import pytest
+
+from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW
 from serve_app.core.shared_queue.messages import ActorReply, CreditChange, CreditGrant, CreditRequest, CreditUsage, Done
+from serve_app.core.times import ACTOR_STALL_S, FENCE_S, UNRESPONSIVE_S
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
@@ -356,7 +358,8 @@ def test_a_router_that_hears_nothing_is_granted_nothing_more_and_its_requests_go
     world.accounted()
 
 
-def test_an_actor_that_stood_still_takes_no_router_for_deaf() -> None:
+@pytest.mark.parametrize("stood_s", [ACTOR_STALL_S, 3 * UNRESPONSIVE_S], ids=["not-noticed", "noticed"])
+def test_an_actor_that_stood_still_takes_no_router_for_deaf(stood_s: float) -> None:
     world = connected(slots=1)
     full(world)
     world.arrive("r1", HIGH)
@@ -364,6 +367,6 @@ def test_an_actor_that_stood_still_takes_no_router_for_deaf() -> None:
     world.quota.on_tick(world.now)
     world.quota.queue.actor_sessions.send("r1", CreditChange("e", 0, 0))  # something to hear
     world.quota.on_tick(world.now)
-    world.now += 3 * UNRESPONSIVE_S
+    world.now += stood_s
     world.quota.on_tick(world.now)
     assert waiting_of(world, "r1") == 1

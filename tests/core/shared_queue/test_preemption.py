@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serve_app.core.memory import FENCE_S
 from serve_app.core.queue import Preempt, QueuePolicy
 from serve_app.core.queue.policy import BEGUN_WAIT_S
 from serve_app.core.queue.preemption import STOP_S
 from serve_app.core.shared_queue.router_requests import LONG_TOKENS
+from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer
 from tests.core.shared_queue.world import Message, Req, World

@@ -6,26 +6,18 @@ import contextlib
 import itertools
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.memory import (
-    FENCE_S,
-    CheckpointKey,
-    Device,
-    EngineReport,
-    LeaseKind,
-    Rank,
-    SessionRequest,
-)
+from serve_app.core.memory import CheckpointKey, Device, EngineReport, LeaseKind, Rank, SessionRequest
 from serve_app.core.queue import Action, Arrival, Grant, Preempt
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
+from serve_app.core.times import ACTOR_TICK_S, FENCE_S
 from serve_app.errors import ServeAppError
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world_checks import Req, WorldChecks
 
 MODEL = "m"
-TICK_S = 0.5
 
 
 @dataclass
@@ -344,7 +336,7 @@ class World(WorldChecks):
         """Time with ticks in it."""
         until = self.now + span_s
         while self.now < until:
-            self.now = min(until, self.now + TICK_S)
+            self.now = min(until, self.now + ACTOR_TICK_S)
             for name in self.reports if engines_speak else ():
                 self.engine_speaks(name)
             self.quota.on_tick(self.now)

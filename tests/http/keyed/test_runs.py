@@ -130,7 +130,7 @@ def test_a_client_cut_at_any_point_gets_the_whole_answer_of_its_run_with_a_repea
                 assert again.body.startswith(before)
             assert there.runs == messages + 1
 
-    check(scenario, GRACE_S=30.0)
+    check(scenario, RUN_GRACE_S=30.0)
 
 
 def test_a_run_that_nobody_reads_is_aborted_after_its_grace_and_not_before() -> None:
@@ -172,7 +172,7 @@ def test_a_client_may_ask_for_an_earlier_abort() -> None:
         await cancel(task)
         await until(lambda: there.cluster["r1"].work == 0, SOON_S, "aborted")
 
-    check(scenario, GRACE_S=30.0)
+    check(scenario, RUN_GRACE_S=30.0)
 
 
 def test_the_answer_is_on_a_second_router_and_at_the_actor_before_its_last_byte_goes_out() -> None:
