@@ -34,7 +34,8 @@ from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.common.stats import quantile_us
 from benchmarks.openb import main as openb
-from serve_app.core.memory import Device, EngineReport, Hold, Holder, LeaseKind, Ledger, Rank
+from serve_app.core.memory import Device, EngineReport, Hold, LeaseKind, Ledger, Rank
+from serve_app.core.pools import Holder
 from serve_app.core.queue import QueuePolicy
 from serve_app.core.shared_queue import messages
 from serve_app.quota import QuotaActor

@@ -42,8 +42,8 @@ SESSION_PROMPT_TOKENS = 1000
 SESSION_TOKENS = 8
 SESSION_KV_TOKENS = 2048
 TOKEN_IDS = (16, 240)  # of plain bytes in the built-in model's vocabulary
-PROBES = 400
-QUICK_PROBES = 100
+OPENINGS = 400
+QUICK_OPENINGS = 100
 IDLE_S = (0.0, 5.0, 30.0, 120.0)
 QUICK_IDLE_S = (0.0, 5.0, 30.0)
 ROUNDS = 3
@@ -70,8 +70,8 @@ def plan_of(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--seed", type=int, default=1, help="of prompts")
     given = parser.parse_args(arguments)
     if given.quick:
-        return Plan(QUICK_PROBES, QUICK_IDLE_S, QUICK_ROUNDS, seed=given.seed)
-    return Plan(PROBES, IDLE_S, ROUNDS, seed=given.seed)
+        return Plan(QUICK_OPENINGS, QUICK_IDLE_S, QUICK_ROUNDS, seed=given.seed)
+    return Plan(OPENINGS, IDLE_S, ROUNDS, seed=given.seed)
 
 
 class Caller:

@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.ray_adapter",
         "serve_app.core.body_bounds",
         "serve_app.core.keyed_heap",
+        "serve_app.core.pools",
         "serve_app.core.messages",
         "serve_app.core.turns",
         "serve_app.core.grammar_bounds",

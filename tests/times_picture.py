@@ -17,9 +17,15 @@ from serve_app.core import times
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "times.svg"
 
-WIDTH, MARGIN, ROW, HEAD = 1240, 16, 17, 30
-NAMES, REASONS = 176, 590  # right end of the names, left end of the reasons
-SHORTEST_S, LONGEST_S = 0.1, 3600.0
+WIDTH = 1240
+MARGIN = 16
+ROW = 17
+HEAD = 30
+# right end of the names, left end of the reasons
+NAMES = 176
+REASONS = 590
+SHORTEST_S = 0.1
+LONGEST_S = 3600.0
 MARKS_S = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 
 

@@ -40,7 +40,8 @@ class SchemaCopy:
     def __init__(
         self, replaced: Callable[[Schema, Callable[[Schema], Schema]], Schema | None], suffix: str = ""
     ) -> None:
-        self._replaced, self._suffix = replaced, suffix
+        self._replaced = replaced
+        self._suffix = suffix
         self._known: dict[int, Schema] = {}
 
     def of(self, schema: Schema) -> Schema:

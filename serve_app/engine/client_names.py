@@ -54,6 +54,11 @@ def field_path(location: Sequence[str | int], value: Any, body: Body, *, is_miss
         path, found = _followed(location, node, is_missing)
         if path and found == value:
             return dotted((*place, *path))
+    return client_path(location, body, is_missing=is_missing)
+
+
+def client_path(location: Sequence[str | int], body: Body, *, is_missing: bool) -> str | None:
+    """The dotted path of a location in the body, in the client's names. None: the whole body."""
     return dotted(_followed(location, body, is_missing)[0]) or None
 
 

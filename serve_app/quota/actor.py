@@ -205,7 +205,8 @@ class GpuMemoryQuota:
             `core.shared_queue.session_admission`.
         """
         await self._know_devices()
-        wait_s, name = ask.wait_until, ask.session_id
+        wait_s = ask.wait_until
+        name = ask.session_id
         ask = dataclasses.replace(ask, wait_until=None if wait_s is None else time.monotonic() + wait_s)
         # also set while this call waits for storage
         future = self.session_waiters.setdefault(name, asyncio.get_running_loop().create_future())
@@ -314,7 +315,8 @@ class GpuMemoryQuota:
         while True:
             await asyncio.sleep(ACTOR_TICK_S)
             try:
-                relocation, above = self.core.relocation, self._defrag_above
+                relocation = self.core.relocation
+                above = self._defrag_above
                 if above is not None and not relocation.active and relocation.fragmentation()[0] > above:
                     relocation.begin()
                 self._set_clock()

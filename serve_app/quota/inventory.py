@@ -95,7 +95,8 @@ class Inventory:
         known_devices: Mapping[str, list[Device]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings = settings
+        self._clock = clock
         self._watches: dict[str, StartedWatch] = {}
         self._earlier_devices = dict(known_devices)
         self._devices: dict[str, list[Device]] = {}  # of nodes that have reported
@@ -195,7 +196,8 @@ class Inventory:
 
     def _watch(self, node: str) -> StartedWatch:
         """The watch of a node, which gets a question now; a new one where there is none or it has been silent."""
-        now, watch = self._clock(), self._watches.get(node)
+        now = self._clock()
+        watch = self._watches.get(node)
         since = now if watch is None or watch.unanswered_since is None else watch.unanswered_since
         if watch is None or now - since >= NODE_SILENT_S:
             if watch is not None:

@@ -31,7 +31,9 @@ class LimitUse:
         after: Callable[[], None],
         open_store: Callable[[str | None], Store] = Store.at,
     ) -> None:
-        self._limits, self._after, self._open_store = limits, after, open_store
+        self._limits = limits
+        self._after = after
+        self._open_store = open_store
         self._address: messages.StoreAddress | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -50,7 +52,8 @@ class LimitUse:
             task.add_done_callback(self.tasks.discard)
 
     async def _ask(self, scope: str, store: Store) -> None:
-        calendar, pause_s = self._limits.calendar, RETRY_S
+        calendar = self._limits.calendar
+        pause_s = RETRY_S
         while True:
             period = calendar.period
             try:

@@ -40,7 +40,10 @@ class ProcessChecks:
         end_orphans: Gone,
         run_event: Callable[[Callable[[float], None]], Awaitable[None]],
     ) -> None:
-        self._core, self._gone, self._end_orphans, self._run_event = core, gone, end_orphans, run_event
+        self._core = core
+        self._gone = gone
+        self._end_orphans = end_orphans
+        self._run_event = run_event
         self._running: dict[str, asyncio.Task[None]] = {}  # by party
         self._seen_routers: set[str] = set()
 

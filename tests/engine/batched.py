@@ -25,7 +25,8 @@ class Replica(BatchedEngine):
         super().__init__(inner, policy, self._now, self._seen)
 
     def load(self) -> EngineLoad:
-        waiting, forms_batches = self.waiting, self.forms_batches
+        waiting = self.waiting
+        forms_batches = self.forms_batches
         return self._seen.add_to(self._inner.load(), self._now(), waiting=waiting, forms_batches=forms_batches)
 
     async def look(self) -> None:

@@ -291,7 +291,8 @@ def test_an_engine_that_has_died_says_why_at_once_and_not_that_its_memory_is_fre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_grant, "BEAT_S", SOON_S)
-    actor, ends = Actor(EngineReply(HOLDS, may_load=True)), Ends()
+    actor = Actor(EngineReply(HOLDS, may_load=True))
+    ends = Ends()
     grant = obtained(actor, ends)
     grant.engine_started(10, 10, 1, "f")
     grant.fail("out of memory")

@@ -80,7 +80,9 @@ class World:
 
 class WorldInventory:
     def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
-        self.devices, self.gone, self.leaving = world.found, world.gone, world.leaving
+        self.devices = world.found
+        self.gone = world.gone
+        self.leaving = world.leaving
         self.end_orphans = world.gone
         world.told_before = dict(told_before)
 

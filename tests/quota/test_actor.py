@@ -121,8 +121,11 @@ def test_an_event_in_the_very_turn_in_which_a_write_ends_is_stored_by_the_next_o
 ) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
-        core, looks, later = actor.core, itertools.count(), list[asyncio.Task[Any]]()
-        stored, unstored = core.checkpoint.stored, core.unstored
+        core = actor.core
+        looks = itertools.count()
+        later = list[asyncio.Task[Any]]()
+        stored = core.checkpoint.stored
+        unstored = core.unstored
 
         def ends(changes: Any) -> None:
             stored(changes)

@@ -100,7 +100,8 @@ def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: 
     monkeypatch.setattr(inventory, "LATER_S", 0.0)
     nodes.gpus |= {"cpu": 0, "slow": 0}
     nodes.answers |= {("cpu", "host_bytes"): 10 * GB, ("slow", "host_bytes"): 10 * GB}
-    answers, ready = nodes.ask, asyncio.Event()
+    answers = nodes.ask
+    ready = asyncio.Event()
 
     async def slowly(node: str, question: str, *args: Any) -> Any:
         if node == "slow":
@@ -257,7 +258,8 @@ def test_a_watch_that_nobody_asked_for_long_is_not_replaced(starting: StartingWa
         watched = Inventory(QuotaSettings(), {}, lambda: starting.now)
         starting.ready = True
         assert len(await watched.devices()) == 1
-        starting.now, starting.ready = 10 * NODE_SILENT_S, False
+        starting.now = 10 * NODE_SILENT_S
+        starting.ready = False
         starting.error = failed("driver")
         assert not await watched.gone([(SLOW, ((7, 1),))])
 

@@ -109,7 +109,8 @@ def test_a_report_sent_by_a_release_with_fewer_or_more_fields_is_read(report: An
 def test_what_cannot_be_read_is_unreadable_with_its_reason_and_of_an_engine_it_is_known_that_it_was(
     stored: bytes,
 ) -> None:
-    engine, session = f"{EntryKind.ENGINE}:e", f"{EntryKind.SESSION}:s"
+    engine = f"{EntryKind.ENGINE}:e"
+    session = f"{EntryKind.SESSION}:s"
     found = {name: decode(name, stored) for name in (engine, session)}
     assert all(isinstance(value, Unreadable) and value.why for value in found.values())
     assert dict(checkpoint_entries(found)) == {(EntryKind.ENGINE, "e"): None}

@@ -17,14 +17,17 @@ from serve_app.store.records import Used
 from tests.fakes.until import until
 
 SOON_S = 5.0  # for what takes a fraction of a second
-HERE, THERE = StoreAddress("sqlite:///here"), StoreAddress("sqlite:///there")
+HERE = StoreAddress("sqlite:///here")
+THERE = StoreAddress("sqlite:///there")
 
 
 class FlakyStore:
     """A store that is away for so many questions."""
 
     def __init__(self, used: Used, failures: int) -> None:
-        self.used_up, self.failures, self.asked = used, failures, 0
+        self.used_up = used
+        self.failures = failures
+        self.asked = 0
 
     async def used(self, scope: str, start_day: str) -> Used:
         self.asked += 1
@@ -75,7 +78,8 @@ def test_a_store_that_is_away_for_a_moment_grants_no_quota_that_is_used_up() -> 
 
 def test_another_store_is_asked_in_place_of_one_that_does_not_come_back() -> None:
     async def scenario() -> None:
-        lost, other = FlakyStore(Used(), failures=10**6), FlakyStore(Used(requests=2), failures=0)
+        lost = FlakyStore(Used(), failures=10**6)
+        other = FlakyStore(Used(requests=2), failures=0)
         actor = LimitsAtActor({HERE.url: lost, THERE.url: other})
         actor.ask()
         actor.use.ask(HERE)

@@ -184,7 +184,8 @@ def test_status_says_why_an_engine_died_that_had_started_unless_a_start_has_fail
     assert found["models"][0]["cause"] == cause
     assert found["message"].startswith(f"engine-big: {cause}")
     later = state("e", running=True)
-    later["models"][0]["cause"], later["message"] = "no weights", "engine-big: no weights"
+    later["models"][0]["cause"] = "no weights"
+    later["message"] = "engine-big: no weights"
     assert with_quota_figures(later, figures(core, 14.0))["message"].startswith("engine-big: no weights")
     assert "CUDA" not in with_quota_figures(later, figures(core, 14.0))["message"]
     console = Console(file=io.StringIO(), width=200)
@@ -265,7 +266,8 @@ def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> No
 
 
 def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
-    quiet, busy = io.StringIO(), io.StringIO()
+    quiet = io.StringIO()
+    busy = io.StringIO()
     show(figures(core, 2.0), Console(file=quiet))
     show(figures(with_line(core), 2.0), Console(file=busy))
     rows = [line.split("\t") for line in busy.getvalue().splitlines() if line.startswith("queue\t")]

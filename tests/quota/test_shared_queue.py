@@ -68,7 +68,8 @@ async def serving(actor: GpuMemoryQuota) -> None:
 def test_routers_wait_in_one_line_and_hear_of_their_turn_over_the_watch(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await serving(actor)
-        first, second = Router(actor, "r1"), Router(actor, "r2")
+        first = Router(actor, "r1")
+        second = Router(actor, "r2")
         for router in (first, second, first, second):
             await router.say()
         watches = [asyncio.create_task(router.watch()) for router in (first, second)]
@@ -120,7 +121,8 @@ def test_the_slots_of_a_router_whose_process_is_gone_are_granted_to_others(
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         await serving(actor)
-        dead, lives = Router(actor, "dead", ("n", ((9, 1),))), Router(actor, "lives", ("n", ((7, 1),)))
+        dead = Router(actor, "dead", ("n", ((9, 1),)))
+        lives = Router(actor, "lives", ("n", ((7, 1),)))
         for router in (dead, lives, dead, lives):
             await router.say()
         for name in ("a", "b"):

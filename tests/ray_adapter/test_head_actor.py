@@ -98,7 +98,8 @@ def test_a_call_is_repeated_while_the_actor_restarts(found: Callable[..., HeadAc
 
 
 def test_an_actor_that_was_ended_for_good_is_started_again(found: Callable[..., HeadActor]) -> None:
-    gone, new = FakeHandle(died), FakeHandle(lambda: 3)
+    gone = FakeHandle(died)
+    new = FakeHandle(lambda: 3)
     assert answered(found(gone, new), "keys") == 3
     assert gone.calls == new.calls == [("a", "keys", (), {})]
 
@@ -131,7 +132,8 @@ def test_what_the_method_raises_comes_out_as_it_is(found: Callable[..., HeadActo
 
 
 def test_whoever_finds_an_actor_has_it_run_its_own_release(found: Callable[..., HeadActor]) -> None:
-    gone, new = FakeHandle(died), FakeHandle(lambda: 3)
+    gone = FakeHandle(died)
+    new = FakeHandle(lambda: 3)
     answered(found(gone, new), "keys")
     assert (gone.releases, new.releases) == ([RELEASE], [RELEASE])
 

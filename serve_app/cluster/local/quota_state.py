@@ -26,7 +26,10 @@ def with_quota_figures(state: Mapping[str, Any], figures: Mapping[str, Any]) -> 
     drains = {one["replica"]: one for one in figures.get("drains", ())}
     crashes = {one["model"]: one for one in figures.get("crash_loops", ())}
     failures = {one["model"]: one for one in figures.get("failures", ())}
-    models, waits, deaths, overuse = [], [], [], []
+    models = []
+    waits = []
+    deaths = []
+    overuse = []
     for told in state["models"]:
         model = dict(told)
         model["replicas"] = [

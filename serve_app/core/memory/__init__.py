@@ -11,7 +11,6 @@ from serve_app.core.memory.drains import Drain, DrainRequest
 from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
 from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
-from serve_app.core.memory.pools import UNBOUNDED, Account, Holder, Pool, TokenSpace
 from serve_app.core.memory.reports import (
     DrainReport,
     EngineReply,
@@ -40,8 +39,6 @@ __all__ = [
     "GROWTH_SHARE",
     "OVERUSE_SHARE",
     "SESSIONS_OWNER",
-    "UNBOUNDED",
-    "Account",
     "BlockedEngine",
     "Checkpoint",
     "CheckpointChanges",
@@ -55,13 +52,11 @@ __all__ = [
     "EngineReport",
     "EntryKind",
     "Hold",
-    "Holder",
     "Lease",
     "LeaseKind",
     "Ledger",
     "NodeProcesses",
     "Phase",
-    "Pool",
     "Process",
     "Rank",
     "Relocation",
@@ -75,7 +70,6 @@ __all__ = [
     "StartReport",
     "StartsReply",
     "StartsRequest",
-    "TokenSpace",
     "bytes_for_tokens",
     "round_up_to_bucket",
     "session_name",

@@ -34,7 +34,8 @@ class Relocation:
     """Plans the defragmentation, and carries out its steps while active."""
 
     def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
-        self._ledger, self._grants = ledger, grants
+        self._ledger = ledger
+        self._grants = grants
         self._steps_left = 0
 
     @property
@@ -97,12 +98,14 @@ class Relocation:
 
     def _movable(self) -> list[PlacedReplica]:
         """Running engines on a single node that do not drain."""
-        leaving, found = set(self._grants.drains.active()), []
+        leaving = set(self._grants.drains.active())
+        found = []
         for lease in self._ledger.leases(LeaseKind.ENGINE):
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:
                 devices = tuple(hold.on for hold in lease.holds)
                 told = self._grants.last_report(lease.lease_id)
-                model, amount = "" if told is None else told.model, max(hold.amount for hold in lease.holds)
+                model = "" if told is None else told.model
+                amount = max(hold.amount for hold in lease.holds)
                 found.append(PlacedReplica(lease.lease_id, model, devices, amount))
         return found

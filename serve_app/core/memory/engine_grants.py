@@ -120,7 +120,8 @@ class EngineGrants:
             engine = self._engines[owner] = _Engine(report, now, now)
             for demand in unplaced_demands(report):
                 self.policy.observe(demand)  # once per engine, not per report
-        engine.report, engine.reported_at = report, now
+        engine.report = report
+        engine.reported_at = now
         if report.failed:
             self.crash_loops.record_failure(report.model, report.failed, now)
         if engine.ran_since is None and report.kv_tokens:
@@ -252,7 +253,8 @@ class EngineGrants:
 
     def _take_reservation(self, engine: _Engine) -> None:
         """Give an engine its reservation; a reservation that is too small ends."""
-        told, berth = engine.report, self.reservations.take_for_engine(engine.report, self._engines)
+        told = engine.report
+        berth = self.reservations.take_for_engine(engine.report, self._engines)
         if berth is None:
             return
         self.reservations.end(berth.name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from serve_app.core.memory.pools import TokenSpace
 from serve_app.core.messages import message
+from serve_app.core.pools import TokenSpace
 from serve_app.errors import InsufficientMemory, LeaseConflict
 
 DEFAULT_RESERVED_BYTES = 2 * 10**9  # 2 GB a device: the driver's context, NCCL's buffers and CUDA graphs have no lease

@@ -3,7 +3,7 @@
     device (bytes) <- engine (a hold per rank) <- session (KV tokens)
                    <- reservation, of an engine that has not started
 
-A running engine and a session each have a pool (`core.memory.pools`): what requests use of their slots and KV tokens.
+A running engine and a session each have a pool (`core.pools`): what requests use of their slots and KV tokens.
 
 Rules
 - Siblings are summed, children are never counted twice: what a request uses of a session counts in the session, not in
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from serve_app.core.memory.leases import Device, DeviceUse, Hold, Lease, LeaseKind, LedgerNode, Owner, Phase
-from serve_app.core.memory.pools import Pool, TokenSpace
+from serve_app.core.pools import RequestPool, TokenSpace
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 GROWTH_SHARE = 0.10  # of a KV pool, kept for requests that outgrow their estimate
@@ -90,7 +90,8 @@ class Ledger:
         if known is None:
             self.lease_owners[owner] = Owner(ttl_s, now + ttl_s)
         else:
-            known.ttl_s, known.expires_at = ttl_s, now + ttl_s
+            known.ttl_s = ttl_s
+            known.expires_at = now + ttl_s
 
     def heartbeat(self, owner: str, now: float) -> bool:
         """An owner is alive; False: unknown or expired, it has to join and report its holds again. An older heartbeat
@@ -204,10 +205,10 @@ class Ledger:
         node = self._require_lease(name)
         node.check_runs()
         if node.space.pool is None:
-            node.space.pool = Pool(name, node.space, slots)
+            node.space.pool = RequestPool(name, node.space, slots)
         node.space.pool.slots = slots
 
-    def pool(self, name: str) -> Pool | None:
+    def pool(self, name: str) -> RequestPool | None:
         """The pool of an engine or a session; None: there is none, or the engine does not run."""
         lease = self._leases.get(name)
         return None if lease is None else lease.space.pool

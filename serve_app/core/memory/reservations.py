@@ -48,7 +48,8 @@ class Reservations:
     """All reservations, the oldest first."""
 
     def __init__(self, ledger: Ledger, checkpoint: Checkpoint) -> None:
-        self._ledger, self._checkpoint = ledger, checkpoint
+        self._ledger = ledger
+        self._checkpoint = checkpoint
         self._reservations: dict[str, Reservation] = {}
 
     def all(self) -> list[Reservation]:

@@ -154,7 +154,8 @@ class SessionLeases:
     """
 
     def __init__(self, ledger: Ledger, checkpoint: Checkpoint, epoch: int, now: float) -> None:
-        self._ledger, self._checkpoint = ledger, checkpoint
+        self._ledger = ledger
+        self._checkpoint = checkpoint
         self._lease_suffixes = (f"#{epoch}.{number}" for number in itertools.count(1))
         self.by_session_id: dict[str, SessionEntry] = {}  # open sessions, oldest first
         self.by_lease: dict[str, SessionEntry] = {}  # by lease, closed ones included
@@ -286,7 +287,8 @@ class SessionLeases:
         self._opened_and_ended.append(replace(entry, closed=True))
 
     def _count(self, entry: SessionEntry, sign: int) -> None:
-        request, held = entry.request, self.held_by_tenant[entry.request.model]
+        request = entry.request
+        held = self.held_by_tenant[entry.request.model]
         self.count_by_tenant[request.tenant] += sign
         if not self.count_by_tenant[request.tenant]:
             del self.count_by_tenant[request.tenant]

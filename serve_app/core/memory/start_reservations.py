@@ -82,7 +82,9 @@ class StartPlanner:
     """Reservations for the controller's starts. O(devices + waiting engines) per start."""
 
     def __init__(self, ledger: Ledger, grants: EngineGrants) -> None:
-        self._ledger, self._grants, self._reservations = ledger, grants, grants.reservations
+        self._ledger = ledger
+        self._grants = grants
+        self._reservations = grants.reservations
         self._shortages: dict[str, tuple[str, float]] = {}  # by model: the reason, and until when it counts
 
     def plan(self, request: StartsRequest, now: float, *, frozen: bool = False) -> StartsReply:

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from serve_app.core.memory import Holder, Pool
+from serve_app.core.pools import Holder, RequestPool
 from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
@@ -75,7 +75,8 @@ class Admission:
         self._holder = Holder("")  # of requests that belong to no router
         self._has_more = False  # whether more requests may be granted than the last event has granted
         self._unsettled: set[str] = set()  # replicas whose change has failed: the next one repeats it
-        self.queue, self.capacity = self.scheduler.queue, self.scheduler.capacity
+        self.queue = self.scheduler.queue
+        self.capacity = self.scheduler.capacity
         self.forecast = WaitForecast(self.scheduler)
         self._replica_start = ReplicaStart()
         self._now = -math.inf
@@ -112,7 +113,8 @@ class Admission:
             if self._no_slots_since is not None:
                 waiting.waits_for = WaitReason.NO_REPLICA
             elif waiting.waits_for is None:
-                is_first, shortage = self._is_first(waiting), self.capacity.shortage
+                is_first = self._is_first(waiting)
+                shortage = self.capacity.shortage
                 waiting.waits_for = shortage(*waiting.need) if is_first else WaitReason.TURN
             actions += self._enforce_bounds(waiting)
         return actions + self._stop_for_waiting()  # not for one that is refused
@@ -176,7 +178,7 @@ class Admission:
             raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}")
         return self._change_replica(replica_id, partial(self.capacity.set_replica, replica_id, slots, kv_tokens), now)
 
-    def on_pool(self, replica_id: str, pool: Pool | None, now: float, session_kv: int = 0) -> list[Action]:
+    def on_pool(self, replica_id: str, pool: RequestPool | None, now: float, session_kv: int = 0) -> list[Action]:
         """A replica grants from this pool from now on, or the pool has another size.
 
         Args:
@@ -266,9 +268,11 @@ class Admission:
     def kv_demand(self) -> dict[RequestClass, dict[str, int]]:
         """About how many KV tokens requests wait for, by class and tenant. A class whose requests wait for some other
         reason is left out. O(waiting tenants)."""
-        found, capacity = dict[RequestClass, dict[str, int]](), self.capacity
+        found = dict[RequestClass, dict[str, int]]()
+        capacity = self.capacity
         for level in RequestClass:
-            demand, lacks = dict[str, int](), False
+            demand = dict[str, int]()
+            lacks = False
             for tenant_queue in self.queue.class_queues[level].waiting_tenants():
                 need = tenant_queue.first.need
                 demand[tenant_queue.tenant] = need[1] * len(tenant_queue.order)
@@ -281,7 +285,8 @@ class Admission:
     def is_full(self, request_class: RequestClass) -> bool:
         """Whether an arrival of this class is refused for every tenant because higher classes fill the queue. False if
         requests of its class or below wait: then eviction decides by tenant."""
-        queue, policy = self.queue, self.scheduler.policy
+        queue = self.queue
+        policy = self.scheduler.policy
         if any(class_queue.size for class_queue in queue.class_queues[: request_class + 1]):
             return False
         tokens = policy.max_queued_tokens
@@ -407,7 +412,8 @@ class Admission:
         return actions
 
     def _wait_ends(self, waiting: QueuedRequest) -> float:
-        policy, start = self.scheduler.policy, waiting.wait_from_s
+        policy = self.scheduler.policy
+        start = waiting.wait_from_s
         end = start + policy.longest_wait_s(has_begun=waiting.arrival.has_begun)
         no_slots_since = self._no_slots_since
         return end if no_slots_since is None else min(end, max(start, no_slots_since) + policy.no_replica_wait_s)
@@ -415,7 +421,8 @@ class Admission:
     def _expiry_reason(self, waiting: QueuedRequest) -> RefusalReason:
         if self._no_slots_since is not None:
             return RefusalReason.NO_REPLICA
-        capacity, (slots, cost, placement) = self.capacity, waiting.need
+        capacity = self.capacity
+        (slots, cost, placement) = waiting.need
         if capacity.could_fit(slots, cost, placement):
             return RefusalReason.TIMEOUT
         # A replica was large enough when the request arrived; that replica has left or shrunk and none replaced it.

@@ -1,4 +1,4 @@
-"""Which replica runs a request: the pools of all replicas (`core.memory.pools`), found by what is free in them.
+"""Which replica runs a request: the pools of all replicas (`core.pools`), found by what is free in them.
 
 A take charges the pool, and what others use of it (credit of routers, sessions) is seen here at once.
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from serve_app.core.memory import UNBOUNDED, Holder, Pool, TokenSpace
+from serve_app.core.pools import UNBOUNDED, Holder, RequestPool, TokenSpace
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.types import RequestClass
@@ -33,7 +33,7 @@ IndexEntry = tuple[float, int, int, str]
 
 @dataclass(slots=True)
 class _ReplicaCapacity:
-    pool: Pool
+    pool: RequestPool
     is_open: bool = False  # closed: it takes nothing, as if it had no slots
     session_kv: int = 0  # KV tokens held by sessions
     counted_size: _Size = (0, 0.0, 0.0)  # as it is in the totals
@@ -156,7 +156,9 @@ class Capacity:
     def is_too_large(self, arrival: Arrival) -> bool:
         """Whether no replica would be large enough even without sessions; False for an only replica that has no slots
         now, since it may get them. O(distinct replica sizes)."""
-        slots, tokens, only = arrival.slots, arrival.cost, arrival.only_replica
+        slots = arrival.slots
+        tokens = arrival.cost
+        only = arrival.only_replica
         if only is not None:
             one = self.replicas.get(only)
             size, kv_tokens, _ = (0, 0.0, 0.0) if one is None else one.counted_size
@@ -189,13 +191,13 @@ class Capacity:
     def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None) -> None:
         """Add a replica with a pool of this queue's own, or change its size. Running requests stay."""
         replica = self.replicas.get(replica_id)
-        pool = Pool(replica_id, TokenSpace(), slots) if replica is None else replica.pool
+        pool = RequestPool(replica_id, TokenSpace(), slots) if replica is None else replica.pool
         pool.slots = slots
         pool.space.pool = pool
         pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
         self.set_pool(replica_id, pool)
 
-    def set_pool(self, replica_id: str, pool: Pool | None, session_kv: int = 0) -> None:
+    def set_pool(self, replica_id: str, pool: RequestPool | None, session_kv: int = 0) -> None:
         """Add a replica with this pool, or follow its size. Running requests stay.
 
         Args:
@@ -204,7 +206,7 @@ class Capacity:
         """
         replica = self.replicas.get(replica_id)
         if replica is None:
-            empty = Pool(replica_id, TokenSpace(), 0)
+            empty = RequestPool(replica_id, TokenSpace(), 0)
             replica = self.replicas[replica_id] = _ReplicaCapacity(pool or empty)
         replica.is_open = pool is not None
         if pool is not None and replica.pool is not pool:
@@ -215,7 +217,7 @@ class Capacity:
         self._follow_size(replica)
         self._index(replica_id, replica)
 
-    def is_as_known(self, replica_id: str, pool: Pool | None, session_kv: int) -> bool:
+    def is_as_known(self, replica_id: str, pool: RequestPool | None, session_kv: int) -> bool:
         """Whether `set_pool` would change nothing."""
         replica = self.replicas.get(replica_id)
         if replica is None or pool not in (None, replica.pool):
@@ -262,7 +264,8 @@ class Capacity:
         Raises:
             ValueError: no open replica has that much free; the state is unchanged.
         """
-        arrival, (slots, tokens, where) = waiting.arrival, waiting.need
+        arrival = waiting.arrival
+        (slots, tokens, where) = waiting.need
         only, avoid = where or ANYWHERE
         replica_id = None
         if arrival.affinity is not None and only is None:
@@ -339,7 +342,8 @@ class Capacity:
     def _find_best(self) -> None:
         """Recompute `_best` and `_most_free_slots` over the open replicas."""
         self._best_known = True
-        self._best, self._most_free_slots = self._first_open(self._by_tokens), 0
+        self._best = self._first_open(self._by_tokens)
+        self._most_free_slots = 0
         for count in reversed(self._free_counts):
             if self._first_open(self._by_free[count]) is not None:
                 self._most_free_slots = count
@@ -395,7 +399,8 @@ class Capacity:
             _discard(same, replica.index_entry)
             if not same:
                 del self._by_free[count], self._free_counts[bisect_left(self._free_counts, count)]
-        free, kv_free = replica.free, replica.kv_free
+        free = replica.free
+        kv_free = replica.kv_free
         self.free += free - replica.counted_free
         replica.counted_free = free
         replica.index_entry = (-kv_free, -free, replica.last_take, replica_id) if free and kv_free > 0 else None

@@ -66,7 +66,8 @@ class ClassQueue:
 
     def add(self, waiting: QueuedRequest) -> None:
         """Add a request to its tenant queue."""
-        tenant, size = waiting.arrival.tenant, waiting.size
+        tenant = waiting.arrival.tenant
+        size = waiting.size
         tenant_queue = self.tenant_queues.get(tenant)
         if tenant_queue is None:
             tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
@@ -107,9 +108,11 @@ class ClassQueue:
 
     def remove(self, waiting: QueuedRequest) -> None:
         """Remove a request that waits in this class."""
-        tenant, size = waiting.arrival.tenant, waiting.size
+        tenant = waiting.arrival.tenant
+        size = waiting.size
         tenant_queue = self.tenant_queues[tenant]
-        was_first, has_begun = tenant_queue.first is waiting, waiting.arrival.has_begun
+        was_first = tenant_queue.first is waiting
+        has_begun = waiting.arrival.has_begun
         del tenant_queue.order[bisect_left(tenant_queue.order, waiting.order_key)]
         if has_begun:
             tenant_queue.remove_begun(waiting)
@@ -166,7 +169,8 @@ class ClassQueue:
             least = cost if cost < least else least
             if cost <= most_tokens and (found is None or head[0] < found[0]) and fits(*head[1].need):
                 found = head
-        self._least_cost, self._least_cost_at_change = least, self.changes
+        self._least_cost = least
+        self._least_cost_at_change = self.changes
         return None if found is None else found[1]
 
     def _find_head(self, size: SizeClass) -> Head:

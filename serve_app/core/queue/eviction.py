@@ -17,7 +17,8 @@ from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.queue.policy import ClassBound, QueuePolicy
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 
-REQUESTS, TOKENS = "requests", "tokens"
+REQUESTS = "requests"
+TOKENS = "tokens"
 
 
 class Excess(NamedTuple):
@@ -87,7 +88,8 @@ class EvictableRequests:
     def can_evict(self, giver: TenantQueue, excess: Excess, newcomer_tenant: str) -> bool:
         """Whether a tenant, after evicting this excess, still has as much for its weight as the newcomer's tenant."""
         taker = self._tenant_queues[newcomer_tenant]
-        requests, tokens = len(giver.evictable) - excess.requests, giver.evictable_tokens - excess.tokens
+        requests = len(giver.evictable) - excess.requests
+        tokens = giver.evictable_tokens - excess.tokens
         return (
             giver is not taker
             and (not excess.requests or requests / giver.weight >= len(taker.evictable) / taker.weight)

@@ -56,7 +56,8 @@ class MinShareScheduler:
 
     def tenant_changed(self, tenant_queue: TenantQueue) -> None:
         """The next request, the weight or the virtual start of a waiting tenant has changed."""
-        tenant, start = tenant_queue.tenant, tenant_queue.virtual_start
+        tenant = tenant_queue.tenant
+        start = tenant_queue.virtual_start
         if start <= self._virtual_time:
             self._ineligible.discard(tenant)
             self._eligible.set(tenant, (start + tenant_queue.first.unpaid / tenant_queue.weight,))

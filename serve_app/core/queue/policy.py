@@ -17,7 +17,8 @@ MAX_GUARD_SLOTS_SHARE = 0.5  # above it the lower classes would be left the smal
 DEFAULT_WEIGHT = 1.0  # tenants are equal unless configured
 # A million to one is more than any sharing needs, and sums of such weights keep twelve digits: with 1e16 beside it, a
 # tenant of weight 1 was lost in rounding.
-MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
+MIN_WEIGHT = 1e-3
+MAX_WEIGHT = 1e3
 
 
 @message

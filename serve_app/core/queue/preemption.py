@@ -54,7 +54,9 @@ class Preemption:
     def __init__(
         self, class_queues: Sequence[ClassQueue], capacity: Capacity, guard_slots: Callable[[RequestClass], int]
     ) -> None:
-        self._class_queues, self._capacity, self._guard_slots = class_queues, capacity, guard_slots
+        self._class_queues = class_queues
+        self._capacity = capacity
+        self._guard_slots = guard_slots
         self.runs = StoppableRuns()  # that are not to stop yet
         self._rooms = Rooms(capacity)
         self._counts = [0] * len(RequestClass)  # running requests that can be stopped, or are to stop, by class
@@ -127,7 +129,8 @@ class Preemption:
         stop_ends = self._end_late_stops(now)
         self._rooms.refresh()
         stopped: list[Preempt] = []
-        plan, lowest = RoomPlan(self._rooms), min(one for one in levels if one not in rests)
+        plan = RoomPlan(self._rooms)
+        lowest = min(one for one in levels if one not in rests)
         for level in reversed(levels):
             self._due[level] = min(stop_ends, self._due[level])
             if level >= lowest:  # those below only take what room is left
@@ -152,7 +155,9 @@ class Preemption:
         """Give the waiting requests of a class the room there is, and stop others for more. The replicas that could
         run one for which no room can be made are left to it."""
         stopped: list[Preempt] = []
-        kept, failed, self._tried = set[str](), set[SizeClass](), None
+        kept = set[str]()
+        failed = set[SizeClass]()
+        self._tried = None
         spare = plan.free - self._guard_slots(level)
         for waiting in considered(self._class_queues[level], failed):
             need = waiting.need
@@ -160,7 +165,8 @@ class Preemption:
             def is_allowed(name: str, need: Need = need) -> bool:
                 return name in plan and name not in kept and self._capacity.may_take(name, level, *need)
 
-            chosen, runs = plan.find(waiting, is_allowed) if spare > 0 else None, list[GrantedRequest]()
+            chosen = plan.find(waiting, is_allowed) if spare > 0 else None
+            runs = list[GrantedRequest]()
             if chosen is None:
                 if may_stop and spare >= 0:
                     chosen, runs = self._cheapest(level, waiting, plan, is_allowed, 1 - spare, now)
@@ -205,7 +211,8 @@ class Preemption:
         """The replica on which room costs least, and what has to stop there, of so many slots at least; None: nowhere
         that this look has seen."""
         best: tuple[_Price, str, list[GrantedRequest]] | None = None
-        self._saw_all, left = True, MAX_PRICED
+        self._saw_all = True
+        left = MAX_PRICED
         for of, lost, name in self._replicas_by_loss(level, waiting, now):
             if best is not None and (of, lost) > best[0][:2]:
                 break
@@ -229,7 +236,9 @@ class Preemption:
     ) -> Iterator[tuple[int, float, str]]:
         """The replicas in the order of their running requests that lose least: the class of that one, what it loses,
         the replica; as far as `MAX_LOOKS` reach."""
-        only, seen, self.runs.looks_left = waiting.arrival.only_replica, set[str](), MAX_LOOKS
+        only = waiting.arrival.only_replica
+        seen = set[str]()
+        self.runs.looks_left = MAX_LOOKS
         if only is not None:
             yield RequestClass.LOW, 0.0, only
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.events import Arrival
 from serve_app.core.queue.eviction import Excess
@@ -75,13 +75,15 @@ class RequestQueue:
 
         Returns the evicted requests; None: the newcomer does not fit, and nothing has changed. O(log n) per eviction.
         """
-        level, cost = newcomer.arrival.request_class, newcomer.cost
+        level = newcomer.arrival.request_class
+        cost = newcomer.cost
         class_queue = self.class_queues[level]
         of_class = Excess.over(policy.classes.get(level, NO_BOUND), class_queue.size, class_queue.tokens, cost)
         of_all = Excess.over(policy, len(self.by_id), self.tokens, cost)
         if not of_class and not of_all:
             return []
-        below, same = [lower.evictable for lower in self.class_queues[:level]], class_queue.evictable
+        below = [lower.evictable for lower in self.class_queues[:level]]
+        same = class_queue.evictable
         rest = of_all.minus(sum(one.requests for one in below), sum(one.tokens for one in below))
         own = Excess(max(of_class.requests, rest.requests), max(of_class.tokens, rest.tokens))
         giver = same.heaviest_tenant(own) if own else None

@@ -115,7 +115,8 @@ class RoomPlan:
             return only if only in self and self.room(only).fits(waiting) and is_allowed(only) else None
         planned = (room.entry(name) for name, room in self._open.items() if room.fits(waiting) and is_allowed(name))
         best = min(planned, default=None)
-        entries, planned_names = self._rooms.entries, self._planned.keys()
+        entries = self._rooms.entries
+        planned_names = self._planned.keys()
         while self._first < len(entries) and entries[self._first][2] in planned_names:
             self._first += 1
         for at in range(self._first, len(entries)):

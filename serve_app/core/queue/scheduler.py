@@ -136,14 +136,16 @@ class Scheduler:
 
     def is_below_share(self, tenant: str) -> bool:
         """Whether a tenant uses less than its guaranteed share."""
-        share, capacity = self.shares.get(tenant, 0.0), self.capacity
+        share = self.shares.get(tenant, 0.0)
+        capacity = self.capacity
         slots, tokens = self.use.get(tenant, (0, 0))
         tokens += self._session_tokens(tenant)
         return slots < share * capacity.slots and tokens < share * capacity.kv_tokens
 
     def _find_next(self, only_guard_slots_free: bool) -> tuple[QueuedRequest, bool] | None:
         """The next request, and whether it is due by the minimum share of its class."""
-        class_queues, capacity = self.queue.class_queues, self.capacity
+        class_queues = self.queue.class_queues
+        capacity = self.capacity
         heads = self._class_heads()
         keeping: set[RequestClass] = set()
         for at, (level, _) in enumerate(heads):
@@ -177,7 +179,8 @@ class Scheduler:
 
     def _class_heads(self) -> list[tuple[RequestClass, QueuedRequest]]:
         """For each class, the highest first, its first request that some replica could run beside its sessions."""
-        possible, found = self.capacity.could_fit, []
+        possible = self.capacity.could_fit
+        found = []
         for level in _HIGHEST_FIRST:
             class_queue = self.queue.class_queues[level]
             head = class_queue.first() if class_queue.size else None
@@ -188,7 +191,8 @@ class Scheduler:
         return found
 
     def _grant(self, waiting: QueuedRequest, was_due: bool, now: float) -> str:
-        arrival, class_queue = waiting.arrival, self.queue.class_queues[waiting.arrival.request_class]
+        arrival = waiting.arrival
+        class_queue = self.queue.class_queues[waiting.arrival.request_class]
         tenant_queue = class_queue.tenant_queues[arrival.tenant]
         prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
         class_queue.running += 1

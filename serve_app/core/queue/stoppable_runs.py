@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.events import Arrival
@@ -95,7 +95,8 @@ class StoppableRuns:
         there.tokens[level] += run.arrival.cost
 
     def remove(self, run: GrantedRequest) -> None:
-        level, there = run.arrival.request_class, self._on[run.replica_id]
+        level = run.arrival.request_class
+        there = self._on[run.replica_id]
         self._take_out(run)
         del there.runs[level][run.arrival.request_id]
         there.slots[level] -= run.arrival.slots
@@ -169,7 +170,8 @@ class StoppableRuns:
     ) -> float:
         """When the next request on an allowed replica may stop for this one; infinite: none. After so many looks, the
         moment of the next ones."""
-        due, looks = math.inf, MAX_DUE_LOOKS
+        due = math.inf
+        looks = MAX_DUE_LOOKS
         for of in RequestClass:
             if of > level:
                 break
@@ -209,7 +211,8 @@ class StoppableRuns:
 
 def stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> float:
     """From when on a run may stop for a waiting request of this class; infinite: never."""
-    of, preempted = run.arrival.request_class, run.arrival.preempted
+    of = run.arrival.request_class
+    preempted = run.arrival.preempted
     since = run.granted_s + _protection_s(of, level, preempted)
     if of < level:
         return since

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.core.keyed_heap import Key
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
 
 # Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
@@ -46,7 +46,9 @@ class QueuedRequest:
     def __post_init__(self) -> None:
         self.wait_from_s = self.arrived_s
         placement = self.arrival.placement
-        self.slots, self.cost, self.unpaid = self.arrival.slots, self.arrival.cost, self.arrival.unpaid_tokens
+        self.slots = self.arrival.slots
+        self.cost = self.arrival.cost
+        self.unpaid = self.arrival.unpaid_tokens
         self.need = self.slots, self.cost, placement
         self.size = self.slots, self.cost.bit_length(), placement
         self.order_key = self.arrived_s - self.arrival.age_s, self.arrival_number

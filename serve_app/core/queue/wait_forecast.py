@@ -67,11 +67,13 @@ class WaitForecast:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._class_queues, self._capacity = scheduler.queue.class_queues, scheduler.capacity
+        self._class_queues = scheduler.queue.class_queues
+        self._capacity = scheduler.capacity
 
     def arrival_wait_s(self, request_class: RequestClass, slots: int, tenant: str) -> float | None:
         """The wait of a request that arrives now; None: nothing measured yet."""
-        backlog, capacity = self.backlog(request_class), self._capacity
+        backlog = self.backlog(request_class)
+        capacity = self._capacity
         is_next = not (backlog.slots_above or backlog.slots)
         if is_next and slots <= capacity.most_free_slots and capacity.free > self._scheduler.guard_slots(request_class):
             return 0.0
@@ -81,8 +83,11 @@ class WaitForecast:
 
     def backlog(self, request_class: RequestClass) -> Backlog:
         """The backlog before an arrival of a class; while requests wait, its waits equal `arrival_wait_s`."""
-        class_queue, capacity, drain = self._class_queues[request_class], self._capacity, self._scheduler.drain_rate
-        slots, kept = self._usable_slots(), self._scheduler.guard_slots(request_class)
+        class_queue = self._class_queues[request_class]
+        capacity = self._capacity
+        drain = self._scheduler.drain_rate
+        slots = self._usable_slots()
+        kept = self._scheduler.guard_slots(request_class)
         free: float = max(0, capacity.free - kept)
         if slots < capacity.slots:
             free = min(free, max(0.0, slots - capacity.used))
@@ -96,7 +101,8 @@ class WaitForecast:
         """The wait of a request that has just arrived, and so is the last of its tenant."""
         class_queue = self._class_queues[waiting.arrival.request_class]
         tenant_queue = class_queue.tenant_queues[waiting.arrival.tenant]
-        other_slots, other_weight = class_queue.slots - tenant_queue.slots, class_queue.weight - tenant_queue.weight
+        other_slots = class_queue.slots - tenant_queue.slots
+        other_weight = class_queue.weight - tenant_queue.weight
         backlog = self.backlog(waiting.arrival.request_class)
         return backlog.tenant_wait_s(tenant_queue.slots, tenant_queue.weight, other_slots, other_weight)
 

@@ -1,4 +1,4 @@
-"""Routers' accounts in the pools of engines and sessions (`core.memory.pools`), and their credit.
+"""Routers' accounts in the pools of engines and sessions (`core.pools`), and their credit.
 
 The actor knows only the sum of an account: what the router's requests hold plus its credit. An account grows before the
 router is informed, and shrinks when the router reports it. A queue charges its grants by itself; all other changes are
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serve_app.core.memory import Holder, Ledger, Pool
+from serve_app.core.memory import Ledger
+from serve_app.core.pools import Holder, RequestPool
 from serve_app.core.shared_queue.messages import Amount, CreditRequest
 from serve_app.errors import LeaseNotFound
 
@@ -77,7 +78,8 @@ class ActorCredit:
 
     def target_credit(self, engine: str, routers: int) -> tuple[int, int]:
         """The credit per router on an engine while no request waits. Raises LeaseNotFound: it does not run."""
-        pool, parts = self._pool(engine), CREDIT_PARTS * max(1, routers)
+        pool = self._pool(engine)
+        parts = CREDIT_PARTS * max(1, routers)
         return max(1, pool.slots // parts), max(1, pool.space.limit // parts)
 
     def grant_credit(self, router: str, event: CreditRequest, target: tuple[int, int]) -> tuple[int, int]:
@@ -116,9 +118,11 @@ class ActorCredit:
         short = []
         for engine, slots, tokens in amounts:
             pool = self._ledger.pool(engine)
-            some_slots, some_tokens = 0, 0
+            some_slots = 0
+            some_tokens = 0
             if pool is not None:
-                some_slots, some_tokens = min(slots, pool.free_slots), min(tokens, pool.space.free(growth=True))
+                some_slots = min(slots, pool.free_slots)
+                some_tokens = min(tokens, pool.space.free(growth=True))
                 pool.charge(self.holder(router), some_slots, some_tokens, growth=True)
             self.overdrawn += tokens - some_tokens
             if (some_slots, some_tokens) != (slots, tokens):
@@ -151,7 +155,7 @@ class ActorCredit:
         if holder is not None:
             self.returned.update(dict.fromkeys(holder.release()))
 
-    def _pool(self, engine: str) -> Pool:
+    def _pool(self, engine: str) -> RequestPool:
         pool = self._ledger.pool(engine)
         if pool is None:
             raise LeaseNotFound(f"engine {engine!r} does not run")

@@ -73,7 +73,8 @@ class ActorQueue:
         self.scope = StepScope(lambda: agree(self.granting.requests))
         self.limits = limits(self.actor_sessions, self.scope)
         self.store: messages.StoreAddress | None = None  # as the last router said
-        self._sessions, self._engines = sessions, engines
+        self._sessions = sessions
+        self._engines = engines
         self.accounts = ActorCredit(ledger)
         self.granting = Granting(ledger, sessions, self._send, self.accounts, engines, self.scope)
         self.session_admission = SessionAdmission(ledger, sessions, self.granting, engines.running, self.scope)
@@ -220,7 +221,8 @@ class ActorQueue:
         known = {engine for engine, _, _ in self.accounts.amounts(router)}
         unheard |= set(self.granting.requests.grants_to_retry.values())  # of these it does not hear
         for engine in (goes_by.keys() | known) - unheard:
-            mine, its = self.accounts.account(router, engine), goes_by.get(engine, (0, 0))
+            mine = self.accounts.account(router, engine)
+            its = goes_by.get(engine, (0, 0))
             settled = router not in self.granting.unreconciled_routers(engine)
             if mine != its and settled and self._ledger.pool(engine) is not None:
                 self.applied.unsure.add(router)
@@ -273,7 +275,8 @@ class ActorQueue:
                     self.processes[router] = process
                 self._hello(router, holds, now)
             case messages.StoreAddress():
-                self.store, self.limits.asks_store = event, True
+                self.store = event
+                self.limits.asks_store = True
             case _:
                 if not isinstance(event, messages.CreditRequest):
                     self.limits.on_event(router, event, now)
@@ -298,7 +301,8 @@ class ActorQueue:
     def _admit_postponed(self, now: float) -> None:
         """Admit requests that waited during recovery."""
         for router, model, arrival, arrived_s in self.postponed.take(now):
-            event, admit = messages.Arrive(model, arrival, now - arrived_s), partial(self._admit, arrived_s)
+            event = messages.Arrive(model, arrival, now - arrived_s)
+            admit = partial(self._admit, arrived_s)
             self.applied.apply(router, event, admit, self.granting.requests, now)
 
     def _admit(self, arrived_s: float, router: str, event: RouterEvent, now: float) -> None:

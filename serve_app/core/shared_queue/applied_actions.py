@@ -41,7 +41,10 @@ class AppliedActions:
     def __init__(
         self, pending: PendingRequests, in_flight: InFlight, limits: RouterLimits, session: RouterSession
     ) -> None:
-        self._pending, self._in_flight, self._limits, self._session = pending, in_flight, limits, session
+        self._pending = pending
+        self._in_flight = in_flight
+        self._limits = limits
+        self._session = session
         self.failed: list[FailedAction] = []  # since the shell has taken them
         self._is_unsure = False
 
@@ -52,7 +55,8 @@ class AppliedActions:
         found: list[Action] = []
         for action in actions:
             ticket: str = getattr(action, "ticket", "") or getattr(action, "request_id", "")
-            waiting, charged = self._pending.tickets.get(ticket), self._limits.tickets.get(ticket)
+            waiting = self._pending.tickets.get(ticket)
+            charged = self._limits.tickets.get(ticket)
             self._is_unsure |= isinstance(action, LimitRefuse) and action.is_unsure
             try:
                 found += act(action, now)

@@ -34,7 +34,8 @@ class AppliedEvents:
     """
 
     def __init__(self, send: Callable[[str, ActorAction], None], scope: StepScope) -> None:
-        self._send, self._scope = send, scope
+        self._send = send
+        self._scope = scope
         self.unsure: set[str] = set()  # routers of which an event is lost: their sessions have to end
 
     def apply(self, router: str, event: RouterEvent, act: Apply, requests: ActorRequests, now: float) -> None:
@@ -57,7 +58,8 @@ class AppliedEvents:
 
 def agree(requests: ActorRequests) -> bool:
     """Whether the queues know exactly the requests that are known by ticket."""
-    waiting, running = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    waiting = defaultdict[int, set[str]](set)
+    running = defaultdict[int, set[str]](set)
     for ticket, request in requests.by_ticket.items():
         if request.runs_in_session_slot:
             continue

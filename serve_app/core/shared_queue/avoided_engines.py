@@ -36,7 +36,8 @@ class AvoidedEngines:
 
     def forget(self, request: ActorRequest) -> None:
         """A request has ended, or avoids no engine. An unknown one changes nothing."""
-        requests, ticket = self._by_router.get(request.router, {}), request.arrival.request_id
+        requests = self._by_router.get(request.router, {})
+        ticket = request.arrival.request_id
         if requests.get(ticket) is request:
             del requests[ticket]
             if not requests:

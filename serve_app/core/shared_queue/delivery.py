@@ -87,7 +87,8 @@ class SendBuffer(Generic[T]):
 
     def next_batch(self) -> tuple[int, tuple[T, ...]]:
         """The number of the first next item, and the items; empty if there are none, or `WINDOW` are in transit."""
-        first, last = self._sent + 1, min(self._sent + BATCH, self.last, self.last_acked + WINDOW)
+        first = self._sent + 1
+        last = min(self._sent + BATCH, self.last, self.last_acked + WINDOW)
         self._sent = max(self._sent, last)
         start = first - 1 - self.last_acked
         return first, tuple(itertools.islice(self._items, start, last - self.last_acked))
@@ -234,7 +235,8 @@ class RouterSession:
 
     def _message(self, seq: int, events: tuple[RouterEvent, ...]) -> RouterMessage:
         again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
-        taken, last = self.sending.last_acked, self._receiving.last_taken
+        taken = self.sending.last_acked
+        last = self._receiving.last_taken
         return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again)
 
 
@@ -326,9 +328,11 @@ class ActorSessions:
     def reply(self, session: ActorSession, ledger_accounts: tuple[Amount, ...] | None = None) -> ActorReply:
         """The next reply for a router."""
         seq, actions = session.sending.next_batch()
-        last_sent, newest_first = session.sent_figures_version, reversed(self.figures_by_model.values())
+        last_sent = session.sent_figures_version
+        newest_first = reversed(self.figures_by_model.values())
         figures = tuple(itertools.takewhile(lambda one: one.version > last_sent, newest_first))
-        session.sent_state_version, session.sent_figures_version = self.state.version, self._figures_version
+        session.sent_state_version = self.state.version
+        session.sent_figures_version = self._figures_version
         return ActorReply(
             self._epoch,
             session.incarnation,
@@ -357,7 +361,8 @@ class ActorSessions:
             if not len(session.sending):
                 session.unacked_since = None
             elif session.unacked_since is None or session.acked_at_check != session.sending.last_acked:
-                session.unacked_since, session.acked_at_check = now, session.sending.last_acked
+                session.unacked_since = now
+                session.acked_at_check = session.sending.last_acked
             elif now - session.unacked_since >= UNRESPONSIVE_S:
                 found.append(session.name)
         return found

@@ -40,7 +40,8 @@ class EarlyRefusal:
     """
 
     def __init__(self, session: RouterSession, policies: Mapping[str, QueuePolicy]) -> None:
-        self._router_session, self._policies = session, policies
+        self._router_session = session
+        self._policies = policies
         self.reset()
 
     def reset(self) -> None:
@@ -54,7 +55,9 @@ class EarlyRefusal:
 
     def on_handed_in(self, number: int, model: str, arrival: Arrival) -> None:
         """A request was submitted with the event of this number, which the figures do not include yet."""
-        queue, tenant, slots = (model, arrival.request_class), arrival.tenant, arrival.slots
+        queue = (model, arrival.request_class)
+        tenant = arrival.tenant
+        slots = arrival.slots
         self._uncounted_events.append((number, queue, tenant, slots))
         self._uncounted[queue] += slots
         self._uncounted_tenants[queue][tenant] += slots
@@ -74,13 +77,15 @@ class EarlyRefusal:
 
     def expected_wait_s(self, model: str, arrival: Arrival) -> float | None:
         """The expected wait of an arrival; None: not measured."""
-        request_class, tenant = arrival.request_class, arrival.tenant
+        request_class = arrival.request_class
+        tenant = arrival.tenant
         figures = self._router_session.figures.get(model)
         if figures is None:
             return None
         found = figures.classes[request_class]
         policy = self._policies.get(model, DEFAULT_POLICY)
-        backlog, weight = self._backlog(model, request_class, found), policy.weight(tenant)
+        backlog = self._backlog(model, request_class, found)
+        weight = policy.weight(tenant)
         own = (found.tenant_slots or {}).get(tenant, 0)
         uncounted = self._uncounted_tenants.get((model, request_class))
         if uncounted is not None:

@@ -1,4 +1,4 @@
-"""Grants of the queues of all models: binds `Admission` to the pools of the engines (`core.memory.pools`).
+"""Grants of the queues of all models: binds `Admission` to the pools of the engines (`core.pools`).
 
 Rules
 - A queue grants from the pools of its engines, and charges them.
@@ -19,7 +19,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.core.memory import EngineGrants, Ledger, Pool, SessionLeases
+from serve_app.core.memory import EngineGrants, Ledger, SessionLeases
+from serve_app.core.pools import RequestPool
 from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
@@ -53,8 +54,12 @@ class Granting:
         engines: EngineGrants,
         scope: StepScope,
     ) -> None:
-        self._ledger, self._sessions, self._send, self.accounts = ledger, sessions, send, accounts
-        self._engines, self._scope = engines, scope
+        self._ledger = ledger
+        self._sessions = sessions
+        self._send = send
+        self.accounts = accounts
+        self._engines = engines
+        self._scope = scope
         self.kv_debt = KvDebt()
         self.requests = ActorRequests(accounts, sessions, self.kv_debt, send, scope)
         self.models = self.requests.models
@@ -64,12 +69,14 @@ class Granting:
 
     def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str]) -> None:
         """Answer a router's request for more credit; none is granted on contended engines and models."""
-        engine, model_state = event.engine, self.state_of_engine.get(event.engine)
+        engine = event.engine
+        model_state = self.state_of_engine.get(event.engine)
         known = model_state is not None and router in model_state.engines[engine].reachable_from
         if model_state is None or not known or self._ledger.pool(engine) is None:
             self._send(router, messages.CreditGrant(engine, 0, 0, 0, 0))
             return
-        target, more = self.accounts.target_credit(engine, len(model_state.routers)), (0, 0)
+        target = self.accounts.target_credit(engine, len(model_state.routers))
+        more = (0, 0)
         if (
             contended.isdisjoint((engine, model_state.name))
             and engine not in self.requests.closed_engines
@@ -84,7 +91,8 @@ class Granting:
     def request_kv_tokens(self, router: str, event: KvTokenRequest) -> None:
         """A running request exceeds its estimate: grant tokens of its session, and record the rest as KV debt, which
         is paid from free capacity."""
-        request, tokens = self.requests.live(event.ticket), event.tokens
+        request = self.requests.live(event.ticket)
+        tokens = event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
             return
         if event.reclaimed:
@@ -231,8 +239,10 @@ class Granting:
                     break
         if model_state is None:
             return
-        one, admission = model_state.engines[engine], model_state.admission
-        fingerprint, known = self._engines.fingerprint(engine), one.fingerprint
+        one = model_state.engines[engine]
+        admission = model_state.admission
+        fingerprint = self._engines.fingerprint(engine)
+        known = one.fingerprint
         if fingerprint != known:
             one.fingerprint = fingerprint
             model_state.avoid_cache.clear()
@@ -283,7 +293,8 @@ class Granting:
 
     def recovering_models(self) -> frozenset[str]:
         """Models whose reachable engines are all closed, so that their queues can grant nothing. O(engines)."""
-        found, closed = set(), self.requests.closed_engines
+        found = set()
+        closed = self.requests.closed_engines
         for model, model_state in self.models.items():
             others = (one for one in model_state.engines if one not in closed)  # mostly none, or the first one is open
             if closed & model_state.engines.keys() and not any(
@@ -337,7 +348,7 @@ class Granting:
                 self.requests.cancel(arrival.request_id, now)
                 self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))
 
-    def _pool_to_grant(self, engine: str, model_state: ModelState) -> Pool | None:
+    def _pool_to_grant(self, engine: str, model_state: ModelState) -> RequestPool | None:
         """The pool of an engine from which its queue may grant now; None: nothing is granted there."""
         closed = engine in self.requests.closed_engines or engine in self.draining_engines
         return None if closed or not model_state.is_open(engine) else self._ledger.pool(engine)

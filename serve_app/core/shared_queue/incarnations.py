@@ -7,7 +7,7 @@ Rules
 - A request of an ended incarnation is granted nothing more, and no event or action concerns it.
 - Until it is forgotten it counts in its queue as before.
 - What it held in its router's accounts stays there: these are set when the router reports again (`messages.Hello`) or
-  is removed (`core.memory.Holder`). So nothing is given back twice, and until then nobody else is granted it.
+  is removed (`core.pools.Holder`). So nothing is given back twice, and until then nobody else is granted it.
 
 Invariant: a request is in its incarnation exactly as long as it is known by ticket.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.kv_debt import OwedRequest
 from serve_app.core.shared_queue.messages import SessionDraw

@@ -35,7 +35,8 @@ class PublishedState:
 
     def update(self, granting: Granting, now: float) -> None:
         """Set which models and engines have no credit."""
-        models, contended = granting.models, self._contended(granting)
+        models = granting.models
+        contended = self._contended(granting)
         for model in granting.requests.touched_models | contended:
             if model in models and models[model].admission.is_contended:
                 self.calm_at.pop(model, None)
@@ -52,7 +53,8 @@ class PublishedState:
         """Set the figures of contended models, if they are due or the model has new requests."""
         contended = self._contended(granting)
         if now >= self._figures_at + FIGURES_S:
-            self._figures_at, arrived = now, contended
+            self._figures_at = now
+            arrived = contended
         for model in arrived & contended:
             self._routers.set_figures(model, class_figures(granting.models[model].admission))
 

@@ -50,7 +50,10 @@ class ActorRequests:
         scope: StepScope,
     ) -> None:
         self._scope = scope
-        self.accounts, self._sessions, self._kv_debt, self._send = accounts, sessions, kv_debt, send
+        self.accounts = accounts
+        self._sessions = sessions
+        self._kv_debt = kv_debt
+        self._send = send
         self.models: dict[str, ModelState] = {}
         self.closed_engines: frozenset[str] = frozenset()  # engines on which the routers' holdings are unknown
         self.touched_models: set[str] = set()  # models with a decision since the last event
@@ -127,7 +130,8 @@ class ActorRequests:
         forget those of ended incarnations; queue those again that avoid an engine which their router reaches now. At
         most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it, so no other
         request is granted it. The last step of an event."""
-        due, is_outdated = list(self.grants_to_retry), self._avoided.is_outdated
+        due = list(self.grants_to_retry)
+        is_outdated = self._avoided.is_outdated
         while due and self._moves_left:
             for ticket in due:
                 if not self._moves_left:
@@ -144,7 +148,8 @@ class ActorRequests:
 
     def _move(self, request: ActorRequest, act: Callable[[], None], now: float) -> None:
         """One of the moves of an event; if it fails, it ends its own request."""
-        router, ticket = request.router, request.arrival.request_id
+        router = request.router
+        ticket = request.arrival.request_id
         has_ended = request.incarnation.has_ended
         end = partial(self.discard, ticket, now) if has_ended else partial(self.lose, router, ticket, now)
         self._scope.run(f"a move of a request of router {router}", request.arrival, act, end)
@@ -176,14 +181,16 @@ class ActorRequests:
         """Grant a session's returned slot to the first waiting request that fits into the session's tokens."""
         freed, self.freed_sessions = self.freed_sessions, set()
         for lease in sorted(freed & self.waiting_for_session.keys()):
-            one, (slots, tokens) = self._sessions.open_by_lease(lease), self.accounts.free(lease)
+            one = self._sessions.open_by_lease(lease)
+            (slots, tokens) = self.accounts.free(lease)
             if one is None or not slots or one.engine in self.closed_engines:
                 continue
             for ticket in self.waiting_for_session.get(lease, ()):
                 request = self.by_ticket[ticket]
                 if request.incarnation.has_ended:
                     continue
-                drawn, avoids = request.drawn, request.arrival.avoid_replicas
+                drawn = request.drawn
+                avoids = request.arrival.avoid_replicas
                 whole = replace(request.original_arrival or request.arrival, avoid_replicas=avoids)
                 enough = tokens + (0 if drawn is None else drawn.tokens) >= whole.cost
                 if enough and one.engine not in avoids:
@@ -194,7 +201,9 @@ class ActorRequests:
         self._take_from_queue(whole.request_id, now)
         if request.drawn is not None:
             self.accounts.give_back(request.router, lease, 0, request.drawn.tokens)
-        request.arrival, request.original_arrival, request.drawn = whole, None, None
+        request.arrival = whole
+        request.original_arrival = None
+        request.drawn = None
         self._draw_on_session(request, now)
         self._end_session_wait(request)
 
@@ -252,7 +261,8 @@ class ActorRequests:
 
     def _enter_queue(self, request: ActorRequest, now: float, waited_for: WaitReason | None = None) -> None:
         """Hand a request to its model's queue. `waited_for`: for what it has waited, if it is granted at once."""
-        admission, holder = request.queue.admission, request.incarnation.holder
+        admission = request.queue.admission
+        holder = request.incarnation.holder
         actions = admission.on_arrive(request.arrival, now, now - request.arrived_s, holder)
         for at, action in enumerate(actions):
             if waited_for and isinstance(action, Grant) and action.request_id == request.arrival.request_id:
@@ -276,7 +286,8 @@ class ActorRequests:
 
     def _draw_on_session(self, request: ActorRequest, now: float) -> None:
         """Begin an arriving request in its session, or have it wait in the queue for the missing tokens."""
-        arrival, router = request.arrival, request.router
+        arrival = request.arrival
+        router = request.router
         one = self._sessions.open_by_lease(arrival.session or "")
         if one is None or one.request.model != request.queue.name:
             return
@@ -325,7 +336,8 @@ class ActorRequests:
             if request.engine or request.original_arrival is None:
                 continue
             self.accounts.give_back(request.router, drawn.lease, drawn.slots, drawn.tokens)
-            request.arrival, request.drawn = replace(request.original_arrival, session=None), None
+            request.arrival = replace(request.original_arrival, session=None)
+            request.drawn = None
             self._send(request.router, drawn._replace(tokens=0))
             self._requeue(ticket, now)
 

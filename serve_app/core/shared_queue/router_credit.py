@@ -155,7 +155,8 @@ class RouterCredit:
         account = self.by_engine[engine]
         if account.model in state.recovering:
             return None
-        slots, tokens = account.credit_slots, account.credit_tokens
+        slots = account.credit_slots
+        tokens = account.credit_tokens
         keeps = account.usable and state.contended.isdisjoint((engine, account.model))
         target_slots, target_tokens = (account.target_slots, account.target_tokens) if keeps else (0, 0)
         surplus_slots = slots - target_slots if slots > GIVE_BACK_FACTOR * target_slots else 0

@@ -175,7 +175,8 @@ class RouterQueue:
     def ahead(self, model: str, request_class: RequestClass) -> tuple[tuple[RequestClass, int], ...]:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
-        waiting, session = self.pending.count_by_class(model), self.router_session
+        waiting = self.pending.count_by_class(model)
+        session = self.router_session
         if model in session.figures and model in session.state.contended:
             classes = session.figures[model].classes
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
@@ -184,7 +185,8 @@ class RouterQueue:
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait, or the actor has yet to take it and may refuse it."""
-        waiting, session = self.pending.by_request_id.get(request_id), self.router_session
+        waiting = self.pending.by_request_id.get(request_id)
+        session = self.router_session
         if waiting is None or (waiting.ticket and not self.alone and waiting.submitted_in > session.sending.last_acked):
             return None
         if waiting.ticket and not waiting.status_requested and session.arrivals_left:
@@ -305,7 +307,8 @@ class RouterQueue:
             case QueueStatus(ticket):
                 waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:
-                    waiting.status, waiting.status_requested = replace(action, request_id=waiting.request_id), False
+                    waiting.status = replace(action, request_id=waiting.request_id)
+                    waiting.status_requested = False
             case SessionDraw(ticket):
                 waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:  # without slots and tokens: the draw has ended
@@ -321,7 +324,8 @@ class RouterQueue:
         return []
 
     def _on_grant(self, granted: Grant, now: float) -> list[Action]:
-        ticket, engine = granted.request_id, granted.replica_id
+        ticket = granted.request_id
+        engine = granted.replica_id
         waiting = self.pending.take_ticket(ticket)
         if waiting is None:
             return []  # withdrawn; the cancellation returns the grant

@@ -83,7 +83,9 @@ class PendingRequests:
 
     def add(self, waiting: PendingRequest, longest_wait_s: float) -> None:
         """Add a request that may wait so long."""
-        request_id, model, level = waiting.request_id, waiting.model, waiting.arrival.request_class
+        request_id = waiting.request_id
+        model = waiting.model
+        level = waiting.arrival.request_class
         self.by_request_id[request_id] = self.unsent[request_id] = waiting
         self.counts[model] += 1
         self._tokens[model, level] += waiting.arrival.cost
@@ -102,7 +104,8 @@ class PendingRequests:
         waiting = self.by_request_id.pop(request_id, None)
         if waiting is None:
             return None
-        model, level = waiting.model, waiting.arrival.request_class
+        model = waiting.model
+        level = waiting.arrival.request_class
         self.unsent.pop(request_id, None)
         self.tickets.pop(waiting.ticket, None)
         self.queues[model][level].discard(request_id)
@@ -127,7 +130,8 @@ class PendingRequests:
 
     def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
         """A request was submitted to the actor's queue under this ticket, with the event of this number."""
-        waiting.ticket, waiting.submitted_in = ticket, submitted_in
+        waiting.ticket = ticket
+        waiting.submitted_in = submitted_in
         self.tickets[ticket] = waiting
         self.unsent.pop(waiting.request_id, None)
 
@@ -141,7 +145,8 @@ class PendingRequests:
 
     def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
         """Whether a class, or all classes together, have reached the bounds of the policy."""
-        counts, tokens = self.count_by_class(model), {one: self._tokens[model, one] for one in RequestClass}
+        counts = self.count_by_class(model)
+        tokens = {one: self._tokens[model, one] for one in RequestClass}
         bound = policy.classes.get(level, ClassBound())
         limits = (
             (counts[level], bound.max_queued),
@@ -161,7 +166,10 @@ class PendingRequests:
         for request_id, waiting in self.by_request_id.items():
             if waiting.ticket:
                 waiting.arrival = replace(waiting.arrival, accepted=True)
-            waiting.ticket, waiting.status, waiting.status_requested, waiting.drawn = "", None, False, None
+            waiting.ticket = ""
+            waiting.status = None
+            waiting.status_requested = False
+            waiting.drawn = None
             self.unsent[request_id] = waiting
 
     def first_overdue(self, now: float) -> PendingRequest | None:
@@ -196,7 +204,8 @@ class InFlight:
     """Running requests by id. O(1) per method, unless stated."""
 
     def __init__(self, accounts: RouterCredit, session: RouterSession) -> None:
-        self._accounts, self._router_session = accounts, session
+        self._accounts = accounts
+        self._router_session = session
         self.running: dict[str, RunningRequest] = {}
         self.counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
@@ -227,8 +236,10 @@ class InFlight:
 
     def session_draws(self, pending: PendingRequests) -> tuple[Amount, ...]:
         """What the requests, these and those that wait, hold of sessions, by lease. O(requests)."""
-        slots, tokens = Counter[str](), Counter[str]()
-        running, waiting = self.running.values(), pending.by_request_id.values()
+        slots = Counter[str]()
+        tokens = Counter[str]()
+        running = self.running.values()
+        waiting = pending.by_request_id.values()
         for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
             if drawn is not None:
                 slots[drawn.lease] += drawn.slots
@@ -247,8 +258,10 @@ class InFlight:
                 self._accounts.change(engine, credit=(slots, tokens))
                 self.touched_engines.add(engine)
                 if isinstance(action, messages.CreditGrant):
-                    account.request_pending, account.request_again_at = False, now + CREDIT_REQUEST_PAUSE_S
-                    account.target_slots, account.target_tokens = action.target_slots, action.target_tokens
+                    account.request_pending = False
+                    account.request_again_at = now + CREDIT_REQUEST_PAUSE_S
+                    account.target_slots = action.target_slots
+                    account.target_tokens = action.target_tokens
             case messages.Reclaim(engine, request_class):
                 self._reclaim(engine, request_class)
             case KvTokenGrant():
@@ -270,7 +283,8 @@ class InFlight:
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
-        arrival, affinity = waiting.arrival, waiting.arrival.affinity
+        arrival = waiting.arrival
+        affinity = waiting.arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
         engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity, arrival.fingerprint)
@@ -282,7 +296,8 @@ class InFlight:
 
     def begin_granted(self, waiting: PendingRequest, engine: str) -> None:
         """Begin a request that the actor has granted; the account grows by what it holds."""
-        arrival, drawn = waiting.arrival, waiting.drawn
+        arrival = waiting.arrival
+        drawn = waiting.drawn
         slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.remainder(arrival)
         self._accounts.change(engine, held=(slots, tokens))
         self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
@@ -342,7 +357,8 @@ class InFlight:
     def _reclaim(self, engine: str, above: RequestClass) -> None:
         """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
         for request_id, run in self.running.items():
-            more, level = run.tokens - run.estimated_tokens, run.arrival.request_class
+            more = run.tokens - run.estimated_tokens
+            level = run.arrival.request_class
             if run.engine == engine and level < above and more > 0:
                 self._accounts.change(engine, held=(0, -more))
                 run.tokens -= more
@@ -369,7 +385,8 @@ class InFlight:
         for run in self.running.values():
             drawn = run.drawn
             if drawn is not None and drawn.lease == lease:
-                less_slots, less_tokens = min(slots, drawn.slots), min(tokens, drawn.tokens)
+                less_slots = min(slots, drawn.slots)
+                less_tokens = min(tokens, drawn.tokens)
                 slots, tokens = slots - less_slots, tokens - less_tokens
                 run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
 

@@ -80,7 +80,10 @@ class SessionAdmission:
         engines_of: Callable[[str], list[str]],
         scope: StepScope,
     ) -> None:
-        self._ledger, self._sessions, self._granting, self._engines_of = ledger, sessions, granting, engines_of
+        self._ledger = ledger
+        self._sessions = sessions
+        self._granting = granting
+        self._engines_of = engines_of
         self._scope = scope
         self.pending_sessions: dict[str, _PendingSession] = {}  # in order of arrival
         self._numbers = itertools.count(1)
@@ -150,7 +153,8 @@ class SessionAdmission:
         granting.accounts.remove_router(SESSIONS_OWNER)
         self.decisions.clear()
         for waiting in self.pending_sessions.values():
-            waiting.candidate_engines, waiting.ticket = (), ""
+            waiting.candidate_engines = ()
+            waiting.ticket = ""
         self._begin_review()
 
     @property
@@ -230,7 +234,8 @@ class SessionAdmission:
         """The engines that can open a session once all their requests have ended."""
         if self._room(ask).tokens < ask.tokens or self._sessions.count_by_tenant[ask.tenant] >= ask.per_tenant:
             return ()
-        engines, most = self._capacity(ask.model).engines, ask.per_engine
+        engines = self._capacity(ask.model).engines
+        most = ask.per_engine
         return tuple(name for name, (tokens, count) in engines.items() if tokens >= ask.tokens and count < most)
 
     def _room(self, ask: SessionRequest) -> SessionRoom:
@@ -242,7 +247,8 @@ class SessionAdmission:
 
     def _capacity(self, model: str) -> _Capacity:
         """O(engines) once in an event, and again when a session has begun or ended."""
-        found, sessions = self._capacities.get(model), self._sessions
+        found = self._capacities.get(model)
+        sessions = self._sessions
         if found is None or found.version != sessions.version:
             limits = {engine: self._ledger.limit(engine) for engine in self._engines_of(model)}
             engines = {
@@ -269,7 +275,8 @@ class SessionAdmission:
     def _enqueue(self, waiting: _PendingSession, now: float, *, accepted: bool = False) -> None:
         """Queue an opening for its candidate engines; without any it waits outside the queue."""
         ask = waiting.ask
-        waiting.candidate_engines, waiting.ticket = self._candidate_engines(ask), ""
+        waiting.candidate_engines = self._candidate_engines(ask)
+        waiting.ticket = ""
         if not waiting.candidate_engines or self._open_at_once(waiting, now):
             return
         waiting.ticket = f"{SESSIONS_OWNER}:{next(self._numbers)}"
@@ -292,7 +299,8 @@ class SessionAdmission:
         self._capacities.clear()
         found: dict[str, object] = {}
         for model in {one.ask.model for one in self.pending_sessions.values()}:
-            model_state, capacity = self._granting.models.get(model), self._capacity(model)
+            model_state = self._granting.models.get(model)
+            capacity = self._capacity(model)
             shares = {} if model_state is None else dict(model_state.admission.scheduler.shares)
             found[model] = capacity.total, capacity.engines.keys(), shares
         if found != self._seen_capacities:
@@ -311,7 +319,8 @@ class SessionAdmission:
 
     def _order(self, session_id: str) -> tuple[float, ...]:
         waiting = self.pending_sessions[session_id]
-        ask, model_state = waiting.ask, self._granting.models.get(waiting.ask.model)
+        ask = waiting.ask
+        model_state = self._granting.models.get(waiting.ask.model)
         weight = 1.0 if model_state is None else model_state.admission.scheduler.policy.weight(ask.tenant)
         return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
 
@@ -329,10 +338,12 @@ class SessionAdmission:
         model_state = self._granting.models.get(model)
         if model_state is None:
             return
-        admission, total = model_state.admission, self._capacity(model).total
+        admission = model_state.admission
+        total = self._capacity(model).total
         demand = {level: Counter(waits) for level, waits in admission.kv_demand().items()}
         for one in self.pending_sessions.values():
-            ask, has = one.ask, self._sessions.held_tokens(model, one.ask.tenant)
+            ask = one.ask
+            has = self._sessions.held_tokens(model, one.ask.tenant)
             if ask.model == model and not one.ticket and has + ask.tokens <= ask.max_share * total:
                 demand.setdefault(ask.request_class, Counter())[ask.tenant] += ask.tokens
         for name in self._reclaim.due(model, total, demand, admission.scheduler.policy, now):
@@ -359,7 +370,8 @@ class SessionAdmission:
         self._outcomes[name] = refusal_error(lost(name))
 
     def _carry_out(self, waiting: _PendingSession, action: Action, now: float) -> None:
-        ask, session_id = waiting.ask, waiting.ask.session_id
+        ask = waiting.ask
+        session_id = waiting.ask.session_id
         if isinstance(action, Refuse):
             del self.pending_sessions[session_id]
             late = action.reason in (RefusalReason.DEADLINE, RefusalReason.TIMEOUT, RefusalReason.SESSIONS)
@@ -386,6 +398,7 @@ class SessionAdmission:
         places = f"; {fullest} sessions are open there, {ask.per_engine} at most" if fullest >= ask.per_engine else ""
         room = self._room(ask)
         shares = f"; {room.why}, {room.tokens} are left of that" if room.tokens < ask.tokens else ""
-        has, most = self._sessions.count_by_tenant[ask.tenant], ask.per_tenant
+        has = self._sessions.count_by_tenant[ask.tenant]
+        most = ask.per_tenant
         number = f"; its tenant has {has} of {most} sessions, some closed ones in use" if has >= most else ""
         return f"{text} on the best engine of {ask.model}{places}{shares}{number}"

@@ -61,7 +61,9 @@ class SessionReclaim:
     def _chosen(self, model: str, total: int, demand: Demand, policy: QueuePolicy) -> list[SessionEntry]:
         """The sessions that are under notice from now on."""
         held: Mapping[str, int] = self._sessions.held_by_tenant.get(model, {})
-        chosen, given = list[SessionEntry](), Counter[str]()  # the tokens of these, by tenant
+        # the tokens of these, by tenant
+        chosen = list[SessionEntry]()
+        given = Counter[str]()
         free = total - sum(held.values())  # with what these give
         beside_sessions = free
         for level in RequestClass:
@@ -86,7 +88,8 @@ class SessionReclaim:
 
     def _in_order(self, model: str, level: RequestClass) -> dict[str, list[SessionEntry]]:
         """The sessions of a class, by tenant: those under notice, then idle ones, then the least recently used."""
-        sessions, found = self._sessions, dict[str, list[SessionEntry]]()
+        sessions = self._sessions
+        found = dict[str, list[SessionEntry]]()
         for one in sessions.by_session_id.values():
             if one.request.model == model and one.request.request_class == level:
                 found.setdefault(one.request.tenant, []).append(one)
@@ -103,7 +106,9 @@ def parts_of(tenants: Set[str], policy: QueuePolicy) -> dict[str, float]:
     """The part of a model that sessions of each tenant may hold while requests of the others wait. O(tenants)."""
     weights = {tenant: policy.weight(tenant) for tenant in tenants}
     shares = {name: rights.share for name, rights in policy.tenants.items() if name in tenants}
-    all_weights, all_shares, found = sum(weights.values()), sum(shares.values()), dict[str, float]()
+    all_weights = sum(weights.values())
+    all_shares = sum(shares.values())
+    found = dict[str, float]()
     for tenant, weight in weights.items():
         share = shares.get(tenant, 0.0)
         left_by_others = 1.0 - (all_shares - share)

@@ -53,7 +53,8 @@ def _taking(render: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
 def name_what_is_refused(renderer: Any) -> None:
     """Make refusals of messages by this renderer of vLLM, or by the model's chat template, name the messages where they
     name nothing."""
-    render, render_async = renderer.render_messages, renderer.render_messages_async
+    render = renderer.render_messages
+    render_async = renderer.render_messages_async
 
     @functools.wraps(render)
     def rendered(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +66,8 @@ def name_what_is_refused(renderer: Any) -> None:
         with _messages_named():
             return await render_async(*args, **kwargs)
 
-    renderer.render_messages, renderer.render_messages_async = rendered, rendered_async
+    renderer.render_messages = rendered
+    renderer.render_messages_async = rendered_async
 
 
 @contextlib.contextmanager

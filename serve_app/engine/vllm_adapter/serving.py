@@ -29,7 +29,7 @@ from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.core.schemas import SchemaBudget, TooManyParts, small_budget, with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
-from serve_app.engine.client_names import MESSAGES, field_path, grammar_field, in_client_words
+from serve_app.engine.client_names import MESSAGES, client_path, field_path, grammar_field, in_client_words
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.trusted_models import trusted
@@ -392,7 +392,7 @@ def _fault(submit: Submit, *, by_kind: bool = False) -> ErrorResponse | None:
         return create_error_response(error)
     if fault is None:
         return None
-    return _refusal_of(field_path(fault.path, submit.body, is_missing=fault.is_missing), fault.message)
+    return _refusal_of(client_path(fault.path, submit.body, is_missing=fault.is_missing), fault.message)
 
 
 def _refusal_of(field: str | None, message: str) -> ErrorResponse:

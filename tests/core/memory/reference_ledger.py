@@ -75,7 +75,8 @@ class Reference:
         if entry.kind is LeaseKind.ENGINE and not memory_gone:
             if entry.phase is not Phase.ENDING:
                 entry.was_of = entry.owner
-            entry.phase, entry.owner = Phase.ENDING, ""
+            entry.phase = Phase.ENDING
+            entry.owner = ""
         else:
             del self.entries[lease_id]
 

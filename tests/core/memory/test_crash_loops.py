@@ -19,7 +19,9 @@ class Model:
     """A model whose engines start within `START_S`, if they may, and crash."""
 
     def __init__(self) -> None:
-        self.quota, self.now, self.number = Quota(1, {}, 0.0), 0.0, 0
+        self.quota = Quota(1, {}, 0.0)
+        self.now = 0.0
+        self.number = 0
         self.quota.on_devices([Device("n", 0, 100, 0)], 0.0)
 
     def start(self) -> float:
@@ -46,7 +48,8 @@ class Model:
 
 
 def test_the_pauses_of_a_model_that_crashes_again_and_again_double_up_to_a_bound() -> None:
-    model, waits = Model(), []
+    model = Model()
+    waits = []
     for _ in range(FREE + 6):
         waits.append(model.start())
         model.crash(1.0)
@@ -115,7 +118,8 @@ def why(model: Model, later_s: float = 0.0) -> list[str]:
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=40))
 @example([(1.0, True)] * 6 + [(446.2037597205621, True)])  # by rounding it was 60.00000000000006 s once
 def test_no_pause_is_longer_than_the_bound(crashes: list[tuple[float, bool]]) -> None:
-    loops, now = CrashLoops(), 0.0
+    loops = CrashLoops()
+    now = 0.0
     for later_s, is_short in crashes:
         now += later_s
         loops.on_crash("m", 10.0, 1.0 if is_short else 20.0, now)

@@ -96,8 +96,10 @@ def test_ranks_without_a_device_get_distinct_ones_of_their_node() -> None:
 
 def test_one_engine_loads_at_a_time_on_a_device_and_the_next_when_it_runs() -> None:
     host = Host()
-    a, b = engine("a", 40), engine("b", 40)
-    first, second = host.say(a), host.say(b)
+    a = engine("a", 40)
+    b = engine("b", 40)
+    first = host.say(a)
+    second = host.say(b)
     assert (first.may_load, second.may_load, second.why) == (True, False, "m loads on the same device")
     a, b = replace(a, holds=first.holds, loading=True), replace(b, holds=second.holds)
     assert not host.say(b).may_load
@@ -116,7 +118,8 @@ def test_an_engine_that_measures_nothing_neither_waits_for_a_turn_nor_takes_one(
 
 def test_the_turn_of_an_engine_that_died_while_it_loaded_goes_on() -> None:
     host = Host()
-    a, b = engine("a", 40), engine("b", 40)
+    a = engine("a", 40)
+    b = engine("b", 40)
     host.say(a)
     b = replace(b, holds=host.say(b).holds)
     host.grants.forget("a", memory_gone=True)
@@ -125,7 +128,8 @@ def test_the_turn_of_an_engine_that_died_while_it_loaded_goes_on() -> None:
 
 def test_nobody_loads_beside_an_engine_that_has_ended_before_its_memory_is_gone() -> None:
     host = Host()
-    a, b = engine("a", 40), engine("b", 40)
+    a = engine("a", 40)
+    b = engine("b", 40)
     host.say(a)
     b = replace(b, holds=host.say(b).holds)
     host.grants.forget("a", memory_gone=False)

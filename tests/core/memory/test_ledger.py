@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.core.memory.leases import DEFAULT_RESERVED_BYTES, Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.pools import Holder, Pool
+from serve_app.core.pools import Holder, RequestPool
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 
 GIB = 2**30
@@ -41,7 +41,7 @@ def test_a_refusal_has_the_figures_and_changes_nothing() -> None:
     assert ([*book.leases()], book.devices()) == before
 
 
-def pool(book: Ledger, name: str, slots: int) -> Pool:
+def pool(book: Ledger, name: str, slots: int) -> RequestPool:
     book.open_pool(name, slots)
     found = book.pool(name)
     assert found is not None

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from serve_app.core.memory.leases import Device, Hold, LeaseKind, Phase
 from serve_app.core.memory.ledger import Ledger
-from serve_app.core.memory.pools import Holder
+from serve_app.core.pools import Holder
 from serve_app.errors import InsufficientMemory, LeaseConflict, LeaseNotFound
 from tests.core.memory.reference_ledger import Entry, Reference
 
@@ -45,7 +45,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.grant("engine-b", LeaseKind.ENGINE, "engine-2", {"b/0": 40})
         for name in ("engine-a", "engine-b"):
             self.ledger.commit(name, 100)
-            self.reference.entries[name].phase, self.reference.entries[name].pool = Phase.COMMITTED, 100
+            self.reference.entries[name].phase = Phase.COMMITTED
+            self.reference.entries[name].pool = 100
             self.open_pool(name, 4)
         self.grant("session", LeaseKind.SESSION, "router-2", {"engine-a": 10})
         self.open_pool("session", 1)
@@ -97,7 +98,8 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = self.ledger.pool(name)
         if pool is not None:
             had_slots, had_tokens = self.reference.account(name, router)
-            less_slots, less_tokens = min(slots, had_slots), min(tokens, had_tokens)
+            less_slots = min(slots, had_slots)
+            less_tokens = min(tokens, had_tokens)
             assert pool.give_back(self.holders[router], slots, tokens) == (less_slots, less_tokens)
             self.reference.set_account(name, router, had_slots - less_slots, had_tokens - less_tokens)
 
@@ -208,7 +210,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.commit(name or "none", tokens)
             return
         self.ledger.commit(entry.lease_id, tokens)
-        entry.phase, entry.pool = Phase.COMMITTED, tokens
+        entry.phase = Phase.COMMITTED
+        entry.pool = tokens
 
     @rule(data=st.data(), amount=amounts, growth=st.booleans())
     def resize(self, data: st.DataObject, amount: int, growth: bool) -> None:
@@ -255,7 +258,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.revive(entry.lease_id)
             return
         self.ledger.revive(entry.lease_id)
-        entry.phase, entry.owner = Phase.RESERVED, entry.was_of
+        entry.phase = Phase.RESERVED
+        entry.owner = entry.was_of
 
     @rule(span_s=spans)
     def expire(self, span_s: float) -> None:

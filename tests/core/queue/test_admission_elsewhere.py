@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 
@@ -28,7 +28,8 @@ def free_on(admission: Admission) -> tuple[int, float]:
 
 def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
     admission = line(slots=2, kv_tokens=100)
-    pool, other = admission.capacity.replicas["r"].pool, Holder("other")
+    pool = admission.capacity.replicas["r"].pool
+    other = Holder("other")
     pool.charge(other, 1, 60)
     assert free_on(admission) == (1, 40)
     assert admission.on_arrive(arrival("large", slots=2), 0.0) == [], "it fits once the rest is back: not too large"

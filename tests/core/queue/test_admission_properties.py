@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from serve_app.core.memory import UNBOUNDED, Pool, TokenSpace
+from serve_app.core.pools import UNBOUNDED, RequestPool, TokenSpace
 from serve_app.core.queue import (
     Action,
     Admission,
@@ -232,7 +232,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.reference.pass_time(self.now)
         self.reference.replica(replica, slots, kv_tokens, reserved)
         known = self.admission.capacity.replicas.get(replica)
-        pool = Pool(replica, TokenSpace(), slots) if known is None else known.pool
+        pool = RequestPool(replica, TokenSpace(), slots) if known is None else known.pool
         pool.space.pool = pool
         pool.slots = slots
         pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens

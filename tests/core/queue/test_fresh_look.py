@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, Refuse, TenantPolicy
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW
@@ -109,7 +109,8 @@ class History:
             self.take(line.on_progress(draw.choice(list(self.running)), draw.randrange(20), self.now))
         elif kind < 0.95:
             size = draw.choice([0, 1, 3]), self.now, draw.choice([None, 60, 200])
-            engine, elsewhere = draw.choice(ENGINES), draw.choice([(0, 0), (1, 10)])
+            engine = draw.choice(ENGINES)
+            elsewhere = draw.choice([(0, 0), (1, 10)])
             self.take(line.on_replica(engine, *size))
             pool = line.capacity.replicas[engine].pool
             pool.give_back(self.elsewhere, 1, 10)

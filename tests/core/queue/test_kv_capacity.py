@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue import Admission
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.tenant_queue import QueuedRequest

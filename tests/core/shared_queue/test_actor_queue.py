@@ -11,7 +11,9 @@ from serve_app.quota.report import figures
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 
 
 def connected(slots: int = 8, tokens: int = 800, routers: int = 2) -> World:
@@ -194,7 +196,8 @@ def test_a_router_that_has_lost_its_way_takes_the_engines_from_nobody() -> None:
 
 def test_requests_of_a_router_that_reaches_an_engine_again_go_there_by_class_as_old_as_they_are() -> None:
     world = with_one_that_lost_its_way()
-    low, high = world.arrive("r1", LOW), world.arrive("r1", HIGH)
+    low = world.arrive("r1", LOW)
+    high = world.arrive("r1", HIGH)
     world.settle(1)
     others = [world.arrive("r0", LOW) for _ in range(3)]
     world.settle(2)

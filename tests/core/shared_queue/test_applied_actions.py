@@ -113,7 +113,9 @@ def test_slots_of_a_limit_whose_grants_could_not_be_applied_are_free_again() -> 
     world = StreamWorld(1)
     world.run(1.5)
     (router,) = world.routers.values()
-    core, act, broken = router.core, router.core.on_action, list[LimitGrant]()
+    core = router.core
+    act = router.core.on_action
+    broken = list[LimitGrant]()
 
     def instead(action: Any, now: float) -> list[Any]:
         if isinstance(action, LimitGrant) and len(broken) < 2:

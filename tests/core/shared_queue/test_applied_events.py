@@ -46,7 +46,8 @@ def test_an_arrival_that_fails_is_refused_and_all_sessions_go_on(after: bool) ->
     runs = world.arrive("r0", RequestClass.NORMAL)
     world.settle(2)
     begun = sessions(world)
-    requests, broken = world.quota.queue.granting.requests, world.arrive("r1", RequestClass.HIGH)
+    requests = world.quota.queue.granting.requests
+    broken = world.arrive("r1", RequestClass.HIGH)
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{broken.number}"].ticket
     requests.arrive = fails(requests.arrive, lambda _, __, arrival, *___: arrival.request_id == ticket, after=after)  # type: ignore[method-assign]
     waits = [world.arrive(name, RequestClass.NORMAL) for name in ("r0", "r1")]
@@ -72,9 +73,12 @@ def test_another_event_that_fails_ends_its_router_s_session_and_no_other(event: 
     world.settle(2)
     world.finish("r0", f"q{first.number}")
     world.settle(2)  # the actor has granted ours: its end is an event
-    theirs, leaves = world.arrive("r0", RequestClass.NORMAL), world.arrive("r1", RequestClass.NORMAL)
+    theirs = world.arrive("r0", RequestClass.NORMAL)
+    leaves = world.arrive("r1", RequestClass.NORMAL)
     world.settle(2)
-    begun, requests, called = sessions(world), world.quota.queue.granting.requests, list[str]()
+    begun = sessions(world)
+    requests = world.quota.queue.granting.requests
+    called = list[str]()
 
     def is_first(ticket: str, *_: Any) -> bool:
         called.append(ticket)
@@ -114,7 +118,8 @@ def begun_anew(world: World, begun: dict[str, int]) -> set[str]:
 @pytest.mark.parametrize("tokens", [(-1, 0), (0, -1)], ids=["prompt", "output"])
 def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(tokens: tuple[int, int]) -> None:
     world = connected(slots=2, routers=3)
-    (request_id, _), begun = one_granted_by_the_actor(world), sessions(world)
+    (request_id, _) = one_granted_by_the_actor(world)
+    begun = sessions(world)
     session = world.routers["r0"].line.router_session
 
     def end_request(event: messages.Done) -> None:
@@ -130,7 +135,9 @@ def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(to
 @pytest.mark.parametrize("method", ["on_done", "on_cancel"])
 def test_an_end_that_fails_in_its_queue_ends_its_router_s_session_and_no_other(method: str) -> None:
     world = connected(slots=2, routers=3)
-    (runs, _), begun, called = one_granted_by_the_actor(world), sessions(world), list[str]()
+    (runs, _) = one_granted_by_the_actor(world)
+    begun = sessions(world)
+    called = list[str]()
     waits = next(iter(world.routers["r0"].line.pending.by_request_id))
 
     def is_first(ticket: str, *_: Any) -> bool:

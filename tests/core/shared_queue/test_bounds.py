@@ -13,7 +13,9 @@ from serve_app.core.shared_queue.messages import StatusRequest, TokenProgress
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
-NORMAL, HIGH, LOW = RequestClass.NORMAL, RequestClass.HIGH, RequestClass.LOW
+NORMAL = RequestClass.NORMAL
+HIGH = RequestClass.HIGH
+LOW = RequestClass.LOW
 ROUND_TRIP_S = 0.02
 TOKENS_AT_ONCE = 5  # of 50 a second: fewer calls, as many tokens
 
@@ -39,16 +41,19 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
     # the queue grants each of them
     world = World({"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(4)
-    line, link = world.routers["r0"].line, world.routers["r0"].line.router_session
+    line = world.routers["r0"].line
+    link = world.routers["r0"].line.router_session
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
     world.settle(8)
     assert all(req.state == "runs" for req in reqs)
     tickets = {run.ticket: f"q{number}" for number, run in enumerate(line.in_flight.running.values(), 1)}
-    incarnation, told_at = link.incarnation, dict.fromkeys(tickets, world.now)
+    incarnation = link.incarnation
+    told_at = dict.fromkeys(tickets, world.now)
     most_kept = most_said = 0
     oldest_s = 0.0
     answer: Message | None = None
-    begun, step = world.now, 0
+    begun = world.now
+    step = 0
     while world.now < begun + span_s:
         step += 1
         if not step % TOKENS_AT_ONCE:
@@ -106,7 +111,8 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     world = World({"e": (50, 10**6)}, 1, QueuePolicy(max_queued=1000, max_wait_s=600.0))
     world.settle(4)
     router = world.routers["r0"]
-    link, incarnation = router.line.router_session, router.line.router_session.incarnation
+    link = router.line.router_session
+    incarnation = router.line.router_session.incarnation
     router.line.on_lost(world.now)
     refusals: list[Refuse] = []
     perform = world.perform

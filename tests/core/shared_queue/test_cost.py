@@ -108,7 +108,8 @@ def recovery_steps(waiting: int) -> int:
     quota = Quota(2, stored, 0.0)
     quota.on_devices([Device("n", 0, 1000, 0)], 0.0)
     names = ["e0"]
-    first, late = Router("r1", names), Router("r0", names)
+    first = Router("r1", names)
+    late = Router("r0", names)
     first.say(quota, first.first, 0.0)
     for _ in range(waiting // 100):
         first.say(quota, tuple(first.arrive() for _ in range(100)), 0.0)
@@ -154,7 +155,8 @@ def router_end_steps(running: int, *, begins_again: bool) -> int:
     quota, (ends, other) = connected(2, running // 2, 10_000 * running, 2)
     for _ in range(2 * running // 100):
         ends.say(quota, tuple(ends.arrive() for _ in range(100)), 0.0)
-    requests, names = quota.queue.granting.requests, ["e0", "e1"]
+    requests = quota.queue.granting.requests
+    names = ["e0", "e1"]
     assert sum(bool(one.engine) for one in requests.by_ticket.values()) == running
     if begins_again:
         again = Router(ends.name, names)  # it counts its tickets from the beginning

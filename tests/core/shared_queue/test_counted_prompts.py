@@ -43,7 +43,8 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
 
 @pytest.mark.parametrize("is_counted", [False, True], ids=["at the end", "while it runs"])
 def test_a_request_that_goes_on_on_credit_has_paid_for_its_prompt(is_counted: bool) -> None:
-    session, credit = RouterSession("r", 0), RouterCredit()
+    session = RouterSession("r", 0)
+    credit = RouterCredit()
     session.is_booked, in_flight = True, InFlight(credit, session)
     in_flight.set_reachability("m", "e", True, False)
     credit.change("e", credit=(4, 10_000))

@@ -82,7 +82,8 @@ def test_every_item_is_taken_once_and_in_order(script: list[tuple[str, int]]) ->
     receiving: ReceiveBuffer[int] = ReceiveBuffer()
     wire: list[Batch] = []
     acks: list[int] = [0]
-    put, taken = 0, []
+    put = 0
+    taken = []
     for step, argument in script:
         if step == "put":
             for _ in range(argument):

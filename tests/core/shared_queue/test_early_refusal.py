@@ -13,7 +13,9 @@ from serve_app.core.shared_queue.messages import MAX_TENANTS_REPORTED, RouterMes
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 TENANTS = ("heavy", "light", "other")
 WEIGHTS = QueuePolicy(max_queued=1000, max_wait_s=60.0, tenants={"other": TenantPolicy(weight=2.0)})
 
@@ -91,7 +93,8 @@ def test_a_request_has_no_position_before_the_actor_has_taken_it_and_what_it_ref
     world.settle(4)
     line = world.routers["r0"].line
     assert world.arrive("r0", NORMAL).state == "runs"
-    waits, refused = world.arrive("r0", NORMAL), world.arrive("r0", NORMAL)
+    waits = world.arrive("r0", NORMAL)
+    refused = world.arrive("r0", NORMAL)
     ids = [f"q{req.number}" for req in (waits, refused)]
     assert [line.status(request_id) for request_id in ids] == [None, None]
     world.settle_one("r0")

@@ -13,7 +13,9 @@ from serve_app.core.times import ACTOR_STALL_S, FENCE_S, UNRESPONSIVE_S
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 
 
 def connected(slots: int = 2, routers: int = 2) -> World:
@@ -238,7 +240,8 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             world.finish(name, f"q{req.number}")
     world.settle(4)
     world.bring_to_rest()
-    lines, places = world.quota.queue, world.quota.queue.granting
+    lines = world.quota.queue
+    places = world.quota.queue.granting
     kept = [
         lines.postponed.by_router,
         lines.published.calm_at,
@@ -308,9 +311,11 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
 def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
     world = connected(slots=2, routers=2)
     running = full(world)
-    waits, leaves = world.arrive("r0", HIGH), world.arrive("r0", LOW)
+    waits = world.arrive("r0", HIGH)
+    leaves = world.arrive("r0", LOW)
     world.settle(2)
-    line, places = world.routers["r0"].line, world.quota.queue.granting
+    line = world.routers["r0"].line
+    places = world.quota.queue.granting
     world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
     world.finish("r0", running[1])
     told = line.next_message(world.now)

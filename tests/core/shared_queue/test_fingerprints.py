@@ -30,7 +30,8 @@ def tell(world: World, engine: str, fingerprint: str) -> None:
 
 def begun(world: World, name: str, fingerprint: str) -> Req:
     """A request arrives of which an engine with this fingerprint has made a part."""
-    number, router = next(world.ids), world.routers[name]
+    number = next(world.ids)
+    router = world.routers[name]
     req = router.requests[f"q{number}"] = Req(number, LOW, 1, 10, world.now)
     req.arrival = Arrival(f"q{number}", LOW, "t", 1, 10, accepted=True, fingerprint=fingerprint)
     world.perform(router, router.line.on_arrive(MODEL, req.arrival, world.now))
@@ -110,6 +111,8 @@ def test_while_the_actor_is_away_a_router_sends_it_where_it_knows_the_fingerprin
     accounts.set_fingerprint("e", "old")
     accounts.set_fingerprint("f", "new")
     world.give_up("r0")
-    waits, there, other = begun(world, "r0", "older"), begun(world, "r0", "new"), world.arrive("r0", LOW)
+    waits = begun(world, "r0", "older")
+    there = begun(world, "r0", "new")
+    other = world.arrive("r0", LOW)
     assert (waits.state, there.state, there.engine) == ("waits", "runs", "f")
     assert other.state == "runs", "it does not wait behind one that no engine here may take"

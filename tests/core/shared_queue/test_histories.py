@@ -73,7 +73,9 @@ class History:
 
     def arrive(self, name: str) -> None:
         draw = self.draw
-        slots, tokens, left_s = draw.choice([1, 1, 2]), draw.randint(1, 50), draw.choice([None, None, 3.0])
+        slots = draw.choice([1, 1, 2])
+        tokens = draw.randint(1, 50)
+        left_s = draw.choice([None, None, 3.0])
         self.world.preemptible = self.stops is not None and self.stops.random() < 0.7
         self.world.arrive_in_order(name, draw.choice(LEVELS), slots, tokens, left_s)
 
@@ -158,7 +160,8 @@ class History:
 
     def open_session(self, name: str) -> None:
         draw = self.draw
-        wait_s, ttl_s = draw.choice([None, None, 0.5, 6.0]), draw.choice([3.0, 60.0])
+        wait_s = draw.choice([None, None, 0.5, 6.0])
+        ttl_s = draw.choice([3.0, 60.0])
         self.world.open_session(draw.choice("abc"), draw.randint(1, 100), wait_s, ttl_s)
 
     def close_session(self, name: str) -> None:

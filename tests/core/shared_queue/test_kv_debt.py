@@ -9,7 +9,9 @@ from serve_app.core.shared_queue.kv_debt import KvDebt, OwedRequest
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import World
 
-CRITICAL, HIGH, LOW = RequestClass.CRITICAL, RequestClass.HIGH, RequestClass.LOW
+CRITICAL = RequestClass.CRITICAL
+HIGH = RequestClass.HIGH
+LOW = RequestClass.LOW
 POOL = 1000
 
 
@@ -126,11 +128,9 @@ def test_a_router_that_is_gone_is_owed_nothing() -> None:
 
 def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> None:
     growth = KvDebt()
-    first, later, other = (
-        OwedRequest("r", "a", "t1", LOW),
-        OwedRequest("r", "b", "", LOW),
-        OwedRequest("s", "c", "t3", LOW),
-    )
+    first = OwedRequest("r", "a", "t1", LOW)
+    later = OwedRequest("r", "b", "", LOW)
+    other = OwedRequest("s", "c", "t3", LOW)
     growth.add("e", first, 10)
     growth.add("e", later, 1)
     growth.add("e", first, 5)

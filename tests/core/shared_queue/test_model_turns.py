@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.memory import Holder
+from serve_app.core.pools import Holder
 from serve_app.core.queue import Admission, Arrival
 from serve_app.core.shared_queue.avoided_engines import AvoidedEngines
 from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnation
@@ -55,7 +55,8 @@ def test_requests_of_every_model_are_queued_again_in_turn_when_their_router_reac
         name: ModelState(name, Admission(DEFAULT_POLICY), {"r0", "r1"}, {"e": EngineState(reached_by)})
         for name in ("big", "small")
     }
-    avoided, incarnation = AvoidedEngines(), Incarnation(Holder("r0"))
+    avoided = AvoidedEngines()
+    incarnation = Incarnation(Holder("r0"))
     for number in range(MANY):
         model = models["small" if number == MANY - 1 else "big"]
         request = ActorRequest("r0", incarnation, model, arrival(f"r0:{number}"), float(number))

@@ -95,7 +95,8 @@ class Timed:
 def test_nobody_is_passed_by_a_lower_class_later_than_one_exchange_after_it_came(routers: int) -> None:
     timed = Timed(routers, seed=routers)
     world = timed.world
-    names, moment = list(world.routers), world.now
+    names = list(world.routers)
+    moment = world.now
     for _ in range(1500):
         moment += timed.draw.expovariate(260.0)  # of about 240 a second that can be served: the line comes and goes
         timed.at(moment, lambda: timed.arrive(timed.draw.choice(names)))

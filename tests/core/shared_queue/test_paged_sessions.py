@@ -10,7 +10,9 @@ from tests.core.shared_queue.test_sessions import ask, opened
 from tests.core.shared_queue.world import World
 
 GB = 10**9
-DEVICE_GB, SIZES_GB, LAST_GB = 80, (20, 20, 20), 25
+DEVICE_GB = 80
+SIZES_GB = (20, 20, 20)
+LAST_GB = 25
 BLOCK_TOKENS = 16
 POOL_TOKENS = 610_352 // BLOCK_TOKENS * BLOCK_TOKENS  # 131,072 bytes a token, as of an 8B model with 8 KV heads
 
@@ -41,7 +43,8 @@ def tokens(size_gb: int) -> int:
 
 
 def test_three_sessions_of_20_gb_and_then_one_of_25_where_the_middle_one_was() -> None:
-    plain, there = PlainAllocator(DEVICE_GB * GB), World({"e0": (4, POOL_TOKENS)}, 1)
+    plain = PlainAllocator(DEVICE_GB * GB)
+    there = World({"e0": (4, POOL_TOKENS)}, 1)
     there.settle(6)
     for number, size_gb in enumerate(SIZES_GB):
         assert plain.allocate(f"s{number}", size_gb * GB)

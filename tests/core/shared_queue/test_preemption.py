@@ -11,7 +11,9 @@ from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer
 from tests.core.shared_queue.world import Message, Req, World
 
-HIGH, NORMAL, LOW = RequestClass.HIGH, RequestClass.NORMAL, RequestClass.LOW
+HIGH = RequestClass.HIGH
+NORMAL = RequestClass.NORMAL
+LOW = RequestClass.LOW
 
 
 def connected(slots: int = 2, routers: int = 2, tokens: int = 1000) -> World:
@@ -118,7 +120,8 @@ def test_a_run_that_began_before_its_router_began_anew_is_not_stopped_and_the_ot
 
 def test_a_stop_that_comes_too_late_is_not_used_and_another_request_stops() -> None:
     world = connected(routers=3)
-    first, second = world.arrive("r0", LOW), world.arrive("r2", LOW)
+    first = world.arrive("r0", LOW)
+    second = world.arrive("r2", LOW)
     world.settle(3)
     assert (first.state, second.state) == ("runs", "runs")
     world.arrive("r1", HIGH)

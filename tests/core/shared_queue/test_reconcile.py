@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from serve_app.core.memory import Pool
+from serve_app.core.pools import RequestPool
 from serve_app.core.queue import Admission
 from serve_app.core.shared_queue import (
     actor_credit,
@@ -47,8 +47,8 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (actor_credit.ActorCredit, "charge"),
     (actor_credit.ActorCredit, "give_back"),
     (actor_credit.ActorCredit, "grant_credit"),
-    (Pool, "charge"),
-    (Pool, "give_back"),
+    (RequestPool, "charge"),
+    (RequestPool, "give_back"),
     (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
     (delivery.ActorSessions, "reply"),
@@ -81,8 +81,10 @@ class Faults:
         self.draw = random.Random(seed)
         self.world = connected(slots=4, routers=2)
         self.world.faulty = True
-        self.step, self.after = step, after
-        self.fail_at, self.calls = self.draw.randint(1, 12), 0
+        self.step = step
+        self.after = after
+        self.fail_at = self.draw.randint(1, 12)
+        self.calls = 0
 
     def failing(self) -> Any:
         kind, name = self.step
@@ -108,7 +110,8 @@ class Faults:
                 self.tried(self.world.perform, router, router.line.on_lost(self.world.now))
 
     def run(self) -> World:
-        world, draw = self.world, self.draw
+        world = self.world
+        draw = self.draw
         with self.failing():
             for _ in range(30):
                 name = draw.choice(list(world.routers))

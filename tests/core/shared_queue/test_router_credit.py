@@ -35,7 +35,8 @@ def test_what_has_begun_is_granted_on_credit_where_the_fingerprint_is_known_to_b
         accounts.change(engine, credit=(slots, 100))
     assert accounts.choose("m", 1, 1, None, "x") is None, "none has told its fingerprint"
     assert not accounts.may_run("m", "x")
-    accounts.by_engine["a"].fingerprint, accounts.by_engine["b"].fingerprint = "y", "x"
+    accounts.by_engine["a"].fingerprint = "y"
+    accounts.by_engine["b"].fingerprint = "x"
     assert accounts.choose("m", 1, 1, None, "x") == "b"
     assert accounts.choose("m", 1, 1, "a", "x") == "b", "an affinity does not change that"
     assert accounts.choose("m", 3, 1, None, "x") is None

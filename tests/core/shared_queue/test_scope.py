@@ -56,9 +56,11 @@ def goes_on(world: World, begun: dict[str, int], called: list[str]) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_fails_ends_no_session(step: str, after: bool) -> None:
     world = connected(slots=1, routers=2)
-    runs, waits = world.arrive("r0", RequestClass.NORMAL), world.arrive("r1", RequestClass.NORMAL)
+    runs = world.arrive("r0", RequestClass.NORMAL)
+    waits = world.arrive("r1", RequestClass.NORMAL)
     world.settle(2)
-    begun, (path, name) = sessions(world), STEPS[step]
+    begun = sessions(world)
+    (path, name) = STEPS[step]
     called = fails_once(attrgetter(path)(world.quota.queue), name, after=after)
     world.finish("r0", f"q{runs.number}")
     world.settle(4)
@@ -99,7 +101,8 @@ def test_a_request_that_cannot_be_queued_again_is_refused_and_the_others_are_ser
         world.arrive("r0", RequestClass.NORMAL)  # these run on f
     world.settle(2)
     assert {req.state for req in reqs} == {"waits"}
-    begun, admission = sessions(world), world.quota.queue.granting.models[MODEL].admission
+    begun = sessions(world)
+    admission = world.quota.queue.granting.models[MODEL].admission
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{reqs[0].number}"].ticket
     called = fails_once(admission, "on_arrive", after=after, is_it=lambda arrival, *_: arrival.request_id == ticket)
     world.notice("r1")
@@ -128,7 +131,8 @@ def test_an_opening_that_fails_is_refused_and_the_others_are_opened(after: bool)
     for name in names:
         ask(name)
     world.settle(1)
-    begun, openings = sessions(world), world.quota.queue.session_admission
+    begun = sessions(world)
+    openings = world.quota.queue.session_admission
     assert [one.session_id for one in openings.waiting()] == names[1:]
     called = fails_once(world.quota.sessions, "reserve", after=after)
     world.quota.queue.close_session(names[0], world.now)
@@ -150,7 +154,8 @@ def test_a_request_of_a_router_that_has_ended_is_out_of_its_queue_though_that_fa
     left, waits = (world.arrive(name, RequestClass.NORMAL) for name in ("r1", "r0"))
     world.settle(2)
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{left.number}"].ticket
-    begun, admission = sessions(world), world.quota.queue.granting.models[MODEL].admission
+    begun = sessions(world)
+    admission = world.quota.queue.granting.models[MODEL].admission
     called = fails_once(admission, "on_cancel", after=False, is_it=lambda one, _: one == ticket)
     world.quota.queue.remove_routers(["r1"], world.now)
     assert called
@@ -164,7 +169,8 @@ def test_a_request_of_a_router_that_has_ended_is_out_of_its_queue_though_that_fa
 def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event() -> None:
     world = World({"e": (1, 1000), "f": (1, 1000)}, 1)
     world.settle(4)
-    begun, queue = sessions(world), world.quota.queue
+    begun = sessions(world)
+    queue = world.quota.queue
     admission = queue.granting.models[MODEL].admission
     called = fails_once(admission, "on_pool", after=False, is_it=lambda name, *_: name == "e")
     queue.draining_engines = frozenset({"e", "f"})

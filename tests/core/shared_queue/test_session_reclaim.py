@@ -36,7 +36,8 @@ class Load:
 
     def run(self, span_s: float) -> Counter[str]:
         """Requests that ended, by tenant."""
-        there, ended = self.there, Counter[str]()
+        there = self.there
+        ended = Counter[str]()
         until = there.now + span_s
         while there.now < until:
             for name in there.quota.sessions.by_session_id:
@@ -168,7 +169,9 @@ def test_a_session_that_is_never_idle_is_taken_back() -> None:
     there = world(slots=9)
     (name,) = hold(there, 1, 850)
     lease = there.routers["r0"].line.sessions[name].lease
-    load, steps, began = Load(there, ("one", "two"), 3), list[Req](), there.now
+    load = Load(there, ("one", "two"), 3)
+    steps = list[Req]()
+    began = there.now
     while name in names(there) and there.now < began + SPAN_S:
         steps.append(there.arrive("r0", NORMAL, tokens=10, tenant="agents", session=lease))
         there.settle(2)

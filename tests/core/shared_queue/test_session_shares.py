@@ -15,7 +15,9 @@ from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Req, World
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
-TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth
+# a tenth is kept for growth
+TOKENS = 1000
+LIMIT = 900
 
 
 def world(engines: int = 1, slots: int = 4, **tenants: TenantPolicy) -> World:
@@ -244,7 +246,8 @@ def test_a_critical_request_of_a_tenant_with_a_share_runs_beside_sessions_that_a
 def test_whoever_opens_sessions_each_guaranteed_share_stays_whole(
     held: dict[str, int], shares: dict[str, float], asks: list[tuple[str, int]], max_share: float
 ) -> None:
-    total, has = 1000, dict[str, int]()
+    total = 1000
+    has = dict[str, int]()
     for tenant, tokens in [*held.items(), *asks]:
         room = session_room(tenant, has, shares, total, max_share)
         assert room.tokens >= 0

@@ -32,7 +32,9 @@ from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, World
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
-TOKENS, LIMIT = 1000, 900  # a tenth is kept for growth
+# a tenth is kept for growth
+TOKENS = 1000
+LIMIT = 900
 
 
 def world(engines: int = 1, routers: int = 1, slots: int = 4) -> World:
@@ -480,7 +482,8 @@ def calls_of_an_exchange(waits: bool) -> int:
 
 def test_a_session_that_waits_makes_no_exchange_dearer() -> None:
     """An exchange that looks at every engine calls something for each."""
-    without, beside = calls_of_an_exchange(waits=False), calls_of_an_exchange(waits=True)
+    without = calls_of_an_exchange(waits=False)
+    beside = calls_of_an_exchange(waits=True)
     assert beside < without + 20 * 200 / 4
 
 

@@ -148,7 +148,8 @@ class World(WorldChecks):
         session: str | None = None,
     ) -> Req:
         number = next(self.ids)
-        router, request_id = self.routers[name], f"q{number}"
+        router = self.routers[name]
+        request_id = f"q{number}"
         req = router.requests[request_id] = Req(number, request_class, slots, tokens, self.now)
         deadline = None if deadline_s is None else self.now + deadline_s
         tenant = tenant or f"t{number % 3}"
@@ -161,7 +162,8 @@ class World(WorldChecks):
     def arrive_in_order(self, name: str, level: RequestClass, slots: int, tokens: int, left_s: float | None) -> None:
         """An arrival that does not pass one of a higher class of which its router has heard, however indirectly."""
         router = self.routers[name]
-        alone, heard = router.line.alone, router.heard
+        alone = router.line.alone
+        heard = router.heard
         req = self.arrive(name, level, slots, tokens, left_s)
         if req.here and not alone:
             for request_class, stamp in self.waits_since.values():
@@ -194,7 +196,10 @@ class World(WorldChecks):
         self.perform(router, router.line.on_done(request_id, self.now, 5, 5))
         age_s = self.now - req.arrived_s
         req.arrival = replace(req.arrival, preempted=req.stops, accepted=True, age_s=age_s, session=None, deadline=None)
-        req.state, req.here, req.lease, req.drawn = "waits", False, "", (0, 0)
+        req.state = "waits"
+        req.here = False
+        req.lease = ""
+        req.drawn = (0, 0)
         self.perform(router, router.line.on_arrive(MODEL, req.arrival, self.now))
 
     def perform(self, router: Router, actions: list[Action]) -> None:
@@ -207,12 +212,15 @@ class World(WorldChecks):
             if not isinstance(action, Grant):
                 req.state = "refused"
                 continue
-            req.state, req.engine, req.granted_s = "runs", action.replica_id, self.now
+            req.state = "runs"
+            req.engine = action.replica_id
+            req.granted_s = self.now
             router.running[action.request_id] = req
             run = router.line.in_flight.running.get(action.request_id)
             req.here = run is not None and not run.ticket
             if run is not None and run.drawn is not None:
-                req.lease, req.drawn = run.drawn.lease, run.drawn[2:]
+                req.lease = run.drawn.lease
+                req.drawn = run.drawn[2:]
             if router.name not in self.excused:
                 self.check_room(action.replica_id)
 
@@ -294,7 +302,8 @@ class World(WorldChecks):
         router = self.routers[message.router]
         assert message.reply is not None
         line = router.line
-        reply, session = message.reply, line.router_session
+        reply = message.reply
+        session = line.router_session
         same = (reply.epoch, reply.incarnation) == (session.epoch, session.incarnation)
         current = same and not reply.is_stale
         self.perform(router, line.on_reply(message.reply, message.sent_at, self.now))

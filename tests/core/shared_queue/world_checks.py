@@ -74,7 +74,8 @@ class WorldChecks:
     def check_accounts(self) -> None:
         """A router whose word still counts never goes by more than the ledger has for it."""
         self.check_grants()
-        lines, quota = self.quota.queue, self.quota
+        lines = self.quota.queue
+        quota = self.quota
         for engine, admission in [
             (one, each.admission) for each in lines.granting.models.values() for one in each.engines
         ]:
@@ -92,7 +93,8 @@ class WorldChecks:
             if not line.router_session.is_booked or self.now >= line.credit_valid_until:
                 continue
             for engine in self.reports:
-                credit, held = line.accounts.credit(engine), line.accounts.held(engine)
+                credit = line.accounts.credit(engine)
+                held = line.accounts.held(engine)
                 account = lines.accounts.account(name, engine)
                 if name in lines.granting.unreconciled_routers(engine):
                     continue
@@ -104,7 +106,8 @@ class WorldChecks:
         lines = self.quota.queue
         for name, router in self.routers.items():
             for engine in self.reports:
-                credit, held = router.line.accounts.credit(engine), router.line.accounts.held(engine)
+                credit = router.line.accounts.credit(engine)
+                held = router.line.accounts.held(engine)
                 total = (credit[0] + held[0], credit[1] + held[1])
                 assert total == lines.accounts.account(name, engine), f"{name} on {engine}: {credit} {held}"
                 runs = [req for req in router.running.values() if req.engine == engine]

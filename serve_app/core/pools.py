@@ -32,7 +32,7 @@ class TokenSpace:
     capacity: int = 0
     limit: int = 0
     held: int = 0
-    pool: Pool | None = None
+    pool: RequestPool | None = None
 
     @property
     def used(self) -> int:
@@ -54,7 +54,7 @@ class TokenSpace:
 class Account:
     """What one holder may use of a pool."""
 
-    pool: Pool
+    pool: RequestPool
     slots: int = 0
     tokens: int = 0
 
@@ -90,7 +90,7 @@ class Holder:
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
+class RequestPool:
     """What requests use of an engine or a session. O(1) per method, besides what `on_change` does.
 
     Args:
