@@ -104,6 +104,8 @@ def grammar_field(body: Body) -> str | None:
 
 def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, str | None]:
     """vLLM's message and parameter with the client's name of the field."""
+    if param is not None and message.startswith(f"{param}: ") and param.partition(".")[0] in body:
+        return message, param  # told by the client's path already
     appended = _APPENDED_PARAMETER.search(message)
     if appended:
         message = message[: appended.start()]
@@ -161,12 +163,13 @@ def _constraint(body: Body) -> Path | None:
 
 
 def _medium(body: Body) -> Path | None:
-    """The first content part that is an image, audio or video."""
+    """The first content part that is an image, audio or video; of texts to compare, the first that is an object."""
     for path, node in _objects(body):
         is_part = len(path) > 1 and isinstance(path[-1], int)
         if is_part and any(node.get("type") in MEDIA[name] for name in MEDIA.keys() & node):
             return path
-    return None
+    compared = {field for fields in INPUT_FIELDS.values() for field in fields}
+    return next((path for path, _ in _objects(body) if path[0] in compared), None)
 
 
 def _untyped_part(body: Body) -> Path | None:

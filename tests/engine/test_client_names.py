@@ -196,6 +196,18 @@ def test_an_error_of_a_part_that_was_read_by_itself_names_its_place_in_the_body(
                 "continue_final_message",
             ),
         ),
+        (
+            "logprobs: not a boolean",
+            "logprobs",
+            {"logprobs": 5, "top_logprobs": 1},
+            ("logprobs: not a boolean", "logprobs"),
+        ),
+        (
+            "MultiModalParam is not supported for M",
+            None,
+            {"text_1": "a", "text_2": ["b", {"content": [{"type": "text", "text": "c"}]}]},
+            ("text_2.1: MultiModalParam is not supported for M", "text_2.1"),
+        ),
         ("roles must alternate", "messages", {"messages": []}, ("messages: roles must alternate", "messages")),
         ("only user messages", "messages", {"input": []}, ("input: only user messages", "input")),
         ("is wrong (parameter=made_up)", "made_up", {"prompt": "a"}, ("is wrong", "made_up")),

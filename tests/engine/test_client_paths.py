@@ -328,6 +328,24 @@ LONG = "river " * 400
             "string",
         ),
         (CHAT, parts(IMAGE), "messages.1.content.0", ""),
+        (CHAT, {"messages": [USER], "logprobs": 5, "top_logprobs": 1}, "logprobs", "boolean"),
+        (
+            CHAT,
+            {
+                "messages": [USER],
+                "tools": [{"type": "function", "function": {"name": 5}}],
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+            },
+            "tools.0.function.name",
+            "string",
+        ),
+        (
+            RESPONSES,
+            items({"type": "reasoning", "summary": [{"type": "x", "text": "a"}]}),
+            "input.1.summary.0.type",
+            "",
+        ),
+        (RESPONSES, items({"type": "reasoning", "summary": [{"type": "summary_text"}]}), "input.1.summary.0.text", ""),
         (CHAT, parts("a"), "messages.1.content.0", "object"),
         (
             CHAT,

@@ -58,6 +58,10 @@ _DONE_EVENTS = ("response.content_part.done", _ITEM_DONE)  # those that repeat a
 
 TOO_LONG = "maximum context length"  # part of vLLM's message for a prompt that is too long
 
+TYPE = "type"
+# What vLLM names in errors that may come of a wrong type elsewhere: of a tool's name, of a part of an item.
+MAY_BE_A_WRONG_TYPE = (TYPE, MESSAGES, "input", "tool_choice")
+
 _SERVING_OBJECTS = {  # by operation: its name in the state, and what a model without it does not support
     Operation.CHAT: ("openai_serving_chat", "chat completions"),
     Operation.COMPLETION: ("openai_serving_completion", "completions"),
@@ -359,8 +363,11 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
     response = create_error_response(error)
     # A value of a wrong type, at which checks before validation fail, or rendering, since a lenient model has taken it;
     # a content part whose type such a model has dropped; what a chat template could not render.
-    if isinstance(error, TypeError | LookupError | AttributeError) or response.error.param in ("type", MESSAGES):
-        found = _fault(submit) or _fault(submit, by_kind=True)
+    has_failed = isinstance(error, TypeError | LookupError | AttributeError)
+    if has_failed or response.error.param in MAY_BE_A_WRONG_TYPE:
+        found = _fault(submit)
+        if found is None and (has_failed or response.error.param in (TYPE, MESSAGES)):
+            found = _fault(submit, by_kind=True)
         if found is not None:
             return found
     if response.error.code < 500 or isinstance(error, EngineGenerateError):
