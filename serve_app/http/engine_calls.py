@@ -15,23 +15,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serve_app.core.continuation import is_preemptible
 from serve_app.core.estimate import Estimator
+from serve_app.core.limits import LimitedRequest
 from serve_app.core.queue import Arrival
-from serve_app.core.receipts import Receipts
+from serve_app.core.receipts import Receipts, RequestMeasure
 from serve_app.errors import EngineFailed
-from serve_app.http import contract, request_size
+from serve_app.http import contract
 from serve_app.http.api import model_named
 from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
 from serve_app.http.error_responses import CLIENT_ID_HEADER
 from serve_app.http.keyed import KeyedRequest, KeyedRuns, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, bodies_of, run_together
+from serve_app.http.measuring import with_costs
+from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
 from serve_app.http.queue_status import QueueComments, queue_status
-from serve_app.http.request_limits import RETRY_COUNT_HEADER, Charge, RequestLimits
+from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
-from serve_app.router import LimitClient, ModelRouter, RequestTrace, RouterMetrics, SessionClient, UsageReporter
+from serve_app.http.split_body import SplitBody, split_body
+from serve_app.router import LimitClient, ModelRouter, RequestRuns, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Contract, Identity, Operation, RequestClass
@@ -43,12 +45,13 @@ class EngineCall:
 
     record: RequestRecord
     contract: Contract
-    body: dict[str, Any]
-    prompt_bytes: int
+    split: SplitBody
+    body: dict[str, Any]  # the whole, or a part of a list of prompts
+    measure: RequestMeasure  # of that
     model: ModelRouter
     exchange: HttpExchange
     comments: QueueComments | None
-    charge: Charge
+    charge: LimitedRequest
     part: PromptExchange | None = None  # of a list of prompts
     on_granted: Callable[[], None] | None = None  # of such a part
 
@@ -90,7 +93,7 @@ class EngineCalls:
         self._keyed_runs = keyed_runs
         self._body_thread = body_thread
         self.estimator = Estimator()
-        self._limits = RequestLimits(limits, self.estimator, metrics, keys)
+        self._limits = RequestLimits(limits, metrics, keys)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
@@ -128,7 +131,6 @@ class EngineCalls:
             body, wanted = await self._body_thread.run(
                 size, lambda: contract.split(operation, sent, headers, identity, http, longest)
             )
-            prompt_bytes = await self._body_thread.run(size, lambda: request_size.prompt_bytes(operation, body))
             record.request_class = wanted.request_class
             record.deadline_s = wanted.deadline_s
             if operation.generates:
@@ -139,10 +141,13 @@ class EngineCalls:
             if wanted.queue_status or record.streamed:
                 comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
             retry_count = headers.get(RETRY_COUNT_HEADER)
-            charge = self._limits.charge(identity, record, body, prompt_bytes, raw, retry_count, longest)
+            scopes = self._limits.scopes(identity, record.model)
+            exchange.limit_headers = functools.partial(self._limits.headers, scopes)
+            split = await self._body_thread.run(size, lambda: split_body(operation, body, http))
+            split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
+            charge = self._limits.limited_request(scopes, record, split.measure, raw, retry_count)
             del raw  # megabytes, perhaps, for as long as the request runs
-            exchange.limit_headers = functools.partial(self._limits.headers, charge.scopes)
-            call = EngineCall(record, wanted, body, prompt_bytes, model, exchange, comments, charge)
+            call = EngineCall(record, wanted, split, split.body, split.measure, model, exchange, comments, charge)
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
@@ -158,7 +163,7 @@ class EngineCalls:
         self._metrics.count_served(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
             use = part.token_use()
-            cost = part.cost
+            cost = part.trace.measure.cost
             if use is not None:
                 self.estimator.observe(use)
                 if part.usage is not None:
@@ -180,93 +185,79 @@ class EngineCalls:
 
     async def _run(self, call: EngineCall) -> None:
         """Charge the request against its limits, and run it."""
-        async with self._limits.charged(call.charge, call.record, lambda: call.exchange.status):
+        measure = call.split.measure
+        async with self._limits.charged(call.charge, call.record, measure, lambda: call.exchange.status):
             await self._run_charged(call)
 
     async def _run_charged(self, call: EngineCall) -> None:
         """Wait for a replica, and relay its answer."""
-        operation = call.record.operation
-        body = call.body
-        model = call.model
-        if not operation.takes_slot:
+        if not call.record.operation.takes_slot:
             submit = functools.partial(self._submit, call)
             relay = functools.partial(self._relay, call)
-            await model.serve_unqueued(submit, relay, call.record.trace, call.record.tenant)
+            await call.model.serve_unqueued(submit, relay, call.record.runs, call.record.tenant)
             return
-        sequences = request_size.sequence_count(operation, body, self._settings.http)
-        bodies = bodies_of(operation, body)
         async with call.comments or contextlib.nullcontext():
-            if len(bodies) == 1:
-                await self._run_queued(call, sequences)
+            if len(call.split.parts) == 1:
+                await self._run_queued(call)
             else:
-                await self._run_list(call, bodies)
+                await self._run_list(call)
 
-    async def _run_list(self, call: EngineCall, bodies: list[dict[str, Any]]) -> None:
+    async def _run_list(self, call: EngineCall) -> None:
         """Run the parts of a list, each as a request of its own."""
         record = call.record
-        parts = []
-        operation = call.record.operation
-        counts = [request_size.sequence_count(operation, body, self._settings.http) for body in bodies]
-        merged = MergedExchange(call.exchange, operation, call.body, counts)
-        turns = PromptTurns(max(1, call.model.limits.slots // max(counts)))  # as many as an engine runs
+        parts = list[EngineCall]()
+        merged = MergedExchange(call.exchange, call.split)
+        most = max(measure.sequences for _, measure in call.split.parts)
+        turns = PromptTurns(max(1, call.model.limits.slots // most))  # as many as an engine runs
 
-        async def run(part: EngineCall, sequences: int) -> None:
+        async def run(part: EngineCall) -> None:
             async with turns.turn() as part.on_granted:
-                has_begun = any(one.granted_at is not None for one in record.parts)
+                has_begun = any(one.submitted_at is not None for one in record.parts)
                 if has_begun:
                     part.record.deadline_s = None  # it bounds the start of the list
-                await self._run_queued(part, sequences, accepted=has_begun)
+                await self._run_queued(part, accepted=has_begun)
 
-        for number, body in enumerate(bodies):
-            part = replace(record, request_id=f"{record.request_id}-{number}", trace=RequestTrace(is_row=record.is_row))
-            size = request_size.prompt_bytes(operation, body)
-            parts.append(replace(call, record=part, body=body, prompt_bytes=size, part=PromptExchange(merged, number)))
+        for number, (body, measure) in enumerate(call.split.parts):
+            runs = RequestRuns(replace(record.trace))
+            part = replace(record, request_id=f"{record.request_id}-{number}", runs=runs)
+            own = PromptExchange(merged, number)
+            parts.append(replace(call, record=part, body=body, measure=measure, part=own))
         record.parts = [part.record for part in parts]
         try:
-            tasks = [asyncio.ensure_future(run(*one)) for one in zip(parts, counts, strict=True)]
+            tasks = [asyncio.ensure_future(run(part)) for part in parts]
             await merged.end(await run_together(tasks, merged))
         finally:
             record.add_up_parts()
 
-    async def _run_queued(self, call: EngineCall, sequences: int, *, accepted: bool = False) -> None:
-        """Wait for a grant of so many sequences on a replica, and relay the answer. `accepted`: see `Arrival`."""
-        operation = call.record.operation
-        body = call.body
+    async def _run_queued(self, call: EngineCall, *, accepted: bool = False) -> None:
+        """Wait for a grant on a replica, and relay the answer. `accepted`: see `Arrival`."""
         record = call.record
-        model = call.model
-        limits = model.limits
-        tenant = record.tenant
-        session_id = call.contract.session_id
+        measure = call.measure
         session = None
-        if session_id is not None and operation.generates:
-            session = self._session_client.find(tenant, session_id, record.model)
-        cost = record.cost = request_size.estimate(
-            self.estimator, operation, body, tenant, record.model, call.prompt_bytes, limits.max_model_len
-        )
-        rule = model.settings.length_rule
-        slots = record.slots = request_size.slots_of(operation, sequences, cost, rule, limits.slots)
-        record.trace.max_output_tokens = cost.max_output_tokens
-        record.trace.sequences = min(sequences, slots)
+        if call.contract.session_id is not None and record.operation.generates:
+            session = self._session_client.find(record.tenant, call.contract.session_id, record.model)
+        record.trace.measure = measure
         arrival = Arrival(
             request_id=record.request_id,
             request_class=record.request_class,
-            tenant=tenant,
-            slots=slots,
-            cost_tokens=cost.tokens,
-            prompt_tokens=cost.prompt_tokens,
+            tenant=record.tenant,
+            slots=measure.slots,
+            cost_tokens=measure.cost.tokens,
+            prompt_tokens=measure.cost.prompt_tokens,
             deadline=None if record.deadline_s is None else record.started + record.deadline_s,
             affinity=None if session is None else session.engine,
             accepted=accepted,
-            session=None if session is None or sequences > 1 or call.part is not None else session.lease,
-            preemptible=is_preemptible(operation, body),
+            session=None if session is None or measure.sequences > 1 or call.part is not None else session.lease,
+            preemptible=measure.is_preemptible,
         )
-        key = request_size.routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
         submit = functools.partial(self._submit, call)
-        await model.serve(arrival, submit, functools.partial(self._relay, call), key, record.trace)
+        relay = functools.partial(self._relay, call)
+        await call.model.serve(arrival, submit, relay, measure.key, record.runs)
 
     def _submit(self, call: EngineCall, number: int) -> Submit:
         """The message for the granted replica."""
         record = call.record
+        measure = call.measure
         record.on_submit(time.monotonic(), time.time())
         if record.operation.takes_slot:
             prices = None if (given := call.model.settings.prices) is None else given.token_prices()
@@ -281,13 +272,14 @@ class EngineCalls:
             body=call.body,
             priority=RequestClass.CRITICAL - record.request_class,
             cache_salt=self._salt(record.tenant),
-            slots=record.trace.sequences,
+            slots=measure.at_once,
             service_tier=call.contract.service_tier,
-            prompt_tokens=record.cost.prompt_tokens,
-            output_tokens=record.cost.output_tokens,
+            prompt_tokens=measure.cost.prompt_tokens,
+            output_tokens=measure.cost.output_tokens,
             created=record.created,
             is_load=call.model.settings.replicas.counts(is_row=record.is_row),
             query_counted=call.part is not None and call.part.query_counted,
+            is_large=measure.is_large,
         )
 
     async def _relay(self, call: EngineCall, stream: ResponseStream, frames: list[Frame]) -> None:
@@ -297,8 +289,8 @@ class EngineCalls:
         part = call.part
         if call.comments is not None:
             await call.comments.end()
-        if not record.trace.client_has_part:
-            tokens = record.cost.tokens if record.operation.takes_slot else 0
+        if not record.runs.client_has_part:
+            tokens = call.measure.cost.tokens if record.operation.takes_slot else 0
             self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream)
         if first_token_s is not None and (part is None or part.begin()):  # a list has one

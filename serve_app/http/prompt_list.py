@@ -20,100 +20,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from serve_app.core.score_inputs import score_inputs
 from serve_app.errors import BadRequest, EngineFailed, RequestFailed, ServeAppError
 from serve_app.http.error_responses import JSON
 from serve_app.http.python_calls import EVENT_END, error_in, error_of
-from serve_app.http.request_size import prompt_size
 from serve_app.http.response import HttpExchange
+from serve_app.http.split_body import SplitBody
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
 
-# Inputs or pairs of one part: as many keep an engine busy, and 8,000 tokens take it well under a second.
-INPUTS_TOGETHER = 32
-BYTES_TOGETHER = 32_768
 _DATA = b"data: "
 _DONE = b"[DONE]"
 _RESULTS = "results"  # of a rerank
 _ALONE = (BadRequest, RequestFailed, EngineFailed)  # say nothing about other prompts
 _NUMBERED = ("data", _RESULTS)  # entries with an index, besides choices
-_Entry = TypeVar("_Entry")
 _whole = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entries_of = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-
-
-def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The body of each part; the body itself, if it has one.
-
-    Raises:
-        BadRequest: a list whose entries are not all texts or lists of token ids.
-    """
-    match operation:
-        case Operation.COMPLETION:
-            return [{**body, "prompt": prompt} for prompt in _entries("prompt", body)] or [body]
-        case Operation.EMBEDDING:
-            field = "input" if body.get("messages") is None else "messages"
-            return [{**body, field: inputs} for inputs in _together(_entries(field, body), prompt_size)] or [body]
-        case Operation.SCORE | Operation.RERANK:
-            return _scored_together(operation, body)
-    return [body]
-
-
-def _scored_together(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The body of each part of a score: its query with a few documents, or a few pairs. A query counts once a pair, as
-    a cross-encoder reads it; what embeds texts apart embeds the query once a part."""
-    found = score_inputs(operation, body)
-    if len(found.documents) == 1:
-        return [body]
-    if len(found.queries) == 1:
-        query = _size_of_each(found.queries)
-        parts = _together(found.documents, lambda one: query + _size_of_each([one]))
-        return [{**body, found.document_field: documents} for documents in parts]
-    pairs = _together(zip(found.queries, found.documents, strict=True), _size_of_each)
-    columns = [tuple(map(list, zip(*part, strict=True))) for part in pairs]
-    return [{**body, found.query_field: queries, found.document_field: documents} for queries, documents in columns]
-
-
-def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
-    """The prompts in a field, or the conversations; none, if it has one. Raises as `bodies_of`."""
-    entries = body.get(field)
-    if type(entries) is not list or len(entries) < 2:
-        return []
-    if field == "messages":
-        return entries if all(type(one) is list for one in entries) else []
-    if all(type(one) is int for one in entries):
-        return []
-    for number, one in enumerate(entries):
-        if type(one) is not str and not (type(one) is list and one and type(one[0]) is int):
-            raise BadRequest(f"`{field}.{number}` must be a string or a list of token ids", param=f"{field}.{number}")
-    return entries
-
-
-def _together(entries: Iterable[_Entry], size_of: Callable[[_Entry], int]) -> Iterator[list[_Entry]]:
-    """The entries of each part, in their order. `size_of`: in bytes."""
-    part = list[_Entry]()
-    left = 0
-    for one in entries:
-        size = size_of(one)
-        if part and (len(part) == INPUTS_TOGETHER or size > left):
-            yield part
-            part = []
-        if not part:
-            left = BYTES_TOGETHER
-        part.append(one)
-        left -= size
-    if part:
-        yield part
-
-
-def _size_of_each(texts: Iterable[Any]) -> int:
-    """Bytes of the texts of a score."""
-    return sum(prompt_size([one] if type(one) is dict else one) for one in texts)
 
 
 class MergedExchange:
@@ -121,26 +47,16 @@ class MergedExchange:
 
     Args:
         exchange: the client's.
-        body: with the whole list.
-        counts: of the sequences of each part.
+        split: the request, with the parts of its list.
     """
 
-    def __init__(
-        self, exchange: HttpExchange, operation: Operation, body: Mapping[str, Any], counts: Sequence[int]
-    ) -> None:
+    def __init__(self, exchange: HttpExchange, split: SplitBody) -> None:
         self._exchange = exchange
-        self.shares_query = False
-        self._operation = operation
-        self._split_fields = {"prompt", "input", "messages"}
-        if operation.is_scoring:
-            found = score_inputs(operation, body)
-            self.shares_query = len(found.queries) == 1
-            self._split_fields = (
-                {found.document_field} if self.shares_query else {found.query_field, found.document_field}
-            )
-            # a score for each pair
-            counts = [count - 1 if self.shares_query else count // 2 for count in counts]
-        self._top_n = _whole_number(body.get("top_n"))
+        self.shares_query = split.shares_query
+        self._operation = split.operation
+        self._split_fields = split.fields
+        self._top_n = _whole_number(split.body.get("top_n"))
+        counts = [measure.answers for _, measure in split.parts]
         self._first = list(itertools.accumulate(counts, initial=0))  # number of each part's first choice
         self._documents: list[dict[str, Any]] = [{}] * len(counts)
         self._usage_event: dict[str, Any] | None = None

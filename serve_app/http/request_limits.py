@@ -16,15 +16,11 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from serve_app.core.body_bounds import is_large
-from serve_app.core.estimate import Estimator
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, refusal_error
+from serve_app.core.receipts import RequestMeasure
 from serve_app.errors import RateLimited
-from serve_app.http import request_size
 from serve_app.http.error_responses import Headers
 from serve_app.http.keys import KeyRing
 from serve_app.http.request_record import RequestRecord
@@ -39,25 +35,6 @@ RETRY_COUNT_HEADER = b"x-stainless-retry-count"  # of OpenAI's SDKs: 0 with a re
 NO_PRICES = TokenPrices()
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """What a request is charged to and as.
-
-    Args:
-        fingerprint: recognises the repeat of a refused request: clients send the same bytes again.
-        prompt_tokens, output_tokens: by the estimate.
-        is_repeat: whether the client says that it repeats a request; None: it does not say.
-        is_large: reading it costs much, whatever comes of it.
-    """
-
-    scopes: Scopes
-    fingerprint: bytes = b""
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    is_repeat: bool | None = None
-    is_large: bool = False
-
-
 class RequestLimits:
     """The limits that concern each request, and its charge against them.
 
@@ -69,12 +46,10 @@ class RequestLimits:
     def __init__(
         self,
         client: LimitClient,
-        estimator: Estimator,
         metrics: RouterMetrics,
         keys: Callable[[], KeyRing],
     ) -> None:
         self._client = client
-        self._estimator = estimator
         self._metrics = metrics
         self._keys = keys
         self._of_tenant: dict[str, tuple[str, Limits]] = {}
@@ -96,7 +71,7 @@ class RequestLimits:
         self._waiting_tenants = frozenset(name for name, one in tenants.items() if one.over_limit == "wait")
         self._prices = {one.name: one.prices.token_prices() for one in settings.models if one.prices is not None}
 
-    def _scopes(self, identity: Identity, model: str) -> Scopes:
+    def scopes(self, identity: Identity, model: str) -> Scopes:
         """The scopes with limits that a request of this key to this model is charged to."""
         key_id = identity.key_id
         of_key = self._keys().limits_of(identity)
@@ -111,36 +86,28 @@ class RequestLimits:
             found += [self._of_tenant.get(tenant), self._of_model.get((tenant, model))]
         return tuple(one for one in found if one is not None and one[1] != Limits())
 
-    def charge(
-        self,
-        identity: Identity,
-        record: RequestRecord,
-        body: Mapping[str, Any],
-        prompt_bytes: int,
-        raw: bytes,
-        retry_count: bytes | None,
-        longest: int,
-    ) -> Charge:
-        """The charge of a request. Work that takes no slot is charged as a request without tokens.
+    def limited_request(
+        self, scopes: Scopes, record: RequestRecord, measure: RequestMeasure, raw: bytes, retry_count: bytes | None
+    ) -> LimitedRequest:
+        """The request as it is to be charged. Work that takes no slot is charged as one without tokens.
 
         Args:
-            body: as it is forwarded; `prompt_bytes`: the size of its prompts.
-            raw: the body as it was sent.
+            raw: the body as it was sent: clients send the same bytes again when they repeat a refused request.
             retry_count: the header `RETRY_COUNT_HEADER`.
-            longest: tokens of the longest sequence of the model.
         """
-        scopes = self._scopes(identity, record.model)
         if not scopes:
-            return Charge(scopes)
-        digest = hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest()
-        is_repeat = None if retry_count is None else retry_count != b"0"
-        large = is_large(record.operation, body)
-        if not record.operation.takes_slot:
-            return Charge(scopes, digest, is_repeat=is_repeat, is_large=large)
-        cost = request_size.estimate(
-            self._estimator, record.operation, body, record.tenant, record.model, prompt_bytes, longest
+            return LimitedRequest(record.request_id, scopes, 0, 0)
+        cost = measure.cost
+        prices = self._prices_of(record.model)
+        return LimitedRequest(
+            record.request_id,
+            scopes,
+            tokens=cost.prompt_tokens + cost.output_tokens,
+            cost_micro=prices.cost_micro(cost.prompt_tokens, 0, cost.output_tokens),
+            fingerprint=hashlib.blake2b(raw, digest_size=FINGERPRINT_BYTES).digest(),
+            may_wait=record.tenant in self._waiting_tenants,
+            is_repeat=None if retry_count is None else retry_count != b"0",
         )
-        return Charge(scopes, digest, cost.prompt_tokens, cost.output_tokens, is_repeat, large)
 
     def _prices_of(self, model: str) -> TokenPrices:
         return self._prices.get(model, NO_PRICES)
@@ -159,28 +126,19 @@ class RequestLimits:
         return found
 
     @contextlib.asynccontextmanager
-    async def charged(self, charge: Charge, record: RequestRecord, status: Callable[[], int]) -> AsyncIterator[None]:
+    async def charged(
+        self, request: LimitedRequest, record: RequestRecord, measure: RequestMeasure, status: Callable[[], int]
+    ) -> AsyncIterator[None]:
         """Charge a request, and end the charge with it. `status`: of its answer, once it is sent.
 
         Raises:
             RateLimited: a limit refuses it. Overloaded: its deadline passes while it waits aside. Unavailable: the
             limits cannot be charged at the moment.
         """
-        if not charge.scopes:
+        if not request.scopes:
             yield
             return
-        prompt = charge.prompt_tokens
-        output = charge.output_tokens
         prices = self._prices_of(record.model)
-        request = LimitedRequest(
-            record.request_id,
-            charge.scopes,
-            prompt + output,
-            prices.cost_micro(prompt, 0, output),
-            charge.fingerprint,
-            record.tenant in self._waiting_tenants,
-            charge.is_repeat,
-        )
         left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
@@ -190,14 +148,14 @@ class RequestLimits:
             raise
         except TimeoutError:
             raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
-        record.limit_wait_s = charged.waited_s
+        record.trace.limit_wait_s = charged.waited_s
         if charged.waited_s:
             self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)
         try:
             yield
         except asyncio.CancelledError:  # the client left: what the engine made until then is used
             used = record.tokens_used()
-            if record.granted_at is None:
+            if record.submitted_at is None:
                 charged.refund()
             elif used.prompt_tokens or used.completion_tokens:
                 self._settle(charged, prices, used)
@@ -209,8 +167,9 @@ class RequestLimits:
             raise
         if status() < 400:
             self._settle(charged, prices, record.tokens_used())
-        elif charge.is_large:
-            charged.settle(prompt, 0)  # to read it was work, though no money's worth, whatever the engine answered
+        elif measure.is_large:
+            # to read it was work, though no money's worth, whatever the engine answered
+            charged.settle(measure.cost.prompt_tokens, 0)
         else:
             charged.refund()
 

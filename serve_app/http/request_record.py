@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from serve_app.core.estimate import ObservedUse
 from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason
-from serve_app.core.receipts import Receipt, ServedRequest, ServiceLevel, judge
+from serve_app.core.receipts import Receipt, RequestTrace, ServiceLevel, judge
 from serve_app.core.usage import BATCH_SUFFIX, RequestUse
 from serve_app.errors import EngineFailed, Overloaded, RequestFailed, ServeAppError
 from serve_app.http.error_responses import Headers
-from serve_app.http.request_size import NO_COST, RequestCost
 from serve_app.http.response import HttpExchange
-from serve_app.router import RequestTrace
+from serve_app.router import RequestRuns
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
 
@@ -39,14 +38,12 @@ class RequestRecord:
     Args:
         client_id: the request id that the client sent.
         request_class: the key's default class, until the body is read.
-        slots: of a replica's batch.
+        runs: on replicas, with the trace of what happened on its way.
         parts: the requests of its prompts, if they are a list.
-        granted_at: when it was last submitted to a replica from its start.
+        submitted_at: when it was last submitted to a replica from its start; None: never.
         created: the time that its answer states, in seconds since the epoch.
-        limit_wait_s: seconds that it waited aside for a limit of its key or tenant.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
-        router_losses: earlier runs under its Idempotency-Key that were lost with their router.
         recorder: the exchange whose end is its end: with an Idempotency-Key, that of its run.
     """
 
@@ -60,20 +57,21 @@ class RequestRecord:
     outcome: Outcome = Outcome.INTERNAL_ERROR
     error: ServeAppError | None = None
     deadline_s: float | None = None
-    cost: RequestCost = NO_COST
-    slots: int = 0
-    trace: RequestTrace = field(default_factory=RequestTrace)
-    granted_at: float | None = None
+    runs: RequestRuns = field(default_factory=RequestRuns)
+    submitted_at: float | None = None
     created: int = 0
     stream: ResponseStream | None = None
     usage: TokenUsage | None = None
     service_level: ServiceLevel | None = None
     streamed: bool = True
-    router_losses: int = 0
     recorder: HttpExchange | None = None
     parts: list[RequestRecord] = field(default_factory=list)
     key_id: str = ""
-    limit_wait_s: float = 0.0
+
+    @property
+    def trace(self) -> RequestTrace:
+        """What happened on its way."""
+        return self.runs.trace
 
     @property
     def is_row(self) -> bool:
@@ -92,50 +90,41 @@ class RequestRecord:
 
     def on_submit(self, now: float, wall: float) -> None:
         """It is handed to a replica. A stream that goes on there has begun already."""
-        if self.trace.lost is None:
-            self.granted_at = now
+        if self.runs.lost is None:
+            self.submitted_at = now
             self.created = int(wall)
 
     def on_first_frames(self, stream: ResponseStream) -> float | None:
         """A run begins to answer; returns the seconds to the first token of a stream, if the client has none yet."""
         self.stream = stream
-        return self.first_token_s if self.streamed and not self.trace.client_has_part else None
+        return self.first_token_s if self.streamed and not self.runs.client_has_part else None
 
     @property
     def first_token_s(self) -> float | None:
         """Seconds to the first token, of a list to that of all its prompts; None: there is none."""
-        firsts = [at for part in self.parts or [self] if (at := part.trace.pace.first_at) is not None]
+        firsts = [at for part in self.parts or [self] if (at := part.runs.pace.first_at) is not None]
         return min(firsts) - self.started if firsts else None
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean seconds between tokens, of all prompts of a list; None: none had two. Tokens count when they arrive
+        here, not when the client reads them."""
+        span_s = gaps = 0.0
+        for part in self.parts or [self]:
+            pace = part.runs.pace
+            if pace.first_at is not None:
+                span_s += pace.last_at - pace.first_at
+                gaps += max(0.0, part.tokens_received().completion_tokens / part.trace.measure.answers - 1)
+        return span_s / gaps if gaps else None
 
     def add_up_parts(self) -> None:
         """Take over what the prompts of a list cost, used and waited for: sums, the first token, the longest wait."""
         parts = self.parts
-        costs = [part.cost for part in parts]
         usages = [part.usage for part in parts if part.usage is not None]
-        self.cost = RequestCost(
-            prompt_bytes=sum(cost.prompt_bytes for cost in costs),
-            prompt_tokens=sum(cost.prompt_tokens for cost in costs),
-            output_tokens=sum(cost.output_tokens for cost in costs),
-            answers=sum(cost.answers for cost in costs),
-            source=costs[0].source,
-            max_output_tokens=None,
-            prompts=len(parts),
-        )
-        self.slots = sum(part.slots for part in parts)
-        self.granted_at = max((part.granted_at for part in parts if part.granted_at is not None), default=None)
+        self.submitted_at = max((part.submitted_at for part in parts if part.submitted_at is not None), default=None)
         if usages:
             self.usage = _sum(usages)
-        longest = max(parts, key=lambda part: part.trace.waited_s).trace
-        self.trace = replace(
-            longest,
-            sequences=sum(part.trace.sequences for part in parts),
-            losses=sum(part.trace.losses for part in parts),
-            preempted=sum(part.trace.preempted for part in parts),
-            moved=sum(part.trace.moved for part in parts),
-            kv_token_s=sum(part.trace.kv_token_s for part in parts),
-            continued=[one for part in parts for one in part.trace.continued],
-            not_continued=next((part.trace.not_continued for part in parts if part.trace.not_continued), None),
-        )
+        self.runs = RequestRuns(RequestTrace.total([part.trace for part in parts]))
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""
@@ -147,10 +136,10 @@ class RequestRecord:
         return ObservedUse(
             self.tenant,
             self.model,
-            self.cost.prompt_bytes,
+            self.trace.measure.prompt_bytes,
             usage.prompt_tokens,
             usage.completion_tokens,
-            self.cost.answers,
+            self.trace.measure.answers,
             is_cut_off=usage.finish_reason != FINISH_STOP,
         )
 
@@ -159,7 +148,7 @@ class RequestRecord:
         got an error instead of an answer."""
         parts = self.parts or [self]
         got_answer = self.outcome in _WITH_ANSWER or any(part.stream and part.stream.client_has_seen for part in parts)
-        if self.granted_at is None or not got_answer:
+        if self.submitted_at is None or not got_answer:
             return None
         tokens = self.tokens_used()
         is_settled = bool(tokens.prompt_tokens or tokens.completion_tokens)
@@ -172,7 +161,7 @@ class RequestRecord:
             tokens.cached_tokens,
             tokens.completion_tokens,
             kv_token_ms=round(1000 * self.trace.kv_token_s),
-            wait_ms=round(1000 * (self.granted_at - self.started)),
+            wait_ms=round(1000 * (self.submitted_at - self.started)),
             is_settled=is_settled,
         )
 
@@ -190,19 +179,19 @@ class RequestRecord:
 
     def time_headers(self) -> Headers:
         """Milliseconds from its arrival until it was handed to a replica, and until its first token there."""
-        times = (b"x-serve-app-wait-ms", self.granted_at), (b"x-serve-app-first-token-ms", self.trace.pace.first_at)
+        times = (b"x-serve-app-wait-ms", self.submitted_at), (b"x-serve-app-first-token-ms", self.runs.pace.first_at)
         return [(name, b"%d" % round(1000 * (at - self.started))) for name, at in times if at is not None]
 
     def receipt(self, now: float) -> Receipt:
         """The receipt of the ended request."""
-        cost = self.cost
-        trace = self.trace
         usage = self.usage
-        granted = self.granted_at is not None
+        granted = self.submitted_at is not None
         output = None if self.stream is None else self.stream.tokens
         if usage is not None:
             output = usage.completion_tokens
-        served = self._served(now)
+        total_s = now - self.started
+        first_s = self.first_token_s
+        itl_s = self.itl_s
         # a replayed answer is not judged
         level = self.service_level if granted or self.outcome is not Outcome.OK else None
         return Receipt(
@@ -213,37 +202,21 @@ class RequestRecord:
             model=self.model,
             outcome=self.outcome,
             arrived=self.started,
-            limit_wait_s=self.limit_wait_s,
-            wait_s=(now if self.granted_at is None else self.granted_at) - self.started,
-            total_s=now - self.started,
+            wait_s=(now if self.submitted_at is None else self.submitted_at) - self.started,
+            total_s=total_s,
             granted=granted,
-            ahead=trace.ahead,
-            waited_for=trace.waited_for,
-            first_token_s=served.ttft_s,
-            replica_id=trace.replica_id,
-            route=trace.route,
-            losses=trace.losses,
-            preempted=trace.preempted,
-            moved=trace.moved,
-            continued=tuple(trace.continued),
-            not_continued=trace.not_continued,
-            router_losses=self.router_losses,
-            sequences=trace.sequences,
-            slots=self.slots,
-            estimated_prompt=cost.prompt_tokens,
-            estimated_output=cost.output_tokens,
-            source=cost.source,
+            first_token_s=first_s,
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             output_tokens=output,
-            kv_token_s=trace.kv_token_s,
             refused=self._refused(),
             retry_after_s=None if self.error is None else self.error.retry_after_s,
             deadline_s=self.deadline_s,
-            itl_s=served.itl_s,
-            longest_gap_s=trace.pace.longest_gap_s if self.streamed and not self.parts and served.itl_s else None,
-            slo=None if level is None else judge(level, served),
+            itl_s=itl_s,
+            longest_gap_s=self.runs.pace.longest_gap_s if self.streamed and not self.parts and itl_s else None,
+            slo=None if level is None else judge(level, self.outcome, total_s, first_s, itl_s),
             ttft_slo_s=None if level is None else level.ttft_s,
             itl_slo_s=None if level is None else level.itl_s,
+            trace=self.trace,
         )
 
     def _refused(self) -> str | None:
@@ -251,19 +224,6 @@ class RequestRecord:
         if self.error is None:
             return None
         return _REASONS.get(self.error.code) or (self.error.code if self.outcome is Outcome.REFUSED else None)
-
-    def _served(self, now: float) -> ServedRequest:
-        """The values judged against its service level: tokens count when they arrive here, not when the client reads
-        them. Of a list, the ITL is the mean of all prompts."""
-        runs = [(part.trace.pace, part) for part in self.parts or [self] if part.trace.pace.first_at is not None]
-        is_whole = self.outcome is Outcome.OK and runs
-        return ServedRequest(
-            self.outcome,
-            (max(pace.last_at for pace, _ in runs) if is_whole else now) - self.started,
-            self.first_token_s,
-            sum(pace.last_at - (pace.first_at or 0.0) for pace, _ in runs),
-            1 + sum(max(0.0, part.tokens_received().completion_tokens / part.cost.answers - 1) for _, part in runs),
-        )
 
 
 def _sum(usages: Sequence[TokenUsage]) -> TokenUsage:
@@ -283,7 +243,7 @@ def recorded(record: RequestRecord, exchange: HttpExchange, end: Callable[[Reque
         yield
         outcome = outcome_of_status(exchange.status)
     except asyncio.CancelledError:
-        outcome = Outcome.CANCELLED_QUEUED if record.granted_at is None else Outcome.CANCELLED_RUNNING
+        outcome = Outcome.CANCELLED_QUEUED if record.submitted_at is None else Outcome.CANCELLED_RUNNING
         raise
     except ServeAppError as error:
         outcome = outcome_of(error)

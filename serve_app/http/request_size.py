@@ -1,26 +1,21 @@
-"""Measures a request by its body: sequences, text, bounds, the key of its prefix, and its estimated cost in KV tokens.
+"""Counts what is in a body: sequences, bytes, the client's bound, and the beginning that other requests may share.
 
 Invariant: for any JSON body, `sequence_count` raises only `BadRequest` and the other functions raise nothing: misplaced
-values count as nothing here, and vLLM refuses them by name. An estimate never exceeds the request's own bound, and
-equals it until similar requests were observed.
+values count as nothing here, and vLLM refuses them by name.
 
-These are estimates for admission and routing, made in microseconds for each request, without a tokenizer.
+The counts are for admission and routing, made in microseconds for each request, without a tokenizer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from serve_app.core.body_bounds import MEDIA, text_bytes
-from serve_app.core.estimate import EstimateSource, Estimator, LengthRule
-from serve_app.core.routing import AffinityKey, TargetReason
-from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
+from serve_app.core.score_inputs import INPUT_FIELDS, ScoreInputs, score_inputs
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
@@ -59,8 +54,7 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
     if not operation.takes_slot or operation is Operation.RESPONSES:
         return int(operation.takes_slot)
     if operation.is_scoring:
-        found = score_inputs(operation, body)
-        return _inputs(found.longer_field, len(found.queries) + len(found.documents), bounds)
+        return text_count(score_inputs(operation, body), bounds)
     field, prompts = _prompts(operation, body)
     n = body.get("n") if operation.generates else None
     if n is None:
@@ -77,6 +71,11 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
             param="n" if n > 1 else field,
         )
     return n * prompts
+
+
+def text_count(texts: ScoreInputs, bounds: HttpSettings) -> int:
+    """The number of texts of a score. Raises as `sequence_count`."""
+    return _inputs(texts.longer_field, len(texts.queries) + len(texts.documents), bounds)
 
 
 def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
@@ -102,87 +101,6 @@ def output_bound(body: Mapping[str, Any]) -> int | None:
     return max(given[0], 0) if given else None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCost:
-    """The estimated cost of a request, in tokens.
-
-    Args:
-        prompt_bytes: of its prompts.
-        prompt_tokens: of its prompts together.
-        output_tokens: of its answers together.
-        answers: the number of answers requested.
-        source: the data behind the output estimate.
-        max_output_tokens: the upper bound of its answers together; None: the request names no bound.
-        prompts: the number of prompts.
-    """
-
-    prompt_bytes: int
-    prompt_tokens: int
-    output_tokens: int
-    answers: int
-    source: EstimateSource
-    max_output_tokens: int | None
-    prompts: int = 1
-
-    @property
-    def tokens(self) -> int:
-        """Prompts and answers together, at least 1."""
-        return max(1, self.prompt_tokens + self.output_tokens)
-
-
-NO_COST = RequestCost(0, 0, 0, 1, EstimateSource.PRIOR, None)  # of a request that was not estimated
-
-
-def estimate(
-    estimator: Estimator,
-    operation: Operation,
-    body: Mapping[str, Any],
-    tenant: str,
-    model: str,
-    size: int,
-    longest: int = sys.maxsize,
-) -> RequestCost:
-    """The estimated cost of a request.
-
-    Args:
-        size: bytes of its prompts.
-        longest: tokens of the longest sequence of the model; a bound above it bounds nothing.
-    """
-    if not operation.generates:
-        tokens = -(-size // BYTES_PER_TOKEN)
-        return RequestCost(size, tokens, 0, 1, EstimateSource.PRIOR, 0)
-    n = body.get("n")
-    bound = output_bound(body)
-    if bound is not None:
-        bound = min(bound, longest)  # else a bound of a billion would take the whole pool of KV tokens
-    prompts = _count(body.get("prompt")) if operation is Operation.COMPLETION else 1
-    answers = (n if type(n) is int and n > 0 else 1) * prompts
-    found = estimator.estimate(tenant, model, size, bound)
-    # Without observed requests the client's own bound is the better guess: an excess is returned soon, a shortage
-    # costs other requests their blocks.
-    prompt = min(found.prompt_tokens, prompts * longest)
-    each = bound if found.source is EstimateSource.PRIOR and bound is not None else found.output_tokens
-    most = None if bound is None else answers * bound
-    return RequestCost(size, prompt, answers * each, answers, found.source, most, prompts)
-
-
-def slots_of(
-    operation: Operation, sequences: int, cost: RequestCost, length_rule: LengthRule | None, max_slots: int
-) -> int:
-    """The slots that the request occupies in a replica's batch.
-
-    Args:
-        length_rule: slots of long sequences; not for pooling: an embedding is one step, bounded by its tokens.
-        max_slots: the slots of the largest replica.
-    """
-    if operation.is_pooling:
-        return min(sequences, max_slots)  # inputs end one by one: a call with many takes one whole replica at most
-    if length_rule is None:
-        return sequences
-    tokens_each = cost.prompt_tokens / cost.prompts + cost.output_tokens / cost.answers
-    return length_rule.slots(sequences, tokens_each, max_slots)
-
-
 def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
     """The same 32 hex digits for requests with a common beginning, so that routing can send them where that prefix is
     cached; empty if there is no reusable prefix.
@@ -204,22 +122,6 @@ def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
         return ""
     data = "\x1e".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-
-
-def routing_key(
-    operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
-) -> AffinityKey | None:
-    """The routing key that requests share: the session's, else the prefix's, always within one tenant.
-
-    Args:
-        prompt: tokens of the prompt.
-        block: tokens of a KV cache block. A prompt within one block is never reused: only whole blocks are cached,
-            and the last token is always computed.
-    """
-    if session_id is not None:
-        return AffinityKey(f"{tenant}\0session\0{session_id}", TargetReason.SESSION)
-    prefix = prefix_key(operation, body) if prompt > block else ""
-    return AffinityKey(f"{tenant}\0prefix\0{prefix}", TargetReason.PREFIX) if prefix else None
 
 
 def _inputs(field: str, count: int, bounds: HttpSettings) -> int:

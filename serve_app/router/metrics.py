@@ -12,9 +12,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve_app.core.queue import RefusalReason
-from serve_app.core.receipts import Receipt, SloVerdict
+from serve_app.core.receipts import Receipt, RequestTrace, SloVerdict
 from serve_app.router.model_router import ModelRouter
-from serve_app.router.request_grant import RequestTrace
 from serve_app.transport import EngineLoad
 from serve_app.types import Outcome, RequestClass
 

@@ -34,7 +34,7 @@ from serve_app.router.losses import LossLimit, going_on, is_loss, is_stop, why_n
 from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
-from serve_app.router.request_grant import RequestGrant, RequestTrace
+from serve_app.router.request_grant import RequestGrant, RequestRuns
 from serve_app.router.unqueued import UnqueuedTurns
 from serve_app.settings import AdmissionSettings, ModelSettings
 from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
@@ -135,7 +135,7 @@ class ModelRouter:
         return self.replica_set.info
 
     async def serve(
-        self, request: Arrival, make: MakeSubmit, relay: Relay, key: AffinityKey | None, trace: RequestTrace
+        self, request: Arrival, make: MakeSubmit, relay: Relay, key: AffinityKey | None, runs: RequestRuns
     ) -> None:
         """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
 
@@ -149,6 +149,7 @@ class ModelRouter:
             Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`, or no replica took a stream
                 that was to go on. NotFound: the model is gone.
         """
+        trace = runs.trace
         with self._count_active(self.settings.replicas.counts(is_row=trace.is_row)):
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
@@ -156,16 +157,16 @@ class ModelRouter:
             while True:
                 try:
                     self._check_open()
-                    grant = await self.acquire(request, key, avoid, trace)
+                    grant = await self.acquire(request, key, avoid, runs)
                 except ServeAppError as refused:
-                    if (error := trace.on_refused(refused, lost)) is not None:
+                    if (error := runs.on_refused(refused, lost)) is not None:
                         raise error from None
                     continue
                 if not isinstance(lost, EngineUnreachable):
                     limit.begin(time.monotonic())
                 self._running[request.request_id] = grant
                 try:
-                    lost = await self._try_replica(grant.replica_id, make, relay, limit, trace, grant)
+                    lost = await self._try_replica(grant.replica_id, make, relay, limit, runs, grant)
                 finally:
                     del self._running[request.request_id]
                     grant.release()
@@ -174,7 +175,7 @@ class ModelRouter:
                     self.retry_budget.on_answer()
                     return
                 if is_stop(lost):
-                    trace.on_stopped(grant)
+                    runs.on_stopped(grant)
                     avoid = None
                     continue
                 logger.warning("request %s waits again: %s", request.request_id, lost.message)
@@ -203,7 +204,7 @@ class ModelRouter:
         logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
         return stay
 
-    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, trace: RequestTrace, tenant: str) -> None:
+    async def serve_unqueued(self, make: MakeSubmit, relay: Relay, runs: RequestRuns, tenant: str) -> None:
         """As `serve` for work that takes no slot (tokenizing): in turns of the tenants (`router.unqueued`) on any
         replica, or on the first one to start; after a loss on the next one."""
         with self._count_active():
@@ -213,13 +214,13 @@ class ModelRouter:
                 async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
                     self._check_open()
                     replica_id = self.replica_set.next_replica()
-                    lost = await self._try_replica(replica_id, make, relay, limit, trace, on_ended=end_turn)
+                    lost = await self._try_replica(replica_id, make, relay, limit, runs, on_ended=end_turn)
                 if lost is None:
                     return
                 await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
     async def acquire(
-        self, request: Arrival, key: AffinityKey | None, avoid: str | None, trace: RequestTrace
+        self, request: Arrival, key: AffinityKey | None, avoid: str | None, runs: RequestRuns
     ) -> RequestGrant:
         """Wait in the queue for a grant; on the replica of the affinity key, if it has free slots.
 
@@ -233,12 +234,13 @@ class ModelRouter:
             self.replica_set.refresh_info()
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
-        produced = 0 if trace.lost is None else trace.lost.tokens
-        request = trace.with_counted_prompt(request)
-        has_run = avoid is not None or trace.stopped > 0
-        budget = KvBudget(request, self.replica_set.info, trace.max_output_tokens, trace.sequences, produced)
+        trace, measure, lost = runs.trace, runs.trace.measure, runs.lost
+        produced = 0 if lost is None else lost.tokens
+        request = runs.with_counted_prompt(request)
+        has_run = avoid is not None or runs.stopped > 0
+        budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once, produced)
         now = time.monotonic()
-        trace.queued_at = now if trace.queued_at is None else trace.queued_at
+        runs.queued_at = now if runs.queued_at is None else runs.queued_at
         arrival = replace(
             request,
             affinity=affinity,
@@ -246,11 +248,11 @@ class ModelRouter:
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
             deadline=None if has_run else request.deadline,  # it was granted in time
-            age_s=now - trace.queued_at if has_run and trace.keeps_place else 0.0,
+            age_s=now - runs.queued_at if has_run and runs.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
             produced_tokens=produced,
-            fingerprint=None if trace.lost is None else trace.lost.fingerprint,
+            fingerprint=None if lost is None else lost.fingerprint,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)
@@ -268,7 +270,7 @@ class ModelRouter:
         make: MakeSubmit,
         relay: Relay,
         limit: LossLimit,
-        trace: RequestTrace,
+        runs: RequestRuns,
         grant: RequestGrant | None = None,
         on_ended: Callable[[], None] = lambda: None,
     ) -> EngineFailed | None:
@@ -281,7 +283,7 @@ class ModelRouter:
         Raises:
             EngineFailed: the client gets the error: too many engines were lost, or it has part of what cannot go on.
         """
-        trace.replica_id = replica_id
+        runs.trace.replica_id = replica_id
         stream: ResponseStream | None = None
         submit: Submit | None = None
         result = ResultReporter(self.replica_set, replica_id, time.monotonic())
@@ -301,23 +303,23 @@ class ModelRouter:
         def make_run(number: int) -> Submit:
             nonlocal submit
             submit = make(number)
-            return going_on(submit, trace.lost) if trace.losses or trace.stopped else submit
+            return going_on(submit, runs.lost) if runs.trace.losses or runs.stopped else submit
 
         on_tokens = None if grant is None else grant.on_output
         try:
-            async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, trace.lost) as stream:
-                trace.pace = stream.pace
+            async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, runs.lost) as stream:
+                runs.pace = stream.pace
                 if grant is not None:
                     grant.on_submitted(stream)
                 frames = await stream.next()
                 result.on_first_frame(frames[0].status)
-                trace.on_continued(time.monotonic())
+                runs.on_continued(time.monotonic())
                 await relay(stream, frames)
             return None
         except ServeAppError as error:
             if stream is None:
                 result.on_error(error)
-            if not isinstance(error, EngineFailed) or self._ends_with(error, stream, submit, limit, trace):
+            if not isinstance(error, EngineFailed) or self._ends_with(error, stream, submit, limit, runs):
                 raise
             return error
         finally:
@@ -329,25 +331,25 @@ class ModelRouter:
         stream: ResponseStream | None,
         submit: Submit | None,
         limit: LossLimit,
-        trace: RequestTrace,
+        runs: RequestRuns,
     ) -> bool:
         """Whether the failure of a run is the request's end; else it runs again."""
         now = time.monotonic()
         if is_stop(error):
             if stream is not None and stream.can_go_on:
-                trace.lost = stream
+                runs.lost = stream
             return False
         if not is_loss(error, stream):
             return True
-        lost = stream if stream is not None and stream.client_has_seen else trace.lost
+        lost = stream if stream is not None and stream.client_has_seen else runs.lost
         if lost is None or not lost.client_has_seen:
             if error.code == NOT_CONTINUABLE:
-                trace.lost = None  # it begins anew
+                runs.lost = None  # it begins anew
             return limit.count_loss(error, now)
-        trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=self._continues)
-        if trace.not_continued is None:
-            trace.on_lost(lost, now)
-        return trace.not_continued is not None
+        runs.trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=self._continues)
+        if runs.trace.not_continued is None:
+            runs.on_lost(lost, now)
+        return runs.trace.not_continued is not None
 
     @property
     def _continues(self) -> bool:

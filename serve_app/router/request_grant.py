@@ -1,4 +1,4 @@
-"""A request's grant on a replica, from the queue's decision until its release, and what is recorded of the request.
+"""A request's grant on a replica, from the queue's decision until its release, and its runs, one after the other.
 
 Invariant: a grant is released exactly once, however the request ends; KV token-seconds count from grant to release.
 """
@@ -9,74 +9,45 @@ import time
 from dataclasses import dataclass, field, replace
 
 from serve_app.core.continuation import NotContinued
-from serve_app.core.queue import Arrival, WaitReason
-from serve_app.core.receipts import TokenPace
-from serve_app.core.routing import Route, TargetReason
+from serve_app.core.queue import Arrival
+from serve_app.core.receipts import RequestTrace, TokenPace
 from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
 from serve_app.transport import NOT_CONTINUABLE, ResponseStream, TokenUsage
-from serve_app.types import RequestClass
 
 
 @dataclass(slots=True)
-class RequestTrace:
-    """What a router records about a request on its way, for its receipt. Filled in while the request runs.
+class RequestRuns:
+    """The runs of one request: what they leave to the next one, and the trace that they write.
 
     Args:
-        max_output_tokens: the most tokens of all answers, by the client's bound; None: no bound.
-        sequences: how many it runs at once; 0: one for each slot.
-        ahead: how many requests waited ahead of it on arrival, by class.
-        replica_id: the replica to which it was submitted last.
-        reason: the reason for that replica; `route`: how the replica was found, None: by the queue.
-        waited_s: seconds between its last arrival in the queue and the grant.
-        waited_for: what it waited for then; None: for nothing.
-        losses: number of replicas lost during the request.
-        kv_token_s: KV tokens held, times seconds.
         queued_at: when it first arrived in the queue; None: it has not.
         lost: the latest run that was lost or stopped, with which the next one goes on; None: that begins anew.
         lost_at: when the stream was lost and has not gone on yet; None: it has.
-        continued: the replicas on which the stream went on, each with the seconds from the loss to its first frame.
-        not_continued: why the stream ended when it lost its replica.
-        preempted: how often it was stopped for others; `keeps_place`: see `Preempt`, of the last time.
-        moved: how often it was stopped since its replica drained.
+        keeps_place: see `Preempt`, of the last time that it was stopped.
         pace: when the tokens of its latest run came, and of those with which that went on.
-        is_row: whether it is a row of a batch.
     """
 
-    max_output_tokens: int | None = None
-    sequences: int = 0
-    ahead: tuple[tuple[RequestClass, int], ...] = ()
-    replica_id: str | None = None
-    reason: TargetReason = TargetReason.MOST_FREE
-    route: Route | None = None
-    waited_s: float = 0.0
-    waited_for: WaitReason | None = None
-    losses: int = 0
-    kv_token_s: float = 0.0
+    trace: RequestTrace = field(default_factory=RequestTrace)
     queued_at: float | None = None
     lost: ResponseStream | None = None
     lost_at: float | None = None
-    continued: list[tuple[str, float]] = field(default_factory=list)
-    not_continued: NotContinued | None = None
-    preempted: int = 0
     keeps_place: bool = True
-    moved: int = 0
     pace: TokenPace = field(default_factory=TokenPace)
-    is_row: bool = False
 
     @property
     def stopped(self) -> int:
         """How often its router stopped it."""
-        return self.preempted + self.moved
+        return self.trace.preempted + self.trace.moved
 
     def on_stopped(self, grant: RequestGrant) -> None:
         """A run was stopped; the request goes on."""
         if grant.moves:
-            self.moved += 1
+            self.trace.moved += 1
         else:
-            self.preempted += 1
+            self.trace.preempted += 1
         self.keeps_place = grant.keeps_place
 
     @property
@@ -101,7 +72,7 @@ class RequestTrace:
             return None
         if lost is None or not self.client_has_part:
             return refused
-        self.not_continued = NotContinued.ENGINE if is_other_model else NotContinued.QUEUE
+        self.trace.not_continued = NotContinued.ENGINE if is_other_model else NotContinued.QUEUE
         return refused if is_other_model else lost
 
     def on_lost(self, run: ResponseStream, now: float) -> None:
@@ -112,8 +83,9 @@ class RequestTrace:
 
     def on_continued(self, now: float) -> None:
         """The first frame of a run has come; with it a stream that was lost goes on."""
-        if self.lost_at is not None and self.replica_id is not None:
-            self.continued.append((self.replica_id, now - self.lost_at))
+        trace = self.trace
+        if self.lost_at is not None and trace.replica_id is not None:
+            trace.continued += ((trace.replica_id, now - self.lost_at),)
             self.lost_at = None
 
 

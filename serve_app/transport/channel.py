@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.body_bounds import is_large
 from serve_app.core.routing import FirstFrames
 from serve_app.core.times import CHANNEL_ATTACH_S, IDLE_CLOSE_S, SILENCE_CHECK_S
 from serve_app.errors import EngineFailed, EngineUnreachable
@@ -276,4 +275,4 @@ class Channel:
 def _has_prompt_first_frame(submit: Submit) -> bool:
     """Whether its first frame says how fast its engine answers. An answer without a stream may have only its last one,
     and a large request is read before, one at a time, by a process that the first of them starts."""
-    return bool(submit.body.get("stream")) and not is_large(submit.operation, submit.body)
+    return bool(submit.body.get("stream")) and not submit.is_large

@@ -41,7 +41,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
     that no full queue refuses it. `is_load`: it counts for the number of replicas. `fingerprint`: of the replica of the
     earlier runs (`Batch`); None: there is none, or it has told none. `query_counted`: an earlier part of this score has
-    counted the tokens of its one query.
+    counted the tokens of its one query. `is_large`: as its router has measured it (`core.body_bounds`);
+    None: it has not.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     is_load: bool = True
     fingerprint: str | None = None
     query_counted: bool = False
+    is_large: bool | None = None
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly

@@ -79,9 +79,9 @@ async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[
         text = text.replace(identity.next_id(), f"ID-{number}")
     return {
         "text": text.replace(request_id, "ID"),
-        "preempted": receipt.preempted,
-        "moved": receipt.moved,
-        "losses": receipt.losses,
+        "preempted": receipt.trace.preempted,
+        "moved": receipt.trace.moved,
+        "losses": receipt.trace.losses,
         "tokens": [receipt.prompt_tokens, receipt.output_tokens],
         "stayed": stayed,
     }

@@ -334,3 +334,20 @@ def test_small_requests_are_not_asked_about_and_tenants_take_turns() -> None:
         assert asked == ["start", "heavy0", "light3", "heavy1", "heavy2"]
 
     asyncio.run(main())
+
+
+def test_what_its_router_has_measured_is_not_measured_again() -> None:
+    def ask(question: bytes) -> bytes:
+        return pickle.dumps(b"answer")
+
+    async def main() -> None:
+        large = LargeRequests(lambda: ask)
+        for messages, measured, answer in (
+            (CHAT, None, b"answer"),  # by a router of an earlier release: not at all
+            (CHAT, False, None),
+            (CHAT[:3], True, b"answer"),
+        ):
+            asked = Submit(1, "r", Operation.CHAT, {"messages": messages}, is_large=measured)
+            assert await large.read(asked) == answer
+
+    asyncio.run(main())

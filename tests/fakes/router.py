@@ -9,10 +9,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from serve_app.core.body_bounds import is_large
 from serve_app.core.queue.admission import Arrival
+from serve_app.core.receipts import RequestTrace
 from serve_app.core.routing import AffinityKey, TargetReason
 from serve_app.engine.simulated.text import text_key, text_of
-from serve_app.router import ModelRouter, RequestTrace
+from serve_app.router import ModelRouter, RequestRuns
 from serve_app.router.request_grant import RequestGrant
 from serve_app.settings import AdmissionSettings
 from serve_app.transport import Channel, Frame, ResponseStream, Submit
@@ -142,8 +144,14 @@ class Router:
 
         told: list[Frame] = []
         trace = self.traces[name] = RequestTrace(is_row=is_row)
+        runs = RequestRuns(trace)
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
-        await self.model.serve(asked, lambda n: Submit(n, name, Operation.COMPLETION, body), relay, key, trace)
+        large = is_large(Operation.COMPLETION, body)
+
+        def make(number: int) -> Submit:
+            return Submit(number, name, Operation.COMPLETION, body, is_large=large)
+
+        await self.model.serve(asked, make, relay, key, runs)
         assert text(told) == said(body["prompt"], tokens)
         return told
 
@@ -181,7 +189,7 @@ class Uses:
 @contextlib.asynccontextmanager
 async def held(router: Router, arrival: Arrival) -> AsyncIterator[RequestGrant]:
     """A place on a replica that nothing runs on, for the block."""
-    grant = await router.model.acquire(arrival, None, None, RequestTrace())
+    grant = await router.model.acquire(arrival, None, None, RequestRuns())
     try:
         yield grant
     finally:

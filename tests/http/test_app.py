@@ -374,7 +374,7 @@ def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch
     noted(body, "decode")
     noted(engine_calls, "fingerprint")
     noted(engine_calls.contract, "split")
-    noted(engine_calls.request_size, "prompt_bytes")
+    noted(engine_calls, "split_body")
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")

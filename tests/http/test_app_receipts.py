@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.estimate import EstimateSource
+from serve_app.core.estimate import EstimateSource, RequestCost
 from serve_app.core.estimate.estimate import MIN_SEEN
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts import Receipt
@@ -49,13 +49,13 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
         (found,) = receipts(client)
         assert found.request_id == reply.headers["x-serve-app-request-id"]
         assert (found.client_id, found.tenant, found.request_class) == ("trace-17", "people", HIGH)
-        assert (found.outcome, found.granted, found.replica_id, found.losses) == (Outcome.OK, True, "r1", 0)
-        assert found.route is Route.HOME
+        assert (found.outcome, found.granted, found.trace.replica_id, found.trace.losses) == (Outcome.OK, True, "r1", 0)
+        assert found.trace.route is Route.HOME
         assert (found.prompt_tokens, found.output_tokens) == (3, 7)
-        assert (found.estimated_prompt, found.estimated_output, found.source) == (4, 7, EstimateSource.PRIOR)
+        assert found.trace.measure.cost == RequestCost(4, 7, EstimateSource.PRIOR, 7)
         assert found.first_token_s is not None
         assert 0 <= found.wait_s <= found.first_token_s <= found.total_s
-        assert (found.refused, found.ahead) == (None, ())
+        assert (found.refused, found.trace.ahead) == (None, ())
         estimated = client.figures("serve_app_estimated_tokens_total", "part")
         used = client.figures("serve_app_used_tokens_total", "part")
         assert (estimated, used) == ({("prompt",): 4, ("output",): 7}, {("prompt",): 3, ("output",): 7})
@@ -75,10 +75,10 @@ def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> Non
         refused, left, ran = receipts(client)
         assert refused.request_id == reply.headers["x-serve-app-request-id"]
         assert (refused.outcome, refused.refused) == (Outcome.REFUSED, RefusalReason.DEADLINE)
-        assert (refused.granted, refused.replica_id, refused.deadline_s) == (False, None, 0.02)
-        assert refused.ahead == ((HIGH, 1),)
+        assert (refused.granted, refused.trace.replica_id, refused.deadline_s) == (False, None, 0.02)
+        assert refused.trace.ahead == ((HIGH, 1),)
         assert refused.retry_after_s is not None
-        assert (left.outcome, left.granted, left.ahead) == (Outcome.CANCELLED_QUEUED, False, ())
+        assert (left.outcome, left.granted, left.trace.ahead) == (Outcome.CANCELLED_QUEUED, False, ())
         assert (ran.outcome, ran.granted) == (Outcome.CANCELLED_RUNNING, True)
 
     check(scenario)
@@ -92,7 +92,7 @@ def test_a_request_that_waited_tells_what_for_in_its_receipt_and_in_the_metrics(
         await leave(task)
         assert (await waits).status == 200
         _, waited = receipts(client)
-        assert waited.waited_for is WaitReason.SLOTS
+        assert waited.trace.waited_for is WaitReason.SLOTS
         seconds = client.figures("serve_app_waited_seconds_total", "priority", "reason")
         assert set(seconds) == {("normal", "slots")}
         assert 0 < seconds["normal", "slots"] <= waited.wait_s
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_while_it_is_answered_leaves_what_was_made_so_far()
         task, _ = await running(client)
         await leave(task)
         (found,) = receipts(client)
-        assert (found.outcome, found.replica_id) == (Outcome.CANCELLED_RUNNING, "r1")
+        assert (found.outcome, found.trace.replica_id) == (Outcome.CANCELLED_RUNNING, "r1")
         assert found.prompt_tokens is None
         assert found.output_tokens is not None
         assert 0 < found.output_tokens < LONG
@@ -120,7 +120,7 @@ def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
         cluster.kill("r1")
         await task
         (found,) = receipts(client)
-        assert (found.outcome, found.refused, found.replica_id) == (Outcome.ENGINE_FAILED, None, "r1")
+        assert (found.outcome, found.refused, found.trace.replica_id) == (Outcome.ENGINE_FAILED, None, "r1")
 
     check(scenario)
 
@@ -134,7 +134,7 @@ def test_a_request_that_goes_on_elsewhere_tells_where_and_how_many_were_lost() -
         cluster.kill("r1")
         assert (await task).status == 200
         (found,) = receipts(client)
-        assert (found.outcome, found.replica_id, found.losses) == (Outcome.OK, "r2", 1)
+        assert (found.outcome, found.trace.replica_id, found.trace.losses) == (Outcome.OK, "r2", 1)
 
     check(scenario)
 
@@ -209,7 +209,7 @@ def test_a_repeat_of_a_kept_answer_has_a_receipt_of_its_own_that_ran_nowhere() -
         for _ in range(2):
             assert (await client.post(ask("p"), headers={"Idempotency-Key": "k"})).status == 200
         first, again = receipts(client)
-        assert (first.granted, again.granted, again.replica_id) == (True, False, None)
+        assert (first.granted, again.granted, again.trace.replica_id) == (True, False, None)
         assert again.outcome is Outcome.OK
 
     check(scenario)
@@ -221,7 +221,7 @@ def test_tokenizing_and_embedding_leave_receipts_and_teach_nothing() -> None:
         reply = await client.post(body, path="/tokenize")
         assert reply.status == 200
         (found,) = receipts(client)
-        assert (found.outcome, found.replica_id) == (Outcome.OK, "r1")
+        assert (found.outcome, found.trace.replica_id) == (Outcome.OK, "r1")
         assert not client.edge.estimator.tenants
 
     check(scenario)
@@ -234,14 +234,14 @@ def test_answers_that_end_by_themselves_teach_and_cut_ones_are_lower_bounds() ->
         for _ in range(MIN_SEEN):  # each is cut at its bound: nothing is known but that
             await client.post(ask("word " * 10, 5))
         await client.post(ask("word " * 10, 900, stop=["a"]))
-        assert receipts(client)[-1].source is EstimateSource.PRIOR
-        assert receipts(client)[-1].estimated_output == 900
-        assert receipts(client)[-1].estimated_prompt in (10, 11)  # as learned; by four bytes a token it were 13
+        cost = receipts(client)[-1].trace.measure.cost
+        assert (cost.source, cost.output_tokens) == (EstimateSource.PRIOR, 900)
+        assert cost.prompt_tokens in (10, 11)  # as learned; by four bytes a token it were 13
         for _ in range(4 * MIN_SEEN):
             await client.post(ask("word " * 10, 900, stop=["a"]))
-        last = receipts(client)[-1]
-        assert last.source is EstimateSource.TENANT
-        assert last.estimated_output <= 10
+        cost = receipts(client)[-1].trace.measure.cost
+        assert cost.source is EstimateSource.TENANT
+        assert cost.output_tokens <= 10
 
     check(scenario)
 

@@ -83,10 +83,10 @@ def test_cut_twice_it_goes_on_twice_and_its_receipt_says_where() -> None:
                 reply = await client.post(ask("p"))
                 assert reply.body == WHOLE, (first, second)
                 receipt = story(client, reply)
-                assert receipt.losses == 2
+                assert receipt.trace.losses == 2
                 # a run that was lost before its first frame did not go on
                 ran = engines.places[1:] if first < second else engines.places[2:]
-                assert [name for name, _ in receipt.continued] == ran
+                assert [name for name, _ in receipt.trace.continued] == ran
                 assert (receipt.prompt_tokens, receipt.output_tokens) == (7, TOKENS)
                 told = json.loads((await client.get(f"/admin/requests/{receipt.request_id}")).body)
                 (line,) = [one for one in told["story"] if "in the middle" in one]
@@ -231,7 +231,7 @@ def test_the_prompts_of_a_list_go_on_each_for_itself() -> None:
         assert texts == {number: said(prompt, 200) for number, prompt in enumerate(prompts)}
         assert reply.body.count(b"[DONE]") == 1
         receipt = story(client, reply)
-        assert receipt.losses == len(receipt.continued) > 0
+        assert receipt.trace.losses == len(receipt.trace.continued) > 0
 
     run(scenario, model(slots=4))
 

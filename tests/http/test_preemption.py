@@ -68,9 +68,9 @@ def test_a_request_that_stopped_for_a_higher_class_answers_as_an_undisturbed_one
         await until(lambda: any(one.arrival.produced_tokens for one in runs.values()), SOON_S, "what goes on says so")
         answers = [await task for task in tasks]
         assert [told(answer) for answer in answers] == undisturbed
-        stopped = [answer for answer in answers if receipt(client, answer).preempted]
+        stopped = [answer for answer in answers if receipt(client, answer).trace.preempted]
         assert len(stopped) == 1
-        assert receipt(client, stopped[0]).losses == 0
+        assert receipt(client, stopped[0]).trace.losses == 0
         # nothing is made twice but what left the engine after the stop
         assert client.engine_tokens() - made <= SLOTS * TOKENS + 5 + 5
         assert client.outcomes == {Outcome.OK: 2 * SLOTS + 1}
@@ -90,7 +90,7 @@ def test_each_of_several_requests_that_come_at_once_gets_a_slot() -> None:
         assert [(await first).status for first in firsts] == [200] * SLOTS
         assert not any(task.done() for task in tasks)
         answers = [await task for task in tasks]
-        assert sum(receipt(client, answer).preempted for answer in answers) == SLOTS
+        assert sum(receipt(client, answer).trace.preempted for answer in answers) == SLOTS
         await until(client.at_rest, SOON_S, "all given back")
 
     run(scenario, model(slots=SLOTS))
@@ -133,7 +133,7 @@ def test_a_stream_that_is_too_long_to_be_recorded_is_not_stopped(monkeypatch: py
         reply = await client.post(ask("first", 5, priority="high"))
         answers = [await task for task in tasks]
         assert reply.status == 200
-        assert [receipt(client, answer).preempted for answer in answers] == [0] * SLOTS
+        assert [receipt(client, answer).trace.preempted for answer in answers] == [0] * SLOTS
         assert client.outcomes == {Outcome.OK: SLOTS + 1}
 
     run(scenario, model(slots=SLOTS))
@@ -145,7 +145,7 @@ def test_no_request_of_the_same_class_stops_another() -> None:
         tasks = await full(client)
         third = low(client, SLOTS)
         answers = [await task for task in [*tasks, third]]
-        assert [receipt(client, answer).preempted for answer in answers] == [0] * (SLOTS + 1)
+        assert [receipt(client, answer).trace.preempted for answer in answers] == [0] * (SLOTS + 1)
 
     run(scenario, model(slots=SLOTS))
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.http.prompt_list import BYTES_TOGETHER, INPUTS_TOGETHER, MergedExchange, bodies_of
+from serve_app.http.prompt_list import MergedExchange
+from serve_app.http.split_body import BYTES_TOGETHER, INPUTS_TOGETHER, SplitBody, split_body
+from serve_app.settings import HttpSettings
 from serve_app.types import Operation, Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Reply, ask, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
@@ -18,6 +20,15 @@ from tests.fakes.router import LONG, SOON_S, said
 
 PROMPTS = [f"p {number}" for number in range(20)]  # LangChain's default batch
 TOKENS = 5
+
+
+def split(operation: Operation, **body: Any) -> SplitBody:
+    return split_body(operation, body, HttpSettings())
+
+
+def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each part."""
+    return [part for part, _ in split(operation, **body).parts]
 
 
 def texts(reply: Reply) -> dict[int, str]:
@@ -60,7 +71,7 @@ def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool)
         assert client.outcomes == {Outcome.OK: 2}
         receipt = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
         assert receipt is not None
-        assert (receipt.slots, receipt.output_tokens) == (len(PROMPTS), len(PROMPTS) * TOKENS)
+        assert (receipt.trace.measure.slots, receipt.output_tokens) == (len(PROMPTS), len(PROMPTS) * TOKENS)
         assert client.figures("serve_app_completion_tokens_total") == {(): (len(PROMPTS) + 1) * TOKENS}
         assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 2}, "one of each request"
         await until(client.at_rest, SOON_S, "all given back")
@@ -80,7 +91,7 @@ def test_an_answer_states_one_time_also_if_a_later_prompt_was_granted_in_another
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     async def scenario() -> None:
-        merged = MergedExchange(Sent(), Operation.COMPLETION, {}, [1, 1])  # type: ignore[arg-type]
+        merged = MergedExchange(Sent(), split(Operation.COMPLETION, prompt=["a", "b"]))  # type: ignore[arg-type]
         for number, created in ((1, 1_001), (0, 1_000)):
             events = event(number, created, {"index": 0, "text": "a"}) + event(number, created)
             await merged.send_events(number, events)
@@ -361,8 +372,10 @@ def test_embeddings_are_merged_without_a_look_at_their_numbers() -> None:
         async def send_answer(self, status: int, headers: Any, body: bytes) -> None:
             sent.append(body)
 
+    inputs = ["a", "b", "c" * BYTES_TOGETHER]  # two parts, of which the first has two
+
     async def scenario() -> None:
-        merged = MergedExchange(Sent(), Operation.EMBEDDING, {}, [2, 1])  # type: ignore[arg-type]
+        merged = MergedExchange(Sent(), split(Operation.EMBEDDING, input=inputs))  # type: ignore[arg-type]
         first = b'{"id":"r-0","created":1,"data":[{"index":0,"embedding":[1.50]},{"index":1,"embedding":[0.0010]}]}'
         merged.keep(1, b'{"id":"r-1","created":2,"data":[{"index":0,"embedding":"AAA="}],"usage":null}')
         merged.keep(0, first)

@@ -62,8 +62,8 @@ def test_a_key_without_limits_is_not_charged_and_gets_no_rate_limit_headers() ->
 @pytest.mark.parametrize("streamed", [True, False])
 def test_every_answer_of_a_limited_key_has_the_rate_limit_headers(streamed: bool) -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
-        for prompt, status in (("hello", 200), ("word " * 9000, 400)):
-            reply = await client.post(ask(prompt, stream=streamed))
+        for prompt, n, status in (("hello", 1, 200), ("word " * 9000, 1, 400), ("hello", 4000, 400)):
+            reply = await client.post(ask(prompt, n=n, stream=streamed))
             assert reply.status == status
             found = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit")}
             assert found == {
@@ -203,7 +203,7 @@ def test_a_request_that_waits_aside_is_in_no_queue_and_its_own_deadline_holds() 
         assert (await patient).status == 200
         assert client.limits.asked[1].may_wait
         receipt = list(client.edge.receipts.kept.values())[-1]
-        assert receipt.limit_wait_s == 3.0
+        assert receipt.trace.limit_wait_s == 3.0
         assert client.figures("serve_app_limit_wait_seconds_total", "tenant") == {("people",): 3.0}
 
     check(scenario, admission={"tenants": {"people": {"over_limit": "wait"}}})

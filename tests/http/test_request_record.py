@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.estimate import EstimateSource, ObservedUse
+from serve_app.core.estimate import ObservedUse
 from serve_app.core.queue import RefusalReason
+from serve_app.core.receipts import RequestMeasure
 from serve_app.errors import EngineUnreachable, Forbidden, Overloaded, ServeAppError, Unavailable
 from serve_app.http.request_record import RequestRecord, outcome_of
-from serve_app.http.request_size import RequestCost
 from serve_app.transport import ResponseStream, TokenUsage, UnreadBytes
 from serve_app.types import Operation, Outcome, RequestClass
 
@@ -17,7 +17,7 @@ def record(operation: Operation = Operation.CHAT, *, made: int = 7, usage: Token
     """One that was handed to an engine, which has made so many tokens."""
     found = RequestRecord("a1", None, operation, "tenant", RequestClass.LOW, 100.0)
     found.model = "model"
-    found.cost = RequestCost(40, 10, 512, 2, EstimateSource.PRIOR, None)
+    found.trace.measure = RequestMeasure(prompt_bytes=40, answers=2)
     found.stream = ResponseStream(UnreadBytes(), lambda: None, lambda: None)
     found.usage = usage
     found.stream.produced.tokens = made

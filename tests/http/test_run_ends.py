@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import Unavailable
-from serve_app.http import request_size
+from serve_app.http import app
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import ask, started
@@ -78,12 +78,12 @@ def test_a_refusal_that_a_repeat_may_not_meet_tells_when(keyed: bool) -> None:
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 def test_a_panic_inside_the_router_is_answered_and_recorded(keyed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic(*_: Any) -> None:
+    def panic(*_: Any, **__: Any) -> None:
         raise Panic("native code")
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(request_size, "estimate", panic)
+        monkeypatch.setattr(app, "Arrival", panic)
         reply = await client.post(ask("p"), headers=_key(keyed, 1))
         assert (reply.status, reply.error["code"]) == (500, "internal_error")
         assert client.outcomes == {Outcome.INTERNAL_ERROR: 1}

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from serve_app.errors import BadRequest
-from serve_app.http import prompt_list
+from serve_app.http import split_body
 from serve_app.http.contract import split
-from serve_app.http.prompt_list import BYTES_TOGETHER, INPUTS_TOGETHER, bodies_of
+from serve_app.http.split_body import BYTES_TOGETHER, INPUTS_TOGETHER
 from serve_app.settings import HttpSettings
 from serve_app.types import Identity, Operation, Outcome, RequestClass
 from tests.fakes.asgi_client import ask, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, until
 from tests.fakes.router import SOON_S
+from tests.http.test_prompt_list import bodies_of
 
 ANYONE = Identity("t", RequestClass.CRITICAL, RequestClass.NORMAL)
 
@@ -99,7 +100,7 @@ def test_a_score_waits_counts_and_leaves_a_receipt_as_the_embeddings_of_its_text
             assert (reply.status, json.loads(reply.body)["usage"]["prompt_tokens"]) == (200, 6)
         left = list(client.edge.receipts.kept.values())
         assert [(one.outcome, one.prompt_tokens, one.output_tokens) for one in left] == [(Outcome.OK, 6, 0)] * 3
-        assert len({(one.slots, one.estimated_prompt) for one in left}) == 1
+        assert len({(one.trace.measure.slots, one.trace.measure.cost.prompt_tokens) for one in left}) == 1
         assert client.figures("serve_app_prompt_tokens_total", "model") == {(MODEL,): 18}
         batch = client.edge.usage.meter.next_batch()
         assert batch is not None
@@ -145,7 +146,7 @@ def test_many_documents_are_answered_as_by_one_engine(
         client = await started(cluster, "r1", "r2")
         answers = []
         for most in (INPUTS_TOGETHER, sys.maxsize):
-            monkeypatch.setattr(prompt_list, "INPUTS_TOGETHER", most)
+            monkeypatch.setattr(split_body, "INPUTS_TOGETHER", most)
             reply = await client.post({"model": MODEL, **body}, path=path)
             assert reply.status == 200, reply.body
             answers.append(json.loads(reply.body))
@@ -173,7 +174,7 @@ def test_many_documents_are_answered_as_by_one_engine(
 def test_what_an_engine_refuses_of_a_part_ends_the_whole(
     operation: Operation, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_list, "INPUTS_TOGETHER", 2)
+    monkeypatch.setattr(split_body, "INPUTS_TOGETHER", 2)
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")

@@ -7,7 +7,8 @@ from typing import Any
 
 from serve_app.core.routing import AffinityKey, TargetReason, outliers
 from serve_app.errors import EngineUnreachable
-from serve_app.http import request_size
+from serve_app.http.measuring import routing_key
+from serve_app.http.request_size import BYTES_PER_TOKEN
 from serve_app.router.replicas import ResultReporter
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask
@@ -133,8 +134,8 @@ def test_a_key_is_the_sessions_else_the_prefixs_and_a_tenants_own() -> None:
     def key(
         body: dict[str, Any], tenant: str = "a", session_id: str | None = None, block: int = 16
     ) -> AffinityKey | None:
-        tokens = -(-len(body["prompt"]) // request_size.BYTES_PER_TOKEN)
-        return request_size.routing_key(Operation.COMPLETION, body, tenant, session_id, tokens, block)
+        tokens = -(-len(body["prompt"]) // BYTES_PER_TOKEN)
+        return routing_key(Operation.COMPLETION, body, tenant, session_id, tokens, block)
 
     long, short = {"prompt": "x" * 65}, {"prompt": "x" * 64}
     found = key(long)
@@ -146,5 +147,5 @@ def test_a_key_is_the_sessions_else_the_prefixs_and_a_tenants_own() -> None:
     assert named is not None
     assert named.reason is TargetReason.SESSION
     assert named == key(long, session_id="s") != key(long, "b", "s")
-    assert request_size.routing_key(Operation.EMBEDDING, {"input": "x" * 65}, "a", None, 17, 16) is None
+    assert routing_key(Operation.EMBEDDING, {"input": "x" * 65}, "a", None, 17, 16) is None
     assert len({key(long), named, key(long, session_id="t"), key({"prompt": "y" * 65})}) == 4

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import NotFound, Unavailable
-from serve_app.router import RequestTrace, cold_start
+from serve_app.router import RequestRuns, cold_start
 from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.settings import AdmissionSettings, AutoscaleSettings, ModelSettings
 from serve_app.transport import Frame, ResponseStream, Submit
@@ -33,7 +33,7 @@ async def aside(router: Router) -> bytes:
     def make(number: int) -> Submit:
         return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
-    await router.model.serve_unqueued(make, relay, RequestTrace(), "people")
+    await router.model.serve_unqueued(make, relay, RequestRuns(), "people")
     return told[0]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.queue import Arrival
 from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
-from serve_app.router.request_grant import RequestTrace
+from serve_app.router.request_grant import RequestRuns
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import RequestClass
 
@@ -106,9 +106,9 @@ def test_a_prompt_that_is_shorter_than_its_estimate_leaves_the_rest_to_the_outpu
 def test_a_run_that_goes_on_is_bounded_by_the_prompt_as_the_engine_of_the_first_run_has_counted_it() -> None:
     """The prompt was estimated at 21 tokens and counted as 1,600: bounded by the estimate, the second run asked for
     nothing, whatever it produced."""
-    trace, first = RequestTrace(max_output_tokens=200), arrival(21, 16)
+    runs, first = RequestRuns(), arrival(21, 16)
     stopped: Any = SimpleNamespace(prompt=TokenUsage(1600), tokens=80)
-    trace.lost = stopped
-    budget = KvBudget(trace.with_counted_prompt(first), INFO, trace.max_output_tokens, earlier_tokens=stopped.tokens)
+    runs.lost = stopped
+    budget = KvBudget(runs.with_counted_prompt(first), INFO, 200, earlier_tokens=stopped.tokens)
     asked_for(budget, *[1] * 120)
     assert 1600 + 200 <= budget.tokens < 1600 + 200 + BLOCK

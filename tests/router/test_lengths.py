@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.estimate import EstimateSource, LengthRule
+from serve_app.core.estimate import EstimateSource, LengthRule, RequestCost
 from serve_app.core.receipts import explain
 from serve_app.core.routing import FailureKind
 from serve_app.errors import ConfigError
-from serve_app.http.request_size import RequestCost, slots_of
+from serve_app.http.measuring import slots_of
 from serve_app.settings import ModelSettings, engine_version, parse
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask
@@ -101,8 +101,8 @@ def test_a_receipt_tells_the_weight() -> None:
         await client.post(ask("p", 200, n=2))
         await client.post(ask("p", 5, n=2))
         heavy, light = receipts(client)
-        assert (heavy.sequences, heavy.slots) == (2, 8)
-        assert (light.sequences, light.slots) == (2, 2)
+        assert (heavy.trace.measure.at_once, heavy.trace.measure.slots) == (2, 8)
+        assert (light.trace.measure.at_once, light.trace.measure.slots) == (2, 2)
         assert any(", in 8 of its slots for 2 long sequences" in line for line in explain(heavy))
         assert not any("slots" in line for line in explain(light))
 
@@ -152,17 +152,15 @@ def test_it_is_off_until_somebody_sets_it() -> None:
 
 
 def test_only_what_generates_is_weighed_and_each_sequence_by_itself() -> None:
-    def cost(prompt: int, output: int, answers: int = 1, prompts: int = 1) -> RequestCost:
-        return RequestCost(4 * prompt, prompt, output, answers, EstimateSource.PRIOR, None, prompts)
+    def weighed(operation: Operation, sequences: int, prompt: int, output: int, rule: LengthRule | None = RULE) -> int:
+        cost = RequestCost(prompt, output, EstimateSource.PRIOR)
+        return slots_of(operation, sequences, cost, rule, SLOTS)
 
-    def weighed(operation: Operation, sequences: int, of: RequestCost, rule: LengthRule | None = RULE) -> int:
-        return slots_of(operation, sequences, of, rule, SLOTS)
-
-    assert weighed(Operation.CHAT, 1, cost(60, 39)) == 1
-    assert weighed(Operation.CHAT, 1, cost(60, 40)) == 4
-    assert weighed(Operation.CHAT, 1, cost(60, 40), None) == 1
-    assert weighed(Operation.COMPLETION, 4, cost(120, 156, answers=4, prompts=2)) == 4  # 60 + 39 tokens each
-    assert weighed(Operation.COMPLETION, 2, cost(60, 80, answers=2)) == 8  # a prompt is shared and read by both
-    assert weighed(Operation.EMBEDDING, 3, cost(9000, 0)) == 3
-    assert weighed(Operation.EMBEDDING, 300, cost(9000, 0)) == SLOTS
-    assert weighed(Operation.RERANK, 3, cost(9000, 0)) == 3
+    assert weighed(Operation.CHAT, 1, 60, 39) == 1
+    assert weighed(Operation.CHAT, 1, 60, 40) == 4
+    assert weighed(Operation.CHAT, 1, 60, 40, None) == 1
+    assert weighed(Operation.COMPLETION, 2, 60, 78) == 2  # 60 + 39 tokens each
+    assert weighed(Operation.COMPLETION, 2, 60, 80) == 8  # a prompt is shared and read by both
+    assert weighed(Operation.EMBEDDING, 3, 9000, 0) == 3
+    assert weighed(Operation.EMBEDDING, 300, 9000, 0) == SLOTS
+    assert weighed(Operation.RERANK, 3, 9000, 0) == 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import NotFound
 from serve_app.ray_adapter import Handle
-from serve_app.router import RequestTrace, drain_timers
+from serve_app.router import RequestRuns, drain_timers
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
@@ -96,7 +96,7 @@ async def serve(
     def make(number: int) -> Submit:
         return Submit(number, request, Operation.COMPLETION, body)
 
-    await line.serve(arrival, make, relay, None, RequestTrace())
+    await line.serve(arrival, make, relay, None, RequestRuns())
     return len(told)
 
 

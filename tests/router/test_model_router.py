@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.core.queue.admission import Arrival
 from serve_app.errors import Overloaded, Unavailable
-from serve_app.router import RequestTrace
+from serve_app.router import RequestRuns
 from serve_app.router import replicas as replica_module
 from serve_app.transport import Frame, ResponseStream, Submit, channel
 from serve_app.types import Operation, RequestClass
@@ -184,20 +184,20 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
             return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
         with pytest.raises(Unavailable) as refused:
-            await router.model.serve_unqueued(make, relay, RequestTrace(), "people")
+            await router.model.serve_unqueued(make, relay, RequestRuns(), "people")
         assert refused.value.code == "no_replica"
         await cluster.add("r1", "r2")
         await turns(10)
         busy = [router.asking(LONG) for _ in range(8)]
         await until(lambda: len(router.relayed) == 8, SOON_S, "every slot taken")
-        await router.model.serve_unqueued(make, relay, RequestTrace(), "people")
+        await router.model.serve_unqueued(make, relay, RequestRuns(), "people")
         for request in busy:
             request.cancel()
         await asyncio.wait(busy)
         cluster["r1"].mute = cluster["r2"].mute = True
         await until(lambda: not cluster["r1"].connections and not cluster["r2"].connections, SOON_S, "detached")
         cluster["r2"].mute = False
-        await asyncio.gather(*(router.model.serve_unqueued(make, relay, RequestTrace(), "people") for _ in range(4)))
+        await asyncio.gather(*(router.model.serve_unqueued(make, relay, RequestRuns(), "people") for _ in range(4)))
         assert len(told) == 5
         assert {b'"count": 2' in body for body in told} == {True}
         await router.settled()

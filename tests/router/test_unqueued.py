@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from serve_app.errors import Overloaded
-from serve_app.router import RequestTrace
+from serve_app.router import RequestRuns
 from serve_app.router.unqueued import MAX_WAITING, PER_REPLICA
 from serve_app.transport import Frame, ResponseStream, Submit, TokenUsage
 from serve_app.types import Operation
@@ -55,7 +55,7 @@ def asking(router: Router, tenant: str, relay: Callable[[], object] = turns) -> 
     def make(number: int) -> Submit:
         return Submit(number, tenant, Operation.TOKENIZE, {"prompt": "two words"})
 
-    return asyncio.create_task(router.model.serve_unqueued(make, relayed, RequestTrace(), tenant))
+    return asyncio.create_task(router.model.serve_unqueued(make, relayed, RequestRuns(), tenant))
 
 
 async def begun(cluster: FakeCluster, **admission: float) -> tuple[Router, Tokenizer]:

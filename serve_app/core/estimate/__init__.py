@@ -11,6 +11,7 @@ from serve_app.core.estimate.estimate import (
     EstimateSource,
     Estimator,
     ObservedUse,
+    RequestCost,
 )
 from serve_app.core.estimate.length import LengthRule
 
@@ -21,4 +22,5 @@ __all__ = [
     "Estimator",
     "LengthRule",
     "ObservedUse",
+    "RequestCost",
 ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.core.estimate.histogram import FadingHistogram
@@ -46,12 +46,24 @@ class EstimateSource(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """The tokens that a request will need: its prompt, and each of its answers."""
+class RequestCost:
+    """The tokens that a request is estimated to need.
+
+    Args:
+        prompt_tokens: of its prompts together.
+        output_tokens: of its answers together; `source`: what they were learned from.
+        max_output_tokens: the most tokens of its answers together, by the client's bound; None: it names none.
+    """
 
     prompt_tokens: int
     output_tokens: int
     source: EstimateSource
+    max_output_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Prompts and answers together, at least 1."""
+        return max(1, self.prompt_tokens + self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +148,25 @@ class Estimator:
             raise ValueError(f"quantile is {quantile}")
         self.quantile = quantile
 
-    def estimate(self, tenant: str, model: str, prompt_bytes: int, bound: int | None = None) -> Estimate:
-        """The estimate for a request. `bound`: on each answer, in tokens (`max_tokens`)."""
+    def estimate(self, tenant: str, model: str, prompt_bytes: int, bound: int | None = None) -> RequestCost:
+        """The cost of one prompt with one answer. `bound`: on the answer, in tokens (`max_tokens`)."""
+        return self.estimates(tenant, model, [prompt_bytes], bound)[0]
+
+    def estimates(
+        self, tenant: str, model: str, prompt_bytes: Sequence[int], bound: int | None = None
+    ) -> list[RequestCost]:
+        """As `estimate`, for each prompt of a list. O(prompts + size classes of them)."""
         own = self.tenants.get((model, tenant), self._nothing)
         common = self.models.get((model,), self._nothing)
-        output, source = self._output(own, common, size_class(prompt_bytes))
-        if bound is not None:
-            output = min(output, max(0, bound))
-        return Estimate(_prompt_tokens(own, common, prompt_bytes), output, source)
+        per_kib = _tokens_per_kib(own, common)
+        found = {size: self._output(own, common, size) for size in set(map(size_class, prompt_bytes))}
+        costs = list[RequestCost]()
+        for size in prompt_bytes:
+            output, source = found[size_class(size)]
+            if bound is not None:
+                output = min(output, max(0, bound))
+            costs.append(RequestCost(math.ceil(size * per_kib / KIB), output, source, bound))
+        return costs
 
     def observe(self, use: ObservedUse) -> None:
         """Learn from a request that has ended, with or without success."""
@@ -161,11 +184,11 @@ class Estimator:
         return max(PRIOR_OUTPUT_TOKENS, math.ceil(longest_cut)), EstimateSource.PRIOR
 
 
-def _prompt_tokens(own: _LearnedLengths, common: _LearnedLengths, prompt_bytes: int) -> int:
+def _tokens_per_kib(own: _LearnedLengths, common: _LearnedLengths) -> float:
     for ratio in (own.ratio, common.ratio):
         if ratio.seen >= MIN_SEEN and (per_kib := ratio.quantile(0.5)) is not None:
-            return math.ceil(prompt_bytes * per_kib / KIB)
-    return -(-prompt_bytes // PRIOR_BYTES_PER_TOKEN)
+            return per_kib
+    return KIB / PRIOR_BYTES_PER_TOKEN
 
 
 def size_class(prompt_bytes: int) -> int:

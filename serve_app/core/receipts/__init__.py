@@ -1,4 +1,4 @@
-"""The record of what happened to a request, and whether it met its service level.
+"""What is known of a request: its measure, its trace, its receipt, and whether it met its service level.
 
 Decides: which receipts are kept, whether a service level was met, and how a receipt is explained.
 In: times and counts of a request. Out: receipts, verdicts, explanations.
@@ -7,13 +7,16 @@ Never: keeps text of prompts or answers.
 
 from serve_app.core.receipts.explanation import explain
 from serve_app.core.receipts.receipts import OBJECT_PREFIXES, Receipt, Receipts
-from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
+from serve_app.core.receipts.slo import ServiceLevel, SloVerdict, TokenPace, judge
+from serve_app.core.receipts.trace import NO_COST, RequestMeasure, RequestTrace
 
 __all__ = [
+    "NO_COST",
     "OBJECT_PREFIXES",
     "Receipt",
     "Receipts",
-    "ServedRequest",
+    "RequestMeasure",
+    "RequestTrace",
     "ServiceLevel",
     "SloVerdict",
     "TokenPace",

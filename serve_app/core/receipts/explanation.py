@@ -8,6 +8,7 @@ from serve_app.core.limits import LimitReason
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.receipts import Receipt
 from serve_app.core.receipts.slo import SloVerdict
+from serve_app.core.receipts.trace import RequestTrace
 from serve_app.core.routing import Route
 from serve_app.types import Outcome
 
@@ -84,38 +85,40 @@ _VERDICTS = {
 
 def explain(receipt: Receipt) -> list[str]:
     """A few lines, each a sentence, in the order of the events."""
+    trace, cost = receipt.trace, receipt.trace.measure.cost
     lines = [
         f"{receipt.request_id}: {receipt.request_class.label} request of {receipt.tenant} to {receipt.model}, "
         f"{_OUTCOMES[receipt.outcome]} after {_duration(receipt.total_s)}.",
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
-    if receipt.router_losses:
+    if trace.router_losses:
         lines.append("Started anew: the router that ran the first request of its Idempotency-Key had died.")
     if receipt.refused is not None:
         retry_s = receipt.retry_after_s
         told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
         why = _REFUSALS.get(receipt.refused, "something that it needed was away")
         lines.append(f"Refused ({receipt.refused}): {why}{told}.")
-    if receipt.replica_id is not None:
+    if trace.replica_id is not None:
         lines.append(_placement(receipt))
-    if receipt.preempted:
+    if trace.preempted:
         why = "for requests before it, and went on with what it had produced"
-        lines.append(f"Stopped {_times(receipt.preempted)} while it ran, {why}.")
-    if receipt.moved:
-        lines.append(f"Moved {_times(receipt.moved)} off a replica that was taken away, with what it had produced.")
-    if receipt.continued or receipt.not_continued is not None:
-        lines.append(_continuation(receipt))
+        lines.append(f"Stopped {_times(trace.preempted)} while it ran, {why}.")
+    if trace.moved:
+        lines.append(f"Moved {_times(trace.moved)} off a replica that was taken away, with what it had produced.")
+    if trace.continued or trace.not_continued is not None:
+        lines.append(_continuation(trace))
     if receipt.slo is not None:
         promised = [] if receipt.ttft_slo_s is None else [f"first token within {_duration(receipt.ttft_slo_s)}"]
         promised += [] if receipt.itl_slo_s is None else [f"{_duration(receipt.itl_slo_s)} between tokens"]
         lines.append(f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}.")
-    if receipt.granted or receipt.estimated_prompt or receipt.estimated_output:
+    if receipt.granted or cost.prompt_tokens or cost.output_tokens:
         lines.append(_tokens(receipt))
     return lines
 
 
 def _waiting(receipt: Receipt) -> str:
-    ahead = [(who, count) for who, count in sorted(receipt.ahead, reverse=True) if count > 0]
+    trace = receipt.trace
+    ahead = [(who, count) for who, count in sorted(trace.ahead, reverse=True) if count > 0]
     if receipt.granted and receipt.wait_s < AT_ONCE_S:
         text = "Started at once"
     else:
@@ -123,25 +126,24 @@ def _waiting(receipt: Receipt) -> str:
         if ahead:
             named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
             text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
-        if receipt.limit_wait_s >= AT_ONCE_S:
-            text += f", {_duration(receipt.limit_wait_s)} of it for a limit of its key or tenant"
-        if receipt.waited_for is not None:
-            text += f"; {_WAITS[receipt.waited_for]}"
+        if trace.limit_wait_s >= AT_ONCE_S:
+            text += f", {_duration(trace.limit_wait_s)} of it for a limit of its key or tenant"
+        if trace.waited_for is not None:
+            text += f"; {_WAITS[trace.waited_for]}"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_duration(receipt.deadline_s)}"
     return text + "."
 
 
 def _placement(receipt: Receipt) -> str:
-    text = f"Ran on {receipt.replica_id}"
-    if receipt.route is not None:
-        text += f", {_ROUTES[receipt.route]}"
-    if receipt.slots > receipt.sequences:
-        text += f", in {receipt.slots} of its slots for {_counted(receipt.sequences, 'long sequence')}"
-    if receipt.losses:
-        text += (
-            f", after {_counted(receipt.losses, 'replica')} {'was' if receipt.losses == 1 else 'were'} lost under it"
-        )
+    trace, measure = receipt.trace, receipt.trace.measure
+    text = f"Ran on {trace.replica_id}"
+    if trace.route is not None:
+        text += f", {_ROUTES[trace.route]}"
+    if measure.slots > measure.at_once:
+        text += f", in {measure.slots} of its slots for {_counted(measure.at_once, 'long sequence')}"
+    if trace.losses:
+        text += f", after {_counted(trace.losses, 'replica')} {'was' if trace.losses == 1 else 'were'} lost under it"
     if receipt.first_token_s is not None:
         text += f"; first token after {_duration(receipt.first_token_s)}"
     if receipt.itl_s is not None:
@@ -151,22 +153,23 @@ def _placement(receipt: Receipt) -> str:
     return text + "."
 
 
-def _continuation(receipt: Receipt) -> str:
-    went_on = ", ".join(f"continued on {name} after {_duration(gap_s)}" for name, gap_s in receipt.continued)
+def _continuation(trace: RequestTrace) -> str:
+    went_on = ", ".join(f"continued on {name} after {_duration(gap_s)}" for name, gap_s in trace.continued)
     ended = ""
-    if receipt.not_continued is not None:
-        ended = f"{'; then ' if went_on else ''}not continued ({receipt.not_continued.value}): "
-        ended += _NOT_CONTINUED[receipt.not_continued]
+    if trace.not_continued is not None:
+        ended = f"{'; then ' if went_on else ''}not continued ({trace.not_continued.value}): "
+        ended += _NOT_CONTINUED[trace.not_continued]
     return f"Its stream lost its replica in the middle: {went_on}{ended}."
 
 
 def _tokens(receipt: Receipt) -> str:
-    estimated = f"{receipt.estimated_prompt} + {receipt.estimated_output}"
-    text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[receipt.source]})"
+    trace, cost = receipt.trace, receipt.trace.measure.cost
+    estimated = f"{cost.prompt_tokens} + {cost.output_tokens}"
+    text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[cost.source]})"
     if receipt.prompt_tokens is not None:
         text += f", used {receipt.prompt_tokens} + {receipt.output_tokens or 0}"
-    if receipt.kv_token_s > 0.0:
-        text += f"; held {receipt.kv_token_s:,.0f} KV token-seconds"
+    if trace.kv_token_s > 0.0:
+        text += f"; held {trace.kv_token_s:,.0f} KV token-seconds"
     return text + "."
 
 

@@ -7,20 +7,23 @@ text of a prompt or an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from serve_app.core.continuation import NotContinued
-from serve_app.core.estimate import EstimateSource
-from serve_app.core.queue import WaitReason
 from serve_app.core.receipts.slo import SloVerdict
-from serve_app.core.routing import Route
+from serve_app.core.receipts.trace import MAX_TEXT_CHARS, RequestTrace
 from serve_app.types import Outcome, RequestClass
 
-MAX_RECEIPTS = 10_000  # 9 MB; half an hour at 5 requests per second: questions come soon
-MAX_CONTINUED = 8  # the prompts of a list have more than one stream, which has two at most
-MAX_TEXT_CHARS = 256  # of an id or a name; those that this system makes are shorter
+MAX_RECEIPTS = 10_000  # 14 MB; half an hour at 5 requests per second: questions come soon
 OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "score-")  # which vLLM puts before our id in the object's id
+# The order in which a receipt has always told its fields; a new one comes after them.
+_JSON_NAMES = (
+    "request_id request_class tenant model outcome arrived wait_s total_s granted ahead waited_for first_token_s"
+    " replica_id route losses preempted moved router_losses continued not_continued sequences slots estimated_prompt"
+    " estimated_output source prompt_tokens output_tokens kv_token_s client_id refused retry_after_s deadline_s itl_s"
+    " longest_gap_s slo ttft_slo_s itl_slo_s limit_wait_s"
+)
+_JSON_ORDER = tuple(_JSON_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +34,16 @@ class Receipt:
         arrived: moment on the host's monotonic clock; all durations below count from it, in seconds.
         wait_s: until it was last handed to a replica, or until the end if it never was; reading the body and earlier
             attempts count.
-        limit_wait_s: of these, aside, until a limit of its key or tenant let it into the queue.
         granted: whether it was ever granted.
-        ahead: requests of its class and above, of all tenants, that waited when it arrived, by class.
-        waited_for: what kept it waiting in the queue before its last grant; None: nothing, or it was not granted.
         client_id: the id that the client (`X-Request-Id`) or HAProxy gave it; need not be unique.
         first_token_s: until the first token; None: there was none.
         total_s: until the end.
-        replica_id: the replica it ran on last, if any; `route`: the rule that chose it.
-        losses: replicas that were lost while it ran on them; `router_losses`: earlier runs under its Idempotency-Key
-            that were lost with their router.
-        continued: the replicas on which its stream went on after a loss, with the seconds until it did;
-            `not_continued`: why the last loss ended it.
-        sequences: sequences run at once; `slots`: slots of the replica's batch that they took, more if they are long.
-        estimated_prompt: tokens; `estimated_output`: tokens of all answers; `source`: the latter was learned from it.
         prompt_tokens: counted by the engine; None: it did not run.
-        kv_token_s: tokens of KV cache held, times seconds.
         refused: the reason of a refusal, the code of its error; `retry_after_s`: as sent to the client.
         deadline_s: as the client set it.
         itl_s: mean time between tokens; None: unknown. `longest_gap_s`: of a stream, between two frames with tokens.
         slo: the verdict on its service level (`ttft_slo_s`, `itl_slo_s`); None: its class has none.
+        trace: what happened on its way; kept as a copy of bounded size.
     """
 
     request_id: str
@@ -62,25 +55,9 @@ class Receipt:
     wait_s: float
     total_s: float
     granted: bool = False
-    ahead: tuple[tuple[RequestClass, int], ...] = ()
-    waited_for: WaitReason | None = None
     first_token_s: float | None = None
-    replica_id: str | None = None
-    route: Route | None = None
-    losses: int = 0
-    preempted: int = 0
-    moved: int = 0
-    router_losses: int = 0
-    continued: tuple[tuple[str, float], ...] = ()
-    not_continued: NotContinued | None = None
-    sequences: int = 0
-    slots: int = 0
-    estimated_prompt: int = 0
-    estimated_output: int = 0
-    source: EstimateSource = EstimateSource.PRIOR
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    kv_token_s: float = 0.0
     client_id: str | None = None
     refused: str | None = None
     retry_after_s: float | None = None
@@ -90,21 +67,20 @@ class Receipt:
     slo: SloVerdict | None = None
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
-    limit_wait_s: float = 0.0
+    trace: RequestTrace = field(default_factory=RequestTrace)
 
     def __post_init__(self) -> None:
-        for name in ("request_id", "client_id", "tenant", "model", "replica_id"):
+        for name in ("request_id", "client_id", "tenant", "model"):
             text = getattr(self, name)
             if text is not None and len(text) > MAX_TEXT_CHARS:
                 object.__setattr__(self, name, text[:MAX_TEXT_CHARS])
-        object.__setattr__(self, "ahead", self.ahead[: len(RequestClass)])
-        continued = tuple((name[:MAX_TEXT_CHARS], gap_s) for name, gap_s in self.continued[:MAX_CONTINUED])
-        object.__setattr__(self, "continued", continued)
+        object.__setattr__(self, "trace", self.trace.bounded())
 
     def to_json_fields(self) -> dict[str, Any]:
-        """The fields as JSON values: classes by label."""
-        ahead = {who.label: count for who, count in self.ahead}
-        return asdict(self) | {"request_class": self.request_class.label, "ahead": ahead}
+        """The fields as JSON values, those of the trace among them: classes by label."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "trace"}
+        told = own | {"request_class": self.request_class.label} | self.trace.to_json_fields()
+        return {name: told[name] for name in _JSON_ORDER} | told
 
 
 class Receipts:

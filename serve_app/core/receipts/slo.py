@@ -56,42 +56,25 @@ class TokenPace:
         self.last_at = now
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """The figures of a request that are compared with its service level.
+def judge(
+    service_level: ServiceLevel, outcome: Outcome, total_s: float, ttft_s: float | None, itl_s: float | None
+) -> SloVerdict | None:
+    """The verdict on a request that generates tokens; None: it was a bad request, so it was not offered.
 
     Args:
         total_s: from arrival to end.
         ttft_s: None: no token arrived.
-        span_s: from the first token to the last one.
-        tokens: mean number per answer.
+        itl_s: the mean; None: fewer than two tokens.
     """
-
-    outcome: Outcome
-    total_s: float
-    ttft_s: float | None = None
-    span_s: float = 0.0
-    tokens: float = 0.0
-
-    @property
-    def itl_s(self) -> float | None:
-        """Mean ITL; None: fewer than two tokens."""
-        return self.span_s / (self.tokens - 1) if self.tokens > 1 else None
-
-
-def judge(service_level: ServiceLevel, served: ServedRequest) -> SloVerdict | None:
-    """The verdict on a request that generates tokens; None: it was a bad request, so it was not offered."""
-    match served.outcome:
+    match outcome:
         case Outcome.BAD_REQUEST | Outcome.UNAUTHORIZED:
             return None
         case Outcome.REFUSED:
             return SloVerdict.REFUSED
         case Outcome.ENGINE_FAILED | Outcome.INTERNAL_ERROR:
             return SloVerdict.FAILED
-    kept = SloVerdict.MET if served.outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
-    ttft_s = service_level.ttft_s
-    itl_s = service_level.itl_s
-    first_s = served.total_s if served.ttft_s is None else served.ttft_s
-    if ttft_s is not None and first_s > ttft_s:
+    kept = SloVerdict.MET if outcome is Outcome.OK else SloVerdict.CLIENT_LEFT
+    first_s = total_s if ttft_s is None else ttft_s
+    if service_level.ttft_s is not None and first_s > service_level.ttft_s:
         return SloVerdict.TTFT
-    return SloVerdict.ITL if itl_s is not None and (served.itl_s or 0.0) > itl_s else kept
+    return SloVerdict.ITL if service_level.itl_s is not None and (itl_s or 0.0) > service_level.itl_s else kept

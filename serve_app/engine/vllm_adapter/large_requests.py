@@ -51,7 +51,10 @@ class LargeRequests:
             Unavailable: the helper does not answer, or has ended.
             BadRequest: of the request; beside media there is too much to be read here.
         """
-        if submit.operation not in READ_THERE or not (even_small or is_large(submit.operation, submit.body)):
+        if submit.operation not in READ_THERE:
+            return None
+        large = is_large(submit.operation, submit.body) if submit.is_large is None else submit.is_large
+        if not (even_small or large):
             return None
         if self._reads_media and has_media(submit.body):
             if is_large(submit.operation, submit.body, MEDIA_TIMES):

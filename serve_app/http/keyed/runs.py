@@ -174,7 +174,7 @@ class KeyedRuns:
         exchange.request_id = request.exchange.request_id
         exchange.operation = request.exchange.operation
         request.record.recorder = exchange
-        request.record.router_losses = restarts
+        request.record.trace.router_losses = restarts
         run.task = in_fresh_context(self._execute(run, request.run(exchange)), f"run-{claim.run}")
         self.claims.changed(claim.run)
 

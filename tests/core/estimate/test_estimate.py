@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +14,10 @@ from serve_app.core.estimate.estimate import (
     MAX_TENANTS,
     MIN_SEEN,
     PRIOR_OUTPUT_TOKENS,
-    Estimate,
     EstimateSource,
     Estimator,
     ObservedUse,
+    RequestCost,
     size_class,
 )
 
@@ -55,7 +57,7 @@ uses = st.builds(
 
 
 def test_with_nothing_learned_it_is_what_is_true_of_most() -> None:
-    assert Estimator().estimate("t", "m", 1001) == Estimate(251, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
+    assert Estimator().estimate("t", "m", 1001) == RequestCost(251, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
 
 
 def test_the_tenants_own_answers_decide_once_there_are_enough() -> None:
@@ -71,7 +73,7 @@ def test_a_new_tenant_gets_the_models_estimate_and_a_new_model_the_prior() -> No
     learner = taught(use("t", output=800))
     found = learner.estimate("new", "m", 400)
     assert (found.source, found.output_tokens) == (EstimateSource.MODEL, pytest.approx(800, rel=TOLERANCE))
-    assert learner.estimate("t", "other", 400) == Estimate(100, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
+    assert learner.estimate("t", "other", 400) == RequestCost(100, PRIOR_OUTPUT_TOKENS, EstimateSource.PRIOR)
 
 
 def test_tenants_do_not_decide_for_each_other() -> None:
@@ -95,7 +97,7 @@ def test_the_answers_bound_caps_the_estimate_and_nothing_else() -> None:
     learner = taught(use(output=500))
     free = learner.estimate("t", "m", 400)
     assert learner.estimate("t", "m", 400, bound=30).output_tokens == 30
-    assert learner.estimate("t", "m", 400, bound=10_000) == free
+    assert learner.estimate("t", "m", 400, bound=10_000) == replace(free, max_output_tokens=10_000)
     assert learner.estimate("t", "m", 400, bound=-1).output_tokens == 0
 
 

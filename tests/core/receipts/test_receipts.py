@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.continuation import NotContinued
-from serve_app.core.estimate import EstimateSource
+from serve_app.core.estimate import EstimateSource, RequestCost
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.explanation import explain
-from serve_app.core.receipts.receipts import MAX_TEXT_CHARS, Receipt, Receipts
+from serve_app.core.receipts.receipts import Receipt, Receipts
 from serve_app.core.receipts.slo import SloVerdict
+from serve_app.core.receipts.trace import MAX_TEXT_CHARS, RequestMeasure, RequestTrace
 from serve_app.core.routing import Route
 from serve_app.types import Outcome, RequestClass
 
@@ -29,17 +31,18 @@ WAITED = Receipt(
     wait_s=2.1,
     total_s=5.4,
     granted=True,
-    ahead=((RequestClass.NORMAL, 1), (RequestClass.HIGH, 3)),
     first_token_s=2.3,
-    replica_id="llama#2",
-    route=Route.NEXT,
-    estimated_prompt=100,
-    estimated_output=240,
-    source=EstimateSource.TENANT,
     prompt_tokens=97,
     output_tokens=180,
-    kv_token_s=1234.4,
+    trace=RequestTrace(
+        RequestMeasure(cost=RequestCost(100, 240, EstimateSource.TENANT)),
+        ahead=((RequestClass.NORMAL, 1), (RequestClass.HIGH, 3)),
+        replica_id="llama#2",
+        route=Route.NEXT,
+        kv_token_s=1234.4,
+    ),
 )
+NEW_HERE = RequestMeasure(cost=RequestCost(100, 240, EstimateSource.PRIOR))
 REFUSED = Receipt(
     request_id="req-2",
     request_class=RequestClass.LOW,
@@ -52,6 +55,23 @@ REFUSED = Receipt(
     refused=RefusalReason.QUEUE_FULL,
     retry_after_s=12.0,
 )
+costs = st.builds(
+    RequestCost,
+    prompt_tokens=st.integers(0, 10**6),
+    output_tokens=st.integers(0, 10**6),
+    source=st.sampled_from(EstimateSource),
+)
+traces = st.builds(
+    RequestTrace,
+    measure=st.builds(RequestMeasure, sequences=st.integers(0, 9), slots=st.integers(0, 9), cost=costs, key=st.none()),
+    ahead=st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(0, 9)), max_size=9).map(tuple),
+    replica_id=st.none() | st.text(max_size=400),
+    route=st.none() | st.sampled_from(Route),
+    losses=st.integers(0, 3),
+    continued=st.lists(st.tuples(st.text(max_size=400), st.floats(0, 100)), max_size=20).map(tuple),
+    not_continued=st.none() | st.sampled_from(NotContinued),
+    kv_token_s=st.floats(0, 1e6),
+)
 receipts = st.builds(
     Receipt,
     request_id=st.text(max_size=400),
@@ -63,15 +83,7 @@ receipts = st.builds(
     wait_s=st.floats(0, 1e4),
     total_s=st.floats(0, 1e4),
     granted=st.booleans(),
-    ahead=st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(0, 9)), max_size=9).map(tuple),
     first_token_s=st.none() | st.floats(0, 1e4),
-    replica_id=st.none() | st.text(max_size=400),
-    route=st.none() | st.sampled_from(Route),
-    losses=st.integers(0, 3),
-    continued=st.lists(st.tuples(st.text(max_size=400), st.floats(0, 100)), max_size=20).map(tuple),
-    not_continued=st.none() | st.sampled_from(NotContinued),
-    estimated_output=st.integers(0, 10**6),
-    source=st.sampled_from(EstimateSource),
     prompt_tokens=st.none() | st.integers(0, 10**6),
     output_tokens=st.none() | st.integers(0, 10**6),
     refused=st.none() | st.sampled_from(RefusalReason),
@@ -82,7 +94,13 @@ receipts = st.builds(
     slo=st.none() | st.sampled_from(SloVerdict),
     ttft_slo_s=st.none() | st.floats(0.1, 100),
     itl_slo_s=st.none() | st.floats(0.1, 100),
+    trace=traces,
 )
+
+
+def traced(receipt: Receipt, **facts: Any) -> Receipt:
+    """The receipt, with other facts in its trace."""
+    return replace(receipt, trace=replace(receipt.trace, **facts))
 
 
 def test_a_wait_is_explained_by_who_was_ahead() -> None:
@@ -97,9 +115,9 @@ def test_a_wait_is_explained_by_who_was_ahead() -> None:
 
 @pytest.mark.parametrize("reason", WaitReason)
 def test_every_reason_of_a_wait_has_a_sentence(reason: WaitReason) -> None:
-    line = explain(replace(WAITED, ahead=(), waited_for=reason))[1]
+    line = explain(traced(WAITED, ahead=(), waited_for=reason))[1]
     assert line.startswith("Waited 2.1 s; ")
-    assert json.loads(json.dumps(replace(WAITED, waited_for=reason).to_json_fields()))["waited_for"] == reason.value
+    assert json.loads(json.dumps(traced(WAITED, waited_for=reason).to_json_fields()))["waited_for"] == reason.value
 
 
 def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -> None:
@@ -112,24 +130,24 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
 
 
 def test_a_request_that_was_stopped_or_moved_says_so() -> None:
-    told = " ".join(explain(replace(WAITED, preempted=2, moved=1)))
+    told = " ".join(explain(traced(WAITED, preempted=2, moved=1)))
     assert "Stopped 2 times while it ran, for requests before it" in told
     assert "Moved once off a replica that was taken away" in told
 
 
 def test_a_stream_that_lost_its_replica_is_told_where_it_went_on_and_why_it_ended() -> None:
-    moved = replace(WAITED, losses=2, continued=(("llama#3", 0.31), ("llama#4", 2.0)))
+    moved = traced(WAITED, losses=2, continued=(("llama#3", 0.31), ("llama#4", 2.0)))
     assert explain(moved)[3] == (
         "Its stream lost its replica in the middle: continued on llama#3 after 310 ms, continued on llama#4 after "
         "2.0 s."
     )
-    ended = replace(moved, continued=moved.continued[:1], not_continued=NotContinued.QUEUE)
+    ended = traced(moved, continued=moved.trace.continued[:1], not_continued=NotContinued.QUEUE)
     assert explain(ended)[3] == (
         "Its stream lost its replica in the middle: continued on llama#3 after 310 ms; then not continued (queue): no "
         "replica took it within the longest wait."
     )
     for reason in NotContinued:
-        (line,) = [one for one in explain(replace(WAITED, not_continued=reason)) if "in the middle" in one]
+        (line,) = [one for one in explain(traced(WAITED, not_continued=reason)) if "in the middle" in one]
         assert line.startswith(f"Its stream lost its replica in the middle: not continued ({reason.value}): ")
 
 
@@ -171,14 +189,16 @@ def test_a_service_level_is_told_with_what_became_of_it() -> None:
             "after 250 ms.",
         ),
         (
-            {"prompt_tokens": None, "kv_token_s": 0.0, "source": EstimateSource.PRIOR},
+            {"prompt_tokens": None, "kv_token_s": 0.0, "measure": NEW_HERE},
             3,
             "Estimated 100 + 240 tokens (prompt + output, before anything was learned).",
         ),
     ],
 )
-def test_lines_say_what_applies_and_no_more(change: dict[str, object], line: int, text: str) -> None:
-    assert explain(replace(WAITED, **change))[line] == text  # type: ignore[arg-type]
+def test_lines_say_what_applies_and_no_more(change: dict[str, Any], line: int, text: str) -> None:
+    of_trace = {name: change[name] for name in change if hasattr(WAITED.trace, name)}
+    own = {name: change[name] for name in change if name not in of_trace}
+    assert explain(traced(replace(WAITED, **own), **of_trace))[line] == text
 
 
 @settings(deadline=None)
@@ -273,13 +293,14 @@ def test_no_more_than_asked_for_are_listed() -> None:
 def test_long_texts_are_cut_and_still_found() -> None:
     kept = Receipts()
     name = "x" * 10_000
-    kept.add(replace(WAITED, request_id=name, tenant=name, model=name, replica_id=name, ahead=WAITED.ahead * 100))
+    long = traced(WAITED, replica_id=name, ahead=WAITED.trace.ahead * 100)
+    kept.add(replace(long, request_id=name, tenant=name, model=name))
     found = kept.find(name, None)
     assert found is not None
-    assert {len(text or "") for text in (found.request_id, found.tenant, found.model, found.replica_id)} == {
+    assert {len(text or "") for text in (found.request_id, found.tenant, found.model, found.trace.replica_id)} == {
         MAX_TEXT_CHARS
     }
-    assert len(found.ahead) == len(RequestClass)
+    assert len(found.trace.ahead) == len(RequestClass)
 
 
 def test_memory_stays_where_it_is_once_full() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.receipts.slo import ServedRequest, ServiceLevel, SloVerdict, TokenPace, judge
+from serve_app.core.receipts.slo import ServiceLevel, SloVerdict, TokenPace, judge
 from serve_app.types import Outcome
 
 OK = Outcome.OK
@@ -17,8 +17,11 @@ NEXT = ServiceLevel(itl_s=0.5)
 NOTHING = ServiceLevel()
 
 
-def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcome: Outcome = OK) -> ServedRequest:
-    return ServedRequest(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens)
+Served = tuple[Outcome, float, float | None, float | None]
+
+
+def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcome: Outcome = OK) -> Served:
+    return outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s / (tokens - 1) if tokens > 1 else None
 
 
 @pytest.mark.parametrize(
@@ -36,23 +39,23 @@ def stream(ttft_s: float | None, span_s: float = 0.0, tokens: float = 11, outcom
     ],
 )
 def test_a_stream_is_held_to_its_first_token_and_to_the_mean_after_it(
-    level: ServiceLevel, served: ServedRequest, verdict: SloVerdict
+    level: ServiceLevel, served: Served, verdict: SloVerdict
 ) -> None:
-    assert judge(level, served) is verdict
+    assert judge(level, *served) is verdict
 
 
 @pytest.mark.parametrize(
     ("served", "verdict"),
     [
-        (ServedRequest(Outcome.CANCELLED_QUEUED, 1.9), SloVerdict.CLIENT_LEFT),
-        (ServedRequest(Outcome.CANCELLED_QUEUED, 2.1), SloVerdict.TTFT),  # no token had come when it was due
+        ((Outcome.CANCELLED_QUEUED, 1.9, None, None), SloVerdict.CLIENT_LEFT),
+        ((Outcome.CANCELLED_QUEUED, 2.1, None, None), SloVerdict.TTFT),  # no token had come when it was due
         (stream(1.0, 5.0, outcome=LEFT), SloVerdict.CLIENT_LEFT),
         (stream(1.0, 5.1, outcome=LEFT), SloVerdict.ITL),
         (stream(2.1, 0.0, outcome=LEFT), SloVerdict.TTFT),
     ],
 )
-def test_who_leaves_has_missed_what_was_late_by_then(served: ServedRequest, verdict: SloVerdict) -> None:
-    assert judge(BOTH, served) is verdict
+def test_who_leaves_has_missed_what_was_late_by_then(served: Served, verdict: SloVerdict) -> None:
+    assert judge(BOTH, *served) is verdict
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_who_leaves_has_missed_what_was_late_by_then(served: ServedRequest, verd
 def test_a_refusal_and_a_failure_are_misses_however_quick_and_a_wrong_request_is_none(
     outcome: Outcome, verdict: SloVerdict | None
 ) -> None:
-    assert judge(BOTH, stream(0.1, outcome=outcome)) is verdict
+    assert judge(BOTH, *stream(0.1, outcome=outcome)) is verdict
 
 
 @given(
@@ -87,11 +90,11 @@ def test_a_stricter_level_is_never_met_where_a_looser_one_is_missed(
     ttft_slo_s: float | None,
     itl_slo_s: float | None,
 ) -> None:
-    served = ServedRequest(outcome, (ttft_s or 0.0) + span_s, ttft_s, span_s, tokens)
-    strict = judge(ServiceLevel(ttft_slo_s, itl_slo_s), served)
+    served = stream(ttft_s, span_s, tokens, outcome)
+    strict = judge(ServiceLevel(ttft_slo_s, itl_slo_s), *served)
     loose = judge(
         ServiceLevel(None if ttft_slo_s is None else 2 * ttft_slo_s, None if itl_slo_s is None else 2 * itl_slo_s),
-        served,
+        *served,
     )
     assert (strict is None) == (loose is None) == (outcome in (Outcome.BAD_REQUEST, Outcome.UNAUTHORIZED))
     if strict in (SloVerdict.MET, SloVerdict.CLIENT_LEFT):

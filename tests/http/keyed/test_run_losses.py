@@ -56,7 +56,7 @@ def test_a_run_whose_router_died_starts_anew_once_is_counted_and_its_receipt_say
             one for one in there.routers.values() if one.edge.receipts.find(own.headers["x-serve-app-request-id"], None)
         )
         found = receipt_of(client, own)
-        assert found.router_losses == 1
+        assert found.trace.router_losses == 1
         told = json.loads((await client.get(f"/admin/requests/{found.request_id}")).body)
         assert any("had died" in line for line in told["story"])
 

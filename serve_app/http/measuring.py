@@ -1,0 +1,105 @@
+"""Completes the measure of a request by what its tenant and its model add to it: cost, slots, and what it is routed by.
+
+Invariant: a request is estimated once, when it arrives; the cost of a list of prompts is that of its parts together. An
+estimate never exceeds the request's own bound, and equals it until similar requests were observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from serve_app.core.estimate import EstimateSource, Estimator, LengthRule, RequestCost
+from serve_app.core.receipts import NO_COST, RequestMeasure
+from serve_app.core.routing import AffinityKey, TargetReason
+from serve_app.http.request_size import BYTES_PER_TOKEN, output_bound, prefix_key
+from serve_app.http.split_body import SplitBody
+from serve_app.settings import ModelSettings
+from serve_app.transport import EngineInfo
+from serve_app.types import Operation
+
+
+def with_costs(
+    split: SplitBody,
+    tenant: str,
+    session_id: str | None,
+    estimator: Estimator,
+    settings: ModelSettings,
+    limits: EngineInfo,
+) -> SplitBody:
+    """The request and its parts, with complete measures.
+
+    Args:
+        settings: of the model; `limits`: of its engines.
+    """
+    operation = split.operation
+    costs = _costs(split, tenant, estimator, settings.name, limits.max_model_len)
+    parts = list[tuple[dict[str, Any], RequestMeasure]]()
+    for (body, measure), cost in zip(split.parts, costs, strict=True):
+        slots = slots_of(operation, measure.sequences, cost, settings.length_rule, limits.slots)
+        key = routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
+        parts.append((body, replace(measure, cost=cost, slots=slots, key=key)))
+    whole = parts[0][1]
+    if len(parts) > 1:
+        total = RequestMeasure.total([measure for _, measure in parts])
+        cost = _tokens_read(split.measure) if operation.is_pooling else total.cost  # what parts share counts once
+        whole = replace(split.measure, cost=cost, slots=total.slots)
+    return replace(split, measure=whole, parts=tuple(parts))
+
+
+def _costs(split: SplitBody, tenant: str, estimator: Estimator, model: str, longest: int) -> list[RequestCost]:
+    """The estimated cost of each part: of a prompt, or of texts. `longest`: tokens of the model's longest sequence."""
+    measures = [measure for _, measure in split.parts]
+    if not split.operation.generates:
+        return [_tokens_read(one) if split.operation.is_pooling else NO_COST for one in measures]
+    bound = output_bound(split.body)
+    if bound is not None:
+        bound = min(bound, longest)  # else a bound of a billion would take the whole pool of KV tokens
+    costs = list[RequestCost]()
+    sizes = [measure.prompt_bytes for measure in measures]
+    for measure, found in zip(measures, estimator.estimates(tenant, model, sizes, bound), strict=True):
+        # Without observed requests the client's own bound is the better guess: an excess is returned soon, a shortage
+        # costs other requests their blocks.
+        each = bound if found.source is EstimateSource.PRIOR and bound is not None else found.output_tokens
+        most = None if bound is None else measure.answers * bound
+        prompt = min(found.prompt_tokens, longest)
+        costs.append(RequestCost(prompt, measure.answers * each, found.source, most))
+    return costs
+
+
+def _tokens_read(measure: RequestMeasure) -> RequestCost:
+    """The cost of texts that nothing is generated from."""
+    return RequestCost(-(-measure.prompt_bytes // BYTES_PER_TOKEN), 0, EstimateSource.PRIOR, 0)
+
+
+def slots_of(
+    operation: Operation, sequences: int, cost: RequestCost, length_rule: LengthRule | None, max_slots: int
+) -> int:
+    """The slots that a request takes of a replica's batch.
+
+    Args:
+        length_rule: slots of long sequences; not for pooling: an embedding is one step, bounded by its tokens.
+        max_slots: the slots of the largest replica.
+    """
+    if operation.is_pooling:
+        return min(sequences, max_slots)  # inputs end one by one: a call with many takes one whole replica at most
+    if length_rule is None or not sequences:
+        return sequences
+    return length_rule.slots(sequences, cost.prompt_tokens + cost.output_tokens / sequences, max_slots)
+
+
+def routing_key(
+    operation: Operation, body: Mapping[str, Any], tenant: str, session_id: str | None, prompt: int, block: int
+) -> AffinityKey | None:
+    """The routing key that requests share: the session's, else the prefix's, always within one tenant.
+
+    Args:
+        prompt: tokens of the prompt.
+        block: tokens of a KV cache block. A prompt within one block is never reused: only whole blocks are cached,
+            and the last token is always computed.
+    """
+    if session_id is not None:
+        return AffinityKey(f"{tenant}\0session\0{session_id}", TargetReason.SESSION)
+    prefix = prefix_key(operation, body) if prompt > block else ""
+    return AffinityKey(f"{tenant}\0prefix\0{prefix}", TargetReason.PREFIX) if prefix else None
