@@ -22,7 +22,8 @@ from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
 # Inputs or pairs of one part: as many keep an engine busy, and 8,000 tokens take it well under a second.
-INPUTS_TOGETHER, BYTES_TOGETHER = 32, 32_768
+INPUTS_TOGETHER = 32
+BYTES_TOGETHER = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def _texts(operation: Operation, body: dict[str, Any], bounds: HttpSettings) -> 
     texts = score_inputs(operation, body)
     sequences = text_count(texts, bounds)
     answers = len(texts.documents)
-    of_queries, of_documents = _sizes(texts.queries), _sizes(texts.documents)
+    of_queries = _sizes(texts.queries)
+    of_documents = _sizes(texts.documents)
     columns = {texts.document_field: texts.documents}
     if len(of_queries) == 1:
         read = [size + of_queries[0] for size in of_documents]
@@ -147,7 +149,8 @@ def _together(read: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
     for number, size in enumerate(read):
         if number > start and (number - start == most or total + size > BYTES_TOGETHER):
             yield start, number
-            start, total = number, 0
+            start = number
+            total = 0
         total += size
     if read:
         yield start, len(read)

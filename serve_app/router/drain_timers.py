@@ -25,7 +25,8 @@ class DrainTimers:
     """
 
     def __init__(self, move_all: Callable[[str], object], give_up: Callable[[str], object]) -> None:
-        self._move_all, self._give_up = move_all, give_up
+        self._move_all = move_all
+        self._give_up = give_up
         self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # with the deadline: uvloop's handles have none
 
     def begin(self, replica_id: str, within_s: float) -> None:

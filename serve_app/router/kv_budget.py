@@ -37,7 +37,8 @@ class KvBudget:
     ) -> None:
         begins_with = arrival.prompt_tokens + earlier_tokens
         self.earlier_tokens = earlier_tokens
-        self._prompt_tokens, self._sequences = arrival.prompt_tokens, sequences or arrival.slots
+        self._prompt_tokens = arrival.prompt_tokens
+        self._sequences = sequences or arrival.slots
         self._block_tokens = 1 if info is None else info.kv_block_tokens
         self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if earlier_tokens else 0))
         self._max_output_tokens = max_output_tokens
@@ -71,7 +72,8 @@ class KvBudget:
         short = LEAD_STEPS * self._sequences - self._unused_output_tokens
         if short <= 0:
             return 0
-        more, most = max(KV_REQUEST_BLOCKS, -(-short // self._block_tokens)) * self._block_tokens, self._max_tokens
+        more = max(KV_REQUEST_BLOCKS, -(-short // self._block_tokens)) * self._block_tokens
+        most = self._max_tokens
         if most is not None:
             more = max(0, min(more, most - self.tokens))
         self.tokens += more

@@ -28,7 +28,8 @@ class LimitClient:
         Raises:
             RateLimited: a limit refuses it. Unavailable: the quota actor is away, and no credit is left.
         """
-        client, request_id = self._client, request.request_id
+        client = self._client
+        request_id = request.request_id
         decision = client.core.charge(request, time.monotonic())
         if decision is None:
             decided = client.charges[request_id] = asyncio.get_running_loop().create_future()

@@ -76,7 +76,8 @@ def going_on(submit: Submit, lost: ResponseStream | None) -> Submit:
     submit = msgspec.structs.replace(submit, accepted=True)
     if lost is None:
         return submit
-    produced, prompt = lost.produced, lost.prompt or TokenUsage()
+    produced = lost.produced
+    prompt = lost.prompt or TokenUsage()
     return msgspec.structs.replace(
         submit,
         groups=produced.groups,

@@ -189,7 +189,8 @@ class RouterMetrics:
     def count_served(self, receipt: Receipt, *, is_streamed: bool) -> None:
         """Count the verdict on a generation of a class with a service level, and its output tokens; observe the first
         token of an answer that is not streamed: that of a stream was observed when it came."""
-        model, request_class = receipt.model, receipt.request_class
+        model = receipt.model
+        request_class = receipt.request_class
         if not is_streamed and receipt.first_token_s is not None:
             self.observe_first_token(model, request_class, receipt.first_token_s)
         if receipt.slo is None:
@@ -214,7 +215,9 @@ class RouterMetrics:
 
     def set_model(self, model: ModelRouter) -> None:
         """Set the gauges of a model to its present state."""
-        name, queue, replicas = model.settings.name, model.queue, model.replica_set
+        name = model.settings.name
+        queue = model.queue
+        replicas = model.replica_set
         self._unread.set(model.unread.bytes)
         self._unread_ended.set(model.unread.ended_requests)
         self._blocked.labels(name, "memory").set(queue.blocked)

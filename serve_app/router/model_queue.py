@@ -55,7 +55,9 @@ class ModelQueue:
 
     def __init__(self, client: QueueClient, model: str, policy: QueuePolicy) -> None:
         self.model = model
-        self.core, self._client, self._policy = client.core, client, policy
+        self.core = client.core
+        self._client = client
+        self._policy = policy
         self.replica_start = ReplicaStart()
         self.refused: Counter[RefusalReason] = Counter()
         self.on_preempt: Callable[[Preempt], None] = lambda stop: None  # a request that runs is to stop for others
@@ -79,7 +81,9 @@ class ModelQueue:
             ValueError: a request of this id waits or runs already; nothing has changed.
         """
         self.open()
-        now, request_id, requests = time.monotonic(), arrival.request_id, self._client.requests
+        now = time.monotonic()
+        request_id = arrival.request_id
+        requests = self._client.requests
         if request_id in requests:
             raise ValueError(f"{request_id!r} waits or runs already")
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()

@@ -71,7 +71,9 @@ class ModelRouter:
         client: QueueClient,
         unread: UnreadBytes | None = None,
     ) -> None:
-        self.settings, self._admission, self._handle = settings, admission, handle
+        self.settings = settings
+        self._admission = admission
+        self._handle = handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
         self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.move_all)
@@ -94,7 +96,8 @@ class ModelRouter:
 
     def configure(self, settings: ModelSettings, admission: AdmissionSettings, routers: int) -> None:
         """Apply changed settings, also to waiting requests; a smaller queue refuses none of these."""
-        self.settings, self._admission = settings, admission
+        self.settings = settings
+        self._admission = admission
         self.replica_set.configure(settings, routers)
         self.queue.configure(queue_policy(admission))
         self._update_cold_start()
@@ -153,7 +156,9 @@ class ModelRouter:
         with self._count_active(self.settings.replicas.counts(is_row=trace.is_row)):
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
-            avoid, pause_s, lost = None, RETRY_PAUSE_S, None
+            avoid = None
+            pause_s = RETRY_PAUSE_S
+            lost = None
             while True:
                 try:
                     self._check_open()
@@ -234,7 +239,9 @@ class ModelRouter:
             self.replica_set.refresh_info()
         target = self.replica_set.choose_target(request, key, avoid)
         affinity = None if target is None else target.replica_id
-        trace, measure, lost = runs.trace, runs.trace.measure, runs.lost
+        trace = runs.trace
+        measure = runs.trace.measure
+        lost = runs.lost
         produced = 0 if lost is None else lost.tokens
         request = runs.with_counted_prompt(request)
         has_run = avoid is not None or runs.stopped > 0
@@ -257,10 +264,13 @@ class ModelRouter:
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)
         if target is not None and affinity == granted.replica_id:
-            trace.reason, trace.route = target.reason, target.route
+            trace.reason = target.reason
+            trace.route = target.route
         else:
-            trace.reason, trace.route = TargetReason.MOST_FREE, None
-        trace.waited_s, trace.waited_for = granted.waited_s, granted.waited_for
+            trace.reason = TargetReason.MOST_FREE
+            trace.route = None
+        trace.waited_s = granted.waited_s
+        trace.waited_for = granted.waited_for
         self.placed["none" if key is None else key.reason, trace.route or trace.reason] += 1
         return RequestGrant(self.queue, self.replica_set, arrival, granted.replica_id, budget)
 

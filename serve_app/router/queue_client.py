@@ -59,7 +59,8 @@ class QueueClient:
     def __init__(
         self, router_id: str, exchange: SendExchange, watch: SendExchange, process: NodeProcesses | None = None
     ) -> None:
-        self.exchange, self._watch = exchange, watch
+        self.exchange = exchange
+        self._watch = watch
         self.core = RouterQueue(router_id, process=process)
         self.engines: dict[str, set[str]] = {}  # by model: those that its present queue has not dropped
         self.requests: dict[str, PendingGrant] = {}
@@ -133,7 +134,8 @@ class QueueClient:
             message = self.core.next_message(now, beat=heartbeat)
             if message is None:
                 return
-            heartbeat, self._sent_at = False, now
+            heartbeat = False
+            self._sent_at = now
             call = asyncio.create_task(self._exchange_once(self.exchange, message), name="queue-message")
             self.calls.add(call)
             call.add_done_callback(self._on_call_ended)
@@ -144,14 +146,16 @@ class QueueClient:
 
     async def _exchange_once(self, send: SendExchange, message: RouterMessage) -> bool:
         """Send one message and apply its reply; False: no valid reply came."""
-        sent_at, known = time.monotonic(), self.core.router_session.epoch
+        sent_at = time.monotonic()
+        known = self.core.router_session.epoch
         try:
             async with asyncio.timeout(FENCE_S):
                 reply = await send(message)
             now = time.monotonic()
             if reply.is_stale and reply.epoch == known:  # the actor has just started and knows no devices yet
                 self._retry_at = now + ACTOR_RETRY_S
-            actions, is_answered = self.core.on_reply(reply, sent_at, now), not reply.is_stale
+            actions = self.core.on_reply(reply, sent_at, now)
+            is_answered = not reply.is_stale
             self._log_failed_actions()
         except Exception as error:
             if not isinstance(error, AWAY):
@@ -160,7 +164,8 @@ class QueueClient:
                 logger.warning("the quota actor does not answer; this router grants from its credit: %r", error)
             now = time.monotonic()
             self._retry_at = now + ACTOR_RETRY_S
-            actions, is_answered = self.core.on_lost(now), False
+            actions = self.core.on_lost(now)
+            is_answered = False
         if self.core.router_session.is_booked:
             self._booked.set()
         else:
@@ -182,7 +187,8 @@ class QueueClient:
 
     async def _report(self) -> None:
         """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
-        beat_at, reconciled_at = time.monotonic(), 0.0
+        beat_at = time.monotonic()
+        reconciled_at = 0.0
         while True:
             soonest_s = REPORT_S if self.core.router_session.state.contended else CALM_REPORT_S
             report_s = max(soonest_s, REPORT_PER_REQUEST_S * min(BATCH, len(self.core.in_flight.running)))

@@ -31,7 +31,8 @@ class ReceiptSearch:
     """
 
     def __init__(self, receipts: Receipts, ask_all: AskAll) -> None:
-        self._receipts, self._ask_all = receipts, ask_all
+        self._receipts = receipts
+        self._ask_all = ask_all
 
     def find_here(self, request_id: str, tenant: str | None) -> Plain | None:
         """The receipt as plain data with its `story` in sentences, if this router has it and it is of `tenant` (None:

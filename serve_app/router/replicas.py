@@ -76,7 +76,10 @@ class ReplicaSet:
         unread: UnreadBytes,
         move_all: Callable[[str], object],
     ) -> None:
-        self._handle, self._router_id, self._queue, self._unread = handle, router_id, queue, unread
+        self._handle = handle
+        self._router_id = router_id
+        self._queue = queue
+        self._unread = unread
         self.running: frozenset[str] = frozenset()  # replicas that Serve counts as running
         self.slots: dict[str, int] = {}  # of the whole replica; 0: it drains
         self.outliers = OutlierDetector()
@@ -111,7 +114,8 @@ class ReplicaSet:
 
     def set_running(self, names: frozenset[str]) -> None:
         """Replace the set of replicas that Serve counts as running."""
-        gone, new = self.running - names, names - self.running
+        gone = self.running - names
+        new = names - self.running
         self.running = names  # first: a retiring channel's callbacks must find its replica gone
         for replica_id in gone:
             self._update_availability(replica_id)  # drains: requests that run there finish, or are moved

@@ -130,13 +130,16 @@ class RequestGrant:
         is too long to be recorded stays. Idempotent."""
         if self.is_stopping or (self.stream is not None and not self.stream.produced.is_whole):
             return
-        self.is_stopping, self.keeps_place, self.moves = True, keeps_place, moves
+        self.is_stopping = True
+        self.keeps_place = keeps_place
+        self.moves = moves
         if self.stream is not None:
             self.stream.stop()
 
     def on_output(self, tokens: int) -> None:
         """Count output tokens that the engine has produced since the last call, and the prompt as it has counted it."""
-        request_id, prompt = self.arrival.request_id, None if self.stream is None else self.stream.prompt
+        request_id = self.arrival.request_id
+        prompt = None if self.stream is None else self.stream.prompt
         is_told = self.has_prompt or self.arrival.has_begun  # an earlier run has paid for it
         counted = 0 if prompt is None or is_told else prompt.prompt_tokens
         if counted:

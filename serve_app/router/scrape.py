@@ -35,7 +35,10 @@ class Scrape:
     """
 
     def __init__(self, router: str, metrics: RouterMetrics, models: Mapping[str, ModelRouter], ask_all: AskAll) -> None:
-        self._router, self._metrics, self._models, self._ask_all = router, metrics, models, ask_all
+        self._router = router
+        self._metrics = metrics
+        self._models = models
+        self._ask_all = ask_all
 
     def here(self) -> Exposition:
         """This router's id and its own metrics."""
@@ -84,7 +87,8 @@ def merged(expositions: Mapping[str, bytes]) -> bytes:
     """One exposition of those of several routers, by their ids: each family once, each sample with its router."""
     families: dict[str, list[str]] = {}
     for router, text in sorted(expositions.items()):
-        family, is_new = families.setdefault("", []), True
+        family = families.setdefault("", [])
+        is_new = True
         for line in text.decode().split("\n")[:-1]:  # a name may hold what `splitlines` takes for a line's end
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]

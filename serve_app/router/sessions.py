@@ -35,7 +35,8 @@ class SessionClient:
     """
 
     def __init__(self, call: CallActor, sessions: Mapping[str, SessionEntry]) -> None:
-        self._call, self._sessions = call, sessions
+        self._call = call
+        self._sessions = sessions
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, tenant: str, session_id: str, model: str) -> SessionEntry | None:

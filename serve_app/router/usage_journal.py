@@ -19,7 +19,9 @@ from pathlib import Path
 
 logger = logging.getLogger("ray.serve")
 
-SUFFIX, DRAFT_SUFFIX, ASIDE_SUFFIX = ".journal", ".draft", ".unreported"
+SUFFIX = ".journal"
+DRAFT_SUFFIX = ".draft"
+ASIDE_SUFFIX = ".unreported"
 KEPT_S = 86400.0  # the store knows for a week which batches it has; older journals could count twice
 MODE = 0o600  # it has the names of keys and tenants
 

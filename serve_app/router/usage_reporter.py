@@ -60,7 +60,8 @@ class UsageReporter:
         self.journal = UsageJournal(folder, source)
         self.journal.restart(state_line(self.meter))
         self._looked_at = -math.inf  # for journals of others
-        self._add_usage, self._wall_clock = add_usage, wall_clock
+        self._add_usage = add_usage
+        self._wall_clock = wall_clock
         self._day_of = functools.lru_cache(maxsize=2)(lambda day: time.strftime("%Y-%m-%d", time.gmtime(DAY_S * day)))
         self._reported_at = time.monotonic()
         self._is_away = False
@@ -85,7 +86,8 @@ class UsageReporter:
 
     async def flush(self) -> bool:
         """Report what there is to report, if anything; whether the store has it all."""
-        now, sent = time.monotonic(), self.meter.sent
+        now = time.monotonic()
+        sent = self.meter.sent
         batch = self.meter.next_batch(heartbeat=now - self._reported_at >= USAGE_HEARTBEAT_S)
         if batch is None:
             return True

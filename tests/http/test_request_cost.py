@@ -147,13 +147,15 @@ LISTS: list[tuple[Operation, dict[str, Any]]] = [
 def test_a_part_has_the_measure_of_its_own_body_and_the_parts_are_the_whole(
     operation: Operation, body: dict[str, Any]
 ) -> None:
-    split, bounds = measured(operation, body), HttpSettings()
+    split = measured(operation, body)
+    bounds = HttpSettings()
     for part, found in ((body, split.measure), *split.parts):
         assert found.prompt_bytes == request_size.prompt_bytes(operation, part)
         assert found.sequences == request_size.sequence_count(operation, part, bounds)
     for part, found in split.parts:
         assert found == measured(operation, part).measure
-    whole, parts = split.measure, RequestMeasure.total([found for _, found in split.parts])
+    whole = split.measure
+    parts = RequestMeasure.total([found for _, found in split.parts])
     assert (whole.answers, whole.slots, whole.cost.output_tokens) == (
         parts.answers,
         parts.slots,

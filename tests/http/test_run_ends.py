@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from serve_app.errors import Unavailable
-from serve_app.http import app
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import ask, started
@@ -83,7 +82,7 @@ def test_a_panic_inside_the_router_is_answered_and_recorded(keyed: bool, monkeyp
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        monkeypatch.setattr(app, "Arrival", panic)
+        monkeypatch.setattr(engine_calls, "Arrival", panic)
         reply = await client.post(ask("p"), headers=_key(keyed, 1))
         assert (reply.status, reply.error["code"]) == (500, "internal_error")
         assert client.outcomes == {Outcome.INTERNAL_ERROR: 1}

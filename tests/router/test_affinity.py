@@ -25,7 +25,8 @@ def session(number: int) -> AffinityKey:
 async def places(router: Router, count: int = 20) -> list[str]:
     """Where one request of each session runs, one after the other, once this router has credit everywhere: before, it
     grants on what it has (a hint never makes a request wait)."""
-    replicas, core = router.model.replica_set, router.model.queue.core
+    replicas = router.model.replica_set
+    core = router.model.queue.core
     usable = list(filter(replicas.is_usable, replicas.running))
     await until(lambda: all(core.account(name)[1].slots for name in usable), SOON_S, "credit on each replica")
     for number in range(count):
@@ -137,7 +138,8 @@ def test_a_key_is_the_sessions_else_the_prefixs_and_a_tenants_own() -> None:
         tokens = -(-len(body["prompt"]) // BYTES_PER_TOKEN)
         return routing_key(Operation.COMPLETION, body, tenant, session_id, tokens, block)
 
-    long, short = {"prompt": "x" * 65}, {"prompt": "x" * 64}
+    long = {"prompt": "x" * 65}
+    short = {"prompt": "x" * 64}
     found = key(long)
     assert found is not None
     assert found.reason is TargetReason.PREFIX

@@ -97,7 +97,8 @@ class Chaos:
         draw = self._random
         number = len(self.requests)
         repeats = number - 1 if number and draw.random() < 0.2 else number
-        prompt, tokens = f"p {repeats}", 1 + repeats % MAX_TOKENS
+        prompt = f"p {repeats}"
+        tokens = 1 + repeats % MAX_TOKENS
         headers = {"Idempotency-Key": f"key-{repeats}"} if repeats % 2 else {}
         if draw.random() < 0.1:
             headers["X-Deadline-Ms"] = str(draw.randint(1, 200))
@@ -126,7 +127,9 @@ class Chaos:
 
 def judge(asked: Asked) -> Outcome:
     """The outcome that the client saw; AssertionError if what it got is none."""
-    reply, whole, left = asked.reply, said(asked.prompt, asked.tokens), asked.task.cancelled()
+    reply = asked.reply
+    whole = said(asked.prompt, asked.tokens)
+    left = asked.task.cancelled()
     if not left:
         error = asked.task.exception()
         assert error is None, repr(error)
@@ -159,10 +162,12 @@ def count(client: Client, requests: list[Asked]) -> Counter[str]:
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_every_request_ends_once_and_nothing_is_left_whatever_dies(seed: int) -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        chaos, draw = Chaos(cluster, seed), random.Random(-seed)
+        chaos = Chaos(cluster, seed)
+        draw = random.Random(-seed)
         await chaos.fill()
         options = {"admission": {"max_queued": 40}}
-        claims, names = FakeClaims(), ["router 0", "router 1"]
+        claims = FakeClaims()
+        names = ["router 0", "router 1"]
         clients = [await Client(cluster, name, 2, keyed_runs=claims.join(name), **options).start() for name in names]
         for client in clients:
             client.handle.turns = lambda method: draw.randint(0, 3 * TURNS)

@@ -134,7 +134,8 @@ def test_no_more_work_without_a_slot_waits_than_may_wait_in_the_line() -> None:
 def test_a_model_that_is_taken_out_rings_no_more_and_holds_nobody() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()
-        in_line, beside = router.asking(), asyncio.create_task(aside(router))
+        in_line = router.asking()
+        beside = asyncio.create_task(aside(router))
         await until(lambda: router.model.waiting == 2, SOON_S, "two wait")
         router.handle.close = turns  # type: ignore[attr-defined]
         await asyncio.wait_for(router.model.close(), SOON_S)

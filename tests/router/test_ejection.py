@@ -183,7 +183,8 @@ def test_a_replica_that_breaks_every_answer_in_the_middle_is_ejected() -> None:
 def test_a_failure_is_counted_before_the_slot_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the slots of a replica that is ejected by it would be granted once more."""
     order: list[str] = []
-    report, release = ResultReporter.report, RequestGrant.release
+    report = ResultReporter.report
+    release = RequestGrant.release
 
     def reporting(self: ResultReporter) -> None:
         order.append("counted")

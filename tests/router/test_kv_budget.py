@@ -106,7 +106,8 @@ def test_a_prompt_that_is_shorter_than_its_estimate_leaves_the_rest_to_the_outpu
 def test_a_run_that_goes_on_is_bounded_by_the_prompt_as_the_engine_of_the_first_run_has_counted_it() -> None:
     """The prompt was estimated at 21 tokens and counted as 1,600: bounded by the estimate, the second run asked for
     nothing, whatever it produced."""
-    runs, first = RequestRuns(), arrival(21, 16)
+    runs = RequestRuns()
+    first = arrival(21, 16)
     stopped: Any = SimpleNamespace(prompt=TokenUsage(1600), tokens=80)
     runs.lost = stopped
     budget = KvBudget(runs.with_counted_prompt(first), INFO, 200, earlier_tokens=stopped.tokens)

@@ -22,7 +22,9 @@ from tests.fakes.failing_engines import SHORT, Broken
 from tests.fakes.router import LONG, SOON_S
 from tests.http.test_app_receipts import receipts
 
-SLOTS, LONG_ONES = 8, 2  # a long sequence weighs 4
+# a long sequence weighs 4
+SLOTS = 8
+LONG_ONES = 2
 RULE = LengthRule.of_batch(SLOTS, LONG_ONES, 100)
 
 
@@ -42,7 +44,8 @@ class Asked:
     """Requests that run until they are told to go."""
 
     def __init__(self, client: Client, cluster: FakeCluster) -> None:
-        self._client, self._cluster = client, cluster
+        self._client = client
+        self._cluster = cluster
         self._tasks: list[asyncio.Task[Reply]] = []
 
     async def add(self, *bodies: dict[str, Any]) -> None:

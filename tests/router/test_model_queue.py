@@ -173,7 +173,8 @@ def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
 
 def test_a_request_that_is_stopped_with_the_message_that_grants_it_has_its_grant_when_it_is_told() -> None:
     async def scenario() -> None:
-        there, told = There(), list[str]()
+        there = There()
+        told = list[str]()
         there.queue.on_preempt = lambda stop: told.append(f"stop {stop.request_id}")
 
         async def ask() -> None:

@@ -38,7 +38,8 @@ class Handles:
 
     def __init__(self, cluster: FakeCluster, *replicas: str) -> None:
         self.made: list[tuple[str, _Handle]] = []
-        self._cluster, self._replicas = cluster, replicas
+        self._cluster = cluster
+        self._replicas = replicas
 
     def connect(self, settings: ModelSettings) -> Handle:
         if settings.name == MODEL:
@@ -152,7 +153,8 @@ def test_the_same_configuration_again_does_nothing() -> None:
 def test_a_model_taken_out_tells_who_waits_and_finishes_what_runs() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, handles = await two(cluster, "r1")
-        line, begun = fleet.models[MODEL], asyncio.Event()
+        line = fleet.models[MODEL]
+        begun = asyncio.Event()
         runs = serving(line, 60, started=begun)
         await begun.wait()
         waits = [serving(line) for _ in range(3)]
@@ -234,7 +236,8 @@ def test_a_request_of_a_model_that_left_may_give_up_too() -> None:
 def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, handles = await two(cluster, "r1")
-        former, begun = fleet.models[MODEL], asyncio.Event()
+        former = fleet.models[MODEL]
+        begun = asyncio.Event()
         runs = serving(former, 100, started=begun)
         await begun.wait()
         fleet.apply(configured(named(OTHER, slots=1)))
@@ -255,7 +258,8 @@ def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
 def test_what_a_change_says_of_the_line_holds_for_who_waits_too() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, _ = await two(cluster, "r1")
-        line, begun = fleet.models[MODEL], asyncio.Event()
+        line = fleet.models[MODEL]
+        begun = asyncio.Event()
         runs = serving(line, LONG, started=begun)
         await begun.wait()
         waits = serving(line)
@@ -374,7 +378,9 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
 def test_ready_is_whoever_can_serve_any_model_and_says_which_it_cannot() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, _ = await two(cluster)
-        told, quiet, queues = configured(model()), QuietHandle(), await cluster.queues("another")
+        told = configured(model())
+        quiet = QuietHandle()
+        queues = await cluster.queues("another")
         lines = dict(fleet.models)
         client = Client(cluster)  # a router that starts only now has never seen the broken one run
         client.edge = router_app(told, lines, client.metrics)

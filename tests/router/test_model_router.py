@@ -48,7 +48,8 @@ def test_a_cancel_around_the_turn_of_its_grant_gives_the_slot_back(after: int) -
         await cluster.add("r1")
         router = await Router(cluster).start()
         async with held(router, Arrival("holder", NORMAL, "tenant")):
-            gone, next_one = router.asking(), router.asking()
+            gone = router.asking()
+            next_one = router.asking()
             await turns(5)
             assert router.waiting == 2
         await turns(after)
@@ -209,7 +210,8 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()
         assert await router.model.info() is None
-        limits, model = router.model.limits, router.model.settings
+        limits = router.model.limits
+        model = router.model.settings
         assert (limits.slots, limits.kv_block_tokens) == (model.max_num_seqs, 1)
         assert limits.max_model_len == (model.max_model_len or sys.maxsize)
         await cluster.add("r1")

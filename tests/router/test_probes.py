@@ -24,7 +24,8 @@ def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeed
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        broken = Broken(cluster, "r1")
+        replicas = router.model.replica_set
 
         async def asked_until(condition: Any) -> None:
             while not condition():
@@ -82,7 +83,8 @@ def test_no_request_waits_for_a_replica_that_cannot_be_reached() -> None:
         await until(lambda: cluster["r1"].work == 2, SOON_S, "some run there")
         cluster.kill("r1", told=False)
         await asyncio.gather(*first)
-        replicas, moved = router.model.replica_set, len(first)
+        replicas = router.model.replica_set
+        moved = len(first)
         assert sum(trace.losses for trace in router.traces.values()) == 2
         while replicas.ejections[FailureKind.PROBE] < 2:
             await router.ask()
@@ -122,7 +124,8 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        broken = Broken(cluster, "r1")
+        replicas = router.model.replica_set
         await ejected(router, "r1")
         broken.mend()
         freeze(cluster, "r1")
@@ -146,7 +149,8 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        broken = Broken(cluster, "r1")
+        replicas = router.model.replica_set
         await ejected(router, "r1")
         broken.mend()
         await probe_is_due(router, "r1")
@@ -164,7 +168,8 @@ def test_a_probe_counts_by_its_first_frame() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        broken, replicas = Broken(cluster, "r1"), router.model.replica_set
+        broken = Broken(cluster, "r1")
+        replicas = router.model.replica_set
         await ejected(router, "r1")
         broken.mend()
         await probe_is_due(router, "r1")

@@ -31,7 +31,8 @@ def test_there_is_one_order_by_class_whoever_asks_first_at_which_router(routers:
             asked = []
             turn = itertools.cycle(callers[::-1])
             for level, number in itertools.product((LOW, CRITICAL, NORMAL, HIGH), range(routers)):
-                one, name = next(turn), f"{level.label} {number}"
+                one = next(turn)
+                name = f"{level.label} {number}"
                 asked.append(asyncio.create_task(one.run(name, level)))
                 await turns()
                 await waits(one, actor, name)
@@ -123,7 +124,8 @@ def test_a_request_cancelled_in_the_turn_of_its_grant_never_ran_and_gives_its_pl
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 1) as (caller,):
             (holder,) = await caller.hold_all(1)
-            gone, after = caller.asking("gone"), caller.asking("after")
+            gone = caller.asking("gone")
+            after = caller.asking("after")
             await turns(1)
             await waits(caller, actor, "gone", "after")
             apply = caller.shared.apply_actions

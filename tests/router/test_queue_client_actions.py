@@ -22,7 +22,8 @@ def test_an_action_that_cannot_be_applied_is_logged_with_its_request_and_ends_no
             asked = {name: caller.asking(name) for name in ("a", "b", "c")}
             await waits(caller, actor, *asked)
             line = caller.shared.core
-            act, broken = line.on_action, line.pending.by_request_id["b"].ticket
+            act = line.on_action
+            broken = line.pending.by_request_id["b"].ticket
 
             def fails(action: Any, now: float) -> Any:
                 if getattr(action, "request_id", "") == broken:

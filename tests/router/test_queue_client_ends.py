@@ -28,7 +28,8 @@ def test_while_the_actor_is_away_credit_is_used_and_who_waits_is_served_in_order
         actor = FakeQuota({"r1": 8})
         async with fleet(actor, 2, order) as (first, second):
             await until(lambda: first.credit()[0] >= 2, SOON_S, "credit")
-            epoch, credit = actor.core.epoch, first.credit()[0]
+            epoch = actor.core.epoch
+            credit = first.credit()[0]
             actor.die()
             await until(lambda: first.shared.core.alone and second.shared.core.alone, SOON_S, "they know")
             here = [f"here {number}" for number in range(credit)]
@@ -63,7 +64,8 @@ def test_who_waits_in_the_line_of_an_actor_that_dies_is_served_in_order_by_the_n
             (holder,) = await first.hold_all(1)
             asked = []
             for number, level in enumerate((LOW, HIGH, NORMAL, CRITICAL)):
-                one, name = (second, first)[number % 2], f"{level.label}"
+                one = (second, first)[number % 2]
+                name = f"{level.label}"
                 asked.append(asyncio.create_task(one.run(name, level)))
                 await turns(1)
                 await waits(one, actor, name)
@@ -156,7 +158,8 @@ def test_a_model_that_is_retired_and_served_again_by_the_same_name_has_a_line_of
             waits_at_old = first.asking("old")
             await turns(1)
             await waits(first, actor, "old")
-            old, new = first.end, first.join()
+            old = first.end
+            new = first.join()
             old.refuse_all(lambda: Unavailable("gone"))
             assert isinstance(await refused(waits_at_old), Unavailable)
             new.set_replica("r1", True)
@@ -203,7 +206,8 @@ def test_a_new_engine_is_used_by_each_router_as_soon_as_it_reaches_it_and_no_mor
         async with fleet(actor, 2) as (first, second):
             await first.hold_all(1)
             actor.slots["r2"] = 1
-            asked, other = first.asking("a"), second.asking("c")
+            asked = first.asking("a")
+            other = second.asking("c")
             await turns(1)
             await waits(first, actor, "a")
             await waits(second, actor, "c")
@@ -265,7 +269,8 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
     async def scenario() -> None:
         actor = FakeQuota({"r1": 64})
         async with fleet(actor, 2) as callers:
-            began, by_actor = 0, Counter[str]()
+            began = 0
+            by_actor = Counter[str]()
 
             async def client(number: int) -> None:
                 nonlocal began

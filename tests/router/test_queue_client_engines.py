@@ -18,7 +18,8 @@ class Stack:
     """Routers of one cluster."""
 
     def __init__(self, cluster: FakeCluster, routers: list[Router]) -> None:
-        self.actor, self.routers = cluster.quota, routers
+        self.actor = cluster.quota
+        self.routers = routers
         self.lines = [router.client for router in routers]
 
     async def at_rest(self) -> None:

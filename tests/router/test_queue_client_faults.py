@@ -23,7 +23,8 @@ from tests.fakes.engines import turns, until
 from tests.fakes.quota import SOON_S, Away, Caller, FakeQuota, at_rest, fleet, refused, run, spoken
 
 SLOTS = 4
-CLIENTS, TURNS = 24, 8
+CLIENTS = 24
+TURNS = 8
 LEVELS = list(RequestClass)
 HOLD_S = 0.004
 # No forecast refuses: while messages get lost, slots look busy for long, and the drain rate is that of a few releases
@@ -86,7 +87,8 @@ def bad_network(actor: FakeQuota, kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["lost", "repeated", "overtaken", "all"])
 def test_a_bad_network_costs_time_and_nothing_else(kind: str) -> None:
     async def scenario() -> None:
-        actor, room = FakeQuota({"r1": SLOTS}), Room()
+        actor = FakeQuota({"r1": SLOTS})
+        room = Room()
         async with fleet(actor, 3, **NO_FORECAST) as callers:
             bad_network(actor, kind, seed=7)
             await asyncio.wait_for(room.clients(callers, seed=7), 40.0)
@@ -103,7 +105,8 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
     """As many as may be on their way at once; the last question has its answer first."""
 
     async def scenario() -> None:
-        actor, order = FakeQuota({"r1": SLOTS}), []
+        actor = FakeQuota({"r1": SLOTS})
+        order = []
         async with fleet(actor, 2, order) as (first, second):
             held = [await asyncio.wait_for(first.granted(f"holder {n}"), SOON_S) for n in range(SLOTS)]
             assert len(held) == SLOTS
@@ -173,7 +176,8 @@ def test_with_as_many_calls_as_may_be_what_waits_is_sent_when_one_ends() -> None
 @pytest.mark.parametrize("how", ["stands still", "dies"])
 def test_an_actor_that_comes_and_goes_under_load_loses_and_doubles_nobody(how: str) -> None:
     async def scenario() -> None:
-        actor, room = FakeQuota({"r1": SLOTS}), Room()
+        actor = FakeQuota({"r1": SLOTS})
+        room = Room()
         async with fleet(actor, 3, **NO_FORECAST) as callers:
             load = asyncio.create_task(room.clients(callers, seed=11))
             for pause_s in (0.1, 1.4) if how == "stands still" else (0.0, 0.2):
@@ -199,7 +203,8 @@ def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> N
     """With production's silences: three seconds are less than a question lasts, so that nobody is told anything."""
 
     async def scenario() -> None:
-        actor, room = FakeQuota({"r1": SLOTS}), Room()
+        actor = FakeQuota({"r1": SLOTS})
+        room = Room()
         async with fleet(actor, 3, **NO_FORECAST) as callers:
             load = asyncio.create_task(room.clients(callers, seed=13))
             await asyncio.sleep(0.05)  # the load runs
@@ -243,7 +248,8 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
     async def scenario() -> None:
         actor = FakeQuota({"r1": 2})
         async with fleet(actor, 1) as (caller,):
-            exchange, failures = caller.shared.exchange, []
+            exchange = caller.shared.exchange
+            failures = []
 
             async def fails(told):  # type: ignore[no-untyped-def]
                 if len(failures) < 3:
@@ -267,7 +273,8 @@ def test_timers_that_come_late_lose_nothing() -> None:
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        timely, plain = loop.call_at, []
+        timely = loop.call_at
+        plain = []
 
         def call_at(when: float, act: Any, *given: Any, context: Any = None) -> asyncio.Handle:
             if not getattr(act, "__qualname__", "").startswith("QueueClient."):
@@ -330,7 +337,8 @@ def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_reports(met
     async def scenario() -> None:
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 1) as (caller,):
-            honest, failures = getattr(caller.shared, method), []
+            honest = getattr(caller.shared, method)
+            failures = []
 
             async def fails(told):  # type: ignore[no-untyped-def]
                 if len(failures) < 3:
@@ -356,7 +364,8 @@ def test_an_error_of_the_core_costs_a_pause_and_no_task(broken: str) -> None:
     async def scenario() -> None:
         actor = FakeQuota({"r1": 1})
         async with fleet(actor, 1) as (caller,):
-            remote_line, failures = caller.shared.core, []
+            remote_line = caller.shared.core
+            failures = []
             honest = getattr(remote_line, broken)
 
             def fails(*given, **more):  # type: ignore[no-untyped-def]

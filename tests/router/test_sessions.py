@@ -92,7 +92,8 @@ def test_whether_an_id_is_a_session_costs_no_question() -> None:
 def test_no_tenant_can_touch_another_ones_session() -> None:
     async def scenario() -> None:
         actor = Actor()
-        book, _ = book_of(actor), actor.add("t", "x")
+        book = book_of(actor)
+        _ = actor.add("t", "x")
         for call in (book.get, book.renew, book.close):
             with pytest.raises(NotFound):
                 await call("u", "x")

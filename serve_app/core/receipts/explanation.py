@@ -85,7 +85,8 @@ _VERDICTS = {
 
 def explain(receipt: Receipt) -> list[str]:
     """A few lines, each a sentence, in the order of the events."""
-    trace, cost = receipt.trace, receipt.trace.measure.cost
+    trace = receipt.trace
+    cost = receipt.trace.measure.cost
     lines = [
         f"{receipt.request_id}: {receipt.request_class.label} request of {receipt.tenant} to {receipt.model}, "
         f"{_OUTCOMES[receipt.outcome]} after {_duration(receipt.total_s)}.",
@@ -136,7 +137,8 @@ def _waiting(receipt: Receipt) -> str:
 
 
 def _placement(receipt: Receipt) -> str:
-    trace, measure = receipt.trace, receipt.trace.measure
+    trace = receipt.trace
+    measure = receipt.trace.measure
     text = f"Ran on {trace.replica_id}"
     if trace.route is not None:
         text += f", {_ROUTES[trace.route]}"
@@ -163,7 +165,8 @@ def _continuation(trace: RequestTrace) -> str:
 
 
 def _tokens(receipt: Receipt) -> str:
-    trace, cost = receipt.trace, receipt.trace.measure.cost
+    trace = receipt.trace
+    cost = receipt.trace.measure.cost
     estimated = f"{cost.prompt_tokens} + {cost.output_tokens}"
     text = f"Estimated {estimated} tokens (prompt + output, {_SOURCES[cost.source]})"
     if receipt.prompt_tokens is not None:
