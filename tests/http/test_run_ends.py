@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from serve_app.errors import Unavailable
+from serve_app.http import engine_calls
 from serve_app.transport import Frame, Submit, TokenUsage
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import ask, started
