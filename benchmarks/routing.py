@@ -4,7 +4,7 @@ Mooncake's conversations (they name the 512-token blocks that prompts share) on 
 `SLOTS` slots and an LRU cache of `CACHE_BLOCKS` blocks. A request takes the tokens that are not cached at
 `PREFILL_RATE`, then its answer at `ITL_S` a token, both slower by what else runs there (1 + running / `SLOTS`). Who
 finds no free slot waits, first come first served. The trace is played slower or faster; `hot` gives every third request
-one same prefix and key. The key is the first two blocks, about what `request_size.prefix_key` covers. A model, no engine:
+one same prefix and key. The key is the first two blocks, as `request_size.prefix_key`. A model, no engine:
 it compares rules, its seconds are nobody's.
 
 Arms: `two_choices` (no keys); `rendezvous` (the key's replica while it has a slot, as the dispatch did so far);
