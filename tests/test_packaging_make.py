@@ -30,6 +30,7 @@ try:
     time.sleep({bound})
     sys.exit("nobody stopped it")
 except KeyboardInterrupt:
+    time.sleep(0.2)  # serve-app takes longer; if it ended at once, make could be reaping it as it gets the signal, too
     print("taken down", flush=True)
 """
 
