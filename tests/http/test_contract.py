@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import BadRequest, Forbidden
-from serve_app.http.contract import CONSUMED, FORWARDED, NOTHING_IF_EMPTY, REFUSED, STRIPPED, split
+from serve_app.http.contract import CONSUMED, FORWARDED, REFUSED, STRIPPED, split
 from serve_app.settings import HttpSettings
 from serve_app.types import Contract, Identity, Operation, RequestClass
 
@@ -139,7 +139,6 @@ def test_what_the_client_wants_said_is_forwarded_as_it_is(field: str) -> None:
 
 
 def test_what_is_empty_asks_for_nothing() -> None:
-    assert all(clean({**BODY, **dict.fromkeys(NOTHING_IF_EMPTY, empty)}) == BODY for empty in ("", {}, []))
     assert clean({**BODY, "tools": [], "suffix": "", "structured_outputs": {}}) == BODY
 
 

@@ -15,23 +15,29 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
+from agents import OpenAIResponsesModel as OpenAIAgentResponses
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, Embedder, ToolOutput
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessagesTypeAdapter
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients.checks.common import (
+    ASK,
+    BRIEF,
     BUSY,
     EMBED,
     LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
+    PARTS,
     PAST,
     SLOW,
     TINY,
     TOKENS,
+    WARM,
     WRONG_KEY,
     WRONG_MODEL,
     Check,
@@ -40,7 +46,11 @@ from tests.clients.checks.common import (
     limited,
     raised,
     refused,
+    stored,
 )
+
+# An answer that ends by itself: openai-agents raises where a stream of Responses is cut by `max_tokens`.
+END = {"structured_outputs": {"choice": ["Warm.", "Cold."]}}
 
 
 def provider(**options: Any) -> OpenAIProvider:
@@ -118,6 +128,31 @@ def pydantic_structured() -> None:
     assert isinstance(pydantic_agent(output_type=Weather).run_sync("Weather?").output, Weather)
 
 
+def pydantic_turns() -> None:
+    """The output's tool is called in the first turn."""
+
+    async def streamed(agent: Any, *asked: Any, **more: Any) -> Any:
+        async with agent.run_stream(*asked, **more) as result:
+            await result.get_output()
+            return result
+
+    asked = [part["text"] for part in PARTS]
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        for stream in (False, True):
+
+            def turn(tokens: int, *given: Any, kind: Any = kind, stream: bool = stream, **more: Any) -> Any:
+                output = more.pop("output_type", str)
+                settings = {"max_tokens": tokens, "parallel_tool_calls": False}
+                model = kind(TINY, provider=provider())
+                agent = Agent(model, model_settings=settings, instructions=BRIEF, output_type=output)
+                return asyncio.run(streamed(agent, *given, **more) if stream else agent.run(*given, **more))
+
+            first = turn(TOKENS, asked, output_type=ToolOutput(Weather))
+            second = turn(5, "And tomorrow?", message_history=first.all_messages())
+            again = ModelMessagesTypeAdapter.validate_json(second.all_messages_json())
+            assert turn(5, "And then?", message_history=again).all_messages()[-1].parts
+
+
 def pydantic_responses() -> None:
     model = OpenAIResponsesModel(TINY, provider=provider())
     assert Agent(model, model_settings={"max_tokens": 300}).run_sync("Hello!").output
@@ -193,15 +228,21 @@ def agents_leaving() -> None:
         asyncio.run(leave())
 
 
-def agents_tools() -> None:
-    seen: list[dict[str, Any]] = []
+def weather_tool(seen: list[dict[str, Any]]) -> Any:
+    """`seen` gets the arguments of its calls."""
 
     @function_tool
     def weather(unit: Literal["c", "f"], days: Literal[1, 2, 3]) -> str:
         """The weather."""
         seen.append({"unit": unit, "days": days})
-        return "warm"
+        return WARM
 
+    return weather
+
+
+def agents_tools() -> None:
+    seen: list[dict[str, Any]] = []
+    weather = weather_tool(seen)
     agent = agent_of(tools=[weather], settings={"tool_choice": "required"}, tool_use_behavior="stop_on_first_tool")
     asyncio.run(streamed(agent))
     Weather.model_validate(seen[0])
@@ -211,6 +252,31 @@ def agents_tools() -> None:
 
 def agents_structured() -> None:
     assert isinstance(ask(agent_of(output_type=Weather)).final_output, Weather)
+
+
+def agents_turns() -> None:
+    set_tracing_disabled(True)
+
+    async def turn(model: Any, history: Any, stream: bool, **settings: Any) -> Any:
+        given = ModelSettings(max_tokens=TOKENS, **settings or {"extra_body": END, "tool_choice": "none"})
+        agent = OpenAIAgent(
+            name="a", instructions=BRIEF, model=model(TINY, AsyncOpenAI(max_retries=0)), model_settings=given,
+            tools=[weather_tool([])], tool_use_behavior="stop_on_first_tool",
+        )  # fmt: skip
+        if not stream:
+            return await Runner.run(agent, history)
+        result = Runner.run_streamed(agent, history)
+        assert [event async for event in result.stream_events()]
+        return result
+
+    for kind in (OpenAIChatCompletionsModel, OpenAIAgentResponses):
+        for stream in (False, True):
+            asked = [{"role": "user", "content": [{"type": "input_text", "text": part["text"]} for part in PARTS]}]
+            called = asyncio.run(turn(kind, asked, stream, tool_choice="required"))
+            answered = asyncio.run(turn(kind, called.to_input_list(), stream))
+            history = [*answered.to_input_list(), *ASK]
+            for given in (history, stored(history)):
+                assert asyncio.run(turn(kind, given, stream)).final_output
 
 
 def agents_responses() -> None:
@@ -235,6 +301,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": pydantic_leaving,
         "tools, streamed": pydantic_tools,
         "structured output": pydantic_structured,
+        "two turns": pydantic_turns,
         "responses": pydantic_responses,
         "embeddings": pydantic_embeddings,
     },
@@ -247,6 +314,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": agents_leaving,
         "tools, streamed": agents_tools,
         "structured output": agents_structured,
+        "two turns": agents_turns,
         "responses": agents_responses,
     },
 }

@@ -29,6 +29,9 @@ MANY_TOKENS = 8000
 SETTLE_S = 10.0  # for the engine to hear of a client that left, on two busy cores
 POLL_S = 0.05
 ASK: Any = [{"role": "user", "content": "Hello!"}]
+BRIEF = "Answer briefly."  # a system or developer message
+PARTS: Any = [{"type": "text", "text": "The weather "}, {"type": "text", "text": "here?"}]
+WARM = "warm"  # a tool's result
 WRONG_KEY = "sk-nobody"
 WRONG_MODEL = "no-such-model"
 PAST = {"X-Deadline-Ms": "100"}  # over before the busy model has room
@@ -36,7 +39,7 @@ PAST = {"X-Deadline-Ms": "100"}  # over before the busy model has room
 Check = Callable[[], str | None]
 COLUMNS = (
     "chat, stream", "usage of a stream", "errors", "429", "limited key", "leaving a stream", "tools, streamed",
-    "structured output", "responses", "embeddings",
+    "structured output", "two turns", "responses", "embeddings",
 )  # fmt: skip
 
 
@@ -108,6 +111,11 @@ def _retry_after_s() -> float:
         with refusal:
             return float(refusal.headers["Retry-After"])
     raise AssertionError(f"{BUSY} has room")
+
+
+def stored(history: Any) -> Any:
+    """The history as an application reads it back that keeps its chats as JSON."""
+    return json.loads(json.dumps(history))
 
 
 def raised(kind: type[Any], call: Callable[[], object]) -> Any:

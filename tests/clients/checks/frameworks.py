@@ -7,26 +7,29 @@ import time
 from typing import Any
 
 import openai
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage, messages_from_dict, messages_to_dict
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_openai import OpenAI as LangChainCompletions
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 
 from tests.clients.checks.common import (
     BASE_URL,
+    BRIEF,
     BUSY,
     EMBED,
     KEY,
     LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
+    PARTS,
     PAST,
     SLOW,
     TINY,
     TOKENS,
+    WARM,
     WRONG_KEY,
     WRONG_MODEL,
     Check,
@@ -36,6 +39,7 @@ from tests.clients.checks.common import (
     raised,
     refused,
     running,
+    stored,
 )
 
 HELLO = [ChatMessage(role="user", content="Hello!")]
@@ -93,14 +97,31 @@ def langchain_tools() -> None:
         asked = sum(others, first)
         assert asked.tool_calls[0]["name"] == "Weather"
         Weather.model_validate(asked.tool_calls[0]["args"])
-        results = [ToolMessage("warm", tool_call_id=call["id"]) for call in asked.tool_calls]
-        assert langchain(max_tokens=5).bind_tools([Weather]).invoke([HumanMessage("Weather?"), asked, *results])
 
 
 def langchain_structured() -> None:
     for method in ("function_calling", "json_schema"):
         found = langchain().with_structured_output(Weather, method=method).invoke("Weather?")
         assert isinstance(found, Weather), (method, found)
+
+
+def langchain_turns() -> None:
+    for api in ({}, {"use_responses_api": True}, {"output_version": "responses/v1"}, {"output_version": "v1"}):
+        short = langchain(**api, max_tokens=5).bind_tools([Weather])
+        for stream in (False, True):
+            history: list[Any] = [SystemMessage(BRIEF), HumanMessage(PARTS)]
+            first = answered(langchain(**api).bind_tools([Weather], tool_choice="any"), history, stream)
+            history += [first, *(ToolMessage(WARM, tool_call_id=call["id"]) for call in first.tool_calls)]
+            history += [answered(short, history, stream), HumanMessage("Hello!")]
+            assert answered(short, history, stream).text
+            assert answered(short, messages_from_dict(stored(messages_to_dict(history))), stream).text
+
+
+def answered(model: Any, history: list[Any], stream: bool) -> Any:
+    if not stream:
+        return model.invoke(history)
+    first, *others = model.stream(history)
+    return sum(others, first)
 
 
 def langchain_responses() -> None:
@@ -179,9 +200,31 @@ def llama_structured() -> None:
     assert isinstance(llama().as_structured_llm(Weather).complete("Weather?").raw, Weather)
 
 
-def llama_responses() -> None:
+def responding_llama(tokens: int) -> OpenAILikeResponses:
     given: Any = {"model": TINY, "api_base": BASE_URL, "api_key": KEY, "context_window": 2048}
-    model = OpenAILikeResponses(**given, max_output_tokens=300)
+    return OpenAILikeResponses(**given, max_output_tokens=tokens)
+
+
+def llama_turns() -> None:
+    tool = FunctionTool.from_defaults(lambda **_: WARM, name="weather", fn_schema=Weather)
+    for model, short in ((llama(), llama(max_tokens=5)), (responding_llama(TOKENS), responding_llama(5))):
+        for stream in (False, True):
+            parts = [TextBlock(text=part["text"]) for part in PARTS]
+            history = [ChatMessage(role="system", content=BRIEF), ChatMessage(role="user", blocks=parts)]
+            ask = model.stream_chat_with_tools if stream else model.chat_with_tools
+            first = ask([tool], chat_history=history, tool_required=True)
+            first = list(first)[-1] if stream else first
+            calls = [one.tool_id for one in model.get_tool_calls_from_response(first)]
+            results = [ChatMessage(role="tool", content=WARM, additional_kwargs={"tool_call_id": one}) for one in calls]
+            history += [first.message, *results]
+            history += [short.chat(history).message, *HELLO]
+            assert short.chat(history).message.content
+            again = [ChatMessage.model_validate(stored(one.model_dump(mode="json"))) for one in history]
+            assert list(short.stream_chat(again))
+
+
+def llama_responses() -> None:
+    model = responding_llama(300)
     assert model.chat(HELLO).message.content
     assert list(model.stream_chat(HELLO))
 
@@ -201,6 +244,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": langchain_leaving,
         "tools, streamed": langchain_tools,
         "structured output": langchain_structured,
+        "two turns": langchain_turns,
         "responses": langchain_responses,
         "embeddings": langchain_embeddings,
     },
@@ -213,6 +257,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": llama_leaving,
         "tools, streamed": llama_tools,
         "structured output": llama_structured,
+        "two turns": llama_turns,
         "responses": llama_responses,
         "embeddings": llama_embeddings,
     },

@@ -15,7 +15,7 @@ const limitedKey = process.env.CLIENTS_LIMITED_KEY, limitedCalls = 5;
 const past = { "X-Deadline-Ms": "100" };
 
 const { default: OpenAI } = await load("openai");
-const { zodResponseFormat, zodTextFormat } = await load("openai/helpers/zod");
+const { zodFunction, zodResponseFormat, zodTextFormat } = await load("openai/helpers/zod");
 const { APICallError, RetryError, embedMany, generateText, generateObject, stepCountIs, streamText, tool } = await load("ai");
 const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
 const { createOpenAI } = await load("@ai-sdk/openai");
@@ -81,6 +81,11 @@ const limited = async (calls, kind, last) => {
 const compatible = (name = model, options = {}) =>
   createOpenAICompatible({ name: "here", baseURL, apiKey, supportsStructuredOutputs: true, includeUsage: true, ...options })(name);
 const responses = createOpenAI({ baseURL, apiKey }).responses(model);
+const brief = "Answer briefly.", parts = [{ type: "text", text: "The weather " }, { type: "text", text: "here?" }], warm = "warm";
+// Of an answer that ends by itself: `parse` and `stream` raise where it is cut; and of one that calls a tool.
+const ending = { tool_choice: "none", structured_outputs: { choice: ["Warm.", "Cold."] } };
+const calling = { tool_choice: "required", structured_outputs: null };
+const stored = (history) => JSON.parse(JSON.stringify(history)); // as an application reads it back that keeps its chats
 const read = async (stream) => { let text = ""; for await (const piece of stream) text += piece; return text; };
 
 const checks = {
@@ -133,6 +138,36 @@ const checks = {
       const asked = { model, messages, max_tokens: tokens, response_format: zodResponseFormat(weather, "weather") };
       weather.parse((await new OpenAI().chat.completions.parse(asked)).choices[0].message.parsed);
       weather.parse((await new OpenAI().chat.completions.stream(asked).finalChatCompletion()).choices[0].message.parsed);
+    },
+    "two turns": async () => {
+      const client = new OpenAI(), tools = [zodFunction({ name: "weather", parameters: weather })];
+      const asked = { model, max_tokens: tokens, tools, ...ending };
+      const complete = client.chat.completions;
+      for (const answered of [
+        async (body) => (await complete.create(body)).choices[0].message,
+        async (body) => (await complete.parse(body)).choices[0].message,
+        (body) => complete.stream(body).finalMessage(),
+      ]) {
+        const history = [{ role: "developer", content: brief }, { role: "user", content: parts }];
+        const first = await answered({ ...asked, messages: history, ...calling });
+        history.push(first, ...first.tool_calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: warm })));
+        history.push(await answered({ ...asked, messages: history }), ...messages);
+        for (const given of [history, stored(history)]) assert((await answered({ ...asked, messages: given })).content);
+      }
+      const short = { model, max_output_tokens: tokens, ...ending, tools: [{ type: "function", ...tools[0].function }] };
+      for (const answered of [
+        async (body) => (await client.responses.create(body)).output,
+        async (body) => (await client.responses.parse(body)).output,
+        async (body) => (await client.responses.stream(body).finalResponse()).output,
+      ]) {
+        const content = parts.map(({ text }) => ({ type: "input_text", text }));
+        const history = [{ role: "developer", content: brief }, { role: "user", content }];
+        const first = await answered({ ...short, input: history, ...calling });
+        const calls = first.filter(({ type }) => type === "function_call");
+        history.push(...first, ...calls.map(({ call_id }) => ({ type: "function_call_output", call_id, output: warm })));
+        history.push(...await answered({ ...short, input: history }), ...messages);
+        for (const given of [history, stored(history)]) assert((await answered({ ...short, input: given })).length);
+      }
     },
     "responses": async () => {
       let last;
@@ -197,6 +232,31 @@ const checks = {
     "structured output": async () => {
       const answer = await generateObject({ model: compatible(), schema: weather, prompt, maxOutputTokens: tokens });
       weather.parse(answer.object);
+    },
+    "two turns": async () => {
+      const tools = { weather: tool({ description: "Weather.", inputSchema: weather, execute: async () => warm }) };
+      const whole = (asked) => generateText(asked);
+      const streamed = async (asked) => {
+        const answer = streamText({ ...asked, onError: () => {} });
+        return { text: await answer.text, response: await answer.response };
+      };
+      const statelessly = { openai: { store: false } };
+      for (const [chosen, providerOptions] of [[compatible(), {}], [responses, statelessly]])
+        for (const answered of [whole, streamed]) {
+          const asked = { model: chosen, tools, system: brief, maxOutputTokens: 5, maxRetries: 0, providerOptions };
+          const history = [{ role: "user", content: parts }];
+          const called = await answered({ ...asked, messages: history, toolChoice: "required", maxOutputTokens: tokens });
+          history.push(...called.response.messages);
+          history.push(...(await answered({ ...asked, messages: history })).response.messages, ...messages);
+          for (const given of [history, stored(history)]) assert((await answered({ ...asked, messages: given })).text);
+        }
+      const plainly = [...messages, { role: "assistant", content: "Hello." }, ...messages];
+      assert((await generateText({ model: responses, messages: plainly, maxOutputTokens: 5 })).text);
+      const first = await generateText({ model: responses, messages, maxOutputTokens: 5 });
+      const referring = [...messages, ...first.response.messages, ...messages];
+      const refusal = await raised(APICallError, () => generateText({ model: responses, messages: referring, maxRetries: 0 }));
+      assert(refusal.statusCode === 400 && refusal.message.includes("store: false"), refusal.message);
+      return "With the Responses API its later turns need `providerOptions: { openai: { store: false } }`: else it refers to stored responses.";
     },
     "responses": async () => {
       assert((await generateText({ model: responses, prompt, maxOutputTokens: 5 })).text);

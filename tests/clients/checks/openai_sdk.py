@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -9,15 +10,18 @@ from openai import OpenAI
 
 from tests.clients.checks.common import (
     ASK,
+    BRIEF,
     BUSY,
     EMBED,
     LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
+    PARTS,
     PAST,
     SLOW,
     TINY,
     TOKENS,
+    WARM,
     WEATHER_TOOL,
     WRONG_KEY,
     WRONG_MODEL,
@@ -27,6 +31,7 @@ from tests.clients.checks.common import (
     limited,
     raised,
     refused,
+    stored,
 )
 
 
@@ -116,6 +121,55 @@ def structured() -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Weather)
 
 
+def plain(item: Any) -> Any:
+    return item if isinstance(item, dict) else item.model_dump()
+
+
+def chat_turns(called: Callable[[dict[str, Any]], Any]) -> None:
+    """`called`: the message of the first answer, which calls the tool."""
+    tool = openai.pydantic_function_tool(Weather)
+    client, asked = OpenAI(), {"model": TINY, "tools": [tool], "max_tokens": 5}
+    history: list[Any] = [{"role": "developer", "content": BRIEF}, {"role": "user", "content": PARTS}]
+    first = called(asked | {"messages": history, "tool_choice": "required", "max_tokens": TOKENS})
+    results = [{"role": "tool", "tool_call_id": call.id, "content": WARM} for call in first.tool_calls]
+    history += [first, *results]
+    history += [client.chat.completions.create(**asked, messages=history).choices[0].message, *ASK]
+    assert client.chat.completions.create(**asked, messages=history).usage.completion_tokens
+    assert list(client.chat.completions.create(**asked, messages=stored([*map(plain, history)]), stream=True))
+
+
+def response_turns(called: Callable[[dict[str, Any]], Any]) -> None:
+    """`called`: the first response, which calls the tool."""
+    tool = openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}
+    client, asked = OpenAI(), {"model": TINY, "tools": [tool], "max_output_tokens": 5}
+    parts = [{"type": "input_text", "text": part["text"]} for part in PARTS]
+    history: list[Any] = [{"role": "developer", "content": BRIEF}, {"role": "user", "content": parts}]
+    first = called(asked | {"input": history, "tool_choice": "required", "max_output_tokens": TOKENS})
+    calls = [item.call_id for item in first.output if item.type == "function_call"]
+    history += first.output
+    history += [{"type": "function_call_output", "call_id": call, "output": WARM} for call in calls]
+    history += [*client.responses.create(**asked, input=history).output, *ASK]
+    assert client.responses.create(**asked, input=history).output
+    *_, last = client.responses.create(**asked, input=stored([*map(plain, history)]), stream=True)
+    assert last.response.output
+
+
+def turns() -> None:
+    def streamed(asked: dict[str, Any]) -> Any:
+        with OpenAI().chat.completions.stream(**asked) as stream:
+            return stream.get_final_completion()
+
+    def streamed_response(asked: dict[str, Any]) -> Any:
+        with OpenAI().responses.stream(**asked) as stream:
+            return stream.get_final_response()
+
+    completions, responses = OpenAI().chat.completions, OpenAI().responses
+    for complete in (lambda asked: completions.create(**asked), lambda asked: completions.parse(**asked), streamed):
+        chat_turns(lambda asked, complete=complete: complete(asked).choices[0].message)
+    for respond in (lambda asked: responses.create(**asked), lambda asked: responses.parse(**asked), streamed_response):
+        response_turns(respond)
+
+
 def responses() -> None:
     client = OpenAI()
     events = list(client.responses.create(model=TINY, input="Hello!", max_output_tokens=5, stream=True))
@@ -153,6 +207,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": leaving,
         "tools, streamed": tools,
         "structured output": structured,
+        "two turns": turns,
         "responses": responses,
         "embeddings": embeddings,
     }

@@ -10,20 +10,24 @@ import litellm
 import openai
 from instructor.core import InstructorRetryException
 from openai import OpenAI
+from pydantic import field_validator
 
 from tests.clients.checks.common import (
     ASK,
     BASE_URL,
+    BRIEF,
     BUSY,
     EMBED,
     KEY,
     LIMITED_KEY,
     LOW_KEY,
     MANY_TOKENS,
+    PARTS,
     PAST,
     SLOW,
     TINY,
     TOKENS,
+    WARM,
     WEATHER_TOOL,
     WRONG_KEY,
     WRONG_MODEL,
@@ -33,6 +37,7 @@ from tests.clients.checks.common import (
     limited,
     raised,
     refused,
+    stored,
 )
 
 
@@ -102,6 +107,44 @@ def litellm_responses() -> None:
     assert last.type in ("response.completed", "response.incomplete")
 
 
+def litellm_chat_turns(stream: bool) -> None:
+    asked = {"tools": [WEATHER_TOOL], "stream": stream}
+
+    def answered(messages: list[Any], **more: Any) -> Any:
+        answer = litellm_call(**asked | more, messages=messages)
+        return (litellm.stream_chunk_builder([*answer]) if stream else answer).choices[0].message
+
+    history: list[Any] = [{"role": "system", "content": BRIEF}, {"role": "user", "content": PARTS}]
+    first = answered(history, tool_choice="required", max_tokens=TOKENS)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": WARM} for call in first.tool_calls]
+    history += [first, *results]
+    history += [answered(history), *ASK]
+    assert answered(history).content
+    assert answered(stored([one if isinstance(one, dict) else one.model_dump() for one in history])).content
+
+
+def litellm_response_turns() -> None:
+    tool = {"type": "function", **WEATHER_TOOL["function"]}
+    asked = {"model": f"openai/{TINY}", "api_base": BASE_URL, "api_key": KEY, "tools": [tool]}
+
+    def answered(history: list[Any], tokens: int = 5, **more: Any) -> Any:
+        return litellm.responses(**asked | more, input=history, max_output_tokens=tokens).output
+
+    history: list[Any] = [{"role": "developer", "content": BRIEF}, *ASK]
+    history += answered(history, TOKENS, tool_choice="required")
+    calls = [item.call_id for item in history[2:] if item.type == "function_call"]
+    history += [{"type": "function_call_output", "call_id": call, "output": WARM} for call in calls]
+    history += [*answered(history), *ASK]
+    assert answered(history)
+    assert answered(stored([one if isinstance(one, dict) else one.model_dump() for one in history]))
+
+
+def litellm_turns() -> None:
+    for stream in (False, True):
+        litellm_chat_turns(stream)
+    litellm_response_turns()
+
+
 def litellm_embeddings() -> None:
     found = litellm.embedding(model=f"openai/{EMBED}", input=["a", "b"], api_base=BASE_URL, api_key=KEY)
     assert len(found.data) == 2
@@ -157,6 +200,44 @@ def instructor_structured() -> None:
     assert isinstance(instructor_call(instructed(instructor.Mode.JSON_SCHEMA)), Weather)
 
 
+def instructor_chat_turns() -> None:
+    """The model's call is the first turn, and a model that its own checks refuse once has a second turn."""
+    client = instructed(instructor.Mode.TOOLS)
+    asked = {"model": TINY, "response_model": Weather, "max_tokens": TOKENS, "max_retries": 0}
+    history: list[Any] = [{"role": "system", "content": BRIEF}, {"role": "user", "content": PARTS}]
+    _, first = client.chat.completions.create_with_completion(messages=history, **asked)
+    call = first.choices[0].message
+    results = [{"role": "tool", "tool_call_id": one.id, "content": WARM} for one in call.tool_calls]
+    history += [call.model_dump(), *results, *ASK]  # it takes no objects
+    for given in (history, stored(history)):
+        assert isinstance(client.chat.completions.create(messages=given, **asked), Weather)
+
+
+def refused_once() -> type[Weather]:
+    """A model whose own check refuses its first object."""
+    refusals = ["too warm"]
+
+    class Checked(Weather):
+        @field_validator("days")
+        @classmethod
+        def check(cls, days: int) -> int:
+            if refusals:
+                raise ValueError(refusals.pop())
+            return days
+
+    return Checked
+
+
+def instructor_turns() -> None:
+    instructor_chat_turns()
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        answer = instructor_call(instructed(mode), response_model=refused_once(), max_retries=1)
+        assert isinstance(answer, Weather), mode
+    client = instructed(instructor.Mode.RESPONSES_TOOLS)
+    asked = {"model": TINY, "input": ASK, "response_model": refused_once(), "max_output_tokens": TOKENS}
+    assert isinstance(client.responses.create(**asked, max_retries=1), Weather)
+
+
 def instructor_responses() -> None:
     client = instructed(instructor.Mode.RESPONSES_TOOLS)
     asked = {"model": TINY, "input": "Weather?", "response_model": Weather, "max_output_tokens": TOKENS}
@@ -173,6 +254,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "leaving a stream": litellm_leaving,
         "tools, streamed": litellm_tools,
         "structured output": litellm_structured,
+        "two turns": litellm_turns,
         "responses": litellm_responses,
         "embeddings": litellm_embeddings,
     },
@@ -182,6 +264,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "limited key": instructor_limited,
         "tools, streamed": instructor_tools,
         "structured output": instructor_structured,
+        "two turns": instructor_turns,
         "responses": instructor_responses,
     },
 }
