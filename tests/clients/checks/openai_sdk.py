@@ -128,7 +128,8 @@ def plain(item: Any) -> Any:
 def chat_turns(called: Callable[[dict[str, Any]], Any]) -> None:
     """`called`: the message of the first answer, which calls the tool."""
     tool = openai.pydantic_function_tool(Weather)
-    client, asked = OpenAI(), {"model": TINY, "tools": [tool], "max_tokens": 5}
+    client = OpenAI()
+    asked = {"model": TINY, "tools": [tool], "max_tokens": 5}
     history: list[Any] = [{"role": "developer", "content": BRIEF}, {"role": "user", "content": PARTS}]
     first = called(asked | {"messages": history, "tool_choice": "required", "max_tokens": TOKENS})
     results = [{"role": "tool", "tool_call_id": call.id, "content": WARM} for call in first.tool_calls]
@@ -141,7 +142,8 @@ def chat_turns(called: Callable[[dict[str, Any]], Any]) -> None:
 def response_turns(called: Callable[[dict[str, Any]], Any]) -> None:
     """`called`: the first response, which calls the tool."""
     tool = openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}
-    client, asked = OpenAI(), {"model": TINY, "tools": [tool], "max_output_tokens": 5}
+    client = OpenAI()
+    asked = {"model": TINY, "tools": [tool], "max_output_tokens": 5}
     parts = [{"type": "input_text", "text": part["text"]} for part in PARTS]
     history: list[Any] = [{"role": "developer", "content": BRIEF}, {"role": "user", "content": parts}]
     first = called(asked | {"input": history, "tool_choice": "required", "max_output_tokens": TOKENS})
@@ -163,7 +165,8 @@ def turns() -> None:
         with OpenAI().responses.stream(**asked) as stream:
             return stream.get_final_response()
 
-    completions, responses = OpenAI().chat.completions, OpenAI().responses
+    completions = OpenAI().chat.completions
+    responses = OpenAI().responses
     for complete in (lambda asked: completions.create(**asked), lambda asked: completions.parse(**asked), streamed):
         chat_turns(lambda asked, complete=complete: complete(asked).choices[0].message)
     for respond in (lambda asked: responses.create(**asked), lambda asked: responses.parse(**asked), streamed_response):
