@@ -349,7 +349,7 @@ LONG = "river " * 400
             "",
         ),
         (CHAT, {"messages": []}, "messages", "empty"),
-        (CHAT, {"messages": [USER, {"role": "user", "content": ["a", "b"]}]}, "messages.1.content.0", "dictionary"),
+        (CHAT, {"messages": [USER, {"role": "user", "content": ["a", "b"]}]}, "messages.1.content.0", "object"),
         (RESPONSES, {"input": []}, "input", "empty"),
         (
             RESPONSES,

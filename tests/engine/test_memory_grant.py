@@ -290,7 +290,7 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
 def test_an_engine_that_has_died_says_why_at_once_and_not_that_its_memory_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_grant, "BEAT_S", SOON_S)
+    monkeypatch.setattr(memory_grant, "ENGINE_HEARTBEAT_S", SOON_S)
     actor = Actor(EngineReply(HOLDS, may_load=True))
     ends = Ends()
     grant = obtained(actor, ends)
