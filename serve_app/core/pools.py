@@ -117,6 +117,12 @@ class RequestPool:
         """Whether an account has anything of it."""
         return self.used_slots > 0 or self.used_tokens > 0
 
+    def set_slots(self, slots: int) -> None:
+        """Set the slots; fewer than are used leave none free."""
+        self.slots = slots
+        if self.on_change is not None:
+            self.on_change()
+
     def charge(self, holder: Holder, slots: int, tokens: int, *, growth: bool = False) -> None:
         """Increase an account, slots and tokens or neither. `growth`: the growth reserve may be used.
 

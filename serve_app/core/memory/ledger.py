@@ -206,7 +206,7 @@ class Ledger:
         node.check_runs()
         if node.space.pool is None:
             node.space.pool = RequestPool(name, node.space, slots)
-        node.space.pool.slots = slots
+        node.space.pool.set_slots(slots)
 
     def pool(self, name: str) -> RequestPool | None:
         """The pool of an engine or a session; None: there is none, or the engine does not run."""

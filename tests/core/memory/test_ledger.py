@@ -102,7 +102,7 @@ def test_fewer_slots_than_are_used_leave_none_free() -> None:
     router = Holder("router")
     requests = pool(ledger(), "grant", 4)
     requests.charge(router, 3, 0)
-    requests.slots = 2
+    requests.set_slots(2)
     assert requests.free_slots == 0
     requests.charge(router, 0, 1)
     with pytest.raises(InsufficientMemory, match="1 slots asked, 0 of 2 free"):
