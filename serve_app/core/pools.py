@@ -4,8 +4,8 @@ A router has an account in each pool that it uses: what its requests hold, plus 
 grants to the account of the request's router: the grant is the charge. The KV tokens of an engine are shared by its
 pool and by the sessions on it, whose leases the ledger has; a session has a pool of its own.
 
-Invariant: the accounts of a pool, and the leases on its engine, never exceed its slots and KV tokens. `used_slots` and
-`used_tokens` are the sums of the accounts.
+Invariant: no charge brings the accounts of a pool and the leases on its engine above its slots and KV tokens.
+`used_slots` and `used_tokens` are the sums of the accounts.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ class RequestPool:
 
     def set_slots(self, slots: int) -> None:
         """Set the slots; fewer than are used leave none free."""
-        self.slots = slots
-        if self.on_change is not None:
-            self.on_change()
+        if slots != self.slots:
+            self.slots = slots
+            if self.on_change is not None:
+                self.on_change()
 
     def charge(self, holder: Holder, slots: int, tokens: int, *, growth: bool = False) -> None:
         """Increase an account, slots and tokens or neither. `growth`: the growth reserve may be used.

@@ -11,7 +11,7 @@ Rules
 - After a crash the actor begins a new epoch from the checkpoint. Messages of an older epoch change nothing; the reply
   has the new epoch, and the sender reports its full state. The checkpoint has all device memory. Of an engine's slots
   and tokens nothing is granted until every router that may hold part of it has reported, or its time is over; until
-  then routers use the accounts they have, which the ledger keeps for them.
+  then routers use the accounts they have.
 
 Invariant: the sum of what all parties may use, by the last answer each has received, never exceeds what exists.
 """

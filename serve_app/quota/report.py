@@ -22,7 +22,7 @@ class ModelFiguresRequest:
 
 
 def model_figures(core: Quota) -> dict[str, ModelFigures]:
-    """The figures of each model's queue. O(engines).
+    """The figures of each model's queue. O(engines + requests granted there).
 
     While requests wait, routers keep no credit, and what their accounts hold is in use. Else what is in use is known
     from the routers' last reports.

@@ -5,13 +5,15 @@ Rules
 - Inside a class, tenants share fairly by weight; a tenant's requests are served oldest first. Tenants below their
   guaranteed share come first in their class (`core.queue.class_queue`, `.scheduler`). A
   guaranteed share never passes a higher class.
-- Capacity: slots and KV tokens granted on a replica never exceed its size (`.capacity`).
-- Work conserving: while slots are free, any request that fits runs, with four exceptions. 1. Guard slots are kept
+- Capacity: slots and KV tokens granted on a replica never exceed its size (`.capacity`). A request whose holder has
+  ended is not granted when its turn comes: it is refused, and its router is not there to read it.
+- Work conserving: while slots are free, any request that fits runs, with five exceptions. 1. Guard slots are kept
   free for the classes from `high` up while these arrive (`.drain_rate`). 2. If the first request of a class does not
   fit, the replica that is nearest to fitting it is held back; requests behind it (same class and lower) fill the other
   replicas only. So small requests cannot starve a large one, and a large one holds back at most one replica, until the
   requests there have ended or its own wait is over. Higher classes pass it, unless it is due by the minimum share.
   3. Of one size (equal slots, tokens within a factor of two) none passes the first. 4. KV debt closes a replica.
+  5. What comes free at once is granted a part in each event (`EventGrants`).
 - A full queue refuses the newcomer, unless another request has to be evicted for it (`.queue`).
 - The longest wait of a request that has begun counts from its arrival here, or from the last moment at which its class
   was served: a request of the class was granted, or the class earned of its minimum share. So it ends only if its class
@@ -347,8 +349,11 @@ class Admission:
         self._has_more = left is not None and left.count <= 0 and bool(self.queue.by_id)
         while self.queue.by_id and not self._has_more and (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
-            waited_s = self._now - waiting.arrived_s
-            actions.append(Grant(waiting.arrival.request_id, replica_id, waited_s, waiting.waits_for))
+            request_id = waiting.arrival.request_id
+            if replica_id is None:
+                actions.append(Refuse(request_id, RefusalReason.LOST, None))
+            else:
+                actions.append(Grant(request_id, replica_id, self._now - waiting.arrived_s, waiting.waits_for))
             if left is not None:
                 left.count -= 1
                 self._has_more = left.count <= 0 and bool(self.queue.by_id)

@@ -60,7 +60,10 @@ class _ReplicaCapacity:
 
     @property
     def kv_left(self) -> float:
-        return self.kv_tokens - self.pool.space.used
+        """Free KV tokens; negative: more is used than there is, the growth reserve included."""
+        space = self.pool.space
+        left = self.kv_tokens - space.used
+        return left if left >= 0 else max(left, min(0, (space.capacity if self.is_open else 0) - space.used))
 
     @property
     def free(self) -> int:

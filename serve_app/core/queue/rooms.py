@@ -19,7 +19,8 @@ RoomEntry = tuple[float, int, str]
 
 @dataclass(slots=True)
 class Room:
-    """Free slots and KV tokens of a replica, with those of requests that stop; negative: it has shrunk."""
+    """Free slots and KV tokens of a replica, with those of requests that stop; negative: it has shrunk below what is
+    used."""
 
     slots: int
     tokens: float

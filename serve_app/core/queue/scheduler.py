@@ -16,7 +16,8 @@ tokens as produced. As in VTC, an output token costs two input tokens. At the en
 engine's token counts; until then they raise no counter of a tenant that comes. A request that has
 begun has paid for its prompt, and is not charged for it again.
 
-Invariant: a running request is counted in capacity, charges and use, or in none of them. An ended request has charged
+Invariant: a running request is counted in charges and use, and in capacity unless it was handed over
+(`Admission.hand_over`), or in none of them. An ended request has charged
 its tenant exactly its known use, and is removed. A tenant without running requests takes no memory.
 """
 
@@ -67,8 +68,9 @@ class Scheduler:
             class_queue.set_weights(policy.weight)
         self.update_below_share([*before, *self.shares])
 
-    def grant_next(self, now: float) -> tuple[QueuedRequest, str] | None:
-        """Grant the next request that can run and remove it from the queue; returns it with its replica id.
+    def grant_next(self, now: float) -> tuple[QueuedRequest, str | None] | None:
+        """Grant the next request that can run and remove it from the queue; returns it with its replica id, or with
+        None: its holder has ended, and it is granted nothing.
 
         O(size classes) if the first request of a class does not fit.
         """
@@ -87,6 +89,9 @@ class Scheduler:
             if found is None:
                 self._versions_at_stall = versions
                 return None
+            if found[0].holder.is_final:
+                self.queue.remove(found[0].arrival.request_id)
+                return found[0], None
             return found[0], self._grant(*found, now)
         finally:
             capacity.release_held_back()

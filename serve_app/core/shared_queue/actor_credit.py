@@ -20,8 +20,7 @@ CREDIT_PARTS = 2  # of an engine: one is divided among the routers as credit, th
 
 
 class ActorCredit:
-    """The accounts in the pools of engines and sessions. O(1) each; `remove_router` and `remove_engine` per account
-    that ends."""
+    """The accounts in the pools of engines and sessions. O(1) per method, unless stated."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -70,6 +69,10 @@ class ActorCredit:
         """KV tokens of an engine in accounts but not in use, by the routers' last reports."""
         pool = self._ledger.pool(engine)
         return 0 if pool is None else max(0, pool.used_tokens - self.in_use(engine)[1])
+
+    def runs(self, engine: str) -> bool:
+        """Whether an engine or a session has a pool."""
+        return self._ledger.pool(engine) is not None
 
     def free(self, engine: str) -> tuple[int, int]:
         """Free slots and tokens; zero for an engine that does not run."""

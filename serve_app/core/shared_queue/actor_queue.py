@@ -111,7 +111,7 @@ class ActorQueue:
             return self.actor_sessions.reply(session, booked)
 
     def remove_routers(self, routers: Sequence[str], now: float) -> None:
-        """Remove routers that are gone and whose leases the ledger has ended."""
+        """Remove routers that are gone, with their accounts."""
         with self._reset_on_error(now):
             self._end_sessions(routers, now)
             for router in routers:

@@ -134,7 +134,7 @@ class RouterSession:
         self.epoch = 0
         # sums by model, class and tenant
         self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0])
-        self.ledger_accounts: dict[str, Amount] = {}  # this router's in the ledger, as last reported
+        self.ledger_accounts: dict[str, Amount] = {}  # this router's at the actor, as last reported
         self.begin(0, ())
 
     def begin(self, epoch: int, events: Iterable[RouterEvent]) -> None:

@@ -10,7 +10,7 @@ Rules
 - An engine that was declared gone and returns is used again once every router with an account there has reported what
   runs there. The same holds for a closed engine (holdings unknown since the actor's crash).
 
-Invariant: at the end of an event each queue has been served with all that was returned to the pools.
+Invariant: what was returned to the pools is granted in the same event, or in the next ones as far as an event may.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Granting:
         ledger: has the engines and their slots.
         sessions: the open sessions.
         send: sends an action to a router.
-        accounts: the routers' accounts in the ledger.
+        accounts: the routers' accounts.
         engines: what they have reported.
         scope: runs each step that follows from events.
     """
@@ -224,7 +224,7 @@ class Granting:
             changed, self.changed = self.changed, {}
             returned = self.accounts.take_returned()
             self.requests.freed_sessions.update(returned)
-            for engine in [*changed, *returned.keys() - changed.keys()]:
+            for engine in {**changed, **returned}:
                 act = partial(self._follow, engine, engine in returned, now)
                 self._scope.run("an update of an engine's capacity", engine, act)
 
@@ -248,8 +248,8 @@ class Granting:
             model_state.avoid_cache.clear()
         debt = max(self.kv_debt.classes(engine), default=None)
         if debt != one.debt_class:
-            one.debt_class = debt
             self.requests.apply_actions(model_state, admission.on_kv_debt(engine, debt, now))
+            one.debt_class = debt
         pool = self._pool_to_grant(engine, model_state)
         session_kv = 0 if pool is None else self._sessions.reserved_tokens[engine]
         self.requests.apply_actions(model_state, admission.on_pool(engine, pool, now, session_kv))
@@ -329,9 +329,9 @@ class Granting:
     # Inside
 
     def _tick(self, model_state: ModelState, now: float) -> None:
-        due = model_state.admission.next_due()
-        if due is not None and due <= now:
-            self.requests.apply_actions(model_state, model_state.admission.on_tick(now))
+        admission = model_state.admission
+        if admission.waiting:  # whatever has failed to serve them
+            self.requests.apply_actions(model_state, admission.on_returned(now))
         self._refuse_begun(model_state, now)
         self.requests.touched_models.add(model_state.name)
 

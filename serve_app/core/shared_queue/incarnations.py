@@ -5,7 +5,7 @@ event (`ActorRequests.retry_grants`).
 
 Rules
 - A request of an ended incarnation is granted nothing more, and no event or action concerns it.
-- Until it is forgotten it counts in its queue as before.
+- Until it is forgotten it keeps its place in the queue; when its turn comes it is refused instead.
 - What it held in its router's accounts stays there: these are set when the router reports again (`messages.Hello`) or
   is removed (`core.pools.Holder`). So nothing is given back twice, and until then nobody else is granted it.
 

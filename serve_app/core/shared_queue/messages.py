@@ -3,7 +3,7 @@
 Durations only, no timestamps: each side has its own clock. Tuples, because there are tens of thousands a second.
 
 An account is what a router may use of one engine, in slots and KV tokens: the amount its requests hold plus its credit.
-The ledger has the sum; every change is one event or one action of the ordered stream (`core.shared_queue.delivery`), so
+The actor has the sum; every change is one event or one action of the ordered stream (`core.shared_queue.delivery`), so
 both ends count the same whatever the network does. A session is a separate pool on its engine (`core.memory.sessions`),
 named by its lease: there a router holds what its requests draw, and has no credit.
 """
@@ -164,7 +164,7 @@ class KvTokenRequest(NamedTuple):
 
 @message
 class AccountReport(NamedTuple):
-    """The router's accounts, sent at every heartbeat; the actor compares them with the ledger.
+    """The router's accounts, sent at every heartbeat; the actor compares them with its own.
 
     Args:
         in_use: what its requests hold, by engine.
@@ -378,7 +378,7 @@ class ActorReply(NamedTuple):
         figures: of contended models, those newer than the ones sent before.
         is_stale: the router must begin another incarnation, in this epoch.
         has_more: some actions did not fit.
-        ledger_accounts: the router's accounts in the ledger, in the answer to an `AccountReport`.
+        ledger_accounts: the router's accounts at the actor, in the answer to an `AccountReport`.
     """
 
     epoch: int

@@ -128,8 +128,8 @@ class ActorRequests:
     def retry_grants(self, now: float) -> None:
         """Queue requests again, with their arrival time, whose router cannot reach the engine that they were granted;
         forget those of ended incarnations; queue those again that avoid an engine which their router reaches now. At
-        most `AT_ONCE`: until its turn, one of the first two kinds keeps what the queue has granted it, so no other
-        request is granted it. The last step of an event."""
+        most `AT_ONCE`: until its turn, one of the first kind keeps what the queue has granted it. The last step of an
+        event."""
         due = list(self.grants_to_retry)
         is_outdated = self._avoided.is_outdated
         while due and self._moves_left:
@@ -222,7 +222,7 @@ class ActorRequests:
         return found
 
     def _forget(self, request: ActorRequest, now: float) -> None:
-        """Forget a request of an ended incarnation: its place in the queue, and what it holds of its engine there."""
+        """Forget a request of an ended incarnation, and its place in the queue."""
         self._moves_left = max(0, self._moves_left - 1)
         self._left_models.add(request.queue.name)
         self._remove(request)
@@ -374,6 +374,7 @@ class ActorRequests:
                 continue  # to be stopped on an engine that is gone
             if request.incarnation.has_ended:
                 if isinstance(action, Refuse):
+                    self._left_models.add(request.queue.name)
                     self._remove(request)
                 elif isinstance(action, Grant):
                     self.grants_to_retry[action.request_id] = action.replica_id  # it is forgotten in its turn
@@ -388,10 +389,10 @@ class ActorRequests:
             self._send(request.router, action)
 
     def _begin(self, request: ActorRequest, engine: str) -> bool:
-        """A request is granted; False: it avoids the engine, of which its queue has not heard."""
+        """A request is granted; False: it avoids the engine, or that has ended, and its queue has not heard of it."""
         one = request.queue.engines[engine]
         avoids = request.router != SESSIONS_OWNER and not one.may_take(request.router, request.arrival.fingerprint)
-        if avoids or engine in self.closed_engines:
+        if avoids or engine in self.closed_engines or not self.accounts.runs(engine):
             return False
         request.engine = engine
         self._end_session_wait(request)

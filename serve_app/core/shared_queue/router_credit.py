@@ -1,7 +1,7 @@
 """A router's accounts: what its requests hold on each engine, and the credit on which it grants alone.
 
 Rules
-- Credit is an account minus what requests hold. It is negative if the ledger has less than the router counted; then
+- Credit is an account minus what requests hold. It is negative if the actor has less than the router counted; then
   nothing is granted there until enough requests have ended.
 - While no request waits, a router keeps about the target credit set by the actor, requests more below half of it and
   returns the surplus above twice of it. While requests wait for the engine or its model it keeps none.
@@ -141,7 +141,7 @@ class RouterCredit:
         )
 
     def begin_incarnation(self, *, credit_valid: bool) -> tuple[Amount, ...]:
-        """The accounts, held plus credit, for a new incarnation; held amounts are reported even if the ledger lacks
+        """The accounts, held plus credit, for a new incarnation; held amounts are reported even if the actor lacks
         them. `credit_valid`: the credit is still this router's; otherwise it is dropped."""
         for account in self.by_engine.values():
             account.request_pending = False

@@ -365,8 +365,10 @@ class SessionAdmission:
         if self.pending_sessions.get(name) is waiting:
             self.withdraw(name, now)
         self._granting.requests.cancel(waiting.ticket, now)
-        if name in self._sessions.by_session_id:  # nobody is told that it is open
+        opened = self._sessions.by_session_id.get(name)
+        if opened is not None:  # nobody is told that it is open
             self._sessions.close(name)
+            self._granting.accounts.returned[opened.engine] = None
         self._outcomes[name] = refusal_error(lost(name))
 
     def _carry_out(self, waiting: _PendingSession, action: Action, now: float) -> None:
@@ -385,6 +387,7 @@ class SessionAdmission:
         del self.pending_sessions[session_id]
         self._granting.models[ask.model].admission.hand_over(action.request_id)  # no request gets it before the session
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
+        self._granting.changed[action.replica_id] = None
         self._granting.requests.done(action.request_id, ask.tokens, 0, now)
 
     def _wait_over_error(self, ask: SessionRequest) -> InsufficientMemory:

@@ -1,4 +1,4 @@
-"""What must be so at any moment of a `World`: no credit that the ledger lacks, each grant covered by its account."""
+"""What must be so at any moment of a `World`: no credit that the actor lacks, each grant covered by its account."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class WorldChecks:
         assert agree(self.quota.queue.granting.requests)
 
     def check_accounts(self) -> None:
-        """A router whose word still counts never goes by more than the ledger has for it."""
+        """A router whose word still counts never goes by more than the actor has for it."""
         self.check_grants()
         lines = self.quota.queue
         quota = self.quota
@@ -102,7 +102,7 @@ class WorldChecks:
                     assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"
 
     def accounted(self) -> None:
-        """With nothing on its way, both ends count the same, and the ledger holds just that."""
+        """With nothing on its way, both ends count the same, and the pools have just that."""
         lines = self.quota.queue
         for name, router in self.routers.items():
             for engine in self.reports:
