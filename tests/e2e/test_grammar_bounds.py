@@ -44,7 +44,7 @@ def test_what_the_attack_costs_is_bounded_and_ends_with_it(seen: dict[str, Any])
 def test_too_complex_a_grammar_is_refused_by_name(seen: dict[str, Any], which: str) -> None:
     said = error(seen[which])
 
-    assert (said["code"], said["param"]) == ("grammar_too_complex", "structured_outputs")
+    assert (said["code"], said["param"]) == ("grammar_too_complex", "structured_outputs.choice")
 
 
 def test_an_answer_whose_masks_cost_too_much_ends(seen: dict[str, Any]) -> None:
