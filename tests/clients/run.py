@@ -64,8 +64,8 @@ def running_stack() -> Iterator[stack.Stack]:
 
 @contextlib.contextmanager
 def occupied(there: stack.Stack) -> Iterator[None]:
-    """The only slot of `BUSY` is taken in the block."""
-    body = {"model": BUSY, "prompt": "a", "max_tokens": MANY_TOKENS, "stream": True}
+    """The only slot of `BUSY` is taken in the block, by a request that is not stopped for shorter ones."""
+    body = {"model": BUSY, "prompt": "a", "max_tokens": MANY_TOKENS, "stream": True, "echo": True, "logprobs": 1}
     with there.post("/v1/completions", body, stream=True) as answer:
         answer.raise_for_status()
         observer = Observer(there)
