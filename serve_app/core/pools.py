@@ -42,8 +42,8 @@ class TokenSpace:
     def hold(self, amount: int) -> None:
         """Leases on it hold this much more; negative: less."""
         self.held += amount
-        if self.pool is not None and self.pool.on_change is not None:
-            self.pool.on_change()
+        if self.pool is not None:
+            self.pool.tell_change()
 
     def free(self, *, growth: bool = False) -> int:
         """What is free, with or without the growth reserve."""
@@ -95,7 +95,7 @@ class RequestPool:
 
     Args:
         name: of the engine, or the lease of the session.
-        space: the KV tokens, which leases on the engine use, too.
+        space: the KV tokens, which leases on the engine use, too; the pool is its pool from now on.
         slots: requests that may run at the same time.
         on_change: called after each change of what is used; the queue that grants from the pool follows it.
     """
@@ -107,6 +107,14 @@ class RequestPool:
     used_tokens: int = 0
     accounts: dict[Holder, Account] = field(default_factory=dict)  # none is empty
     on_change: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.space.pool = self
+
+    def tell_change(self) -> None:
+        """Call `on_change`, if somebody follows the pool."""
+        if self.on_change is not None:
+            self.on_change()
 
     @property
     def free_slots(self) -> int:
@@ -121,8 +129,7 @@ class RequestPool:
         """Set the slots; fewer than are used leave none free."""
         if slots != self.slots:
             self.slots = slots
-            if self.on_change is not None:
-                self.on_change()
+            self.tell_change()
 
     def charge(self, holder: Holder, slots: int, tokens: int, *, growth: bool = False) -> None:
         """Increase an account, slots and tokens or neither. `growth`: the growth reserve may be used.
@@ -160,13 +167,11 @@ class RequestPool:
         if account is not None:
             self.used_slots -= account.slots
             self.used_tokens -= account.tokens
-            if self.on_change is not None:
-                self.on_change()
+            self.tell_change()
 
     def _change(self, account: Account, slots: int, tokens: int) -> None:
         account.slots += slots
         account.tokens += tokens
         self.used_slots += slots
         self.used_tokens += tokens
-        if self.on_change is not None:
-            self.on_change()
+        self.tell_change()

@@ -135,7 +135,7 @@ def test_moments_that_a_limit_has_reserved_are_kept_by_each_item() -> None:
 def test_patience_ends_with_the_refusal_as_the_result(error: ServeAppError) -> None:
     async def scenario() -> float:
         server = FakeServer(lambda subject, _: (0.0, error if subject == "bad" else None))
-        (bad, good) = await collect(server.map(["bad", "good"], patience_s=300.0))
+        bad, good = await collect(server.map(["bad", "good"], patience_s=300.0))
         assert (bad.error, good.error) == (error, None)
         assert bad.attempts > 5
         return asyncio.get_running_loop().time()

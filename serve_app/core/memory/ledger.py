@@ -204,9 +204,8 @@ class Ledger:
             raise ValueError(f"engine {name!r}: slots is {slots}")
         node = self._require_lease(name)
         node.check_runs()
-        if node.space.pool is None:
-            node.space.pool = RequestPool(name, node.space, slots)
-        node.space.pool.set_slots(slots)
+        pool = node.space.pool or RequestPool(name, node.space, slots)
+        pool.set_slots(slots)
 
     def pool(self, name: str) -> RequestPool | None:
         """The pool of an engine or a session; None: there is none, or the engine does not run."""

@@ -427,7 +427,7 @@ class Admission:
         if self._no_slots_since is not None:
             return RefusalReason.NO_REPLICA
         capacity = self.capacity
-        (slots, cost, placement) = waiting.need
+        slots, cost, placement = waiting.need
         if capacity.could_fit(slots, cost, placement):
             return RefusalReason.TIMEOUT
         # A replica was large enough when the request arrived; that replica has left or shrunk and none replaced it.

@@ -196,7 +196,6 @@ class Capacity:
         replica = self.replicas.get(replica_id)
         pool = RequestPool(replica_id, TokenSpace(), slots) if replica is None else replica.pool
         pool.slots = slots
-        pool.space.pool = pool
         pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
         self.set_pool(replica_id, pool)
 
@@ -268,7 +267,7 @@ class Capacity:
             ValueError: no open replica has that much free; the state is unchanged.
         """
         arrival = waiting.arrival
-        (slots, tokens, where) = waiting.need
+        slots, tokens, where = waiting.need
         only, avoid = where or ANYWHERE
         replica_id = None
         if arrival.affinity is not None and only is None:

@@ -12,8 +12,8 @@ Rules
 - At every heartbeat a router's reported accounts are compared with those here, except engines with an action in
   transit. A difference ends the router's session, as does an error in its event (`applied_events`); one that concerns
   all ends all. The router begins a new incarnation.
-- A router that is gone loses its waiting requests and its accounts. One that acknowledges nothing for a second is
-  granted nothing more, long before it counts as gone: such grants would stay unused.
+- A router that is gone loses its waiting requests and its accounts. One that acknowledges nothing for
+  `UNRESPONSIVE_S` is granted nothing more, long before it counts as gone: such grants would stay unused.
 
 Invariant: once a router knows that a model is contended, it begins no request of it without a grant of this queue. A
 request overtakes one of a higher class for at most one exchange after the arrival of the latter.
@@ -273,7 +273,7 @@ class ActorQueue:
             case messages.Hello(holds, process):
                 if process is not None:
                     self.processes[router] = process
-                self._hello(router, holds, now)
+                self._hello(router, holds)
             case messages.StoreAddress():
                 self.store = event
                 self.limits.asks_store = True
@@ -325,7 +325,7 @@ class ActorQueue:
         for router in routers:
             self.actor_sessions.end(router)
 
-    def _hello(self, router: str, holds: tuple[Amount, ...], now: float) -> None:
+    def _hello(self, router: str, holds: tuple[Amount, ...]) -> None:
         """A router begins an incarnation: book the accounts it reports, as far as capacity is free."""
         short = self.accounts.book(router, holds)
         self.granting.reconcile(router)

@@ -182,7 +182,7 @@ class ActorRequests:
         freed, self.freed_sessions = self.freed_sessions, set()
         for lease in sorted(freed & self.waiting_for_session.keys()):
             one = self._sessions.open_by_lease(lease)
-            (slots, tokens) = self.accounts.free(lease)
+            slots, tokens = self.accounts.free(lease)
             if one is None or not slots or one.engine in self.closed_engines:
                 continue
             for ticket in self.waiting_for_session.get(lease, ()):

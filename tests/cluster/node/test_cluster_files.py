@@ -98,7 +98,7 @@ def test_a_machine_in_the_cloud_gets_the_python_that_setup_takes_first(file: Pat
 def test_the_head_has_no_place_for_an_engine() -> None:
     for file in (CLOUD, CLOUD_70B):
         assert load(file)["available_node_types"]["head"]["resources"] == {"CPU": 0, "GPU": 0}
-    (start, _) = load(ONPREM)["head_start_ray_commands"]
+    start, _ = load(ONPREM)["head_start_ray_commands"]
     assert "--num-cpus=0 --num-gpus=0" in start
 
 

@@ -233,7 +233,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.reference.replica(replica, slots, kv_tokens, reserved)
         known = self.admission.capacity.replicas.get(replica)
         pool = RequestPool(replica, TokenSpace(), slots) if known is None else known.pool
-        pool.space.pool = pool
         pool.slots = slots
         pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
         pool.space.hold(reserved - pool.space.held)

@@ -10,9 +10,7 @@ POLICY = QueuePolicy(100, 60.0, no_replica_wait_s=25.0)
 
 
 def pool_of(slots: int, capacity: int, limit: int) -> RequestPool:
-    space = TokenSpace(capacity, limit)
-    space.pool = RequestPool("e", space, slots)
-    return space.pool
+    return RequestPool("e", TokenSpace(capacity, limit), slots)
 
 
 def test_a_request_whose_holder_has_ended_is_granted_nothing_and_charged_to_no_tenant() -> None:

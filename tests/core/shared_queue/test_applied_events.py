@@ -118,7 +118,7 @@ def begun_anew(world: World, begun: dict[str, int]) -> set[str]:
 @pytest.mark.parametrize("tokens", [(-1, 0), (0, -1)], ids=["prompt", "output"])
 def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(tokens: tuple[int, int]) -> None:
     world = connected(slots=2, routers=3)
-    (request_id, _) = one_granted_by_the_actor(world)
+    request_id, _ = one_granted_by_the_actor(world)
     begun = sessions(world)
     session = world.routers["r0"].line.router_session
 
@@ -135,7 +135,7 @@ def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(to
 @pytest.mark.parametrize("method", ["on_done", "on_cancel"])
 def test_an_end_that_fails_in_its_queue_ends_its_router_s_session_and_no_other(method: str) -> None:
     world = connected(slots=2, routers=3)
-    (runs, _) = one_granted_by_the_actor(world)
+    runs, _ = one_granted_by_the_actor(world)
     begun = sessions(world)
     called = list[str]()
     waits = next(iter(world.routers["r0"].line.pending.by_request_id))

@@ -60,7 +60,7 @@ def test_a_step_that_fails_ends_no_session(step: str, after: bool) -> None:
     waits = world.arrive("r1", RequestClass.NORMAL)
     world.settle(2)
     begun = sessions(world)
-    (path, name) = STEPS[step]
+    path, name = STEPS[step]
     called = fails_once(attrgetter(path)(world.quota.queue), name, after=after)
     world.finish("r0", f"q{runs.number}")
     world.settle(4)
