@@ -1,8 +1,8 @@
 """Agent sessions: KV tokens of one engine, reserved until the session is closed or expires.
 
 Rules
-- A session is a lease on its engine, and a pool for its requests: its tokens, and one slot besides those of the queue
-  (`core.shared_queue.requests` draws on it). An engine takes as many sessions as it has such slots.
+- A session is a lease on its engine, and a pool for one request at a time: its tokens, and one slot besides those of
+  the queue (`core.queue.session_place`). An engine takes as many sessions as it has such slots.
 - Requests renew a session when they arrive and when they end; a session with a running request does not expire.
 - A session closed while its request runs is unknown at once, and keeps what the request holds until that ends. So long
   it counts for its tenant, with that many tokens. If what runs is unknown, it keeps everything until that is known.

@@ -31,6 +31,7 @@ from serve_app.core.queue.policy import (
     TenantPolicy,
 )
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
+from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "RefusalReason",
     "Refuse",
     "ReplicaStart",
+    "SessionPlace",
     "TenantPolicy",
     "WaitReason",
     "refusal_error",

@@ -41,6 +41,7 @@ from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT, Scheduler
+from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.snapshot import Snapshot, snapshot
 from serve_app.core.queue.tenant_queue import QueuedRequest
 from serve_app.core.queue.wait_forecast import WaitForecast
@@ -86,10 +87,15 @@ class Admission:
         self._refused = Counter[RefusalReason]()
 
     def on_arrive(
-        self, arrival: Arrival, now: float, waited_s: float = 0.0, holder: Holder | None = None
+        self,
+        arrival: Arrival,
+        now: float,
+        waited_s: float = 0.0,
+        holder: Holder | None = None,
+        place: SessionPlace | None = None,
     ) -> list[Action]:
         """A request arrives that has already waited `waited_s` in another queue. Its grant is charged to `holder`;
-        None: to this queue itself.
+        None: to this queue itself. `place`: of its session.
 
         Raises:
             ValueError: a request of this id waits or runs already; the state is unchanged.
@@ -100,12 +106,15 @@ class Admission:
         actions = self.on_tick(now)
         if arrival.deadline is not None and arrival.deadline <= self._now:
             return [*actions, self._refuse(arrival, RefusalReason.DEADLINE)]
-        if self._no_slots_since is None and self.capacity.is_too_large(arrival):
+        fits_place = place is not None and place.could_take(arrival.slots, arrival.cost)
+        if not fits_place and self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
         arrived_s = self._now - waited_s
         self._allow_grant()
         wait_from_s = self._now if arrival.has_begun else arrived_s
-        waiting = self.queue.add(arrival, arrived_s, wait_from_s, holder or self._holder)
+        waiting = self.queue.add(arrival, arrived_s, wait_from_s, holder or self._holder, place)
+        if place is not None and place.may_take(arrival.slots, arrival.cost):
+            return actions + self._serve_place(place)
         if self._no_slots_since is not None:
             self._replica_start.begin(self._now)
         actions += self._grant_waiting()
@@ -125,7 +134,7 @@ class Admission:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
         actions = self.on_tick(now)
         if request_id in self.scheduler.running:
-            self.scheduler.end(request_id)
+            actions += self._serve_place(self.scheduler.end(request_id))
         elif self.queue.remove(request_id) is None:
             return actions
         return actions + self._grant_all()
@@ -163,7 +172,7 @@ class Admission:
         actions = self.on_tick(now)
         if request_id not in self.scheduler.running:
             return actions
-        self.scheduler.done(request_id, prompt_tokens, output_tokens)
+        actions += self._serve_place(self.scheduler.done(request_id, prompt_tokens, output_tokens))
         self._allow_grant()
         return actions + self._grant_all()
 
@@ -195,6 +204,17 @@ class Admission:
     def on_returned(self, now: float) -> list[Action]:
         """Something was returned to a replica's pool, but not by a request of this queue."""
         return self.on_tick(now) + self._grant_all()
+
+    def on_place_returned(self, lease: str, now: float) -> list[Action]:
+        """The place of a session was returned, but not by a request of this queue."""
+        actions = self.on_tick(now)
+        waiting = self.queue.first_for(lease)
+        return actions if waiting is None else actions + self._serve_place(waiting.place)
+
+    def end_session(self, lease: str) -> list[str]:
+        """A session has ended: no request may take its place any more. Returns the ids of those that waited for it.
+        O(these)."""
+        return self.queue.end_session(lease)
 
     def on_kv_debt(self, replica_id: str, request_class: RequestClass | None, now: float) -> list[Action]:
         """A replica is in KV debt: running requests, of this class at most, need more KV tokens than were free.
@@ -358,6 +378,16 @@ class Admission:
                 left.count -= 1
                 self._has_more = left.count <= 0 and bool(self.queue.by_id)
         return actions
+
+    def _serve_place(self, place: SessionPlace | None) -> list[Action]:
+        """Grant the place of a session to the first request that fits it, if it is free."""
+        waiting = None if place is None else self.queue.first_for(place.pool.name)
+        if waiting is None or place is None:
+            return []
+        waited_s = self._now - waiting.arrived_s
+        self.scheduler.grant_place(waiting, self._now)
+        why = WaitReason.SESSION if waited_s else None
+        return [Grant(waiting.arrival.request_id, place.replica_id, waited_s, why, place.pool.name)]
 
     def _enforce_bounds(self, waiting: QueuedRequest) -> list[Action]:
         """Apply the forecast and the bounds of the queue to an arrival that has to wait."""

@@ -40,8 +40,7 @@ class Arrival:
         preempted: how often it was. produced_tokens: output of its earlier runs, with which this one begins.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
-        session: the KV lease of the open session whose tokens it uses first (`core.shared_queue.granting`); None: no
-            session.
+        session: the lease of the session in whose place it may run (`core.queue.session_place`); None: no session.
         fingerprint: that of the engine which has begun it: it goes on at engines with the same one; None: it may run on
             any (`core.shared_queue.granting`).
 
@@ -124,19 +123,26 @@ class WaitReason(enum.StrEnum):
     HELD_BACK = "held_back"  # the replica with room was held back for a larger request
     GUARD_SLOTS = "guard_slots"  # the free slots are kept for higher classes
     NO_REPLICA = "no_replica"  # the first replica
-    SESSION = "session"  # the slot of its session, which another request of the session used
+    SESSION = "session"  # the place of its session, which another request of the session used
     QUOTA_ACTOR = "quota_actor"  # the quota actor, which did not answer
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The request may run on this replica; its slots and KV tokens stay taken until `on_done` or `on_cancel`."""
+    """The request may run on this replica; its slots and KV tokens, or the place of its session, stay taken until
+    `on_done` or `on_cancel`."""
 
     request_id: str
     replica_id: str
     waited_s: float
     waited_for: WaitReason | None = field(default=None, compare=False)  # an explanation; None: it did not wait
+    lease: str = ""  # of the session in whose place it runs; empty: it has slots and KV tokens of the replica
+
+    @property
+    def pool(self) -> str:
+        """The name of the pool that it uses (`core.pools`)."""
+        return self.lease or self.replica_id
 
 
 @message

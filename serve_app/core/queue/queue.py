@@ -20,6 +20,7 @@ from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.events import Arrival
 from serve_app.core.queue.eviction import Excess
 from serve_app.core.queue.policy import ClassBound, QueuePolicy
+from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
 
@@ -38,15 +39,25 @@ class RequestQueue:
         self.by_id: dict[str, QueuedRequest] = {}
         self._by_age = {has_begun: KeyedHeap() for has_begun in (False, True)}
         self._by_deadline = KeyedHeap()
+        self.by_session: dict[str, dict[str, QueuedRequest]] = {}  # those that may take a session's place, by lease
         self._arrival_count = 0
         self.tokens = 0
 
-    def add(self, arrival: Arrival, arrived_s: float, wait_from_s: float, holder: Holder) -> QueuedRequest:
+    def add(
+        self,
+        arrival: Arrival,
+        arrived_s: float,
+        wait_from_s: float,
+        holder: Holder,
+        place: SessionPlace | None = None,
+    ) -> QueuedRequest:
         """Add a request whose id does not wait yet to its tenant queue, ordered by age; its longest wait counts from
-        `wait_from_s`, and its grant is charged to `holder`."""
+        `wait_from_s`, and its grant is charged to `holder`. `place`: of its session."""
         self._arrival_count += 1
-        waiting = QueuedRequest(arrival, arrived_s, self._arrival_count, holder)
+        waiting = QueuedRequest(arrival, arrived_s, self._arrival_count, holder, place)
         self.by_id[arrival.request_id] = waiting
+        if place is not None:
+            self.by_session.setdefault(place.pool.name, {})[arrival.request_id] = waiting
         self.set_wait_from(waiting, wait_from_s)
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
@@ -67,8 +78,29 @@ class RequestQueue:
             self._by_age[waiting.arrival.has_begun].discard(request_id)
             self.class_queues[waiting.arrival.request_class].remove(waiting)
             self._by_deadline.discard(request_id)
+            self._leave_place(waiting)
             self.tokens -= waiting.cost
         return waiting
+
+    def first_for(self, lease: str) -> QueuedRequest | None:
+        """The first request that may take the place of this session now. O(requests that wait for it)."""
+        waiting = self.by_session.get(lease, {}).values()
+        return next((one for one in waiting if not one.holder.is_final and one.may_take_place), None)
+
+    def end_session(self, lease: str) -> list[str]:
+        """A session has ended: no request may take its place. Returns the ids of those that could. O(these)."""
+        waiting = dict(self.by_session.get(lease, {}))
+        for request in waiting.values():
+            self._leave_place(request)
+        return list(waiting)
+
+    def _leave_place(self, waiting: QueuedRequest) -> None:
+        if waiting.place is not None:
+            lease = waiting.place.pool.name
+            waiting.place = None
+            del self.by_session[lease][waiting.arrival.request_id]
+            if not self.by_session[lease]:
+                del self.by_session[lease]
 
     def evict_for(self, policy: QueuePolicy, newcomer: QueuedRequest) -> list[QueuedRequest] | None:
         """Keep the queue within its bounds after a newcomer, which is not `accepted`, was added.

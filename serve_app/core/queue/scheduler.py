@@ -16,6 +16,9 @@ tokens as produced. As in VTC, an output token costs two input tokens. At the en
 engine's token counts; until then they raise no counter of a tenant that comes. A request that has
 begun has paid for its prompt, and is not charged for it again.
 
+A request in the place of its session (`core.queue.session_place`) is charged to its tenant, too. It uses nothing of
+the replicas: it costs its class no minimum share, is not stopped for others, and its end frees nothing for them.
+
 Invariant: a running request is counted in charges and use, and in capacity unless it was handed over
 (`Admission.hand_over`), or in none of them. An ended request has charged
 its tenant exactly its known use, and is removed. A tenant without running requests takes no memory.
@@ -32,6 +35,7 @@ from serve_app.core.queue.events import WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.preemption import Preemption
 from serve_app.core.queue.queue import RequestQueue
+from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.stoppable_runs import GrantedRequest
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
@@ -52,6 +56,7 @@ class Scheduler:
         self._session_tokens = session_tokens
         self.policy = policy
         self.running: dict[str, GrantedRequest] = {}
+        self.in_places: dict[str, GrantedRequest] = {}  # those in the place of a session, by its lease
         self.capacity = Capacity()
         self.drain_rate = DrainRate()
         self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
@@ -96,6 +101,16 @@ class Scheduler:
         finally:
             capacity.release_held_back()
 
+    def grant_place(self, waiting: QueuedRequest, now: float) -> None:
+        """Grant a waiting request the place of its session, which is free, and remove it from the queue."""
+        place = waiting.place
+        assert place is not None
+        place.take(waiting.holder, waiting.cost)
+        run = self._begin(waiting, place.replica_id, now)
+        run.place = place
+        self.queue.remove(waiting.arrival.request_id)
+        self.in_places[place.pool.name] = run
+
     def guard_slots(self, request_class: RequestClass) -> int:
         """Free slots that a class may not take: they are kept for the guarded classes."""
         share = self.policy.guard_slots_share
@@ -113,29 +128,43 @@ class Scheduler:
                 _confirm(run)
             run.charged_prompt += more_prompt
             run.charged_output += tokens
-            self.preemption.grown(run)
+            if run.place is None:
+                self.preemption.grown(run)
             run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * tokens)
 
-    def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """A running request has ended after these tokens; None: unknown, its estimate counts."""
+    def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> SessionPlace | None:
+        """A running request has ended after these tokens; None: unknown, its estimate counts. Returns the place of its
+        session, if it ran there."""
         run = self.running[request_id]
         if output_tokens is None:
             estimated = run.arrival.cost - run.charged_prompt - run.arrival.produced_tokens
             output_tokens = max(run.charged_output, estimated)
-        self.end(request_id, prompt_tokens, output_tokens)
+        return self.end(request_id, prompt_tokens, output_tokens)
 
-    def end(self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
-        """A running request has ended after these tokens; None: as many as it was charged so far."""
+    def end(
+        self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None
+    ) -> SessionPlace | None:
+        """A running request has ended after these tokens; None: as many as it was charged so far. Returns the place of
+        its session, if it ran there."""
         run = self.running.pop(request_id)
-        self.capacity.give_back(run.replica_id, request_id, run.holder)
-        if run.stopping_s is None:  # else it comes back: what drains is no faster
-            self.drain_rate.on_released(run.arrival.slots)
+        if run.place is not None:
+            run.place.give_back(run.holder)
+            del self.in_places[run.place.pool.name]
+        else:
+            self.capacity.give_back(run.replica_id, request_id, run.holder)
+            if run.stopping_s is None:  # else it comes back: what drains is no faster
+                self.drain_rate.on_released(run.arrival.slots)
         self._settle(run, prompt_tokens, output_tokens)
+        return run.place
 
     def drop_replica(self, replica_id: str) -> None:
-        """A replica is gone with its running requests. O(these requests + tenants with a share)."""
+        """A replica is gone with its running requests, those in places of sessions included. O(these requests + tenants
+        with a share + sessions with a running request)."""
         for request_id in self.capacity.drop_replica(replica_id):
             self._settle(self.running.pop(request_id), None, None)
+        in_places = [run for run in self.in_places.values() if run.replica_id == replica_id]
+        for run in in_places:
+            self.end(run.arrival.request_id)
         self.preemption.replica_gone()
         self.update_below_share(self.shares)
 
@@ -197,24 +226,16 @@ class Scheduler:
 
     def _grant(self, waiting: QueuedRequest, was_due: bool, now: float) -> str:
         arrival = waiting.arrival
-        class_queue = self.queue.class_queues[waiting.arrival.request_class]
-        tenant_queue = class_queue.tenant_queues[arrival.tenant]
-        prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
-        class_queue.running += 1
+        replica_id = self.capacity.take(waiting)
+        run = self._begin(waiting, replica_id, now)
+        run.was_due = was_due
+        class_queue = run.class_queue
         class_queue.granted += 1
         class_queue.granted_tokens += waiting.unpaid
-        if not arrival.has_begun:  # else its tenant has paid for its prompt
-            class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
-        class_queue.min_share.charge(tenant_queue, waiting.unpaid, was_due)
+        class_queue.min_share.charge(run.tenant_queue, waiting.unpaid, was_due)
         class_queue.served_s = now
         self.queue.remove(arrival.request_id)
-        replica_id = self.capacity.take(waiting)
         self.drain_rate.granted[arrival.request_class] += waiting.slots
-        run = GrantedRequest(arrival, replica_id, waiting.holder, class_queue, tenant_queue, prompt, now, was_due)
-        if not arrival.has_begun:
-            run.unconfirmed = prompt
-            tenant_queue.unconfirmed += INPUT_WEIGHT * prompt
-        self.running[arrival.request_id] = run
         self.preemption.begin(run)
         self._add_use(arrival.tenant, waiting.slots, waiting.cost)
         if self.policy.min_share:
@@ -225,6 +246,21 @@ class Scheduler:
                     other.served_s = now
         return replica_id
 
+    def _begin(self, waiting: QueuedRequest, replica_id: str, now: float) -> GrantedRequest:
+        """A granted request runs; its tenant is charged for its prompt."""
+        arrival = waiting.arrival
+        class_queue = self.queue.class_queues[arrival.request_class]
+        tenant_queue = class_queue.tenant_queues[arrival.tenant]
+        prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
+        run = GrantedRequest(arrival, replica_id, waiting.holder, class_queue, tenant_queue, prompt, now)
+        class_queue.running += 1
+        if not arrival.has_begun:  # else its tenant has paid for its prompt
+            class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
+            run.unconfirmed = prompt
+            tenant_queue.unconfirmed += INPUT_WEIGHT * prompt
+        self.running[arrival.request_id] = run
+        return run
+
     def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """Correct the charges of an ended request to these tokens, and end its use. None: as charged."""
         _confirm(run)
@@ -232,8 +268,9 @@ class Scheduler:
         more_output = 0 if output_tokens is None else output_tokens - run.charged_output
         run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
         run.class_queue.end_run()
-        self.preemption.end(run)
-        self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
+        if run.place is None:
+            self.preemption.end(run)
+            self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
 
     def _add_use(self, tenant: str, slots: int, tokens: int) -> None:
         """Add slots and KV tokens to a tenant's use; negative: release them."""

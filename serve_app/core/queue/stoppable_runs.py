@@ -22,6 +22,7 @@ from serve_app.core.pools import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.events import Arrival
+from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
 
@@ -36,7 +37,8 @@ class GrantedRequest:
     """A granted request, and the tokens that its tenant was charged so far. `holder`: has it in its account.
 
     `unconfirmed`: of these the input tokens by its estimate, until its engine has counted them. `was_due`: it was
-    granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not.
+    granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not. `place`: of its session, in
+    which it runs; None: it runs on the replica's own slots and tokens.
     """
 
     arrival: Arrival
@@ -52,6 +54,7 @@ class GrantedRequest:
     stopping_s: float | None = None
     number: int = 0  # of its grant, among those that can be stopped
     group: tuple[int, int] = (0, 0)
+    place: SessionPlace | None = None
 
     @property
     def kv_tokens(self) -> int:

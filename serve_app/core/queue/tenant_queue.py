@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from serve_app.core.keyed_heap import Key
 from serve_app.core.pools import Holder
 from serve_app.core.queue.events import Arrival, PlacementConstraint, WaitReason
+from serve_app.core.queue.session_place import SessionPlace
 
 # Slots, KV tokens, and the replicas that are allowed: what a request needs of one replica.
 Need = tuple[int, int, PlacementConstraint | None]
@@ -27,12 +28,14 @@ QueueEntry = tuple[float, int, "QueuedRequest"]
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A waiting request. `order_key`, by which a tenant's requests are sorted, is when it first arrived, and
-    `arrival_number`; its longest wait counts from `wait_from_s`. Its grant is charged to `holder`."""
+    `arrival_number`; its longest wait counts from `wait_from_s`. Its grant is charged to `holder`. `place`: of its
+    session, which it may take instead of a replica."""
 
     arrival: Arrival
     arrived_s: float
     arrival_number: int
     holder: Holder
+    place: SessionPlace | None = None
     # Of the arrival, computed once: they are read far more often than a request arrives.
     slots: int = field(init=False)
     cost: int = field(init=False)
@@ -52,6 +55,11 @@ class QueuedRequest:
         self.need = self.slots, self.cost, placement
         self.size = self.slots, self.cost.bit_length(), placement
         self.order_key = self.arrived_s - self.arrival.age_s, self.arrival_number
+
+    @property
+    def may_take_place(self) -> bool:
+        """Whether the place of its session is free and large enough."""
+        return self.place is not None and self.place.may_take(self.slots, self.cost)
 
 
 @dataclass(slots=True, eq=False)

@@ -74,6 +74,10 @@ class ActorCredit:
         """Whether an engine or a session has a pool."""
         return self._ledger.pool(engine) is not None
 
+    def pool(self, name: str) -> RequestPool | None:
+        """The pool of an engine or a session; None: there is none."""
+        return self._ledger.pool(name)
+
     def free(self, engine: str) -> tuple[int, int]:
         """Free slots and tokens; zero for an engine that does not run."""
         pool = self._ledger.pool(engine)

@@ -219,7 +219,9 @@ class ActorQueue:
         unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         goes_by = {engine: (slots, tokens) for engine, slots, tokens in accounts}
         known = {engine for engine, _, _ in self.accounts.amounts(router)}
-        unheard |= set(self.granting.requests.grants_to_retry.values())  # of these it does not hear
+        unheard |= {
+            grant.pool for grant in self.granting.requests.grants_to_retry.values()
+        }  # of these it does not hear
         for engine in (goes_by.keys() | known) - unheard:
             mine = self.accounts.account(router, engine)
             its = goes_by.get(engine, (0, 0))
@@ -347,10 +349,9 @@ class ActorQueue:
             ("closed and draining engines", self._follow_engines),
             ("recovery", partial(self._follow_recovery, now)),
             ("the requests to move", partial(self.granting.retry_grants, now)),
-            ("requests of sessions", partial(self.granting.requests.grant_freed_sessions, now)),
             ("closed sessions", self._end_closed_sessions),
             ("openings of sessions", partial(self.session_admission.settle, now)),
-            ("news of sessions", self._send_session_news),
+            ("news of sessions", partial(self._send_session_news, now)),
             ("KV debt", partial(self.granting.reclaim, now)),
             ("the state for the routers", partial(self.published.update, self.granting, now)),
             ("the figures for the routers", partial(self.published.update_figures, self.granting, arrived, now)),
@@ -376,8 +377,10 @@ class ActorQueue:
             self.postponed.gather(state.recovering - recovering, now)
             self.actor_sessions.set_state(state._replace(recovering=recovering))
 
-    def _send_session_news(self) -> None:
+    def _send_session_news(self, now: float) -> None:
         for one in self._sessions.take_opened_and_ended():
+            if one.closed:
+                self.granting.end_session(one, now)
             news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else one
             for router in self.actor_sessions.sessions:
                 self.actor_sessions.send(router, news)

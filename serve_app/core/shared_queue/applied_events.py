@@ -61,10 +61,8 @@ def agree(requests: ActorRequests) -> bool:
     waiting = defaultdict[int, set[str]](set)
     running = defaultdict[int, set[str]](set)
     for ticket, request in requests.by_ticket.items():
-        if request.runs_in_session_slot:
-            continue
         granted = requests.grants_to_retry.get(ticket)  # by the queue; its router does not know it
-        if granted is not None and not request.engine and granted not in request.queue.engines:
+        if granted is not None and not request.engine and granted.replica_id not in request.queue.engines:
             continue  # the grant has left with its engine: it is queued again in its turn
         runs = bool(request.engine) or granted is not None
         (running if runs else waiting)[id(request.queue)].add(ticket)

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.core.memory import EngineGrants, Ledger, SessionLeases
+from serve_app.core.memory import EngineGrants, Ledger, SessionEntry, SessionLeases
 from serve_app.core.pools import RequestPool
 from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
 from serve_app.core.shared_queue import messages
@@ -89,8 +89,8 @@ class Granting:
         self._send(router, messages.CreditGrant(engine, *more, *target))
 
     def request_kv_tokens(self, router: str, event: KvTokenRequest) -> None:
-        """A running request exceeds its estimate: grant tokens of its session, and record the rest as KV debt, which
-        is paid from free capacity."""
+        """A running request exceeds its estimate: grant what its session has left, if it has its place, and record the
+        rest as KV debt, which is paid from free capacity."""
         request = self.requests.live(event.ticket)
         tokens = event.tokens
         if event.ticket and (request is None or request.engine != event.engine):
@@ -98,14 +98,12 @@ class Granting:
         if event.reclaimed:
             self.accounts.give_back(router, event.engine, 0, event.tokens)
             if request is not None:
-                request.tokens = max(0, request.tokens - event.tokens)
-        if request is not None and (drawn := request.drawn) is not None:
-            more = min(tokens, self.accounts.free(drawn.lease)[1])
-            if more:
-                self.accounts.charge(router, drawn.lease, 0, more)
-                request.drawn = drawn._replace(tokens=drawn.tokens + more)
-                self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, drawn.lease, more))
-                tokens -= more
+                request.grown_tokens = max(0, request.grown_tokens - event.tokens)
+        lease = "" if request is None else request.lease
+        if lease and (more := min(tokens, self.accounts.free(lease)[1])):
+            self.accounts.charge(router, lease, 0, more)
+            self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, lease, more))
+            tokens -= more
         if tokens:
             owed = OwedRequest(router, event.request_id, event.ticket, event.request_class)
             self.kv_debt.add(event.engine, owed, tokens)
@@ -121,7 +119,7 @@ class Granting:
         self.kv_debt.end(engine, owed)
         request = self.requests.live(owed.ticket)
         if request is not None:
-            request.tokens += tokens
+            request.grown_tokens += tokens
         self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 
@@ -167,7 +165,6 @@ class Granting:
         for ticket in [ticket for ticket, request in there if request.engine == engine]:
             requests.cancel(ticket, now)
         self.kv_debt.forget(engine, router)
-        self.requests.detach_from_sessions([router], self._sessions.leases_on(engine), now)
         for pool in (engine, *self._sessions.leases_on(engine)):
             self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
         model_state = self.state_of_engine.get(engine)
@@ -175,6 +172,7 @@ class Granting:
             self._remove_reachability(router, model_state.engines[engine])
             model_state.avoid_cache.clear()
             self.changed[engine] = None
+            self.requests.requeue_router(router, now)
             self.remove_unused(model_state)
 
     def reconcile(self, router: str) -> None:
@@ -194,8 +192,7 @@ class Granting:
         self.kv_debt.forget(engine)
         for router, (slots, tokens) in had.items():
             self._send(router, messages.CreditChange(engine, -slots, -tokens))
-        leases = self._sessions.leases_on(engine)
-        for lease in leases:
+        for lease in self._sessions.leases_on(engine):
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
         self.requests.drop_engine(engine, had)
@@ -206,8 +203,6 @@ class Granting:
             one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
             model_state.avoid_cache.clear()
             self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, now))
-        self.requests.detach_from_sessions(had, leases, now)
-        if model_state is not None:
             self.remove_unused(model_state)
 
     def unreconciled_routers(self, engine: str) -> set[str]:
@@ -223,10 +218,25 @@ class Granting:
         while self.changed or self.accounts.returned:
             changed, self.changed = self.changed, {}
             returned = self.accounts.take_returned()
-            self.requests.freed_sessions.update(returned)
             for engine in {**changed, **returned}:
+                session = self._sessions.open_by_lease(engine)
                 act = partial(self._follow, engine, engine in returned, now)
+                if session is not None:
+                    act = partial(self._follow_session, session, now)
                 self._scope.run("an update of an engine's capacity", engine, act)
+
+    def _follow_session(self, session: SessionEntry, now: float) -> None:
+        """The place of an open session was returned."""
+        model_state = self.models.get(session.request.model)
+        if model_state is not None and session.engine not in self.requests.closed_engines:
+            actions = model_state.admission.on_place_returned(session.lease, now)
+            self.requests.apply_actions(model_state, actions)
+
+    def end_session(self, session: SessionEntry, now: float) -> None:
+        """A session has ended: its waiting requests are ordinary ones."""
+        model_state = self.models.get(session.request.model)
+        if model_state is not None:
+            self.requests.leave_session(model_state, session.lease, now)
 
     def _follow(self, engine: str, is_returned: bool, now: float) -> None:
         """Pay KV debt first, then serve the queue. `is_returned`: something was returned to the engine's pool."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from serve_app.core.pools import Holder
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.kv_debt import OwedRequest
-from serve_app.core.shared_queue.messages import SessionDraw
 from serve_app.core.shared_queue.model_state import ModelState
 
 
@@ -35,10 +34,8 @@ class Incarnation:
 
 @dataclass(slots=True)
 class ActorRequest:
-    """A waiting or running request.
-
-    `slots` and `tokens`: held of its engine besides its grant by the queue; `drawn`: held of its session.
-    """
+    """A waiting or running request. `lease`: of the session in whose place it runs, if it does; `grown_tokens`: held of
+    its engine besides its grant by the queue."""
 
     router: str
     incarnation: Incarnation
@@ -46,24 +43,15 @@ class ActorRequest:
     arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
     arrived_s: float
     engine: str = ""  # empty: it waits
-    slots: int = 0
-    tokens: int = 0
-    drawn: SessionDraw | None = None
-    original_arrival: Arrival | None = None  # as submitted, if it waits for less
-    awaited_session: str = ""  # the session whose slot was in use at its arrival; empty: none, or it runs
+    lease: str = ""
+    grown_tokens: int = 0
     owed: OwedRequest | None = None  # as it had KV debt on its engine
-    reported_tokens: int = 0  # output tokens reported so far
 
     @property
     def is_known(self) -> bool:
         """Whether it and its incarnation have not ended."""
         known = self.incarnation.requests.get(self.arrival.request_id)
         return known is self and not self.incarnation.has_ended
-
-    @property
-    def runs_in_session_slot(self) -> bool:
-        """Whether it runs in its session's own slot, outside the queue."""
-        return self.drawn is not None and self.drawn.slots > 0
 
 
 class Incarnations:

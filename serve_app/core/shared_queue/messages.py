@@ -4,8 +4,8 @@ Durations only, no timestamps: each side has its own clock. Tuples, because ther
 
 An account is what a router may use of one engine, in slots and KV tokens: the amount its requests hold plus its credit.
 The actor has the sum; every change is one event or one action of the ordered stream (`core.shared_queue.delivery`), so
-both ends count the same whatever the network does. A session is a separate pool on its engine (`core.memory.sessions`),
-named by its lease: there a router holds what its requests draw, and has no credit.
+both ends count the same whatever the network does. A session is a place of its own on its engine
+(`core.queue.session_place`), named by its lease: a router holds it while a request runs there, and has no credit of it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class CreditUsage(NamedTuple):
 
 @message
 class GiveBack(NamedTuple):
-    """Returns credit of this account, or what a request without a ticket had drawn on a session."""
+    """Returns credit of this account, or the place of a session in which a request without a ticket ran."""
 
     engine: str
     slots: int
@@ -214,22 +214,6 @@ class Booked(NamedTuple):
 
 
 @message
-class SessionDraw(NamedTuple):
-    """A submitted request has this of its session. With the slot it runs at once, outside the queue; without, it waits
-    in the queue for the rest."""
-
-    ticket: str
-    lease: str
-    slots: int
-    tokens: int
-
-    def remainder(self, arrival: Arrival) -> tuple[int, int]:
-        """Slots and tokens that the request needs of its engine besides."""
-        missing = arrival.cost - self.tokens
-        return (0, missing) if self.slots else (arrival.slots, max(1, missing))
-
-
-@message
 class EngineDropAcknowledged(NamedTuple):
     """Answer to `EngineDropped`."""
 
@@ -259,8 +243,8 @@ class CreditGrant(NamedTuple):
 
 @message
 class KvTokenGrant(NamedTuple):
-    """The request has this many more tokens, of its engine or its session. If it has ended, they become credit, or with
-    a ticket were returned at its end."""
+    """The request has this many more tokens, of its engine or of the place of its session. If it has ended, they become
+    credit, or with a ticket were returned at its end."""
 
     request_id: str
     ticket: str
@@ -282,7 +266,7 @@ CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
 SessionEvent = Hello | StoreAddress | ModelPolicy | EngineReachability | EngineDropped
 RouterEvent = RequestEvent | CreditEvent | LimitEvent | SessionEvent
 
-RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
+RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus
 CreditAction = CreditChange | CreditGrant | Reclaim
 ActorAction = RequestAction | CreditAction | LimitAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serve_app.core.queue import Admission
+from serve_app.core.queue import Admission, Arrival
 from serve_app.types import RequestClass
 
 
@@ -44,6 +44,10 @@ class ModelState:
             away = [name for name, one in self.engines.items() if not one.may_take(router, fingerprint)]
             found = self.avoid_cache[router, fingerprint] = frozenset(filter(self.is_open, away))
         return found
+
+    def could_run(self, engine: str, arrival: Arrival) -> bool:
+        """Whether an engine is large enough for a request beside its sessions."""
+        return self.admission.capacity.could_fit(arrival.slots, arrival.cost, (engine, frozenset()))
 
     @property
     def highest_waiting_class(self) -> RequestClass | None:

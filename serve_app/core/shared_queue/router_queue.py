@@ -8,9 +8,9 @@ Rules
   the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies.
 - A request that may have to stop for others (`needs_actor`) is submitted, too: only the actor stops one, and knows
   only what it has granted.
-- A request of a session is submitted whenever the actor is reachable, because the actor holds all sessions' slots and
-  tokens. The actor sends the open sessions; while it is away, the last known ones count, and such a request runs on
-  credit of its session's engine.
+- A request of a session is submitted whenever the actor is reachable, because the actor has all sessions' places. The
+  actor sends the open sessions; while it is away, the last known ones count, and such a request runs on credit of its
+  session's engine.
 - The actor is away from the first failed call until its next answer. Meanwhile the router grants waiting requests on
   its credit, by class, then by age. Requests queued at the actor are cancelled first, so none is granted twice.
 - No request begins on credit later than `FENCE_S` after the last answered message was sent: the credit may belong to
@@ -38,7 +38,7 @@ from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.applied_actions import AppliedActions
 from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
-from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount, SessionDraw
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests, needs_actor
 from serve_app.core.times import FENCE_S
@@ -225,9 +225,9 @@ class RouterQueue:
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
         wrong = self.in_flight.recount()
-        drawn = self.in_flight.session_draws(self.pending)
         accounts = tuple(one for one in self.accounts.account_amounts() if one.slots or one.tokens)
-        self.router_session.report_accounts(self.accounts.held_amounts() + drawn, accounts + drawn)
+        places = self.in_flight.places()
+        self.router_session.report_accounts(self.accounts.held_amounts() + places, accounts + places)
         return actions, lost, wrong
 
     def account(self, engine: str) -> tuple[int, Amount]:
@@ -283,7 +283,7 @@ class RouterQueue:
         self.router_session.begin(
             epoch,
             (
-                messages.Hello(accounts + self.in_flight.session_draws(self.pending), self._process),
+                messages.Hello(accounts + self.in_flight.places(), self._process),
                 *([] if self._store is None else [self._store]),  # first: it is asked for what is told next
                 self.limits.begin_incarnation(now),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
@@ -309,10 +309,6 @@ class RouterQueue:
                 if waiting is not None:
                     waiting.status = replace(action, request_id=waiting.request_id)
                     waiting.status_requested = False
-            case SessionDraw(ticket):
-                waiting = self.pending.tickets.get(ticket)
-                if waiting is not None:  # without slots and tokens: the draw has ended
-                    waiting.drawn = action if action.slots or action.tokens else None
             case messages.EngineDropAcknowledged(engine):
                 again = self.in_flight.dropped_engines.pop(engine, None)
                 if again is not None:
@@ -339,7 +335,7 @@ class RouterQueue:
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
-        self.in_flight.begin_granted(waiting, engine)
+        self.in_flight.begin_granted(waiting, engine, granted.lease)
         waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 

@@ -5,8 +5,8 @@ Rules
   queue is marked accepted: it keeps its age in another queue, or in the next actor's.
 - A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums.
   A request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives
-  the actor, or the incarnation in which it was granted, loses its ticket; its draw on a session is then returned
-  separately.
+  the actor, or the incarnation in which it was granted, loses its ticket; the place of its session is then
+  returned separately.
 
 Invariant: a waiting request is in every index or in none.
 Invariant: the amount held of an engine, or of a session, is the sum over its requests.
@@ -25,7 +25,7 @@ from serve_app.core.memory import SessionEntry
 from serve_app.core.queue import Action, Arrival, ClassBound, Preempt, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
-from serve_app.core.shared_queue.messages import ActorAction, Amount, KvTokenGrant, KvTokenRequest, SessionDraw
+from serve_app.core.shared_queue.messages import ActorAction, Amount, KvTokenGrant, KvTokenRequest
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
 from serve_app.types import RequestClass
 
@@ -37,7 +37,7 @@ LONG_TOKENS = 8192  # may run for longer than the quantum of its class (`core.qu
 class PendingRequest:
     """A waiting request. `ticket`: its id at the actor; empty: not submitted. `submitted_in`: the number of the event
     that submitted it. `status`: its queue position in the actor's last answer; None: no answer. `status_requested`: a
-    request for it is open. `drawn`: what it holds of its session at the actor."""
+    request for it is open."""
 
     model: str
     arrival: Arrival
@@ -45,7 +45,6 @@ class PendingRequest:
     ticket: str = ""
     submitted_in: int = 0
     status: QueueStatus | None = None
-    drawn: SessionDraw | None = None
     status_requested: bool = False
 
     @property
@@ -169,7 +168,6 @@ class PendingRequests:
             waiting.ticket = ""
             waiting.status = None
             waiting.status_requested = False
-            waiting.drawn = None
             self.unsent[request_id] = waiting
 
     def first_overdue(self, now: float) -> PendingRequest | None:
@@ -183,7 +181,7 @@ class PendingRequests:
 
 @dataclass(slots=True)
 class RunningRequest:
-    """A running request. `slots` and `tokens`: held of its engine; `drawn`: of its session. `ticket`: its id at the
+    """A running request. `slots` and `tokens`: held of its engine; `place`: of its session. `ticket`: its id at the
     actor; empty: granted on credit, or the incarnation has ended."""
 
     model: str
@@ -193,7 +191,7 @@ class RunningRequest:
     tokens: int
     estimated_tokens: int  # KV tokens at its start
     ticket: str
-    drawn: SessionDraw | None = None
+    place: Amount | None = None
     output_tokens: int = 0  # output tokens so far
     reported_tokens: int = 0  # of these, reported in sums
     prompt_tokens: int = 0  # as its engine has counted and this router reported them
@@ -234,17 +232,9 @@ class InFlight:
         self.dropped_engines[engine] = None
         self._router_session.put(messages.EngineDropped(engine))
 
-    def session_draws(self, pending: PendingRequests) -> tuple[Amount, ...]:
-        """What the requests, these and those that wait, hold of sessions, by lease. O(requests)."""
-        slots = Counter[str]()
-        tokens = Counter[str]()
-        running = self.running.values()
-        waiting = pending.by_request_id.values()
-        for drawn in itertools.chain((one.drawn for one in running), (one.drawn for one in waiting)):
-            if drawn is not None:
-                slots[drawn.lease] += drawn.slots
-                tokens[drawn.lease] += drawn.tokens
-        return tuple(Amount(lease, slots[lease], tokens[lease]) for lease in slots)
+    def places(self) -> tuple[Amount, ...]:
+        """What requests hold of the places of sessions, by lease. O(requests)."""
+        return tuple(run.place for run in self.running.values() if run.place is not None)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         """Apply an action of the actor on accounts, running requests or sessions."""
@@ -277,7 +267,7 @@ class InFlight:
                     if pool in self._accounts.by_engine:
                         self._accounts.change(pool, credit=(-slots, -tokens))
                     else:
-                        self.reduce_draws(pool, slots, tokens)
+                        self._reduce_place(Amount(pool, slots, tokens))
         return []
 
     def begin_on_credit(self, waiting: PendingRequest) -> str | None:
@@ -294,13 +284,14 @@ class InFlight:
             self._begin(RunningRequest(waiting.model, engine, arrival, arrival.slots, arrival.cost, arrival.cost, ""))
         return engine
 
-    def begin_granted(self, waiting: PendingRequest, engine: str) -> None:
-        """Begin a request that the actor has granted; the account grows by what it holds."""
+    def begin_granted(self, waiting: PendingRequest, engine: str, lease: str = "") -> None:
+        """Begin a request that the actor has granted; the account grows by what it holds. `lease`: of the session in
+        whose place it runs, with nothing of the engine."""
         arrival = waiting.arrival
-        drawn = waiting.drawn
-        slots, tokens = (arrival.slots, arrival.cost) if drawn is None else drawn.remainder(arrival)
+        slots, tokens = (0, 0) if lease else (arrival.slots, arrival.cost)
+        place = Amount(lease, 1, arrival.cost) if lease else None
         self._accounts.change(engine, held=(slots, tokens))
-        self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, drawn))
+        self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, place))
 
     def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> RunningRequest | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
@@ -317,8 +308,8 @@ class InFlight:
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
             self._router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens))
         else:
-            if run.drawn is not None:
-                self._router_session.put(messages.GiveBack(run.drawn.lease, run.drawn.slots, run.drawn.tokens))
+            if run.place is not None:
+                self._router_session.put(messages.GiveBack(*run.place))
             self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
             self.touched_engines.add(run.engine)
             unreported = max(0, output_tokens - run.reported_tokens)
@@ -368,8 +359,9 @@ class InFlight:
     def _on_kv_token_grant(self, grant: KvTokenGrant) -> None:
         """The actor has granted a request more KV tokens."""
         run = self.running.get(grant.request_id)
-        if run is not None and run.drawn is not None and (run.drawn.lease, run.ticket) == (grant.engine, grant.ticket):
-            run.drawn = run.drawn._replace(tokens=run.drawn.tokens + grant.tokens)
+        place = None if run is None else run.place
+        if run is not None and place is not None and (place.engine, run.ticket) == (grant.engine, grant.ticket):
+            run.place = place._replace(tokens=place.tokens + grant.tokens)
             run.owed_tokens -= grant.tokens
         elif run is not None and (run.engine, run.ticket) == (grant.engine, grant.ticket):
             self._accounts.change(grant.engine, held=(0, grant.tokens))
@@ -380,15 +372,12 @@ class InFlight:
             self._accounts.change(grant.engine, credit=(0, grant.tokens))
             self.touched_engines.add(grant.engine)
 
-    def reduce_draws(self, lease: str, slots: int, tokens: int) -> None:
-        """Reduce the draws on a session by what the actor could not book: it may have ended. O(requests)."""
+    def _reduce_place(self, short: Amount) -> None:
+        """Reduce the place of a session by what the actor could not book: the session may have ended. O(requests)."""
         for run in self.running.values():
-            drawn = run.drawn
-            if drawn is not None and drawn.lease == lease:
-                less_slots = min(slots, drawn.slots)
-                less_tokens = min(tokens, drawn.tokens)
-                slots, tokens = slots - less_slots, tokens - less_tokens
-                run.drawn = drawn._replace(slots=drawn.slots - less_slots, tokens=drawn.tokens - less_tokens)
+            if run.place is not None and run.place.engine == short.engine:
+                left = Amount(short.engine, run.place.slots - short.slots, run.place.tokens - short.tokens)
+                run.place = left if left.slots > 0 or left.tokens > 0 else None
 
     def recount(self) -> list[str]:
         """Set each engine's held amount to the sum of its requests; returns engines where it differed.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from serve_app.core.pools import Holder
 from serve_app.core.queue import Admission, Arrival
-from serve_app.core.shared_queue.avoided_engines import AvoidedEngines
 from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnation
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY
 from serve_app.core.shared_queue.model_state import EngineState, ModelState
 from serve_app.core.shared_queue.model_turns import ModelTurns
+from serve_app.core.shared_queue.placements import Placements
 from serve_app.core.shared_queue.postponed import HAND_IN_S, PostponedRequests
 from serve_app.core.shared_queue.scope import AT_ONCE
 from serve_app.types import RequestClass
@@ -55,13 +55,13 @@ def test_requests_of_every_model_are_queued_again_in_turn_when_their_router_reac
         name: ModelState(name, Admission(DEFAULT_POLICY), {"r0", "r1"}, {"e": EngineState(reached_by)})
         for name in ("big", "small")
     }
-    avoided = AvoidedEngines()
+    avoided = Placements(lambda _: None)
     incarnation = Incarnation(Holder("r0"))
     for number in range(MANY):
         model = models["small" if number == MANY - 1 else "big"]
         request = ActorRequest("r0", incarnation, model, arrival(f"r0:{number}"), float(number))
         incarnation.requests[request.arrival.request_id] = request
-        avoided.set(request, request.arrival)
+        avoided.set(request)
     reached_by["r0"] = True
     for model in models.values():
         model.avoid_cache.clear()

@@ -21,7 +21,6 @@ STEPS = {
     "limits": ("limits", "after_event"),
     "limits at a tick": ("limits", "on_tick"),
     "requests to move": ("granting", "retry_grants"),
-    "requests of sessions": ("granting.requests", "grant_freed_sessions"),
     "openings": ("session_admission", "settle"),
     "openings at a tick": ("session_admission", "on_tick"),
     "KV debt": ("granting", "reclaim"),

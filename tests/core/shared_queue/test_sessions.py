@@ -22,7 +22,15 @@ from serve_app.core.memory import (
 )
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import RECOVERING, Quota
-from serve_app.core.shared_queue.messages import EngineReachability, GiveBack, Hello, ModelPolicy, RouterMessage
+from serve_app.core.shared_queue.messages import (
+    Amount,
+    Booked,
+    EngineReachability,
+    GiveBack,
+    Hello,
+    ModelPolicy,
+    RouterMessage,
+)
 from serve_app.core.shared_queue.session_admission import RECALL_S
 from serve_app.errors import BadRequest, InsufficientMemory, LeaseConflict, LeaseNotFound, Overloaded, Unavailable
 from serve_app.types import RequestClass
@@ -223,7 +231,7 @@ def test_a_sessions_request_runs_while_the_line_is_full_and_holds_no_slot_of_it(
     step = there.arrive("r0", LOW, tokens=60, session=lease(there, "s"))
     there.settle(1)
     assert (step.state, waits.state) == ("runs", "waits")
-    assert step.drawn == (1, 60)
+    assert step.place == Amount(lease(there, "s"), 1, 60)
     there.bring_to_rest()
 
 
@@ -256,22 +264,85 @@ def test_the_next_request_of_a_session_begins_as_the_one_before_ends_though_it_c
     for router, before, after in (("r0", first, second), ("r1", second, third)):
         there.finish(router, f"q{before.number}")
         there.settle(1)
-        assert (after.state, after.drawn) == ("runs", (1, tokens))
+        assert (after.state, after.place) == ("runs", Amount(lease(there, "s"), 1, tokens))
     assert (holder.state, waits.state) == ("runs", "waits")
     there.bring_to_rest()
-    assert not there.quota.queue.granting.requests.waiting_for_session
+    assert not there.quota.queue.granting.models[MODEL].admission.queue.by_session
 
 
-def test_what_a_session_does_not_cover_comes_from_its_engine_at_once_or_by_the_line() -> None:
+def test_what_is_too_long_for_a_session_runs_on_its_engine_and_takes_nothing_of_the_session() -> None:
     there = world(engines=2)
     session = opened(there, "s", 100)
     more = there.arrive("r0", NORMAL, tokens=160, session=lease(there, "s"))
     there.settle(1)
-    assert (more.state, more.engine, more.drawn) == ("runs", session.engine, (1, 100))
+    assert (more.state, more.engine, more.place) == ("runs", session.engine, None)
+    assert there.quota.ledger.free(lease(there, "s")) == 100
     there.finish("r0", f"q{more.number}")
     there.settle(2)
     there.accounted()
-    assert there.quota.ledger.free(lease(there, "s")) == 100
+
+
+def test_what_is_too_long_for_a_session_and_for_its_engine_beside_it_runs_on_another_engine() -> None:
+    there = world(engines=2)
+    session = opened(there, "s", 600)
+    more = there.arrive("r0", NORMAL, tokens=700, session=lease(there, "s"))
+    there.settle(2)
+    assert more.state == "runs"
+    assert more.engine != session.engine
+    there.bring_to_rest()
+
+
+def test_a_request_that_waits_for_the_place_runs_anywhere_on_its_engine_first_if_there_is_room() -> None:
+    there = world(engines=2, slots=1)
+    session = opened(there, "s", 100)
+    first, second, third = (there.arrive("r0", NORMAL, tokens=50, session=lease(there, "s")) for _ in range(3))
+    there.settle(2)
+    assert [one.state for one in (first, second, third)] == ["runs", "runs", "waits"], "it waits for its engine"
+    assert [one.engine for one in (first, second)] == [session.engine] * 2
+    assert (first.place, second.place) == (Amount(lease(there, "s"), 1, 50), None)
+    there.finish("r0", f"q{second.number}")
+    there.settle(2)
+    assert (third.state, third.place) == ("runs", None)
+    there.bring_to_rest()
+
+
+@pytest.mark.parametrize("how", ["closed", "expired", "engine gone", "engine dropped by the router"])
+def test_a_request_that_waits_when_its_session_has_ended_is_an_ordinary_one(how: str) -> None:
+    there = world(engines=2, slots=1)
+    session = opened(there, "s", 100, ttl_s=2.0)
+    first, second, third = (there.arrive("r0", NORMAL, tokens=50, session=lease(there, "s")) for _ in range(3))
+    there.settle(1)
+    assert third.state == "waits"
+    if how == "closed":
+        there.quota.queue.close_session("t0 s", there.now)
+    elif how == "expired":
+        for one in (first, second):
+            there.finish("r0", f"q{one.number}")
+        assert there.arrive("r0", NORMAL, tokens=50).state == "waits"
+        there.settle(1)
+    elif how == "engine gone":
+        there.end_engine(session.engine)
+    else:
+        for one in (first, second):
+            there.routers["r0"].running.pop(f"q{one.number}").state = "done"
+        there.routers["r0"].line.in_flight.drop_engine(session.engine)
+    there.settle(3)
+    assert third.state == "runs"
+    there.bring_to_rest()
+
+
+def test_a_request_in_the_place_of_its_session_is_not_stopped_for_others_and_costs_its_class_no_minimum_share() -> None:
+    there = world(slots=1)
+    there.preemptible = True
+    opened(there, "s", 100)
+    step = there.arrive("r0", LOW, tokens=60, session=lease(there, "s"))
+    holder = there.arrive("r0", LOW, tokens=60)
+    there.settle(1)
+    assert (step.state, step.place is not None, holder.state) == ("runs", True, "runs")
+    waits = there.arrive("r0", CRITICAL, tokens=60)
+    there.settle(4)
+    assert (step.stops, waits.state) == (0, "waits")
+    there.bring_to_rest()
 
 
 def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_first() -> None:
@@ -282,8 +353,8 @@ def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_fir
     there.routers["r0"].line.in_flight.grow(f"q{step.number}", 70)
     there.settle(2)
     run = there.routers["r0"].line.in_flight.running[f"q{step.number}"]
-    assert run.drawn is not None
-    assert (run.drawn.tokens, run.tokens, run.owed_tokens) == (100, 30, 0)
+    assert run.place is not None
+    assert (run.place.tokens, run.tokens, run.owed_tokens) == (100, 30, 0)
     there.finish("r0", f"q{step.number}")
     there.settle(2)
     there.accounted()
@@ -322,15 +393,15 @@ def test_an_id_that_is_no_session_is_known_as_none_without_a_message() -> None:
 def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -> None:
     there = world()
     opened(there, "s", 100)
-    first, second = (there.arrive("r0", NORMAL, tokens=40, session=lease(there, "s")) for _ in range(2))
+    first = there.arrive("r0", NORMAL, tokens=40, session=lease(there, "s"))
     there.settle(1)
-    assert (first.drawn, second.drawn) == ((1, 40), (0, 40)), "a session has one slot of its own"
     held = there.routers["r0"].line.in_flight
-    held.reduce_draws(lease(there, "s"), 1, 50)
-    assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 30)]
-    held.reduce_draws("another", 1, 50)
-    held.reduce_draws(lease(there, "s"), 1, 50)
-    assert [(one.drawn.slots, one.drawn.tokens) for one in held.running.values() if one.drawn] == [(0, 0), (0, 0)]
+    assert first.place is not None
+    assert held.places() == (first.place,)
+    held.on_action(Booked((Amount("another", 1, 40),), ()), there.now)
+    assert held.places() == (first.place,)
+    held.on_action(Booked((first.place,), ()), there.now)
+    assert held.places() == ()
 
 
 def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_there_is_credit_and_holds_up_nobody() -> (

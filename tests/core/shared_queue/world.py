@@ -198,8 +198,7 @@ class World(WorldChecks):
         req.arrival = replace(req.arrival, preempted=req.stops, accepted=True, age_s=age_s, session=None, deadline=None)
         req.state = "waits"
         req.here = False
-        req.lease = ""
-        req.drawn = (0, 0)
+        req.place = None
         self.perform(router, router.line.on_arrive(MODEL, req.arrival, self.now))
 
     def perform(self, router: Router, actions: list[Action]) -> None:
@@ -218,9 +217,7 @@ class World(WorldChecks):
             router.running[action.request_id] = req
             run = router.line.in_flight.running.get(action.request_id)
             req.here = run is not None and not run.ticket
-            if run is not None and run.drawn is not None:
-                req.lease = run.drawn.lease
-                req.drawn = run.drawn[2:]
+            req.place = None if run is None else run.place
             if router.name not in self.excused:
                 self.check_room(action.replica_id)
 
@@ -234,13 +231,13 @@ class World(WorldChecks):
         sessions = [one for one in self.quota.sessions.all() if one.engine == engine]
         leases = {(name := one.request.session_id): self.quota.sessions.by_session_id.get(name) for one in sessions}
         there = {one.lease for one in leases.values() if one is not None}
-        used = sum(req.tokens - (req.drawn[1] if req.lease in there else 0) for req in runs)
-        assert sum(req.slots for req in runs if not req.drawn[0]) <= slots, f"more sequences on {engine} than it has"
+        used = sum(req.tokens for req in runs if req.place is None or req.place.engine not in there)
+        assert sum(req.slots for req in runs if req.place is None) <= slots, f"more sequences on {engine} than it has"
         assert used + sum(one.request.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
         for one in leases.values():
-            drawn = [req.drawn for req in runs if one is not None and req.lease == one.lease]
-            assert sum(slots for slots, _ in drawn) <= 1, "two requests have the one slot of a session"
-            assert one is None or sum(tokens for _, tokens in drawn) <= one.request.tokens, "a session is overdrawn"
+            places = [req.place for req in runs if one is not None and req.place and req.place.engine == one.lease]
+            assert len(places) <= 1, "two requests have the one place of a session"
+            assert one is None or all(place.tokens <= one.request.tokens for place in places), "a session is overdrawn"
 
     # Sessions
 
@@ -390,7 +387,8 @@ class World(WorldChecks):
         self.settle(4)
         assert list(self.quota.ledger.leases(LeaseKind.SESSION)) == []
         assert not any(router.line.sessions for router in self.routers.values())
-        assert self.quota.queue.take_notes() == [], "accounts were always what the routers went by"
+        notes = self.quota.queue.take_notes()
+        assert notes == [], "accounts were always what the routers went by"
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()

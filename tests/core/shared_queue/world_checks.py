@@ -11,6 +11,7 @@ from serve_app.core.shared_queue.applied_events import agree
 if TYPE_CHECKING:
     from serve_app.core.memory import EngineReport
     from serve_app.core.queue import Arrival, Preempt
+    from serve_app.core.shared_queue.messages import Amount
     from serve_app.types import RequestClass
     from tests.core.shared_queue.world import Router
 
@@ -28,8 +29,7 @@ class Req:
     engine: str = ""
     granted_s: float = -1.0
     here: bool = False  # granted from credit
-    lease: str = ""  # of the session it has drawn on
-    drawn: tuple[int, int] = (0, 0)  # slots and tokens of that
+    place: Amount | None = None  # what it has of the place of its session
     arrival: Arrival | None = None
     stops: int = 0  # how often it was told to stop
 
@@ -59,10 +59,10 @@ class WorldChecks:
         granted: dict[tuple[str, str], list[int]] = {}
         for request in lines.granting.requests.by_ticket.values():
             if request.engine and request.is_known:
-                sums = granted.setdefault((request.router, request.engine), [0, 0])
-                by_queue = not request.runs_in_session_slot
-                sums[0] += request.slots + by_queue * request.arrival.slots
-                sums[1] += request.tokens + by_queue * request.arrival.cost
+                sums = granted.setdefault((request.router, request.lease or request.engine), [0, 0])
+                sums[0] += request.arrival.slots
+                sums[1] += request.arrival.cost
+                granted.setdefault((request.router, request.engine), [0, 0])[1] += request.grown_tokens
         for (owner, engine), sums in granted.items():
             had = lines.accounts.account(owner, engine)
             assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
@@ -111,7 +111,7 @@ class WorldChecks:
                 total = (credit[0] + held[0], credit[1] + held[1])
                 assert total == lines.accounts.account(name, engine), f"{name} on {engine}: {credit} {held}"
                 runs = [req for req in router.running.values() if req.engine == engine]
-                outside = [(0 if req.drawn[0] else req.slots, req.tokens - req.drawn[1]) for req in runs]
-                assert held == (sum(slots for slots, _ in outside), sum(tokens for _, tokens in outside))
+                outside = [req for req in runs if req.place is None]
+                assert held == (sum(req.slots for req in outside), sum(req.tokens for req in outside))
         for lease in self.quota.ledger.leases():
             assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held
