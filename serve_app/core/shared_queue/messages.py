@@ -375,3 +375,16 @@ class ActorReply(NamedTuple):
     is_stale: bool = False
     has_more: bool = False
     ledger_accounts: tuple[Amount, ...] | None = None
+
+
+# Of release 0.5.0, whose actor may still answer during an upgrade: read, and ignored
+
+
+@message
+class SessionDraw(NamedTuple):
+    """A submitted request had this of its session, and the rest of its engine."""
+
+    ticket: str
+    lease: str
+    slots: int
+    tokens: int
