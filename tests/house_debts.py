@@ -21,8 +21,6 @@ UNRELATED_BINDINGS: dict[str, int] = {
     "serve_app/core/queue/rooms.py": 1,
     "serve_app/core/queue/scheduler.py": 1,
     "serve_app/core/shared_queue/delivery.py": 1,
-    "serve_app/core/shared_queue/requests.py": 1,
-    "serve_app/core/shared_queue/router_requests.py": 1,
     "serve_app/core/shared_queue/session_reclaim.py": 1,
     "serve_app/quota/limit_use.py": 1,
     "serve_app/router/metrics.py": 1,
