@@ -56,7 +56,7 @@ class Scheduler:
         self._session_tokens = session_tokens
         self.policy = policy
         self.running: dict[str, GrantedRequest] = {}
-        self.in_places: dict[str, GrantedRequest] = {}  # those in the place of a session, by its lease
+        self.in_places: dict[str, GrantedRequest] = {}  # those in the place of a session
         self.capacity = Capacity()
         self.drain_rate = DrainRate()
         self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
@@ -109,7 +109,7 @@ class Scheduler:
         run = self._begin(waiting, place.replica_id, now)
         run.place = place
         self.queue.remove(waiting.arrival.request_id)
-        self.in_places[place.pool.name] = run
+        self.in_places[waiting.arrival.request_id] = run
 
     def guard_slots(self, request_class: RequestClass) -> int:
         """Free slots that a class may not take: they are kept for the guarded classes."""
@@ -149,7 +149,7 @@ class Scheduler:
         run = self.running.pop(request_id)
         if run.place is not None:
             run.place.give_back(run.holder)
-            del self.in_places[run.place.pool.name]
+            del self.in_places[request_id]
         else:
             self.capacity.give_back(run.replica_id, request_id, run.holder)
             if run.stopping_s is None:  # else it comes back: what drains is no faster

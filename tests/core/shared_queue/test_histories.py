@@ -37,6 +37,8 @@ WEIGHTS = {
 }
 # more ends of routers, and a queue that is longer
 ENDS = {"arrive": 60, "restart": 5, "begin_again": 5, "end_session": 5, "silence": 1, "draw_on": 12}
+# many sessions, whose engines and routers come and go
+SESSIONS = {"open_session": 8, "draw_on": 28, "close_session": 4, "replace": 3, "eject": 5, "arrive": 12, "restart": 2}
 LEVELS = list(RequestClass)
 FOUND_BEFORE = (5855, 50926, 285, 4002, 4692, 5291, 5973, 8373, 10452, 12409)
 # a wait that was over in the very moment of its cancel, twice; one granted where its router had just not been able to
@@ -199,6 +201,39 @@ def look_at(seeds: Sequence[int]) -> None:
 
 def test_histories_end_well() -> None:
     look_at([*FOUND_BEFORE, *range(60)])
+
+
+def check_places(world: World) -> int:
+    """No place of a session is free while a request waits that fits; returns how many requests run in places."""
+    granting = world.quota.queue.granting
+    taken = 0
+    for admission in [model_state.admission for model_state in granting.models.values()]:
+        taken += len(admission.scheduler.in_places)
+        for lease, waiting in admission.queue.by_session.items():
+            session = world.quota.sessions.open_by_lease(lease)
+            assert session is not None, "a request waits for the place of a session that has ended"
+            if session.engine not in granting.requests.closed_engines:
+                assert not any(one.may_take_place and not one.holder.is_final for one in waiting.values()), lease
+    return taken
+
+
+def test_sessions_end_well() -> None:
+    taken = 0
+    for seed in [*range(60), 100_791, 100_966, 101_074, 101_290]:  # two requests of one place, one of an ended router
+        history = History(seed, (1, 2, 3, 3)[seed % 4], weights=WEIGHTS | SESSIONS)
+        known = history.world.check_books
+
+        def check(known: Callable[[], None] = known, history: History = history) -> None:
+            nonlocal taken
+            known()
+            taken += check_places(history.world)
+
+        history.world.check_books = check  # type: ignore[method-assign]
+        try:
+            history.run()
+        except Exception as error:
+            raise AssertionError(f"history {seed}") from error
+    assert taken > 100, "hardly a request ran in a place: this looks at nothing"
 
 
 def look_at_ends(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,7 +388,7 @@ class World(WorldChecks):
         assert list(self.quota.ledger.leases(LeaseKind.SESSION)) == []
         assert not any(router.line.sessions for router in self.routers.values())
         notes = self.quota.queue.take_notes()
-        assert notes == [], "accounts were always what the routers went by"
+        assert not notes, f"{notes}: accounts were always what the routers went by"
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
