@@ -94,7 +94,7 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
     engine = serve.deployment(
         name=deployment_of(model.name),
         max_ongoing_requests=UNBOUNDED,
-        graceful_shutdown_timeout_s=model.drain_s + MOVE_S,  # routers move after `drain_s` what still runs
+        graceful_shutdown_timeout_s=model.drain_s + MOVE_S,  # after `drain_s` what still runs continues elsewhere
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

@@ -1,10 +1,10 @@
-"""What a stream has produced, in the terms in which another engine can go on with it. Pure.
+"""What a stream has produced, in the terms in which another engine can continue it, and whether one can. Pure.
 
 The router records, of each message of an engine, the token groups and the number of events that it brings; the next
 engine replays the groups and drops as many events (docs/decisions.md, "Continuing a stream on another engine").
 
-Invariant: after each message, the record is that of exactly the bytes the client has or will get; a run that goes on
-adds to the record of the runs before it, so the sum over any number of runs is that of one undisturbed run.
+Invariant: after each message, the record is that of exactly the bytes the client has or will get; a run that continues
+others adds to their record, so the sum over any number of runs is that of one undisturbed run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ OUTPUT_LOGPROBS = "message.output_text.logprobs"  # what a Responses request inc
 
 
 class NotContinued(enum.StrEnum):
-    """Why a stream that lost its engine ended with an error; a label of the metrics."""
+    """Why a request was not continued, and its client got an error; a label of the metrics."""
 
-    ENGINE = "engine"  # the model's engines cannot go on with a stream of another
-    REQUEST = "request"  # what it asks for cannot be continued (`is_continuable`)
+    ENGINE = "engine"  # the engine, or every one of the model, cannot continue what another has begun
+    REQUEST = "request"  # what it asks for can be finished only by the engine that began it
     TOO_LONG = "too_long"  # it has produced more than is recorded of one stream
     LOSSES = "losses"  # it has lost as many engines as one request may, or reached none for the longest wait
     QUEUE = "queue"  # no replica took it within the longest wait
-    REFUSED = "refused"  # the engine that was to go on with it could not do so exactly
+    REFUSED = "refused"  # the engine that was to continue it could not do so exactly
 
 
 class Produced:
@@ -83,11 +83,36 @@ class Produced:
         return len(self._words) * self._words.itemsize
 
 
+def why_not_continued(
+    operation: Operation,
+    body: Mapping[str, Any],
+    *,
+    engine_continues: bool = True,
+    is_same_model: bool = True,
+    is_recorded: bool = True,
+) -> NotContinued | None:
+    """Why a request cannot be continued exactly by another engine than the one that began it; None: it can, by all that
+    the caller knows. A router and an engine ask this, each with what it knows.
+
+    Args:
+        engine_continues: whether the engine can continue what others have begun; in a router, the engines of the model.
+        is_same_model: whether the engine has the model and the settings of the one that began it.
+        is_recorded: whether all that it has produced is recorded.
+    """
+    if not (engine_continues and is_same_model):
+        return NotContinued.ENGINE
+    include = body.get("include")
+    repeats_logprobs = operation is Operation.RESPONSES and type(include) is list and OUTPUT_LOGPROBS in include
+    if repeats_logprobs or body.get("use_beam_search"):
+        return NotContinued.REQUEST  # only the first engine has the values that the last event repeats, or the beams
+    return None if is_recorded else NotContinued.TOO_LONG
+
+
 def is_preemptible(operation: Operation, body: Mapping[str, Any]) -> bool:
-    """Whether such a request can be stopped while it runs and go on without loss, if the engines continue answers.
+    """Whether such a request can be stopped while it runs and continued without loss, if the engines continue answers.
 
     Of an answer that is no stream, an engine can tell the tokens of one choice, and no log probabilities."""
-    if not operation.generates or not is_continuable(operation, body) or body.get("use_beam_search"):
+    if not operation.generates or why_not_continued(operation, body) is not None:
         return False
     logprobs = body.get("logprobs")
     has_logprobs = logprobs is not None and logprobs is not False  # 0: of the tokens of a completion alone
@@ -96,12 +121,3 @@ def is_preemptible(operation: Operation, body: Mapping[str, Any]) -> bool:
     if body.get("echo") and (has_logprobs or operation is Operation.CHAT):
         return False  # vLLM then gives log probabilities of the prompt
     return bool(body.get("stream")) or (body.get("n") in (None, 1) and not has_logprobs)
-
-
-def is_continuable(operation: Operation, body: Mapping[str, Any]) -> bool:
-    """Whether the stream of such a request can go on elsewhere. The last event of a response with output logprobs
-    repeats the values of all tokens, which only the lost engine had."""
-    if operation is not Operation.RESPONSES:
-        return True
-    include = body.get("include")
-    return not (type(include) is list and OUTPUT_LOGPROBS in include)

@@ -1,7 +1,7 @@
-"""An answer that goes on here after another engine made its beginning (`Submit.groups`, `Submit.events`).
+"""An answer that is continued here after another engine made its beginning (`Submit.groups`, `Submit.events`).
 
-Its serving object gets the outputs of the earlier runs again, group by group, and then the new ones; the events of the
-earlier ones are dropped.
+Its serving object gets the outputs of the continued runs again, group by group, and then the new ones; events of the
+continued runs are dropped.
 
 Invariant: it continues exactly, or it ends with a failure of code `NOT_CONTINUABLE`; never with other bytes. After each
 message of a channel, the groups sent so far make exactly the events sent so far (`FrameBatcher`), so the last event of
@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
+from serve_app.core.continuation import NotContinued, why_not_continued
 from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE, Frame, Submit
 
+_WHY = {
+    NotContinued.ENGINE: "this engine cannot, or has another model or other settings than the one that began it",
+    NotContinued.REQUEST: "only the engine that began it can finish what it asks for",
+}
+
 
 def is_continued(submit: Submit) -> bool:
-    """Whether earlier runs of this request have made a part of its answer."""
+    """Whether this run continues a request: continued runs have made a part of its answer."""
     return bool(submit.groups or submit.events)
 
 
@@ -26,14 +32,23 @@ def not_continuable(why: str) -> EngineFailed:
     return EngineFailed(f"the stream cannot be continued: {why}", code=NOT_CONTINUABLE)
 
 
+def require_continuable(submit: Submit, *, engine_continues: bool, is_same_model: bool = True) -> None:
+    """Raise `not_continuable` for a continued request if this engine cannot continue it (`core.continuation`)."""
+    why = why_not_continued(
+        submit.operation, submit.body, engine_continues=engine_continues, is_same_model=is_same_model
+    )
+    if why is not None:
+        raise not_continuable(_WHY[why])
+
+
 def require_stream(frame: Frame) -> None:
     """Raise `not_continuable` for a frame that begins something else than a stream: a refusal, or a whole answer."""
     if frame.status and frame.media != "sse":
-        raise not_continuable(f"the engine answers with status {frame.status} where its stream would go on")
+        raise not_continuable(f"the engine answers with status {frame.status} where its stream would continue")
 
 
-class EarlierRuns:
-    """What earlier runs made of a stream, while it is made again here. Methods raise `not_continuable`, and `failure`
+class ContinuedRuns:
+    """What continued runs made of a stream, while it is made again here. Methods raise `not_continuable`, and `failure`
     keeps it: vLLM's serving objects turn errors into events.
 
     Args:
@@ -65,17 +80,17 @@ class EarlierRuns:
         return self._cached[1] if prompt == self._cached[0] else 0
 
     def is_next(self, prompt: int) -> bool:
-        """Whether the next output may be one of this prompt: new ones come after all earlier ones."""
+        """Whether the next output may be one of this prompt: new ones come after all continued ones."""
         return not self._order or self._order[0] == prompt
 
     def tokens_in_last(self, prompt: int, choice: int) -> int:
-        """The tokens of earlier runs that an output of a choice begins with: those of an answer that is no stream."""
+        """The tokens of continued runs that an output of a choice begins with: those of an answer that is no stream."""
         if self.is_stream:
             return 0
         return sum(len(group) - 1 for group in self.groups_of(prompt) if group[0] == choice)
 
     def take_output(self, prompt: int) -> bool:
-        """The serving object gets the next output of this prompt; returns whether it is one of the earlier runs'."""
+        """The serving object gets the next output of this prompt; returns whether it is one of the continued runs'."""
         if not self.is_stream:
             self._order.clear()
         if not self._order:

@@ -25,7 +25,7 @@ from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
 from serve_app.engine import environment, rank_layout
 from serve_app.engine.batch_figures import BatchFigures
 from serve_app.engine.batched_engine import BatchedEngine
-from serve_app.engine.continuation import is_continued, not_continuable, require_stream
+from serve_app.engine.continuation import is_continued, require_continuable, require_stream
 from serve_app.engine.download_size import ask_hub
 from serve_app.engine.engine_failure import death, start_failure
 from serve_app.engine.fingerprint import model_fingerprint
@@ -190,7 +190,7 @@ class EngineReplica:
         return grant
 
     def drain(self, within_s: float) -> None:
-        """Take no new requests and end. Running ones may finish within this time; then their routers move them. Serve
+        """Take no new requests and end. Running ones may finish within this time; then they continue elsewhere. Serve
         starts another replica where memory is free. Called again, only a nearer deadline counts."""
         until = time.monotonic() + within_s
         if self.drain_state is None:
@@ -253,11 +253,12 @@ class EngineReplica:
         """
         if self.drain_state is not None:
             raise EngineUnreachable("this engine replica drains")
-        continued = is_continued(submit)
-        if continued and not self.engine_info.continues:
-            raise not_continuable("this engine cannot")
-        if continued and submit.fingerprint not in (None, self.wire.fingerprint):
-            raise not_continuable("an engine of another model, or of other settings, has begun it")
+        if is_continued(submit):
+            require_continuable(
+                submit,
+                engine_continues=self.engine_info.continues,
+                is_same_model=submit.fingerprint in (None, self.wire.fingerprint),
+            )
         engine = self.backend if self.batched is None else self.batched
         try:
             async with contextlib.aclosing(engine.run(submit)) as frames:

@@ -1,4 +1,4 @@
-"""What two engines must have in common for one of them to go on with what the other has begun.
+"""What two engines must have in common for one of them to continue what the other has begun.
 
 Weights, tokenizer, chat template, numeric formats, parallelism, parsers and vLLM's version, as one short text. A model
 of the hub counts by its commit, and an argument that names files by these. Of a folder, small files count whole and

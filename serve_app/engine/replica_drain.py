@@ -13,7 +13,7 @@ class ReplicaDrain:
     """The drain of one replica. Pure: times are of one monotonic clock.
 
     Args:
-        until: when its routers move what still runs.
+        until: when its routers stop what still runs, to continue elsewhere.
     """
 
     until: float
@@ -21,7 +21,7 @@ class ReplicaDrain:
     moved: int = 0
 
     def on_request_ended(self, now: float, *, by_its_router: bool) -> None:
-        """A request is over: it has ended here, or its router has ended it; after the deadline to move it."""
+        """A request has ended here, or its router has ended it: after the deadline, to continue it elsewhere."""
         if not by_its_router:
             self.finished += 1
         elif now >= self.until:

@@ -1,7 +1,7 @@
 """Records the token ids of a response while vLLM's serving objects pull the engine's outputs.
 
 Invariant: a group is recorded before the serving object receives its output, so the groups taken with an event cover
-all tokens whose text is in the events up to it. Outputs of earlier runs (`EarlierRuns`) count in the usage alone.
+all tokens whose text is in the events up to it. Outputs of continued runs (`ContinuedRuns`) count in the usage alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from serve_app.engine.continuation import EarlierRuns
+from serve_app.engine.continuation import ContinuedRuns
 from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.transport import FINISH_STOP, TokenUsage
 
@@ -39,13 +39,13 @@ class TokenRecorder:
         choices: answers per prompt (`n`).
         fatal: errors that mean a broken engine; kept in `failure`, since the serving objects turn them into events.
         tenant: a distinct text per tenant, for `RecordedLLM`, which sets `refused` when it refuses a grammar.
-        earlier: of a continued stream.
+        continued: of a continued stream.
     """
 
     choices: int
     fatal: tuple[type[BaseException], ...]
     tenant: str = ""
-    earlier: EarlierRuns | None = None
+    continued: ContinuedRuns | None = None
     groups: list[list[int]] = field(default_factory=list)
     usage_by_call: list[list[int]] = field(default_factory=list)  # one call of generate() per prompt
     refused: ServeAppError | None = None
@@ -59,8 +59,8 @@ class TokenRecorder:
     @property
     def failed(self) -> EngineFailed | None:
         """Why the stream ended below the serving objects, which turn errors into events."""
-        if self.earlier is not None and self.earlier.failure is not None:
-            return self.earlier.failure
+        if self.continued is not None and self.continued.failure is not None:
+            return self.continued.failure
         return None if self.failure is None else EngineFailed(f"the engine died: {self.failure}")
 
     def take_groups(self) -> list[list[int]]:
@@ -96,8 +96,8 @@ class TokenRecorder:
                 if not self.is_merged:
                     self.record_output(prompt, output, pooling=pooling)
                 yield output
-            if self.earlier is not None and not self.is_merged:
-                self.earlier.end()
+            if self.continued is not None and not self.is_merged:
+                self.continued.end()
         except self.fatal as error:
             self.failure = error
             raise
@@ -116,20 +116,20 @@ class TokenRecorder:
             used[2] = output.num_cached_tokens or 0
         if pooling:
             return
-        is_new = self.earlier is None or not self.earlier.take_output(prompt)
+        is_new = self.continued is None or not self.continued.take_output(prompt)
         for choice in output.outputs:
             if choice.finish_reason == ABORTED:
                 self.failure = EngineFailed("EngineCore ends, and has ended the request")
                 raise self.failure
-            if is_new and self.earlier is not None and choice.finish_reason == "error":
-                raise self.earlier.fail("the engine does not accept its tokens")
+            if is_new and self.continued is not None and choice.finish_reason == "error":
+                raise self.continued.fail("the engine does not accept its tokens")
             if choice.logprobs:
                 choice.logprobs[:] = [_by_rank(position) for position in choice.logprobs]
             ids = choice.token_ids
             if ids:
                 used[1] += len(ids)
-                if self.earlier is not None:
-                    ids = ids[self.earlier.tokens_in_last(prompt, choice.index) :]
+                if self.continued is not None:
+                    ids = ids[self.continued.tokens_in_last(prompt, choice.index) :]
                 if is_new and ids:
                     self.groups.append([prompt * self.choices + choice.index, *ids])
             if choice.finish_reason == LENGTH:

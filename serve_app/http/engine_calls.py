@@ -300,7 +300,7 @@ class EngineCalls:
             last = await relay
         except EngineFailed:
             if call.comments is not None and part is None and stream.client_has_seen:
-                call.comments.resume()  # for the wait of a stream that goes on
+                call.comments.resume()  # for the wait of a stream that is continued
             raise
         record.usage = used = last.usage
         if used is not None:

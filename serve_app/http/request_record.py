@@ -89,8 +89,8 @@ class RequestRecord:
         return self.model + BATCH_SUFFIX if self.is_row else self.model
 
     def on_submit(self, now: float, wall: float) -> None:
-        """It is handed to a replica. A stream that goes on there has begun already."""
-        if self.runs.lost is None:
+        """It is handed to a replica. A stream that is continued there has begun already."""
+        if self.runs.to_continue is None:
             self.submitted_at = now
             self.created = int(wall)
 

@@ -1,11 +1,11 @@
-"""When a router moves its requests off replicas that drain.
+"""When a router stops its requests on replicas that drain.
 
 A replica drains since it says so, or since it has left Serve's set (a scale-down, a rolling change, a leaving node).
-What is left at the deadline is moved: the router takes it back and runs it elsewhere, before the replica ends with it.
+What is left at the deadline continues elsewhere: the router takes it back before the replica ends with it.
 What the replica has not given back `OVERDUE_S` later is given up with its connection: it should have ended, by itself
 or by Serve, and stands still with its connections open (a process that the kernel cannot kill, a node that hangs).
 
-Invariant: while a replica drains, its deadline never moves back; then no request waits for it longer than `OVERDUE_S`.
+Invariant: while a replica drains, its deadline is never put off; then no request waits for it longer than `OVERDUE_S`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class DrainTimers:
     """One timer for each replica that drains.
 
     Args:
-        move_all: moves all requests off a replica; may be called twice.
+        stop_all: stops all requests on a replica, to continue elsewhere; may be called twice.
         give_up: ends the requests that are still there.
     """
 
-    def __init__(self, move_all: Callable[[str], object], give_up: Callable[[str], object]) -> None:
-        self._move_all = move_all
+    def __init__(self, stop_all: Callable[[str], object], give_up: Callable[[str], object]) -> None:
+        self._stop_all = stop_all
         self._give_up = give_up
         self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # with the deadline: uvloop's handles have none
 
@@ -48,5 +48,5 @@ class DrainTimers:
 
     def _on_due(self, replica_id: str, due: float) -> None:
         overdue = asyncio.get_running_loop().call_at(due + OVERDUE_S, self._give_up, replica_id)
-        self._timers[replica_id] = due, overdue  # first: where nothing is left to move, the replica is dropped
-        self._move_all(replica_id)
+        self._timers[replica_id] = due, overdue  # first: where nothing is left to stop, the replica is dropped
+        self._stop_all(replica_id)

@@ -89,15 +89,15 @@ class RouterMetrics:
         """What becomes of streams that have lost their replica, and of requests that stop for others."""
         counter = functools.partial(Counter, registry=self.registry)
         self._migrations = counter(
-            "serve_app_migrations", "Streams that lost their replica and went on on another one.", ("model",)
+            "serve_app_migrations", "Streams that lost their replica and continued on another one.", ("model",)
         )
-        self._moves = counter("serve_app_moves", "Requests moved off replicas that drained.", ("model",))
+        self._moves = counter("serve_app_moves", "Requests continued elsewhere: their replica drained.", ("model",))
         self._preemptions = counter(
             "serve_app_preemptions", "How often requests were stopped for others while they ran.", OF_CLASS
         )
         self._not_continued = counter(
             "serve_app_not_continuable",
-            "Streams that lost their replica and ended with an error, by why they did not go on.",
+            "Streams that lost their replica and ended with an error, by why they were not continued.",
             ("model", "reason"),
         )
         self._gap = Histogram(
@@ -164,7 +164,7 @@ class RouterMetrics:
         self._granted.labels(*labels).inc(tokens)
 
     def count_continued(self, model: str, request_class: RequestClass, trace: RequestTrace) -> None:
-        """Count how often an ended request was stopped for others, and went on on another replica or why not."""
+        """Count how often an ended request was stopped for others, and continued on another replica or why not."""
         if trace.preempted:
             self._preemptions.labels(model, request_class.label).inc(trace.preempted)
         if trace.moved:

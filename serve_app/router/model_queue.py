@@ -136,7 +136,7 @@ class ModelQueue:
         )
 
     def set_fingerprint(self, replica_id: str, fingerprint: str | None) -> None:
-        """A replica has told with whose streams it may go on (`transport.Batch`)."""
+        """A replica has told whose streams it may continue (`transport.Batch`)."""
         self.core.accounts.set_fingerprint(replica_id, fingerprint)
 
     def remove_replica(self, replica_id: str) -> None:

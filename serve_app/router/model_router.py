@@ -4,12 +4,12 @@ A request that takes slots waits in the queue (`serve_app.router.model_queue`) f
 (tokenizing) goes to any replica at once. Then both are submitted on a channel of `serve_app.router.replicas`, wait for
 the first frames and relay them.
 
-Invariant: a request survives the loss of its replica at any time. If its client has received nothing, it starts again;
-a stream goes on on another replica, which drops what the client has, if the engines can do that (`router.losses`).
+Invariant: a request survives the loss of its replica at any time. If its client has received nothing, it begins anew;
+else another replica continues it and drops what the client has, if the engines can do that (`router.runs`).
 
-An answer that is not streamed is collected before the client receives any of it, so until then it starts again. What
-the lost engine made of it is discarded: it counts as the tenant's queue use, but not as tokens sent to it. A stream
-that goes on counts each token once; in the queue its prompt counts once for each run.
+An answer that is not streamed is collected before the client receives any of it, so until then it begins anew. What
+the lost engine made of it is discarded: it counts as the tenant's queue use, but not as tokens sent to it. Of a
+continued stream each token counts once; in the queue its prompt counts once for each run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from dataclasses import replace
 from serve_app.core.queue import Arrival, Preempt
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.core.times import MAX_RETRY_PAUSE_S
-from serve_app.errors import EngineFailed, EngineUnreachable, NotFound, ServeAppError
+from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
 from serve_app.router.cold_start import ColdStartTrigger, warn_slow_start
 from serve_app.router.kv_budget import KvBudget
-from serve_app.router.losses import LossLimit, going_on, is_loss, is_stop, why_not_continued
 from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
-from serve_app.router.request_grant import RequestGrant, RequestRuns
+from serve_app.router.request_grant import RequestGrant
+from serve_app.router.runs import LossLimit, RequestRuns, RunEnd, RunResult
 from serve_app.router.unqueued import UnqueuedTurns
 from serve_app.settings import AdmissionSettings, ModelSettings
-from serve_app.transport import NOT_CONTINUABLE, EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
+from serve_app.transport import EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
 
@@ -76,7 +76,7 @@ class ModelRouter:
         self._handle = handle
         self.unread = UnreadBytes() if unread is None else unread
         self.queue = ModelQueue(client, settings.name, queue_policy(admission))
-        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.move_all)
+        self.replica_set = ReplicaSet(handle, router_id, self.queue, settings, routers, self.unread, self.stop_drained)
         self.cold_start = ColdStartTrigger(settings.name, handle.call_any_replica)
         self.placed: Counter[tuple[str, str]] = Counter()  # grants, by kind of affinity key and how they were placed
         self._reported_start_s: float | None = None  # seconds of the last start that `_warn_slow_start` checked
@@ -142,71 +142,81 @@ class ModelRouter:
     ) -> None:
         """Wait for a grant, submit the request, and pass the stream with its first frames to `relay`.
 
-        When it is stopped for others (`Preempt`), it waits again and goes on with what it has produced.
+        When it is stopped for others (`Preempt`), it waits again and is continued with what it has produced.
 
-        When its replica is lost, the request waits again, ahead of what has arrived since, and runs again from its
-        start or from where its client is; `relay` then gets the next run's stream with its first frames. It pauses
+        When its replica is lost, the request waits again, ahead of what has arrived since, and begins anew or is
+        continued from where its client is; `relay` then gets the next run's stream with its first frames. It pauses
         first if the lost replica stays in use (a transient failure, or no more replicas may be ejected).
 
         Raises:
-            Overloaded, Unavailable: refused by the queue. EngineFailed: as `_try_replica`, or no replica took a stream
-                that was to go on. NotFound: the model is gone.
+            Overloaded, Unavailable: refused by the queue. EngineFailed: too many engines were lost, the client has a
+                part of what cannot be continued, or no replica took it. NotFound: the model is gone.
         """
         trace = runs.trace
+        name = request.request_id
         with self._count_active(self.settings.replicas.counts(is_row=trace.is_row)):
             trace.ahead = self.queue.core.ahead(self.settings.name, request.request_class)
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
-            avoid = None
+            avoid: str | None = None
             pause_s = RETRY_PAUSE_S
-            lost = None
+            error: ServeAppError | None = None  # with which its last run ended
             while True:
                 try:
                     self._check_open()
                     grant = await self.acquire(request, key, avoid, runs)
                 except ServeAppError as refused:
-                    if (error := runs.on_refused(refused, lost)) is not None:
-                        raise error from None
+                    if (refusal := runs.on_refused(refused, error)) is not None:
+                        raise refusal from None
                     continue
-                if not isinstance(lost, EngineUnreachable):
+                if not isinstance(error, EngineUnreachable):
                     limit.begin(time.monotonic())
-                self._running[request.request_id] = grant
+                self._running[name] = grant
                 try:
-                    lost = await self._try_replica(grant.replica_id, make, relay, limit, runs, grant)
+                    result = await self._try_replica(grant.replica_id, make, relay, limit, runs, grant)
                 finally:
-                    del self._running[request.request_id]
+                    del self._running[name]
                     grant.release()
                     trace.kv_token_s += grant.kv_token_s
-                if lost is None:
-                    self.retry_budget.on_answer()
-                    return
-                if is_stop(lost):
-                    runs.on_stopped(grant)
-                    avoid = None
-                    continue
-                logger.warning("request %s waits again: %s", request.request_id, lost.message)
-                trace.losses += 1
-                avoid = grant.replica_id
-                if self.replica_set.is_usable(avoid):
-                    self._pausing += 1
-                    try:
-                        await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
-                    finally:
-                        self._pausing -= 1
-                    pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
+                error = result.error
+                match result.end:
+                    case RunEnd.ANSWERED:
+                        self.retry_budget.on_answer()
+                        return
+                    case RunEnd.FAILED:
+                        raise runs.on_failed(result)
+                    case RunEnd.STOPPED:
+                        runs.on_stopped(result.stream, keeps_place=grant.keeps_place, is_drained=grant.is_drained)
+                        avoid = None
+                    case RunEnd.RESTARTS | RunEnd.CONTINUES:
+                        logger.warning("request %s %s after a loss: %s", name, result.end.value, error)
+                        runs.on_lost(result, limit, time.monotonic())
+                        avoid = grant.replica_id
+                        if self.replica_set.is_usable(avoid):
+                            await self._pause(pause_s)
+                            pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Between two attempts of a request."""
+        self._pausing += 1
+        try:
+            await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
+        finally:
+            self._pausing -= 1
 
     def _on_preempt(self, stop: Preempt) -> None:
         grant = self._running.get(stop.request_id)
         if grant is not None and self._drained is None:  # else no replica would take it
             grant.stop(keeps_place=stop.keeps_place)
 
-    def move_all(self, replica_id: str) -> int:
-        """Stop the requests on a replica that can go on elsewhere without loss; returns how many stay there."""
+    def stop_drained(self, replica_id: str) -> int:
+        """Stop the requests on a replica that drains and that others can continue without loss; returns how many stay
+        there."""
         on_it = [grant for grant in self._running.values() if grant.replica_id == replica_id]
         for grant in on_it:
             if grant.arrival.preemptible and self._drained is None:
-                grant.stop(moves=True)
+                grant.stop(is_drained=True)
         stay = sum(not grant.is_stopping for grant in on_it)
-        logger.info("%d requests leave replica %s, %d cannot", len(on_it) - stay, replica_id, stay)
+        logger.info("%d requests of replica %s continue elsewhere, %d cannot", len(on_it) - stay, replica_id, stay)
         return stay
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, runs: RequestRuns, tenant: str) -> None:
@@ -219,9 +229,14 @@ class ModelRouter:
                 async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
                     self._check_open()
                     replica_id = self.replica_set.next_replica()
-                    lost = await self._try_replica(replica_id, make, relay, limit, runs, on_ended=end_turn)
-                if lost is None:
-                    return
+                    result = await self._try_replica(replica_id, make, relay, limit, runs, on_ended=end_turn)
+                match result.end:
+                    case RunEnd.ANSWERED:
+                        return
+                    case RunEnd.FAILED:
+                        raise runs.on_failed(result)
+                    case _:
+                        runs.on_lost(result, limit, time.monotonic())
                 await asyncio.sleep(max(UNQUEUED_RETRY_S, self.retry_budget.take(time.monotonic())))
 
     async def acquire(
@@ -241,10 +256,10 @@ class ModelRouter:
         affinity = None if target is None else target.replica_id
         trace = runs.trace
         measure = runs.trace.measure
-        lost = runs.lost
-        produced = 0 if lost is None else lost.tokens
+        to_continue = runs.to_continue
+        produced = 0 if to_continue is None else to_continue.tokens
         request = runs.with_counted_prompt(request)
-        has_run = avoid is not None or runs.stopped > 0
+        has_run = runs.has_run
         budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once, produced)
         now = time.monotonic()
         runs.queued_at = now if runs.queued_at is None else runs.queued_at
@@ -259,7 +274,7 @@ class ModelRouter:
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
             produced_tokens=produced,
-            fingerprint=None if lost is None else lost.fingerprint,
+            fingerprint=None if to_continue is None else to_continue.fingerprint,
         )
         with self.cold_start.count_waiting():
             granted = await self.queue.acquire(arrival)
@@ -283,87 +298,55 @@ class ModelRouter:
         runs: RequestRuns,
         grant: RequestGrant | None = None,
         on_ended: Callable[[], None] = lambda: None,
-    ) -> EngineFailed | None:
-        """Submit a request and relay its frames; returns the error if the request is to run again.
+    ) -> RunResult:
+        """Submit a request and relay its frames; returns how the run has ended.
 
         Args:
             grant: released as soon as the replica is done with the request, before a slow client has read everything;
                 `on_ended` is called then, too. None: the work takes no slot.
-
-        Raises:
-            EngineFailed: the client gets the error: too many engines were lost, or it has part of what cannot go on.
         """
         runs.trace.replica_id = replica_id
         stream: ResponseStream | None = None
-        submit: Submit | None = None
-        result = ResultReporter(self.replica_set, replica_id, time.monotonic())
+        failure: ServeAppError | None = None
+        reporter = ResultReporter(self.replica_set, replica_id, time.monotonic())
 
         def ended() -> None:
             if stream is None:
                 return  # the connection broke before the request was submitted
             on_ended()
             if stream.error is not None:
-                result.on_error(stream.error, connection_lost=stream.connection_lost)
-                result.report()  # first: the slots of a replica that is ejected now are not granted again
+                reporter.on_error(stream.error, connection_lost=stream.connection_lost)
+                reporter.report()  # first: the slots of a replica that is ejected now are not granted again
             if grant is None:
                 self.replica_set.drop_gone()
             else:
                 grant.release(stream.usage)
 
         def make_run(number: int) -> Submit:
-            nonlocal submit
-            submit = make(number)
-            return going_on(submit, runs.lost) if runs.trace.losses or runs.stopped else submit
+            return runs.begin(make(number))
 
         on_tokens = None if grant is None else grant.on_output
         try:
-            async with self.replica_set.channel(replica_id).run(make_run, ended, on_tokens, runs.lost) as stream:
+            channel = self.replica_set.channel(replica_id)
+            async with channel.run(make_run, ended, on_tokens, runs.to_continue) as stream:
                 runs.pace = stream.pace
                 if grant is not None:
                     grant.on_submitted(stream)
                 frames = await stream.next()
-                result.on_first_frame(frames[0].status)
-                runs.on_continued(time.monotonic())
+                reporter.on_first_frame(frames[0].status)
+                runs.on_first_frame(time.monotonic())
                 await relay(stream, frames)
-            return None
         except ServeAppError as error:
+            failure = error
             if stream is None:
-                result.on_error(error)
-            if not isinstance(error, EngineFailed) or self._ends_with(error, stream, submit, limit, runs):
-                raise
-            return error
+                reporter.on_error(error)
         finally:
-            result.report()
-
-    def _ends_with(
-        self,
-        error: EngineFailed,
-        stream: ResponseStream | None,
-        submit: Submit | None,
-        limit: LossLimit,
-        runs: RequestRuns,
-    ) -> bool:
-        """Whether the failure of a run is the request's end; else it runs again."""
-        now = time.monotonic()
-        if is_stop(error):
-            if stream is not None and stream.can_go_on:
-                runs.lost = stream
-            return False
-        if not is_loss(error, stream):
-            return True
-        lost = stream if stream is not None and stream.client_has_seen else runs.lost
-        if lost is None or not lost.client_has_seen:
-            if error.code == NOT_CONTINUABLE:
-                runs.lost = None  # it begins anew
-            return limit.count_loss(error, now)
-        runs.trace.not_continued = why_not_continued(error, lost, submit, limit, now, continues=self._continues)
-        if runs.trace.not_continued is None:
-            runs.on_lost(lost, now)
-        return runs.trace.not_continued is not None
+            reporter.report()
+        return runs.result(failure, stream, limit, time.monotonic(), engines_continue=self._continues)
 
     @property
     def _continues(self) -> bool:
-        """Whether the model's engines can go on with what another one has begun."""
+        """Whether the model's engines can continue what another one has begun."""
         return self.replica_set.info is not None and self.replica_set.info.continues
 
     @contextlib.contextmanager

@@ -63,7 +63,7 @@ class ReplicaSet:
         settings: of the model; its slots are assumed of a replica until it reports its own.
         routers: how many router replicas share the engines.
         unread: counts unread bytes of all requests of this router.
-        move_all: moves this router's requests off a replica that drains.
+        stop_drained: stops this router's requests on a replica that drains, to continue elsewhere.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ReplicaSet:
         settings: ModelSettings,
         routers: int,
         unread: UnreadBytes,
-        move_all: Callable[[str], object],
+        stop_drained: Callable[[str], object],
     ) -> None:
         self._handle = handle
         self._router_id = router_id
@@ -90,7 +90,7 @@ class ReplicaSet:
         self._timer: asyncio.TimerHandle | None = None  # until the end of the next ejection
         self._closed = False
         self._routing = BoundedRing()
-        self._drains = DrainTimers(move_all, self._give_up)
+        self._drains = DrainTimers(stop_drained, self._give_up)
         self.configure(settings, routers)
         self._random = random.Random()
         self.channels: dict[str, Channel] = {}
@@ -118,7 +118,7 @@ class ReplicaSet:
         new = names - self.running
         self.running = names  # first: a retiring channel's callbacks must find its replica gone
         for replica_id in gone:
-            self._update_availability(replica_id)  # drains: requests that run there finish, or are moved
+            self._update_availability(replica_id)  # drains: requests that run there finish, or continue elsewhere
             if replica_id in self.channels:
                 self.channels[replica_id].retire()
                 self._drains.begin(replica_id, self._settings.drain_s)

@@ -1,4 +1,4 @@
-"""A request's grant on a replica, from the queue's decision until its release, and its runs, one after the other.
+"""A request's grant on a replica, from the queue's decision until its release.
 
 Invariant: a grant is released exactly once, however the request ends; KV token-seconds count from grant to release.
 """
@@ -6,87 +6,13 @@ Invariant: a grant is released exactly once, however the request ends; KV token-
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from serve_app.core.continuation import NotContinued
 from serve_app.core.queue import Arrival
-from serve_app.core.receipts import RequestTrace, TokenPace
-from serve_app.errors import EngineFailed, ServeAppError
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue
 from serve_app.router.replicas import ReplicaSet
-from serve_app.transport import NOT_CONTINUABLE, ResponseStream, TokenUsage
-
-
-@dataclass(slots=True)
-class RequestRuns:
-    """The runs of one request: what they leave to the next one, and the trace that they write.
-
-    Args:
-        queued_at: when it first arrived in the queue; None: it has not.
-        lost: the latest run that was lost or stopped, with which the next one goes on; None: that begins anew.
-        lost_at: when the stream was lost and has not gone on yet; None: it has.
-        keeps_place: see `Preempt`, of the last time that it was stopped.
-        pace: when the tokens of its latest run came, and of those with which that went on.
-    """
-
-    trace: RequestTrace = field(default_factory=RequestTrace)
-    queued_at: float | None = None
-    lost: ResponseStream | None = None
-    lost_at: float | None = None
-    keeps_place: bool = True
-    pace: TokenPace = field(default_factory=TokenPace)
-
-    @property
-    def stopped(self) -> int:
-        """How often its router stopped it."""
-        return self.trace.preempted + self.trace.moved
-
-    def on_stopped(self, grant: RequestGrant) -> None:
-        """A run was stopped; the request goes on."""
-        if grant.moves:
-            self.trace.moved += 1
-        else:
-            self.trace.preempted += 1
-        self.keeps_place = grant.keeps_place
-
-    @property
-    def client_has_part(self) -> bool:
-        """Whether the client has received a part of the answer in an earlier run."""
-        return self.lost is not None and self.lost.client_has_seen
-
-    def with_counted_prompt(self, request: Arrival) -> Arrival:
-        """The request, with the tokens of its prompt as the engine of an earlier run has counted them."""
-        prompt = None if self.lost is None else self.lost.prompt
-        if prompt is None:
-            return request
-        cost = max(0, request.cost_tokens + prompt.prompt_tokens - request.prompt_tokens)
-        return replace(request, prompt_tokens=prompt.prompt_tokens, cost_tokens=cost)
-
-    def on_refused(self, refused: ServeAppError, lost: EngineFailed | None) -> ServeAppError | None:
-        """The queue has refused a request, after this loss or stop (None: after none); returns the error that ends it.
-        None: no engine may go on with what it has produced, its client has received nothing, and it begins anew."""
-        is_other_model = refused.code == NOT_CONTINUABLE
-        if is_other_model and not self.client_has_part:
-            self.lost = None
-            return None
-        if lost is None or not self.client_has_part:
-            return refused
-        self.trace.not_continued = NotContinued.ENGINE if is_other_model else NotContinued.QUEUE
-        return refused if is_other_model else lost
-
-    def on_lost(self, run: ResponseStream, now: float) -> None:
-        """A stream has lost its replica, and is to go on."""
-        self.lost = run
-        if self.lost_at is None:
-            self.lost_at = now
-
-    def on_continued(self, now: float) -> None:
-        """The first frame of a run has come; with it a stream that was lost goes on."""
-        trace = self.trace
-        if self.lost_at is not None and trace.replica_id is not None:
-            trace.continued += ((trace.replica_id, now - self.lost_at),)
-            self.lost_at = None
+from serve_app.transport import ResponseStream, TokenUsage
 
 
 @dataclass(slots=True)
@@ -110,7 +36,7 @@ class RequestGrant:
     stream: ResponseStream | None = None  # of its run, once it is submitted
     is_stopping: bool = False
     keeps_place: bool = True  # see `Preempt`
-    moves: bool = False  # it was stopped since its replica drains
+    is_drained: bool = False  # it was stopped since its replica drains
     granted_at: float = field(init=False)
     is_released: bool = False
     has_prompt: bool = False  # the engine has counted its prompt
@@ -125,14 +51,14 @@ class RequestGrant:
         if self.is_stopping:
             stream.stop()
 
-    def stop(self, *, keeps_place: bool = True, moves: bool = False) -> None:
-        """Stop the request at its replica; it then goes on with what it has produced, here or elsewhere. A stream that
-        is too long to be recorded stays. Idempotent."""
+    def stop(self, *, keeps_place: bool = True, is_drained: bool = False) -> None:
+        """Stop the request at its replica; it is then continued with what it has produced, here or elsewhere. A stream
+        that is too long to be recorded stays. Idempotent."""
         if self.is_stopping or (self.stream is not None and not self.stream.produced.is_whole):
             return
         self.is_stopping = True
         self.keeps_place = keeps_place
-        self.moves = moves
+        self.is_drained = is_drained
         if self.stream is not None:
             self.stream.stop()
 
@@ -168,6 +94,6 @@ class RequestGrant:
             if usage is None:
                 self.queue.release(request_id, self.budget.output_tokens)
             else:
-                made = max(0, usage.completion_tokens - self.budget.earlier_tokens)
+                made = max(0, usage.completion_tokens - self.budget.continued_tokens)
                 self.queue.release(request_id, made, usage.prompt_tokens)
         self.replicas.drop_gone()

@@ -36,7 +36,7 @@ class Channel:
         replica_id: the engine replica.
         numbers: numbers for requests; no number repeats among this router's requests on this replica.
         on_slots: called with the replica's slots when the channel is attached, and with 0 when the replica drains; then
-            also with the seconds after which its requests are to be moved, if it says them.
+            also with the seconds after which its requests are to continue elsewhere, if it says them.
         unread: counts unread bytes of all requests of this router.
         may_break: whether the requests could run on another replica, if this one is silent (`core.routing.silence`).
     """
@@ -65,7 +65,7 @@ class Channel:
         make: Callable[[int], Submit],
         on_end: Callable[[], None],
         on_tokens: Callable[[int], None] | None = None,
-        earlier: ResponseStream | None = None,
+        to_continue: ResponseStream | None = None,
     ) -> AsyncIterator[ResponseStream]:
         """Submit a request; its stream ends with the block, and leaving the block early aborts it on the replica.
 
@@ -75,7 +75,7 @@ class Channel:
                 has arrived, the connection broke, or the client is too far behind and the request was aborted.
             on_tokens: called with the number of tokens that the engine has produced since the last call; with 0 at the
                 first token of a whole answer. `stream.prompt` is known by then, if the engine tells it.
-            earlier: the run that was lost, if this one goes on with it.
+            to_continue: the earlier run that this one continues; None: it begins anew.
 
         Raises:
             EngineFailed: the replica cannot be reached. BodyTooLarge: it does not accept a request of this size.
@@ -83,10 +83,10 @@ class Channel:
         number = next(self.numbers)
         stream = ResponseStream(self.unread, lambda: self._abort_unread(number), on_end, on_tokens)
         stream.stop = lambda: self._stop(number)
-        if earlier is not None:
-            stream.produced = earlier.produced
-            stream.pace = earlier.pace
-            stream.prompt = earlier.prompt
+        if to_continue is not None:
+            stream.produced = to_continue.produced
+            stream.pace = to_continue.pace
+            stream.prompt = to_continue.prompt
         self.requests[number] = stream
         connection = None
         try:
@@ -197,7 +197,7 @@ class Channel:
                 self._end(frame.number)
 
     def give_up(self, why: str) -> None:
-        """The replica will answer no more: its requests are lost, and go on elsewhere."""
+        """The replica will answer no more: its requests are lost, and continue elsewhere."""
         if self.requests:
             self._lose(why)
 
@@ -206,7 +206,7 @@ class Channel:
             self._silence_timer = asyncio.get_running_loop().call_later(SILENCE_CHECK_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Give up a replica that takes requests and answers none: its requests are lost, and go on elsewhere."""
+        """Give up a replica that takes requests and answers none: its requests are lost, and continue elsewhere."""
         self._silence_timer = None
         if self.connection is not None and self.first_frames.is_silent(time.monotonic()) and self.may_break():
             self.give_up(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")

@@ -4,10 +4,10 @@ A router holds one *channel* per engine replica: one connection that carries its
 `Batch` messages with the frames of all of them.
 
 Invariant: the frames of one request arrive in order, the first with a status, the last with `usage` or `failure`; the
-frame that tells the first token of a whole answer comes before them. A
-`Batch` is applied as a whole or not at all: all events of one pull of the serving object leave in one turn of the event
-loop, so after each message a stream can continue elsewhere by replaying all groups received so far and dropping as many
-events as were counted with them (docs/decisions.md).
+frame that tells the first token of a whole answer comes before them. A `Batch` is applied as a whole or not at all: all
+events of one pull of the serving object leave in one turn of the event loop. So after each message another engine can
+continue a stream: it makes all groups received so far again and drops as many events as were counted with them
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     request takes in the engine's batch; `service_tier` is told back in the answer (None: the client named none).
     `prompt_tokens` and `output_tokens` are the router's estimate of its prompts and answers together (0: unknown).
     `created`: the time in the answer, in seconds since the epoch (0: the engine's own clock). `groups` and `events`: of
-    a stream that goes on here, the frames' groups of its earlier runs in order, and the events that the client has;
+    a stream that is continued here, the groups of its earlier runs in order, and the events that the client has;
     the frames of this run hold and count what follows, `usage` is that of the whole answer. An answer that is no stream
-    goes on in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
+    is continued in the same way, with 0 `events`. `cached_tokens`: those that its first run had in `prompt`. What the
     replica cannot continue exactly ends with a failure, code `NOT_CONTINUABLE`. `accepted`: it had a replica before, so
     that no full queue refuses it. `is_load`: it counts for the number of replicas. `fingerprint`: of the replica of the
     earlier runs (`Batch`); None: there is none, or it has told none. `query_counted`: an earlier part of this score has
@@ -67,7 +67,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly
-# Code of the failure of a request that its router has stopped, to go on elsewhere or later.
+# Code of the failure of a request that its router has stopped, to continue elsewhere or later.
 STOPPED = "stopped"
 FINISH_STOP = "stop"  # the finish reason of an answer that ended by itself; any other means that it was cut off
 
@@ -143,9 +143,9 @@ NO_SLOTS = -1
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
-    `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or are to be
-    moved then (None: a replica that does not say). `fingerprint`, with `slots`: what this replica has begun goes on at
-    replicas with the same one (`serve_app.engine.fingerprint`); None: a replica that does not say."""
+    `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or
+    continue elsewhere (None: a replica that does not say). `fingerprint`, with `slots`: what this replica has begun
+    continues at replicas with the same one (`serve_app.engine.fingerprint`); None: a replica that does not say."""
 
     frames: list[Frame]
     slots: int = 0
@@ -156,7 +156,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
     """The limits of a started engine. Sizes in tokens; `slots`: sequences that one step can run besides those of agent
     sessions; `start_s`: seconds that the start took; `kv_block_tokens`: the block size of the KV cache; `continues`:
-    whether it can go on with a stream of another replica (`Submit.groups`)."""
+    whether it can continue a stream of another replica (`Submit.groups`)."""
 
     model: str
     tasks: list[str]
@@ -231,7 +231,7 @@ class EngineBackend(Protocol):
 
     def report_first_tokens(self, report: FirstTokenReport) -> None:
         """Call `report` from now on when an answer that is no stream has its first token; a stream's first frame tells
-        it. An answer that ends with its first token, or goes on here, may come without."""
+        it. An answer that ends with its first token, or is continued here, may come without."""
         ...
 
     def load(self) -> EngineLoad:

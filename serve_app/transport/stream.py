@@ -80,8 +80,8 @@ class ResponseStream:
         return self.produced.tokens
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether another run can go on with what this one has produced: the client has a part, or it was no stream and
+    def can_be_continued(self) -> bool:
+        """Whether another run can continue what this one has produced: the client has a part, or it was no stream and
         has told all that it had."""
         return self.client_has_seen or (self.tokens > 0 and not self.produced.events)
 
@@ -91,7 +91,7 @@ class ResponseStream:
         return self.usage is not None or self.error is not None
 
     def push(self, frame: Frame) -> bool:
-        """Add a frame; returns False if the client is too far behind to go on. A frame after `fail` is dropped, since
+        """Add a frame; returns False if the client is too far behind. A frame after `fail` is dropped, since
         frames before it may be missing."""
         if self.error is not None:
             return True
@@ -138,8 +138,8 @@ class ResponseStream:
         self.unread.streams.discard(self)
 
     def abort_unread(self) -> None:
-        """End the stream because of too many unread bytes, and drop these; also one that has failed and could go on
-        elsewhere, since its client lacks what is dropped."""
+        """End the stream because of too many unread bytes, and drop these; also one that has failed and could
+        continue elsewhere, since its client lacks what is dropped."""
         self.clear()
         self.error = None
         self.connection_lost = False
@@ -150,7 +150,7 @@ class ResponseStream:
         """All frames that have arrived since the last call, at least one.
 
         Raises:
-            ServeAppError: the request cannot go on.
+            ServeAppError: the stream has failed.
         """
         if not self.whole_frames:
             if self.error is not None:

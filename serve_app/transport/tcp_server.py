@@ -60,7 +60,7 @@ class TcpServer:
         self._host = host
         self.slots = 0  # of the engine; routers receive them
         self.fingerprint: str | None = None  # of the engine; sent with the slots
-        self._drained_at: float | None = None  # by the loop's clock, when requests are to be moved
+        self._drained_at: float | None = None  # by the loop's clock, when requests are to continue elsewhere
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -108,7 +108,7 @@ class TcpServer:
             self.send_slots(connection.batcher)
 
     def drain(self, within_s: float) -> None:
-        """Take no more requests; the routers move those that still run after this time."""
+        """Take no more requests; the routers stop those that still run after this time, to continue elsewhere."""
         self._drained_at = asyncio.get_running_loop().time() + within_s
         self.set_slots(NO_SLOTS)
 

@@ -21,7 +21,7 @@ def test_each_case_keeps_its_line_long_and_its_replicas_busy(monkeypatch: pytest
         assert set(found["by_event"]) == set(admission.EVENT_WEIGHTS)
 
 
-def test_in_mixed_overload_lower_requests_stop_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_mixed_overload_lower_requests_stop_and_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption_cost, "WAITING", 200)
     found = preemption_cost.measure(5, 2_000, 1)
     assert found["decisions"] == 2_000

@@ -169,7 +169,7 @@ def test_a_log_that_says_nothing_is_no_fact() -> None:
     assert engine_log.read("nothing") == EngineFacts()
 
 
-def test_a_killed_stream_must_go_on_or_end_with_an_error_and_come_to_the_same_answer() -> None:
+def test_a_killed_stream_must_continue_or_end_with_an_error_and_come_to_the_same_answer() -> None:
     same = compare([("it", answer(1, 2), answer(1, 2))], TIE)
     other = compare([("it", answer(1, 2), answer(1, 3))], TIE)
     tie = compare([("it", answer(1, 2, margins=(3.0, 0.1)), answer(1, 3))], TIE)

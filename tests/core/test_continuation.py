@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core import continuation
-from serve_app.core.continuation import GROUP_WORDS, Produced, is_continuable, is_preemptible
+from serve_app.core.continuation import GROUP_WORDS, NotContinued, Produced, is_preemptible, why_not_continued
 from serve_app.types import Operation
 
 groups = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)  # a choice, and its tokens
@@ -25,7 +25,7 @@ def test_cut_anywhere_and_as_often_as_you_like_the_record_is_that_of_one_run(
     record = Produced()
     borders = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     for start, end in itertools.pairwise(borders):
-        # what the next engine is told is exactly what the client has, and it goes on from there
+        # what the next engine is told is exactly what the client has, and it continues from there
         assert record.groups == [group for message, _ in sent[:start] for group in message]
         assert record.events == sum(events for _, events in sent[:start])
         for message, events in sent[start:end]:
@@ -53,13 +53,32 @@ def test_the_record_of_a_stream_is_bounded_and_its_tokens_are_counted_on() -> No
     assert (record.groups, record.recorded_bytes, record.tokens, record.events) == ([], 0, 12, 12)
 
 
-def test_a_response_whose_last_event_repeats_all_logprobs_is_not_continued() -> None:
+def test_what_only_the_first_engine_could_finish_is_not_continued() -> None:
     wanted = {"include": ["message.output_text.logprobs"]}
-    assert not is_continuable(Operation.RESPONSES, wanted)
-    assert is_continuable(Operation.RESPONSES, {"include": ["reasoning.encrypted_content"]})
-    assert is_continuable(Operation.RESPONSES, {"include": "message"})
-    assert is_continuable(Operation.CHAT, {"logprobs": True, "top_logprobs": 2})
-    assert is_continuable(Operation.COMPLETION, wanted)
+    assert why_not_continued(Operation.RESPONSES, wanted) is NotContinued.REQUEST
+    assert why_not_continued(Operation.COMPLETION, {"use_beam_search": True}) is NotContinued.REQUEST
+    for operation, body in (
+        (Operation.RESPONSES, {"include": ["reasoning.encrypted_content"]}),
+        (Operation.RESPONSES, {"include": "message"}),
+        (Operation.CHAT, {"logprobs": True, "top_logprobs": 2}),
+        (Operation.COMPLETION, wanted),
+    ):
+        assert why_not_continued(operation, body) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"engine_continues": False}, NotContinued.ENGINE),
+        ({"is_same_model": False}, NotContinued.ENGINE),
+        ({"is_recorded": False}, NotContinued.TOO_LONG),
+        ({"engine_continues": True, "is_same_model": True, "is_recorded": True}, None),
+    ],
+)
+def test_each_side_says_what_it_knows_of_the_engine_and_of_the_record(
+    known: dict[str, bool], why: NotContinued | None
+) -> None:
+    assert why_not_continued(Operation.CHAT, {}, **known) is why
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Requests that a router stops for others while its engine runs them.
 
 Each request is answered undisturbed first, and then once for each of some series of stops: it is stopped as for others
-each time when the engine has produced so many more tokens (`ModelRouter.move_all`). What is found has of each run its
-`text` with `ID` for its id and `ID-1` and so on for the others in it, how often it was `preempted` and
-`moved` and its `tokens` by its receipt, and how often it `stayed`.
+each time when the engine has produced so many more tokens (`ModelRouter.stop_drained`). A result has a run's `text`
+with `ID` for its id and `ID-1` and so on for the others in it, how often it was `preempted` and `moved` and its
+`tokens` by its receipt, and how often it `stayed`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import json
 from typing import Any
 
-from serve_app.engine.vllm_adapter.replay import AnswerIdentity
+from serve_app.engine.vllm_adapter.continuing import AnswerIdentity
 from tests.e2e.continued_streams import CREATED, PENALTIES, SCHEMA, SEEDED, TOOL, USAGE
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
@@ -66,7 +66,7 @@ async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[
     for tokens in stops:
         made += tokens
         await until(lambda: task.done() or client.engine_tokens() >= made, ENGINE_S, "tokens")  # noqa: B023
-        stayed += client.model.move_all(REPLICA)
+        stayed += client.model.stop_drained(REPLICA)
         made = client.engine_tokens()
     await task
     assert reply.status == 200, reply.body

@@ -51,7 +51,7 @@ def begun() -> tuple[list[Frame], Submit]:
     return frames, msgspec.structs.replace(ASKED, groups=frames[0].groups, events=frames[0].events)
 
 
-def test_a_stream_goes_on_where_another_replica_left_it() -> None:
+def test_a_stream_continues_where_another_replica_left_it() -> None:
     undisturbed, rest = begun()
     (frames,) = answers(rest)
     assert isinstance(frames, list)
@@ -64,7 +64,7 @@ def test_a_stream_goes_on_where_another_replica_left_it() -> None:
     [{"prompt": ""}, {"stream": False}, {"max_tokens": 0}],
     ids=["refused", "whole_answer", "refused_length"],
 )
-def test_nothing_but_a_stream_is_put_where_a_stream_goes_on(body: dict[str, Any]) -> None:
+def test_nothing_but_a_stream_is_put_where_a_stream_continues(body: dict[str, Any]) -> None:
     _, rest = begun()
     (failed,) = answers(msgspec.structs.replace(rest, body=ASKED.body | body))
     assert isinstance(failed, EngineFailed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.vllm_adapter import private_names, produced_tokens, replay
+from serve_app.engine.vllm_adapter import continuing, private_names, produced_tokens
 from serve_app.engine.vllm_adapter.private_names import (
     END_NAMES,
     ENGINE_NAMES,
@@ -51,7 +51,7 @@ def test_a_name_that_has_moved_is_told(name: PrivateName, lacking: str) -> None:
     assert missing([name]) == [lacking]
 
 
-@pytest.mark.parametrize("module", [replay, produced_tokens])
+@pytest.mark.parametrize("module", [continuing, produced_tokens])
 def test_the_names_that_are_imported_are_listed(module: ModuleType) -> None:
     listed = {(name.module, name.path.split(".")[0]) for name in NAMES}
     imports = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
@@ -61,9 +61,9 @@ def test_the_names_that_are_imported_are_listed(module: ModuleType) -> None:
 
 
 def test_the_attributes_of_a_running_request_that_are_read_are_listed() -> None:
-    """`replay.produced` reads them where nothing is imported."""
+    """`continuing.produced` reads them where nothing is imported."""
     listed = {part for name in NAMES for part in name.parts}
-    (function,) = ast.parse(inspect.getsource(replay.produced)).body
+    (function,) = ast.parse(inspect.getsource(continuing.produced)).body
     attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
     read = {node.attr for node in attributes if ast.unparse(node).startswith(("state.", "one.", "llm."))}
     assert {"external_req_id", "detokenizer", "output_token_ids", "num_prompt_logprobs"} <= read
@@ -107,9 +107,9 @@ def test_an_engine_that_cannot_continue_says_why(
     changed: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "ray.serve"):
-        assert not asyncio.run(replay.prepare(engine(**changed)))
+        assert not asyncio.run(continuing.prepare(engine(**changed)))
     assert why in caplog.text
-    assert asyncio.run(replay.prepare(engine()))
+    assert asyncio.run(continuing.prepare(engine()))
 
 
 def test_a_name_that_has_moved_turns_the_continuing_off(
@@ -121,7 +121,7 @@ def test_a_name_that_has_moved_turns_the_continuing_off(
     monkeypatch.delattr("vllm.v1.structured_output.StructuredOutputManager._create_grammar")
     before = Request.from_engine_core_request
     with caplog.at_level(logging.WARNING, "ray.serve"):
-        assert not asyncio.run(replay.prepare(engine()))
+        assert not asyncio.run(continuing.prepare(engine()))
         produced_tokens.install()
     assert caplog.text.count("StructuredOutputManager._create_grammar") == 2
     assert Request.from_engine_core_request == before

@@ -134,7 +134,7 @@ def stopped(asked: Submit, at: int) -> Unsent:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stops", [[1], [4], [2, 3, 1]])
-def test_a_whole_answer_that_was_stopped_goes_on_with_what_it_has_produced(n: int, stops: list[int]) -> None:
+def test_a_whole_answer_that_was_stopped_continues_with_what_it_has_produced(n: int, stops: list[int]) -> None:
     asked = submit(Operation.CHAT, HELLO | {"max_tokens": 12, "n": n})
     asked = msgspec.structs.replace(asked, created=CREATED)
     (undisturbed,) = whole(asked)

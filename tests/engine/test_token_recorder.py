@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.continuation import EarlierRuns
+from serve_app.engine.continuation import ContinuedRuns
 from serve_app.engine.token_recorder import TokenRecorder
 from serve_app.errors import EngineFailed
 from serve_app.transport import Submit, TokenUsage
@@ -163,11 +163,11 @@ def test_the_only_output_of_a_whole_answer_has_the_tokens_of_all_runs_and_the_ne
     new: list[int], groups: list[list[int]]
 ) -> None:
     asked = Submit(1, "r", Operation.COMPLETION, {}, groups=[[0, 5], [0, 6, 7]], cached_tokens=2)
-    earlier = EarlierRuns(asked, 1)
-    assert not earlier.is_stream
+    continued = ContinuedRuns(asked, 1)
+    assert not continued.is_stream
 
     async def scenario() -> TokenRecorder:
-        recorder = TokenRecorder(1, (), earlier=earlier)
+        recorder = TokenRecorder(1, (), continued=continued)
         async for _ in recorder.record(source(output((0, [5, 6, 7, *new]), cached=2, ends="stop"))):
             pass
         return recorder
@@ -175,5 +175,5 @@ def test_the_only_output_of_a_whole_answer_has_the_tokens_of_all_runs_and_the_ne
     recorder = asyncio.run(scenario())
     assert recorder.take_groups() == groups
     assert recorder.usage() == TokenUsage(3, 3 + len(new), 2, "stop")
-    assert earlier.is_over
+    assert continued.is_over
     assert recorder.failed is None

@@ -125,7 +125,7 @@ def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
     check(scenario)
 
 
-def test_a_request_that_goes_on_elsewhere_tells_where_and_how_many_were_lost() -> None:
+def test_a_request_that_continues_elsewhere_tells_where_and_how_many_were_lost() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         cluster["r1"].freeze()
         task = client.posting(ask("p"))

@@ -73,7 +73,7 @@ def test_cut_at_any_message_the_client_gets_the_bytes_of_an_undisturbed_stream(p
     run(scenario, waits=QUICK)
 
 
-def test_cut_twice_it_goes_on_twice_and_its_receipt_says_where() -> None:
+def test_cut_twice_it_continues_twice_and_its_receipt_says_where() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, engines = await scripted(cluster)
         for first in range(1, len(SCRIPT)):
@@ -111,7 +111,7 @@ def test_the_third_loss_ends_it_with_an_error_event() -> None:
 
 
 @pytest.mark.parametrize("refusal", ["engine", "request", "refused", "queue"])
-def test_what_cannot_go_on_ends_with_an_error_event_and_is_counted(refusal: str) -> None:
+def test_what_cannot_be_continued_ends_with_an_error_event_and_is_counted(refusal: str) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, engines = await scripted(cluster, admission={"max_wait_s": 0.2, "no_replica_wait_s": 0.2})
         engines.cuts = [3]
@@ -156,7 +156,7 @@ def _dies_and_leaves_another_script(engines: ScriptedEngines) -> Callable[[str],
     return lose
 
 
-def test_a_stream_older_than_the_longest_wait_goes_on_as_a_young_one_does() -> None:
+def test_a_stream_older_than_the_longest_wait_continues_as_a_young_one_does() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2", admission={"max_wait_s": 0.1})
         task, reply = await running(client)
@@ -215,7 +215,7 @@ def test_a_call_by_handle_gets_one_stream() -> None:
     run(scenario, waits=QUICK)
 
 
-def test_the_prompts_of_a_list_go_on_each_for_itself() -> None:
+def test_the_prompts_of_a_list_continue_each_for_itself() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         reply = Reply()

@@ -44,7 +44,7 @@ async def at(cluster: FakeCluster, client: Client, *names: str) -> tuple[asyncio
         await task
 
 
-def test_a_stream_whose_replica_dies_goes_on_at_one_of_the_same_model_whatever_else_is_free() -> None:
+def test_a_stream_whose_replica_dies_continues_at_one_of_the_same_model_whatever_else_is_free() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await mixed(cluster, old=("a", "b"), new=("x", "y", "z"))
         task, _ = await at(cluster, client, "a", "b")

@@ -101,7 +101,7 @@ async def loses_its_engine(client: Client, cluster: FakeCluster) -> None:
     await task
 
 
-async def goes_on_elsewhere(client: Client, cluster: FakeCluster) -> None:
+async def continues_elsewhere(client: Client, cluster: FakeCluster) -> None:
     await cluster.add("r2")
     reply = Reply()
     task = client.posting(ask("a b", 400), headers=ID, reply=reply)
@@ -114,7 +114,7 @@ async def is_moved(client: Client, cluster: FakeCluster) -> None:
     reply = Reply()
     task = client.posting(ask("a b", 400), headers=ID, reply=reply)
     await until(lambda: bool(reply.chunks), SOON_S, "first frames")
-    assert client.model.move_all("r1") == 0
+    assert client.model.stop_drained("r1") == 0
     await task
 
 
@@ -149,7 +149,7 @@ GENERATING: dict[str, Scenario] = {
     "waits for a limit": waits_for_a_limit,
     "replayed": is_replayed,
     "loses its engine": loses_its_engine,
-    "goes on elsewhere": goes_on_elsewhere,
+    "continues elsewhere": continues_elsewhere,
     "moved": is_moved,
     "an error of ours": meets_an_error_of_ours,
 }

@@ -86,7 +86,7 @@ def test_streams_on_a_replica_that_leaves_serves_set_are_moved_after_its_drain_s
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
-def test_a_stream_on_a_replica_that_stands_still_and_should_have_ended_goes_on_elsewhere(
+def test_a_stream_on_a_replica_that_stands_still_and_should_have_ended_continues_elsewhere(
     monkeypatch: pytest.MonkeyPatch, preemptible: bool
 ) -> None:
     """Serve has taken it out of its set, and its process cannot be killed: its connections stay open."""

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.queue import Arrival
+from serve_app.router import RequestRuns
 from serve_app.router.kv_budget import KV_REQUEST_BLOCKS, LEAD_STEPS, KvBudget
-from serve_app.router.request_grant import RequestRuns
 from serve_app.transport import EngineInfo, TokenUsage
 from serve_app.types import RequestClass
 
@@ -53,12 +53,12 @@ def test_what_was_asked_for_once_is_not_asked_for_again() -> None:
     assert asked_for(budget, *[1] * made) == [KV_REQUEST_BLOCKS * BLOCK]
 
 
-def test_a_run_that_goes_on_begins_with_prompt_and_output_so_far_and_counts_only_its_own() -> None:
-    within = KvBudget(arrival(16, 480), INFO, earlier_tokens=160)
+def test_a_continued_run_begins_with_prompt_and_output_so_far_and_counts_only_its_own() -> None:
+    within = KvBudget(arrival(16, 480), INFO, continued_tokens=160)
     assert within.tokens == 16 + 480  # the estimate still covers the whole answer
     assert asked_for(within, 320 - LEAD_STEPS) == []
     assert within.output_tokens == 320 - LEAD_STEPS
-    beyond = KvBudget(arrival(16, 16), INFO, earlier_tokens=160)
+    beyond = KvBudget(arrival(16, 16), INFO, continued_tokens=160)
     assert beyond.tokens == 16 + 160
     assert asked_for(beyond, 1) == [KV_REQUEST_BLOCKS * BLOCK]
 
@@ -103,13 +103,13 @@ def test_a_prompt_that_is_shorter_than_its_estimate_leaves_the_rest_to_the_outpu
     assert asked_for(budget, *[1] * 1000) == []
 
 
-def test_a_run_that_goes_on_is_bounded_by_the_prompt_as_the_engine_of_the_first_run_has_counted_it() -> None:
+def test_a_continued_run_is_bounded_by_the_prompt_as_the_engine_of_the_first_run_has_counted_it() -> None:
     """The prompt was estimated at 21 tokens and counted as 1,600: bounded by the estimate, the second run asked for
     nothing, whatever it produced."""
     runs = RequestRuns()
     first = arrival(21, 16)
     stopped: Any = SimpleNamespace(prompt=TokenUsage(1600), tokens=80)
-    runs.lost = stopped
-    budget = KvBudget(runs.with_counted_prompt(first), INFO, 200, earlier_tokens=stopped.tokens)
+    runs.to_continue = stopped
+    budget = KvBudget(runs.with_counted_prompt(first), INFO, 200, continued_tokens=stopped.tokens)
     asked_for(budget, *[1] * 120)
     assert 1600 + 200 <= budget.tokens < 1600 + 200 + BLOCK

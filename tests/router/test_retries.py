@@ -1,4 +1,4 @@
-"""A request survives the loss of its replica: it starts again, or its stream goes on, and no part comes twice."""
+"""A request survives the loss of its replica: it starts again, or is continued, and no part comes twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from serve_app.core.queue.admission import Arrival
 from serve_app.core.routing import outliers
 from serve_app.errors import EngineFailed, EngineUnreachable
-from serve_app.router import losses
-from serve_app.router.losses import LossLimit
+from serve_app.router import runs
 from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, Uses, freeze, held, thaw
@@ -41,7 +40,7 @@ def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost
     run(scenario)
 
 
-def test_a_loss_after_the_first_frame_is_the_clients_if_no_engine_can_go_on() -> None:
+def test_a_loss_after_the_first_frame_is_the_clients_if_no_engine_can_continue_it() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
@@ -58,7 +57,7 @@ def test_a_loss_after_the_first_frame_is_the_clients_if_no_engine_can_go_on() ->
     run(scenario)
 
 
-def test_streams_that_lose_their_replica_go_on_elsewhere_and_each_token_is_counted_once() -> None:
+def test_streams_that_lose_their_replica_continue_elsewhere_and_each_token_is_counted_once() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
@@ -100,24 +99,11 @@ def test_a_request_gives_up_when_nobody_may_wait_longer_and_gives_its_slot_back(
         await cluster.stop_engines()  # the engine is dead, its replica is not
         with pytest.raises(EngineFailed, match="is ending"):
             await router.ask()
-        assert len(router.handle.calls) > losses.MAX_LOSSES  # an engine that never had the request does not count
+        assert len(router.handle.calls) > runs.MAX_LOSSES  # an engine that never had the request does not count
         assert router.relayed == []
         await router.settled()
 
     run(scenario, waits={(outliers, "FIRST_EJECTION_S"): 0.02})
-
-
-def test_a_request_under_which_engines_die_is_not_tried_for_ever() -> None:
-    limit = LossLimit(max_wait_s=60.0, started=0.0)
-    died = [limit.count_loss(EngineFailed("died"), 0.0) for _ in range(losses.MAX_LOSSES)]
-    assert died == [False] * (losses.MAX_LOSSES - 1) + [True]
-
-
-def test_the_wait_for_another_engine_counts_from_the_loss_however_old_the_request_is() -> None:
-    limit = LossLimit(max_wait_s=60.0, started=0.0)
-    assert not limit.count_loss(EngineFailed("died"), 3600.0)
-    assert not limit.count_loss(EngineUnreachable("away"), 3659.0)
-    assert limit.count_loss(EngineUnreachable("away"), 3660.0)
 
 
 def test_a_request_on_a_replica_that_is_frozen_for_longer_than_anyone_waits_runs_elsewhere() -> None:
@@ -155,12 +141,6 @@ def test_the_time_to_reach_an_engine_counts_from_the_grant_however_long_the_queu
         await router.settled()
 
     run(scenario)
-
-
-def test_engines_that_never_had_the_request_only_cost_time() -> None:
-    limit = LossLimit(max_wait_s=100.0, started=0.0)
-    assert not any(limit.count_loss(EngineUnreachable("away"), float(now)) for now in range(100))
-    assert limit.count_loss(EngineUnreachable("away"), 100.0)
 
 
 def test_a_replica_that_failed_is_used_again_after_a_while() -> None:

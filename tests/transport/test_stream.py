@@ -77,7 +77,7 @@ def test_a_document_in_parts_is_given_to_its_reader_as_it_comes() -> None:
     assert asyncio.run(scenario()) == [b"{", b"}"]
 
 
-def test_a_stream_whose_unread_part_is_dropped_does_not_go_on_elsewhere_as_if_it_had_been_read() -> None:
+def test_a_stream_whose_unread_part_is_dropped_does_not_continue_elsewhere_as_if_it_had_been_read() -> None:
     async def scenario() -> None:
         unread = UnreadBytes(max_bytes=100)
         lost = made(unread)

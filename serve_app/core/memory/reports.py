@@ -85,7 +85,7 @@ class EngineReport:
         start: how far its start is, while it loads.
         drain_s: how long it may finish its requests when it is to end.
         drain: what became of its requests since it drains; None: it does not.
-        fingerprint: equal for engines that may go on with each other's streams; None: not known yet.
+        fingerprint: equal for engines that may continue each other's streams; None: not known yet.
     """
 
     owner: str

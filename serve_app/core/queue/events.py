@@ -36,7 +36,7 @@ class Arrival:
             forecast does not refuse it.
         age_s: seconds since it first arrived, if it comes back after the loss of its replica: its tenant's requests are
             ordered by it, and it is no waiting.
-        preemptible: whether it can be stopped while it runs and go on later without loss (`core.queue.preemption`).
+        preemptible: whether it can be stopped while it runs and continued without loss (`core.queue.preemption`).
         preempted: how often it was. produced_tokens: output of its earlier runs, with which this one begins.
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
@@ -209,7 +209,7 @@ _KINDS: dict[RefusalReason, type[ServeAppError]] = {
 
 def refusal_error(refusal: Refuse) -> ServeAppError:
     """The error for the client of a refused request: 503 without a replica or by an error of ours, 400 if it can never
-    fit, 502 of a stream that cannot go on, else 429."""
+    fit, 502 of a stream that cannot be continued, else 429."""
     message = _MESSAGES[refusal.reason]
     if refusal.reason is RefusalReason.TOO_LARGE:
         return BadRequest(message, param="n", code=refusal.reason.value)

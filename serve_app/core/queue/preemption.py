@@ -1,10 +1,10 @@
-"""Which running requests stop so that waiting ones can start, and go on later with what they have produced.
+"""Which running requests stop so that waiting ones can start, and continue later with what they have produced.
 
 Rules
 - A waiting request for which no replica has room, not even with what is stopping already, stops requests of lower
   classes: of one replica, and those that lose the fewest KV token-seconds (tokens in the KV cache times the time since
   the grant).
-- A request that has gone on is not stopped again before it has run for `RESUMED_S`, which doubles each time. So a
+- A continued request is not stopped again before it has run for `RESUMED_S`, which doubles each time. So a
   request is stopped a number of times that grows with the logarithm of its length. For a class below the guarded ones
   (`core.queue.drain_rate`) this holds from its first grant: such a class overloads itself, and in the moments when none
   of it waits lower requests begin, which would be stopped at once, their prefill wasted.
@@ -14,7 +14,7 @@ Rules
 - A request that was due by the minimum share is never stopped: that would undo the minimum share.
 - Free guard slots are no room for a class below the guarded ones: a lower class stops for it. None stops while guard
   slots are lacking: what it leaves would be kept.
-- One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot go on elsewhere.
+- One that has not stopped after `STOP_S` will not: its engine does not answer, or it cannot continue elsewhere.
 - A look is bounded. It weighs the `MAX_PRICED` replicas with the requests that lose least. If it has not seen all, and
   on these no stop makes room, it tries `MAX_TRIED` replicas in turn, and the next look goes on from there.
 

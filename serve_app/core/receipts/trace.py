@@ -31,7 +31,7 @@ class RequestMeasure:
         sequences: that it runs: `n` times its prompts, or the texts of embeddings and scores; 0: it takes no slot.
         answers: the choices, embeddings or scores of its answer.
         is_large: reading it would hold up an event loop or a tokenizer (`core.body_bounds`).
-        is_preemptible: it can be stopped while it runs, and go on without loss (`core.continuation`).
+        is_preemptible: it can be stopped while it runs, and continued without loss (`core.continuation`).
         cost: as estimated.
         slots: of a replica's batch that it takes.
         key: what its replica is chosen by; None: nothing.
@@ -90,7 +90,7 @@ class RequestTrace:
         reason: the reason for that replica; `route`: the rule that chose it, None: the queue did.
         losses: replicas that were lost while it ran on them.
         preempted: how often it was stopped for others; `moved`: since its replica drained.
-        continued: the replicas on which its stream went on after a loss, each with the seconds until it did.
+        continued: the replicas on which its stream continued after a loss, each with the seconds until it did.
         not_continued: why its stream ended when it lost its replica.
         kv_token_s: KV tokens held, times seconds.
     """

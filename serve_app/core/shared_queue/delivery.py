@@ -30,6 +30,7 @@ from typing import Generic, TypeVar
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, ActorState, Amount, RouterEvent, RouterMessage
+from serve_app.core.shared_queue.states import SESSION, SessionCall, SessionReply, SessionState
 from serve_app.core.times import UNRESPONSIVE_S
 from serve_app.types import RequestClass
 
@@ -132,6 +133,7 @@ class RouterSession:
         self.router = router
         self.incarnation = incarnation
         self.epoch = 0
+        self.standing = SessionState.NEW
         # sums by model, class and tenant
         self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0])
         self.ledger_accounts: dict[str, Amount] = {}  # this router's at the actor, as last reported
@@ -147,9 +149,18 @@ class RouterSession:
         self.progress: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
-        self.is_booked = False  # the actor has booked the accounts
+        self.advance(SessionCall.RENEWED)
         self.state = UNKNOWN_STATE
         self.figures: dict[str, messages.QueueFigures] = {}
+
+    def advance(self, event: SessionCall | SessionReply) -> None:
+        """An event of the session (`core.shared_queue.states`)."""
+        self.standing = SESSION.after(self.standing, event)
+
+    @property
+    def is_booked(self) -> bool:
+        """Whether the actor has booked the accounts."""
+        return self.standing is not SessionState.NEW
 
     @property
     def arrivals_left(self) -> int:
@@ -213,6 +224,7 @@ class RouterSession:
         """A message or its reply may be lost: send again."""
         self.sending.resend_unacked()
         self._resend_wanted = True
+        self.advance(SessionCall.LOST)
 
     def on_reply(self, reply: ActorReply) -> Sequence[ActorAction]:
         """Take a reply's state, if it is newer, and return its actions in order."""
@@ -221,7 +233,6 @@ class RouterSession:
         actions = self._receiving.accept(reply.seq, reply.actions)
         if reply.seq > self._receiving.last_taken + 1:  # the missing reply may have gone to a call that was given up
             self._resend_wanted = True
-        self.is_booked = self.is_booked or any(isinstance(action, messages.Booked) for action in actions)
         if reply.state is not None and reply.state.version > self.state.version:
             self.state = reply.state
             self.figures = {name: one for name, one in self.figures.items() if name in self.state.contended}

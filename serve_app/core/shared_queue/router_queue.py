@@ -41,6 +41,7 @@ from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests, needs_actor
+from serve_app.core.shared_queue.states import SessionReply, SessionState
 from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
 
@@ -66,7 +67,6 @@ class RouterQueue:
         self._ticket_numbers = itertools.count(1)
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
         self.credit_valid_until = -math.inf
-        self.alone = True  # the actor does not answer, or has not booked this router's accounts
         self._unmatched: dict[str, object] = {}  # requests that differed between both sides at the last check
         self.sessions = self.in_flight.sessions  # open sessions, by name
         self.begin_incarnation(0, 0.0)
@@ -92,6 +92,11 @@ class RouterQueue:
         """Set whether requests can be sent to an engine. `single_request`: one only, until this is called again."""
         self.in_flight.set_reachability(model, engine, usable, single_request)
         return self._serve_alone(now, model)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the actor does not answer, or has not booked this router's accounts."""
+        return self.router_session.standing is not SessionState.BOOKED
 
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
@@ -237,7 +242,6 @@ class RouterQueue:
     def on_lost(self, now: float) -> list[Action]:
         """A call to the actor has failed or timed out; the actor may have received it."""
         self.router_session.on_lost()
-        self.alone = True
         return self._serve_alone(now, *self.pending.counts)
 
     def on_reply(self, reply: messages.ActorReply, sent_at: float, now: float) -> list[Action]:
@@ -251,14 +255,16 @@ class RouterQueue:
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
         before = session.state
-        actions = self.applied.apply(session.on_reply(reply), self.on_action, now)
+        taken = session.on_reply(reply)
+        actions = self.applied.apply(taken, self.on_action, now)
         if self.applied.take_unsure():
             self.begin_incarnation(reply.epoch, now)
             return actions
+        is_booked = any(isinstance(action, messages.Booked) for action in taken)
+        session.advance(SessionReply.BOOKED if is_booked else SessionReply.OTHER)
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
-        self.alone = not session.is_booked
         actions += self._serve_alone(now, *self.pending.counts)
         if self.alone:
             return actions
@@ -271,7 +277,6 @@ class RouterQueue:
 
     def begin_incarnation(self, epoch: int, now: float) -> None:
         """Begin an incarnation: report the full state again; running requests lose their tickets."""
-        self.alone = True
         self.pending.forget_tickets()
         self.early_refusal.reset()
         self.in_flight.dropped_engines.clear()

@@ -64,7 +64,7 @@ class _SimulatedRequest:
 
 
 class _WholeAnswer(NamedTuple):
-    """An answer that is not streamed. `sent`: the tokens of each choice that earlier runs have made."""
+    """An answer that is not streamed. `sent`: the tokens of each choice that continued runs have made."""
 
     generation: Generation
     request: _SimulatedRequest
@@ -337,13 +337,13 @@ class SimulatedEngine:
         self, submit: Submit, sizes: Iterable[tuple[int, int]], made: list[int] | None = None
     ) -> Iterator[_SimulatedRequest]:
         """Sequences of the given (prompt, output) tokens in the scheduler, during the context. `made`: output tokens of
-        each that earlier runs have produced."""
+        each that continued runs have produced."""
         request = _SimulatedRequest([Sequence(prompt, output, submit.priority) for prompt, output in sizes])
         try:
             for sequence, produced in zip(request.sequences, made or [0] * len(request.sequences), strict=True):
                 sequence.produced = produced
                 if produced and produced == sequence.max_tokens:
-                    continue  # it has ended in an earlier run
+                    continue  # it has ended in a continued run
                 self._requests[sequence] = request
                 self._scheduler.add(sequence, self.clock())
             self._work.set()
@@ -355,7 +355,7 @@ class SimulatedEngine:
 
 
 def _continued_at(submit: Submit, generation: Generation) -> list[int]:
-    """The tokens of each choice that earlier runs have made; raises `not_continuable`."""
+    """The tokens of each choice that continued runs have made; raises `not_continuable`."""
     made = tokens_made(generation.choices, submit.groups)
     if made is None or submit.events != (len(submit.groups) if generation.stream else 0):
         raise not_continuable("its tokens are not those of this engine")

@@ -29,8 +29,9 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
+from serve_app.core.continuation import why_not_continued
 from serve_app.engine import environment
-from serve_app.engine.continuation import EarlierRuns, is_continued, not_continuable
+from serve_app.engine.continuation import ContinuedRuns, is_continued, require_continuable
 from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.engine_failure import how_ended
 from serve_app.engine.grammar_compiler import Compiler
@@ -40,10 +41,10 @@ from serve_app.engine.prompt_turns import PrefillTurns
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import (
+    continuing,
     cut_calls,
     log_probabilities,
     render_process,
-    replay,
     response_entries,
     serving,
 )
@@ -124,7 +125,7 @@ class VllmEngine:
                 reads_media=llm.vllm_config.model_config.is_multimodal_model,
             )
             take_rendered(self._state.online_renderer)
-        self._continues = self._settings.task == "generate" and await replay.prepare(llm)
+        self._continues = self._settings.task == "generate" and await continuing.prepare(llm)
         cache = llm.vllm_config.cache_config
         blocks = cache.num_gpu_blocks or 0
         return EngineInfo(
@@ -142,19 +143,20 @@ class VllmEngine:
         """See `EngineBackend.run`."""
         n = submit.body.get("n")
         choices = n if isinstance(n, int) and n > 0 else 1
-        earlier = EarlierRuns(submit, choices) if is_continued(submit) else None
-        recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", earlier)
+        continued = ContinuedRuns(submit, choices) if is_continued(submit) else None
+        recorder = TokenRecorder(choices, FATAL, submit.cache_salt or "", continued)
         is_whole = submit.operation.generates and not submit.body.get("stream")
-        recorder.awaits_first_token = is_whole and earlier is None
+        recorder.awaits_first_token = is_whole and continued is None
         self._recorders[submit.request_id] = recorder
         return answer_frames(functools.partial(self._answer, submit, recorder), recorder, submit)
 
     def produced(self, submit: Submit) -> Unsent:
         """See `EngineBackend.produced`."""
         recorder = self._recorders.get(submit.request_id)
-        if recorder is None or submit.body.get("stream") or serving.why_not_continued(submit) is not None:
+        why = why_not_continued(submit.operation, submit.body, engine_continues=self._continues)
+        if recorder is None or submit.body.get("stream") or why is not None:
             return Unsent([])
-        return replay.produced(self._running(), recorder)
+        return continuing.produced(self._running(), recorder)
 
     def report_first_tokens(self, report: FirstTokenReport) -> None:
         """See `EngineBackend.report_first_tokens`."""
@@ -170,20 +172,18 @@ class VllmEngine:
         self._llm.end_prompt_turns()
         if self._report_first_token is None:
             return
-        for request_id, prompt in replay.first_tokens(self._llm, self._recorders):
+        for request_id, prompt in continuing.first_tokens(self._llm, self._recorders):
             self._report_first_token(request_id, prompt)
 
     async def _answer(self, submit: Submit, recorder: TokenRecorder) -> Frame | AsyncGenerator[str, None]:
         """The events of a stream; the only frame of a whole answer or a refusal."""
         if not self.alive:
             raise EngineUnreachable("the engine is dead")
-        if recorder.earlier is not None:
-            why = serving.why_not_continued(submit) if self._continues else "this engine cannot"
-            if why is not None:
-                raise not_continuable(why)
+        if recorder.continued is not None:
+            require_continuable(submit, engine_continues=self._continues)
         recorder_of_request.set(recorder)
         entries = log_probabilities.keep_entries(not submit.body.get("stream"))
-        replay.identity_of_request.set(replay.AnswerIdentity(submit.request_id, submit.created))
+        continuing.identity_of_request.set(continuing.AnswerIdentity(submit.request_id, submit.created))
         try:
             llm = self._running()
             strict = self._settings.tool_strict
@@ -298,10 +298,10 @@ async def answer_frames(
         async for text in events:
             if recorder.failed is not None:
                 raise recorder.failed from recorder.failure
-            if recorder.earlier is not None and not recorder.earlier.is_over:
+            if recorder.continued is not None and not recorder.continued.is_over:
                 if text.startswith(serving.ERROR_EVENT):
-                    raise recorder.earlier.fail("vLLM cannot make its beginning again")
-                recorder.earlier.drop_event()
+                    raise recorder.continued.fail("vLLM cannot make its beginning again")
+                recorder.continued.drop_event()
                 continue
             if status or text.startswith(serving.ERROR_EVENT):
                 refusal = serving.refused(recorder, submit) or serving.event_refusal(text, submit)

@@ -1,4 +1,4 @@
-"""Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `replay`, `produced_tokens`), making
+"""Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `continuing`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
 in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or how EngineCore has ended
 (`END_NAMES`: `engine`).

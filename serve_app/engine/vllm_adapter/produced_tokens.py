@@ -1,7 +1,7 @@
-"""The output tokens of a stream's earlier runs inside vLLM's engine: in EngineCore and its workers.
+"""The output tokens of a stream's continued runs inside vLLM's engine: in EngineCore and its workers.
 
 They are put where output tokens belong, the state that a request has after vLLM's own preemption, so that grammars,
-penalties, `min_tokens` and seeds go on (docs/decisions.md).
+penalties, `min_tokens` and seeds continue (docs/decisions.md).
 
 Invariant: a request without such tokens runs as vLLM runs it, and without any one of `ENGINE_NAMES` nothing is patched.
 No import of vLLM at the top: EngineCore loads this module, and a name that has moved must break nothing else.
@@ -51,7 +51,7 @@ def install() -> None:
             if start <= len(tokens):  # else all of them are reasoning
                 request.structured_output_request.reasoning_ended = True
                 if not grammar.accept_tokens(request.request_id, tokens[start:]):
-                    raise ValueError("the tokens of earlier runs do not fit the grammar")
+                    raise ValueError("the tokens of continued runs do not fit the grammar")
         return grammar
 
     def continued_state(self: Any) -> None:

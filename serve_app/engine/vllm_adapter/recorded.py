@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from serve_app.engine.token_recorder import recorder_of_request
+from serve_app.engine.vllm_adapter.continuing import continued_queue
 from serve_app.engine.vllm_adapter.grammar import grammar_of
 from serve_app.engine.vllm_adapter.log_probabilities import (
     Entries,
@@ -26,7 +27,6 @@ from serve_app.engine.vllm_adapter.log_probabilities import (
     made_in_turns,
     too_many_entries,
 )
-from serve_app.engine.vllm_adapter.replay import replayed_queue
 from serve_app.errors import ServeAppError
 from serve_app.transport import EngineLoad
 
@@ -66,12 +66,12 @@ class RecordedLLM(AsyncLLM):
         await self.check_grammar(getattr(params, "structured_outputs", None))
         add = functools.partial(super().add_request, request_id, prompt, params, *args, **kwargs)
         recorder = recorder_of_request.get()
-        if recorder is None or recorder.earlier is None:
+        if recorder is None or recorder.continued is None:
             return await add()
         number = recorder.prompts[request_id]
-        if not recorder.earlier.groups_of(number):
+        if not recorder.continued.groups_of(number):
             return await add()
-        return await replayed_queue(self, add, params, number, recorder.earlier)
+        return await continued_queue(self, add, params, number, recorder.continued)
 
     async def make_entries(self, tenant: str, kept: Iterable[Entries]) -> None:
         """Make these log probabilities of an answer, in its tenant's turns."""
@@ -150,7 +150,7 @@ class LiveStats(StatLoggerBase):
             found["running"] = scheduler_stats.num_running_reqs
             found["waiting"] = scheduler_stats.num_waiting_reqs
             found["kv_cache_usage"] = scheduler_stats.kv_cache_usage
-            # of a sequence that goes on, `iteration_stats` has no prefill: `produced_tokens` takes it away
+            # of a continued sequence, `iteration_stats` has no prefill: `produced_tokens` takes it away
             cache = scheduler_stats.prefix_cache_stats
             looked_up = cache.queries + cache.preempted_queries
             prefilled = looked_up - cache.hits - cache.preempted_hits

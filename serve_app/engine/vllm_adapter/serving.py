@@ -25,7 +25,6 @@ from vllm.exceptions import VLLMError
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from serve_app.core.continuation import is_continuable
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.core.schemas import SchemaBudget, TooManyParts, small_budget, with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
@@ -195,15 +194,6 @@ async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | byt
         return rendered
     tokens = len(rendered.engine_input["prompt_token_ids"])
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
-
-
-def why_not_continued(submit: Submit) -> str | None:
-    """What keeps any engine from continuing this request exactly; None: nothing known."""
-    if submit.body.get("use_beam_search"):
-        return "beams fork inside the engine"
-    if not is_continuable(submit.operation, submit.body):
-        return "its last event repeats all log probabilities, and the earlier ones are not known here"
-    return None
 
 
 def with_tier(

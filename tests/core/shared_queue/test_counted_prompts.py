@@ -11,6 +11,7 @@ from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import CreditUsage, TokenProgress
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest
+from serve_app.core.shared_queue.states import SessionReply
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer, connected, full
 
@@ -45,7 +46,8 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
 def test_a_request_that_goes_on_on_credit_has_paid_for_its_prompt(is_counted: bool) -> None:
     session = RouterSession("r", 0)
     credit = RouterCredit()
-    session.is_booked, in_flight = True, InFlight(credit, session)
+    session.advance(SessionReply.BOOKED)
+    in_flight = InFlight(credit, session)
     in_flight.set_reachability("m", "e", True, False)
     credit.change("e", credit=(4, 10_000))
     arrival = Arrival("q", LOW, "t", cost_tokens=1200, prompt_tokens=1000, produced_tokens=100)

@@ -1,4 +1,4 @@
-"""Goes on with a stream of another engine: makes the outputs of its earlier runs again before the new ones come.
+"""Continues a stream of another engine: makes the outputs of its earlier runs again before the new ones come.
 
 The request is registered with vLLM as always, but kept from EngineCore while the groups of its earlier runs go through
 vLLM's own output processor again; then it goes to EngineCore with the tokens that they hold (`produced_tokens`).
@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.engine.continuation import EarlierRuns
+from serve_app.engine.continuation import ContinuedRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import CLOCKS, IDS, MERGE, missing
 from serve_app.engine.vllm_adapter.produced_tokens import ENGINE_HALF, PRODUCED
@@ -65,14 +65,14 @@ async def prepare(llm: Any) -> bool:
             kept.append(request)
 
     llm.engine_core.add_request_async = send_or_keep
-    llm.turns = ReplayTurns()
+    llm.turns = ContinuedTurns()
     return True
 
 
 def _unsupported(config: Any) -> str:
     """What keeps an engine of this configuration from it; empty: nothing."""
     if config.observability_config.otlp_traces_endpoint is not None:
-        return "vLLM's tracing needs figures that outputs of earlier runs lack"
+        return "vLLM's tracing needs figures that outputs of continued runs lack"
     if config.speculative_config is not None:
         return "speculative decoding"
     on_cpu = config.device_config.device_type == "cpu" and config.parallel_config.distributed_executor_backend != "ray"
@@ -114,7 +114,7 @@ def answer_uuid() -> str:
 
 def recorded_merge(merge: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
     """vLLM's merge of the outputs of several prompts, which pulls ahead: outputs are recorded as they leave it, and new
-    ones wait until those of all earlier runs have left."""
+    ones wait until those of all continued runs have left."""
 
     @functools.wraps(merge)
     def merged(*iterators: Any) -> AsyncGenerator[Any, None]:
@@ -128,40 +128,40 @@ def recorded_merge(merge: Callable[..., AsyncGenerator[Any, None]]) -> Callable[
 
 
 async def _recorded(outputs: AsyncGenerator[Any, None], recorder: TokenRecorder) -> AsyncGenerator[Any, None]:
-    earlier = recorder.earlier
+    continued = recorder.continued
     held = list[tuple[int, Any]]()
     try:
         async for found in outputs:
             held.append(found)
-            while (at := _ready(held, earlier)) is not None:
+            while (at := _ready(held, continued)) is not None:
                 prompt, output = held.pop(at)
                 recorder.record_output(prompt, output)
                 yield prompt, output
-        if earlier is not None:
-            earlier.end()
+        if continued is not None:
+            continued.end()
     finally:
         await outputs.aclose()
 
 
-def _ready(held: list[tuple[int, Any]], earlier: EarlierRuns | None) -> int | None:
+def _ready(held: list[tuple[int, Any]], continued: ContinuedRuns | None) -> int | None:
     """The place of the output that can be passed on; None: there is none."""
-    return next((at for at, (prompt, _) in enumerate(held) if earlier is None or earlier.is_next(prompt)), None)
+    return next((at for at, (prompt, _) in enumerate(held) if continued is None or continued.is_next(prompt)), None)
 
 
-async def replayed_queue(
-    llm: Any, add: Callable[[], Awaitable[Any]], params: Any, prompt: int, earlier: EarlierRuns
-) -> ReplayedQueue:
-    """Register a prompt of which earlier runs have produced tokens. Raises `not_continuable`.
+async def continued_queue(
+    llm: Any, add: Callable[[], Awaitable[Any]], params: Any, prompt: int, continued: ContinuedRuns
+) -> ContinuedQueue:
+    """Register a prompt of which continued runs have produced tokens. Raises `not_continuable`.
 
     Args:
         add: vLLM's `add_request` with the arguments of the request; gives its queue.
     """
     if params.prompt_logprobs is not None:
-        raise earlier.fail("the log probabilities of its prompt are not known here")
-    groups = earlier.groups_of(prompt)
+        raise continued.fail("the log probabilities of its prompt are not known here")
+    groups = continued.groups_of(prompt)
     vocabulary = llm.model_config.get_vocab_size()
     if not all(0 <= token < vocabulary for _, *tokens in groups for token in tokens):
-        raise earlier.fail("its tokens are not those of this model")
+        raise continued.fail("its tokens are not those of this model")
     requests: list[Any] = []
     token = _kept.set(requests)
     try:
@@ -169,8 +169,8 @@ async def replayed_queue(
     finally:
         _kept.reset(token)
     for request in requests:
-        llm.output_processor.request_states[request.request_id].num_cached_tokens = earlier.cached_tokens_of(prompt)
-    return ReplayedQueue(llm, queue, requests, groups, earlier)
+        llm.output_processor.request_states[request.request_id].num_cached_tokens = continued.cached_tokens_of(prompt)
+    return ContinuedQueue(llm, queue, requests, groups, continued)
 
 
 def produced(llm: Any, recorder: TokenRecorder) -> Unsent:
@@ -182,8 +182,8 @@ def produced(llm: Any, recorder: TokenRecorder) -> Unsent:
     state = states[0]
     if state.logprobs_processor.num_logprobs is not None or state.logprobs_processor.num_prompt_logprobs is not None:
         return Unsent([])
-    earlier = 0 if recorder.earlier is None else recorder.earlier.tokens_in_last(0, 0)
-    tokens = state.detokenizer.output_token_ids[earlier:]
+    known = 0 if recorder.continued is None else recorder.continued.tokens_in_last(0, 0)
+    tokens = state.detokenizer.output_token_ids[known:]
     groups = [[0, *tokens[at : at + GROUP_TOKENS]] for at in range(0, len(tokens), GROUP_TOKENS)]
     return Unsent(groups, TokenUsage(state.prompt_len, 0, state.num_cached_tokens))
 
@@ -203,7 +203,7 @@ def first_tokens(llm: Any, recorders: Mapping[str, TokenRecorder]) -> Iterator[t
             yield request_id, TokenUsage(state.prompt_len, 0, state.num_cached_tokens)
 
 
-class ReplayTurns:
+class ContinuedTurns:
     """Who makes outputs again next: who has the fewest left, one turn in each round of the event loop.
 
     A dead engine's streams come all at once. With turns for all of them they would reach EngineCore together, when the
@@ -233,19 +233,19 @@ class ReplayTurns:
             asyncio.get_running_loop().call_soon(self._give)
 
 
-class ReplayedQueue:
-    """The queue of a continued request, as `AsyncLLM.generate` reads it: first the outputs of its earlier runs, made
+class ContinuedQueue:
+    """The queue of a continued request, as `AsyncLLM.generate` reads it: first the outputs of its continued runs, made
     again as they are read, one for each group; then it goes to EngineCore, and vLLM's own queue takes over."""
 
     def __init__(
-        self, llm: Any, queue: Any, requests: list[Any], groups: list[list[int]], earlier: EarlierRuns
+        self, llm: Any, queue: Any, requests: list[Any], groups: list[list[int]], continued: ContinuedRuns
     ) -> None:
         self.request_id = queue.request_id
         self.close = queue.close
         self._llm = llm
         self._queue = queue
         self._requests = requests
-        self._earlier = earlier
+        self._continued = continued
         self._states = llm.output_processor.request_states
         self._groups = len(groups)
         self._produced: dict[int, list[int]] = defaultdict(list)  # by choice
@@ -281,8 +281,8 @@ class ReplayedQueue:
         self._made += 1
         self._llm.output_processor.process_outputs([output])  # without statistics: this engine did not produce it
         made = self._queue.get_nowait()
-        if made is None and self._earlier.is_stream:
-            raise self._earlier.fail("a choice goes on after its end")
+        if made is None and self._continued.is_stream:
+            raise self._continued.fail("a choice continues after its end")
         return made
 
     def _outputs_of(self, groups: list[list[int]]) -> Iterator[Any]:
@@ -309,7 +309,7 @@ class ReplayedQueue:
             )
 
     def _finish_of(self, choice: int) -> tuple[Any, Any]:
-        """Why a choice has ended in an earlier run; a stop string is found by the output processor."""
+        """Why a choice has ended in a continued run; a stop string is found by the output processor."""
         from vllm.v1.core.sched.utils import check_stop
         from vllm.v1.request import Request
 
@@ -319,7 +319,7 @@ class ReplayedQueue:
         return (request.get_finished_reason(), request.stop_reason) if has_ended else (None, None)
 
     async def _begin(self) -> None:
-        """Hand the choices that go on to EngineCore."""
+        """Hand the choices that continue to EngineCore."""
         self.get_nowait = self._queue.get_nowait  # type: ignore[method-assign]
         self.get = self._queue.get  # type: ignore[method-assign]
         for choice, request in enumerate(self._requests):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.continuation import EarlierRuns
+from serve_app.engine.continuation import ContinuedRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.errors import EngineFailed
 from serve_app.transport import NOT_CONTINUABLE, Frame, Submit, TokenUsage, Unsent
@@ -23,7 +23,7 @@ requires("vllm")
 
 from vllm.utils.async_utils import merge_async_iterators  # noqa: E402 - after `requires`
 
-from serve_app.engine.vllm_adapter import replay  # noqa: E402
+from serve_app.engine.vllm_adapter import continuing  # noqa: E402
 from serve_app.engine.vllm_adapter.engine import answer_frames  # noqa: E402
 from serve_app.engine.vllm_adapter.produced_tokens import PRODUCED  # noqa: E402
 
@@ -45,7 +45,7 @@ async def source(outputs: list[Any], *, turns: int = 0) -> AsyncGenerator[Any, N
 def frames(groups: list[list[int]], events: int, outputs: list[Any], *texts: str) -> list[Frame]:
     """The frames of a stream of one event per output, then `texts`."""
     asked = Submit(1, "r", Operation.COMPLETION, BODY, groups=groups, events=events)
-    recorder = TokenRecorder(1, (), earlier=EarlierRuns(asked, 1))
+    recorder = TokenRecorder(1, (), continued=ContinuedRuns(asked, 1))
 
     async def written() -> AsyncGenerator[str, None]:
         async for item in recorder.record(source(outputs), "r"):
@@ -103,17 +103,17 @@ def test_an_error_while_the_beginning_is_made_again_is_no_answer() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    earlier=st.lists(st.integers(0, 2), max_size=9),
+    continued=st.lists(st.integers(0, 2), max_size=9),
     new=st.lists(st.integers(0, 3), min_size=3, max_size=3),
     turns=st.lists(st.integers(0, 3), min_size=3, max_size=3),
 )
 def test_new_outputs_of_one_prompt_wait_for_the_earlier_ones_of_all(
-    earlier: list[int], new: list[int], turns: list[int]
+    continued: list[int], new: list[int], turns: list[int]
 ) -> None:
-    groups = [[prompt, number] for number, prompt in enumerate(earlier)]
+    groups = [[prompt, number] for number, prompt in enumerate(continued)]
     asked = Submit(1, "r", Operation.COMPLETION, BODY, groups=groups, events=len(groups))
-    runs = EarlierRuns(asked, 1)
-    recorder = TokenRecorder(1, (), earlier=runs)
+    runs = ContinuedRuns(asked, 1)
+    recorder = TokenRecorder(1, (), continued=runs)
 
     async def scenario() -> list[tuple[int, int]]:
         recorder_of_request.set(recorder)
@@ -122,7 +122,7 @@ def test_new_outputs_of_one_prompt_wait_for_the_earlier_ones_of_all(
             + [output(0, 100 + n) for n in range(new[prompt])]
             for prompt in range(3)
         ]
-        merge = replay.recorded_merge(merge_async_iterators)
+        merge = continuing.recorded_merge(merge_async_iterators)
         merged = merge(*(recorder.record(source(outputs[p], turns=turns[p]), f"r-{p}") for p in range(3)))
         found = []
         async for prompt, item in merged:
@@ -140,8 +140,8 @@ def test_new_outputs_of_one_prompt_wait_for_the_earlier_ones_of_all(
 
 def test_ids_and_times_are_those_of_the_request_in_each_run() -> None:
     def drawn(request: str, created: int) -> list[Any]:
-        replay.identity_of_request.set(replay.AnswerIdentity(request, created))
-        return [replay.answer_uuid(), replay.answer_uuid(), replay.AnswerTime().time()]
+        continuing.identity_of_request.set(continuing.AnswerIdentity(request, created))
+        return [continuing.answer_uuid(), continuing.answer_uuid(), continuing.AnswerTime().time()]
 
     async def scenario() -> None:
         runs = [drawn("r", 5), drawn("r", 5), drawn("s", 6)]
@@ -150,9 +150,9 @@ def test_ids_and_times_are_those_of_the_request_in_each_run() -> None:
         assert [run[2] for run in runs] == [5, 5, 6]
 
     asyncio.run(scenario())
-    assert replay.answer_uuid() != replay.answer_uuid()
-    assert replay.AnswerTime().time() > 6
-    assert replay.AnswerTime().monotonic() > 0
+    assert continuing.answer_uuid() != continuing.answer_uuid()
+    assert continuing.AnswerTime().time() > 6
+    assert continuing.AnswerTime().monotonic() > 0
 
 
 def engine_with(*states: Any) -> Any:
@@ -170,20 +170,22 @@ def state(tokens: int, request: str = "r", *, logprobs: int | None = None, promp
     )
 
 
-def recorder_of(*requests: str, choices: int = 1, earlier: list[list[int]] | None = None) -> TokenRecorder:
-    asked = Submit(1, "r", Operation.CHAT, {}, groups=earlier or [])
-    recorder = TokenRecorder(choices, (), earlier=None if earlier is None else EarlierRuns(asked, choices))
+def recorder_of(*requests: str, choices: int = 1, continued: list[list[int]] | None = None) -> TokenRecorder:
+    asked = Submit(1, "r", Operation.CHAT, {}, groups=continued or [])
+    recorder = TokenRecorder(choices, (), continued=None if continued is None else ContinuedRuns(asked, choices))
     for request in requests:
         recorder.record(source([]), request)
     return recorder
 
 
-@pytest.mark.parametrize(("earlier", "first"), [(None, 0), ([[0, 100], [0, 101, 102]], 3)], ids=["first", "next"])
-def test_a_running_whole_answer_tells_what_this_run_has_produced(earlier: Any, first: int) -> None:
-    groups, prompt = replay.produced(engine_with(state(9, "other"), state(150)), recorder_of("r", earlier=earlier))
+@pytest.mark.parametrize(("continued", "first"), [(None, 0), ([[0, 100], [0, 101, 102]], 3)], ids=["first", "next"])
+def test_a_running_whole_answer_tells_what_this_run_has_produced(continued: Any, first: int) -> None:
+    groups, prompt = continuing.produced(
+        engine_with(state(9, "other"), state(150)), recorder_of("r", continued=continued)
+    )
     assert [token for _, *tokens in groups for token in tokens] == list(range(100 + first, 250))
     assert {group[0] for group in groups} == {0}
-    assert max(len(group) for group in groups) == 1 + replay.GROUP_TOKENS
+    assert max(len(group) for group in groups) == 1 + continuing.GROUP_TOKENS
     assert prompt == TokenUsage(7, 0, 4)
 
 
@@ -202,7 +204,7 @@ def test_a_running_whole_answer_tells_what_this_run_has_produced(earlier: Any, f
     ids=["ended", "others", "choices", "choice", "prompts", "not_begun", "logprobs", "prompt_logprobs"],
 )
 def test_what_could_not_be_taken_on_is_not_told(states: list[Any], recorder: TokenRecorder) -> None:
-    assert replay.produced(engine_with(*states), recorder) == Unsent([])
+    assert continuing.produced(engine_with(*states), recorder) == Unsent([])
 
 
 class ScriptedEngine:
@@ -217,7 +219,7 @@ class ScriptedEngine:
         self.request_states = {"r": SimpleNamespace(is_prefilling=False)}
         self.output_processor = self.engine_core = self
         self.model_config = SimpleNamespace(max_model_len=99)
-        self.turns = replay.ReplayTurns()
+        self.turns = continuing.ContinuedTurns()
 
     def close(self) -> None:
         pass
@@ -238,27 +240,27 @@ class ScriptedEngine:
         self.sent.append(request)
 
 
-def queue_of(engine: ScriptedEngine, groups: list[list[int]], events: int) -> replay.ReplayedQueue:
+def queue_of(engine: ScriptedEngine, groups: list[list[int]], events: int) -> continuing.ContinuedQueue:
     params = SimpleNamespace(num_logprobs=None, extra_args=None)
-    earlier = EarlierRuns(Submit(1, "r", Operation.CHAT, {}, groups=groups, events=events), 1)
+    continued = ContinuedRuns(Submit(1, "r", Operation.CHAT, {}, groups=groups, events=events), 1)
     request = SimpleNamespace(request_id="r", sampling_params=params)
-    return replay.ReplayedQueue(engine, engine, [request], groups, earlier)
+    return continuing.ContinuedQueue(engine, engine, [request], groups, continued)
 
 
-def going_on(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def unended(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Its result, while no choice has ended."""
-    goes_on = mock.patch("vllm.v1.core.sched.utils.check_stop", return_value=False)
-    with mock.patch("vllm.v1.request.Request.from_engine_core_request"), goes_on:
+    not_ended = mock.patch("vllm.v1.core.sched.utils.check_stop", return_value=False)
+    with mock.patch("vllm.v1.request.Request.from_engine_core_request"), not_ended:
         return asyncio.run(coroutine)
 
 
-def replayed(engine: ScriptedEngine, groups: list[list[int]], events: int) -> Any:
-    return going_on(queue_of(engine, groups, events).get())
+def first_output(engine: ScriptedEngine, groups: list[list[int]], events: int) -> Any:
+    return unended(queue_of(engine, groups, events).get())
 
 
-def test_a_whole_answer_has_no_output_until_it_goes_on_with_all_that_was_produced() -> None:
+def test_a_whole_answer_has_no_output_until_it_continues_with_all_that_was_produced() -> None:
     engine = ScriptedEngine(None, None, None)
-    assert replayed(engine, [[0, 5], [0, 6, 7], [0, 8]], 0) == "new"
+    assert first_output(engine, [[0, 5], [0, 6, 7], [0, 8]], 0) == "new"
     assert engine.made == [[5], [6, 7], [8]]
     (request,) = engine.sent
     assert request.sampling_params.extra_args == {PRODUCED: [5, 6, 7, 8]}
@@ -267,20 +269,20 @@ def test_a_whole_answer_has_no_output_until_it_goes_on_with_all_that_was_produce
 
 def test_a_whole_answer_that_had_ended_is_given_without_the_engine() -> None:
     engine = ScriptedEngine(None, "whole")
-    assert replayed(engine, [[0, 5], [0, 6]], 0) == "whole"
+    assert first_output(engine, [[0, 5], [0, 6]], 0) == "whole"
     assert engine.sent == []
 
 
 def test_a_stream_has_an_output_for_each_group() -> None:
     with pytest.raises(EngineFailed) as failed:
-        replayed(ScriptedEngine(None, None), [[0, 5], [0, 6]], 2)
+        first_output(ScriptedEngine(None, None), [[0, 5], [0, 6]], 2)
     assert failed.value.code == NOT_CONTINUABLE
 
 
 class LongEngine(ScriptedEngine):
     """Makes an output of each group; `others` are what it shares the replica with."""
 
-    def __init__(self, turns: replay.ReplayTurns, others: list[LongEngine]) -> None:
+    def __init__(self, turns: continuing.ContinuedTurns, others: list[LongEngine]) -> None:
         super().__init__()
         self.turns = turns
         self.others = others
@@ -297,7 +299,7 @@ class LongEngine(ScriptedEngine):
 
 @pytest.mark.parametrize("lengths", [[500, 500, 500], [900, 300, 70], [70, 900, 300]])
 def test_streams_of_a_dead_engine_reach_this_one_one_after_the_other_the_shortest_first(lengths: list[int]) -> None:
-    async def read(queue: replay.ReplayedQueue) -> None:
+    async def read(queue: continuing.ContinuedQueue) -> None:
         while (queue.get_nowait() or await queue.get()) != "new":
             pass
 
@@ -312,15 +314,15 @@ def test_streams_of_a_dead_engine_reach_this_one_one_after_the_other_the_shortes
             cut.cancel()
 
     engines = list[LongEngine]()
-    turns = replay.ReplayTurns()
+    turns = continuing.ContinuedTurns()
     engines += [LongEngine(turns, engines) for _ in lengths]
-    going_on(all_of_them())
+    unended(all_of_them())
 
     assert [len(engine.made) for engine in engines] == lengths
     first, second, last = sorted(engines, key=lambda engine: sum(engine.made_by_others))
     assert [len(one.made) for one in (first, second, last)] == sorted(lengths)
     # each of the others had had one turn at most before anybody's count was known
-    assert all(made <= replay.TURN_GROUPS for made in first.made_by_others)
+    assert all(made <= continuing.TURN_GROUPS for made in first.made_by_others)
     assert last.made_by_others == [len(engine.made) for engine in engines if engine is not last]
 
 
@@ -336,7 +338,7 @@ def test_a_whole_answer_tells_its_first_token_once() -> None:
     states["3"] = begun("cmpl-of-a-request-that-has-ended", prefills=False)
     llm = SimpleNamespace(output_processor=SimpleNamespace(request_states=states))
     recorders = {"whole": whole, "streamed": streamed}
-    assert list(replay.first_tokens(llm, recorders)) == []
+    assert list(continuing.first_tokens(llm, recorders)) == []
     states |= {"1": begun("cmpl-whole-0", prefills=False), "4": begun("cmpl-whole-0", prefills=False)}
-    assert list(replay.first_tokens(llm, recorders)) == [("whole", TokenUsage(9, 0, 4))]
-    assert list(replay.first_tokens(llm, recorders)) == []
+    assert list(continuing.first_tokens(llm, recorders)) == [("whole", TokenUsage(9, 0, 4))]
+    assert list(continuing.first_tokens(llm, recorders)) == []

@@ -1,0 +1,284 @@
+"""The states of both ends of the queue's protocol, as tables of (state, event) -> state. Pure.
+
+A router's session with the actor, a request in its router, a request at the actor, a router at the actor.
+`docs/architecture.md` shows these tables; `python -m tests.states_table` writes them there.
+
+Invariant: an event of this side that is in no row of its state is a fault of this code, and raises. A message of the
+other side that is in none is illegal: only a faulty peer sends it, and the state stays.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+
+class OwnEvent(enum.Enum):
+    """What this side does, or what its callers and timers do."""
+
+
+class PeerEvent(enum.Enum):
+    """A message of the other side; the value has the name of its class, if that alone tells it."""
+
+
+class UnexpectedEvent(Exception):
+    """An event of this side in a state that does not have it."""
+
+
+class SessionState(enum.Enum):
+    """A router's session with the actor."""
+
+    NEW = "the actor has not booked its accounts; else as ALONE"
+    BOOKED = "the actor answers, and has booked its accounts"
+    ALONE = (
+        "a call has failed since the last answer. Waiting requests are granted on credit, by class, then age, until "
+        "`FENCE_S` after the last answered message was sent"
+    )
+
+
+class SessionCall(OwnEvent):
+    LOST = "a call fails, or is answered later than `FENCE_S`"
+    RENEWED = "more than `MAX_UNACKED_EVENTS` wait, or an account of a limit is unsure"
+
+
+class SessionReply(PeerEvent):
+    BOOKED = "`Booked`"
+    OTHER = "another reply"
+    STALE = "a stale reply, or one of a newer epoch"
+    OLD = "a reply of an older epoch or incarnation"
+
+
+class RequestState(enum.Enum):
+    """A request in its router."""
+
+    WAITING = "has no ticket"
+    SUBMITTED = "waits at the actor, under a ticket"
+    RUNNING = "has slots and KV tokens of an engine"
+    ENDED = "not known any more"
+
+
+class RequestStep(OwnEvent):
+    ARRIVED = "arrives"
+    SUBMITTED = "the actor answers and the window of events is not full"
+    BEGUN = "credit suffices: no request waits before it, or ALONE"
+    REFUSED = "overdue, or refused early"
+    CANCELLED = "its caller is gone"
+    STATUS = "its caller asks for its position"
+    PROGRESS = "it produces tokens"
+    GROWN = "it needs more KV tokens"
+    UNREACHED = "the router does not reach the engine that it was granted"
+    DONE = "it ends"
+    RECLAIMED = "a higher class waits for its engine (`Reclaim`)"
+    DROPPED = "its engine is gone"
+    INCARNATION = "the router begins a new incarnation"
+
+
+class RequestAction(PeerEvent):
+    GRANT = "`Grant`"
+    REFUSE = "`Refuse`"
+    STATUS = "`QueueStatus`"
+    PREEMPT = "`Preempt`"
+    TOKENS = "`KvTokenGrant`"
+
+
+class TicketState(enum.Enum):
+    """A request at the actor."""
+
+    POSTPONED = "waits until its model has recovered"
+    WAITING = "is in its model's queue"
+    RUNNING = "has slots and KV tokens, charged to its router's account"
+    ENDED = "not known any more"
+
+
+class TicketStep(OwnEvent):
+    RECOVERED = "its model has recovered"
+    GRANTED = "the queue grants it"
+    UNREACHED = "the queue grants it an engine that its router does not reach"
+    REFUSED = "the queue refuses it, or its event has failed"
+    STOPPED = "it stops for others"
+    PAID = "KV tokens that it is owed are free"
+    ENGINE_GONE = "its engine is gone"
+    ROUTER_GONE = "the incarnation of its router ends"
+
+
+class TicketEvent(PeerEvent):
+    ARRIVE = "`Arrive`"
+    POSTPONED = "`Arrive` while its model recovers"
+    BEGAN = "`Began`"
+    CANCEL = "`Cancel`"
+    DONE = "`Done`"
+    PROGRESS = "`TokenProgress`"
+    TOKENS = "`KvTokenRequest`"
+    STATUS = "`StatusRequest`"
+
+
+class RouterState(enum.Enum):
+    """A router at the actor."""
+
+    UNKNOWN = "has no session; what its account holds stays booked for a while"
+    KNOWN = "has a session"
+
+
+class RouterCheck(OwnEvent):
+    UNRESPONSIVE = "acknowledges nothing for `UNRESPONSIVE_S`"
+    UNSURE = "its account differs, or an event of it that is no arrival has failed"
+    SILENT = "no message for `OWNER_TTL_S`, or its process is gone from its node"
+
+
+class RouterEvent(PeerEvent):
+    FIRST = "`Hello`, as event 1 of a new incarnation"
+    LATE = "a message of another incarnation, or one that acknowledges what was never sent"
+    MODEL = "`ModelPolicy`"
+    STORE = "`StoreAddress`"
+    REACHABILITY = "`EngineReachability`"
+    DROPPED = "`EngineDropped`"
+    USAGE = "`CreditUsage`"
+    GIVE_BACK = "`GiveBack`"
+    CREDIT = "`CreditRequest`"
+    REPORT = "`AccountReport`"
+
+
+S = TypeVar("S", bound=enum.Enum)
+
+
+class Row(NamedTuple, Generic[S]):
+    """Events with one effect. `states`: in which they occur; empty: before the first one. `then`: None: it stays."""
+
+    states: tuple[S, ...]
+    events: tuple[OwnEvent | PeerEvent, ...]
+    then: S | None
+    effect: str
+
+
+class StateTable(Generic[S]):
+    """The states of one thing, and the events that change them. O(1)."""
+
+    def __init__(
+        self, title: str, states: type[S], kinds: tuple[type[OwnEvent], type[PeerEvent]], rows: Iterable[Row[S]]
+    ) -> None:
+        self.title = title
+        self.states = states
+        self.events = [event for kind in kinds for event in kind]
+        self.rows = tuple(rows)
+        self._then = {
+            (state, event): row.then or state for row in self.rows for state in row.states for event in row.events
+        }
+
+    def is_illegal(self, state: S, event: PeerEvent) -> bool:
+        """Whether only a faulty peer sends this in this state."""
+        return (state, event) not in self._then
+
+    def after(self, state: S, event: OwnEvent | PeerEvent) -> S:
+        """The state after an event; the same one after an illegal one of the other side.
+
+        Raises:
+            UnexpectedEvent: this side has no such event in this state.
+        """
+        then = self._then.get((state, event))
+        if then is None and isinstance(event, OwnEvent):
+            raise UnexpectedEvent(f"{self.title}: {event.value!r} while {state.name}")
+        return state if then is None else then
+
+
+def _session_rows() -> Iterable[Row[SessionState]]:
+    new, booked, alone = SessionState
+    call = SessionCall
+    reply = SessionReply
+    known = "`CreditChange`, `CreditGrant`, `Reclaim`, `SessionEntry`, `SessionEnded`, `EngineDropAcknowledged`"
+    renewed = "a new incarnation: reports accounts, policies and running requests"
+    return (
+        Row((new,), (reply.BOOKED,), booked, "waiting requests are submitted"),
+        Row((new,), (reply.OTHER,), None, "nothing but its state and figures"),
+        Row((new, alone), (call.LOST,), None, "events are sent again"),
+        Row((booked,), (call.LOST,), alone, "the same"),
+        Row((booked, alone), (reply.OTHER,), booked, f"{known} and those of requests are applied, in order, each once"),
+        Row(tuple(SessionState), (call.RENEWED, reply.STALE), new, renewed),
+        Row(tuple(SessionState), (reply.OLD,), None, "ignored"),
+    )
+
+
+def _request_rows() -> Iterable[Row[RequestState]]:
+    waiting, submitted, running, ended = RequestState
+    step = RequestStep
+    action = RequestAction
+    left = (action.GRANT, action.REFUSE, action.STATUS, action.PREEMPT)
+    more = "`KvTokenRequest` with `reclaimed`: tokens beyond its estimate return"
+    return (
+        Row((), (step.ARRIVED,), waiting, ""),
+        Row((waiting,), (step.SUBMITTED,), submitted, "`Arrive`"),
+        Row((waiting, submitted), (step.BEGUN,), running, "`Began`, with the next message; if submitted, `Cancel`"),
+        Row((waiting, submitted), (step.REFUSED, step.CANCELLED), ended, "if submitted, `Cancel`"),
+        Row((waiting, submitted), (step.STATUS,), None, "by the last figures; if submitted, `StatusRequest`"),
+        Row((waiting, submitted), (step.INCARNATION,), waiting, "keeps its age"),
+        Row((submitted,), (action.GRANT,), running, "its account grows"),
+        Row((submitted,), (action.REFUSE,), ended, ""),
+        Row((submitted,), (action.STATUS,), None, "its position"),
+        Row((running,), (step.UNREACHED,), waiting, "`Done`; keeps its age"),
+        Row((running,), (step.PROGRESS,), None, "`TokenProgress`, in sums"),
+        Row((running,), (step.GROWN,), None, "from credit, else `KvTokenRequest`"),
+        Row((running,), (step.INCARNATION,), None, "`Began`, with a new ticket"),
+        Row((running,), (action.PREEMPT,), None, "its engine stops it: it ends, and arrives again"),
+        Row((running,), (action.TOKENS,), None, "holds more"),
+        Row((running,), (step.RECLAIMED,), None, more),
+        Row((running,), (step.DONE, step.CANCELLED), ended, "`Done`: slots and tokens return, or stay as credit"),
+        Row((running,), (step.DROPPED,), ended, "`EngineDropped`"),
+        Row(
+            (waiting, ended),
+            left,
+            None,
+            "of a ticket that it has left: ignored; its `Cancel` or `Done` returns the grant",
+        ),
+        Row((ended,), (action.TOKENS,), None, "becomes credit"),
+    )
+
+
+def _ticket_rows() -> Iterable[Row[TicketState]]:
+    postponed, waiting, running, ended = TicketState
+    step = TicketStep
+    event = TicketEvent
+    known = (postponed, waiting, running)
+    crossing = (event.CANCEL, event.DONE, event.PROGRESS, event.TOKENS)
+    return (
+        Row((), (event.ARRIVE,), waiting, ""),
+        Row((), (event.POSTPONED,), postponed, ""),
+        Row((), (event.BEGAN,), running, "its account has its slots and tokens already"),
+        Row((postponed,), (step.RECOVERED,), waiting, "with all others of its model, in order"),
+        Row((waiting,), (step.GRANTED,), running, "`Grant`, charged to its router's account"),
+        Row((waiting,), (step.UNREACHED, step.ENGINE_GONE), None, "queued again; keeps its age"),
+        Row((waiting,), (step.REFUSED,), ended, "`Refuse`"),
+        Row((waiting,), (event.STATUS,), None, "`QueueStatus`"),
+        Row((running,), (step.STOPPED,), None, "`Preempt`"),
+        Row((running,), (step.PAID,), None, "`KvTokenGrant`"),
+        Row((running,), (event.PROGRESS,), None, "charged to its tenant"),
+        Row((running,), (event.TOKENS,), None, "KV debt, paid from free tokens"),
+        Row((running,), (event.DONE,), ended, "returns what it held, but for what stays as credit"),
+        Row((running,), (step.ENGINE_GONE,), ended, "the account there is zero"),
+        Row(known, (event.CANCEL,), ended, "returns what it holds"),
+        Row(known, (step.ROUTER_GONE,), ended, "forgotten, a part in each event; its account stays as it is"),
+        Row((postponed, running, ended), (event.STATUS,), None, "no answer"),
+        Row((ended,), crossing, None, "ignored"),
+    )
+
+
+def _router_rows() -> Iterable[Row[RouterState]]:
+    unknown, known = RouterState
+    check = RouterCheck
+    event = RouterEvent
+    news = (event.MODEL, event.STORE, event.REACHABILITY, event.DROPPED)
+    of_account = (event.USAGE, event.GIVE_BACK, event.CREDIT, event.REPORT)
+    return (
+        Row((unknown, known), (event.FIRST,), known, "`Booked`; an incarnation before this one ends"),
+        Row((unknown, known), (event.LATE,), None, "a stale reply; no event is applied"),
+        Row((known,), news, None, "the queues follow; `EngineDropAcknowledged`"),
+        Row((known,), of_account, None, "`CreditGrant`, `CreditChange`"),
+        Row((known,), (check.UNRESPONSIVE, check.UNSURE), unknown, "its requests end; its next message is stale"),
+        Row((unknown, known), (check.SILENT,), unknown, "its account is free for others"),
+    )
+
+
+SESSION = StateTable("Session in the router", SessionState, (SessionCall, SessionReply), _session_rows())
+REQUEST = StateTable("Request in the router", RequestState, (RequestStep, RequestAction), _request_rows())
+TICKET = StateTable("Request at the actor", TicketState, (TicketStep, TicketEvent), _ticket_rows())
+ROUTER = StateTable("Router at the actor", RouterState, (RouterCheck, RouterEvent), _router_rows())
+TABLES: tuple[StateTable[Any], ...] = (SESSION, REQUEST, TICKET, ROUTER)

@@ -1,0 +1,118 @@
+"""The tables of states: what they allow, that they are whole, and that the document shows them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from serve_app.core.shared_queue import messages
+from serve_app.core.shared_queue.states import (
+    REQUEST,
+    SESSION,
+    TABLES,
+    TICKET,
+    OwnEvent,
+    PeerEvent,
+    RequestAction,
+    RequestState,
+    RequestStep,
+    SessionCall,
+    SessionReply,
+    SessionState,
+    StateTable,
+    TicketEvent,
+    TicketState,
+    UnexpectedEvent,
+)
+from tests import states_table
+
+# Of requests without a ticket, and of sessions that are no place of their own: both go.
+UNLISTED = {"CancelKvTokenRequest", "SessionDraw"}
+of_each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+
+
+@of_each_table
+def test_every_state_is_reached_from_the_first_ones(table: StateTable[Any]) -> None:
+    born = {row.then for row in table.rows if not row.states}
+    reached = born or {next(iter(table.states))}
+    while (
+        more := {
+            table.after(state, event)
+            for state in reached
+            for event in table.events
+            if isinstance(event, PeerEvent) or any(event in row.events and state in row.states for row in table.rows)
+        }
+        - reached
+    ):
+        reached |= more
+    assert reached == set(table.states)
+
+
+@of_each_table
+def test_every_event_has_a_row_and_none_has_two_in_one_state(table: StateTable[Any]) -> None:
+    rows = [(state, event) for row in table.rows for state in row.states or (None,) for event in row.events]
+    assert len(rows) == len(set(rows))
+    assert {event for _, event in rows} == set(table.events)
+
+
+@pytest.mark.parametrize("ended", [(REQUEST, RequestState.ENDED), (TICKET, TicketState.ENDED)])
+def test_an_end_is_final_whatever_the_other_side_still_sends(ended: tuple[StateTable[Any], Any]) -> None:
+    table, state = ended
+    for event in table.events:
+        if isinstance(event, PeerEvent):
+            assert table.after(state, event) is state
+        else:
+            with pytest.raises(UnexpectedEvent):
+                table.after(state, event)
+
+
+def test_every_message_about_queues_and_accounts_is_in_a_table() -> None:
+    sent = get_args(messages.RequestEvent | messages.CreditEvent | messages.SessionEvent)
+    answered = get_args(messages.RequestAction | messages.CreditAction)
+    others = (messages.Booked, messages.EngineDropAcknowledged, messages.SessionEntry, messages.SessionEnded)
+    named = set(re.findall(r"`([A-Z][a-z]\w+)`", states_table.tables()))
+    assert {one.__name__ for one in (*sent, *answered, *others)} - UNLISTED <= named
+
+
+def test_an_event_of_this_side_that_cannot_be_raises_and_changes_nothing() -> None:
+    with pytest.raises(UnexpectedEvent, match="Request in the router: 'it ends' while WAITING"):
+        REQUEST.after(RequestState.WAITING, RequestStep.DONE)
+
+
+@of_each_table
+def test_an_illegal_message_of_the_other_side_leaves_the_state_as_it_is(table: StateTable[Any]) -> None:
+    for state in table.states:
+        for event in table.events:
+            if isinstance(event, PeerEvent) and table.is_illegal(state, event):
+                assert table.after(state, event) is state
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "event"),
+    [
+        (SESSION, SessionState.BOOKED, SessionReply.BOOKED),
+        (REQUEST, RequestState.RUNNING, RequestAction.GRANT),
+        (REQUEST, RequestState.SUBMITTED, RequestAction.TOKENS),
+        (TICKET, TicketState.RUNNING, TicketEvent.ARRIVE),
+        (TICKET, TicketState.WAITING, TicketEvent.DONE),
+    ],
+)
+def test_only_a_faulty_peer_sends_these(table: StateTable[Any], state: Any, event: PeerEvent) -> None:
+    assert table.is_illegal(state, event)
+
+
+def test_a_session_is_booked_once_and_lost_and_found_as_often_as_calls_fail() -> None:
+    state = SessionState.NEW
+    seen = []
+    events: list[OwnEvent | PeerEvent] = [SessionReply.OTHER, SessionReply.BOOKED, SessionCall.LOST, SessionReply.OTHER]
+    for event in [*events, SessionReply.STALE]:
+        state = SESSION.after(state, event)
+        seen.append(state.name)
+    assert seen == ["NEW", "BOOKED", "ALONE", "BOOKED", "NEW"]
+
+
+def test_the_document_shows_these_tables() -> None:
+    text = states_table.DOCUMENT.read_text()
+    assert states_table.written(text) == text, "write them anew: python -m tests.states_table"
