@@ -46,7 +46,8 @@ from benchmarks.common.traces import (
     mooncake,
     request,
 )
-from serve_app.core.estimate import DEFAULT_QUANTILE, PRIOR_BYTES_PER_TOKEN, Estimator, ObservedUse
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
+from serve_app.core.estimate import DEFAULT_QUANTILE, Estimator, ObservedUse
 
 FIXED_TOKENS = 256  # of an answer, for all, until estimates are learned
 QUANTILES = (0.5, 0.7, DEFAULT_QUANTILE, 0.9, 0.95)
@@ -154,7 +155,7 @@ def judge(requests: Sequence[Request], prompts: Sequence[int], outputs: Sequence
 
 def constant(tokens: int) -> Guess:
     """The same answer for all, and today's ratio."""
-    return lambda one: (-(-one.prompt_bytes // PRIOR_BYTES_PER_TOKEN), tokens)
+    return lambda one: (-(-one.prompt_bytes // BYTES_PER_TOKEN), tokens)
 
 
 def learned(requests: Sequence[Request], quantile: float) -> Result:

@@ -16,7 +16,8 @@ from ray.serve.schema import LoggingConfig
 from serve_app import settings as configuration
 from serve_app.batch import deployment as batch_deployment
 from serve_app.core.times import DRAIN_POLL_S, HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, MOVE_S, ROUTER_DRAIN_S
-from serve_app.engine import deployment, engine_args, environment
+from serve_app.engine import deployment
+from serve_app.engine.start import engine_args, environment
 from serve_app.errors import ConfigError
 from serve_app.http import deployment as router_deployment
 from serve_app.names import BATCH_WORKER, RELEASE, ROUTER, deployment_of

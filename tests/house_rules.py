@@ -2,8 +2,8 @@
 
 A room is a package or a loose module of `FLOORS`. It may import rooms of lower floors only, and of a package only what
 its `__init__` exports. Modules of one room import each other directly, without a circle. A wing is a package inside a
-room whose `__init__` has an `__all__`: it has a door, too, for the modules of its room outside it. Imports for type
-checkers count like all others.
+room whose `__init__` has an `__all__`: it has a door, too, for the modules of its room outside it, and for other rooms
+if the room exports the wing. Imports for type checkers count like all others.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def past_the_door(house: House) -> list[str]:
     found = []
     for arrow, _, theirs in house.between_rooms():
         if theirs in house.paths and house.is_package(theirs):
-            found += _past(house, arrow, theirs)
+            wing = house.wing_of(arrow.target)
+            is_exported = wing.removeprefix(f"{theirs}.") in house.exports[theirs]
+            found += _past(house, arrow, wing if is_exported else theirs)
     for arrow in house.arrows:
         own = house.room_of(arrow.source)
         if own == house.room_of(arrow.target) and (wing := house.wing_of(arrow.target)) != house.wing_of(arrow.source):
@@ -197,9 +199,12 @@ def _past(house: House, arrow: Arrow, door: str) -> list[str]:
 
 def unused_exports(house: House, outside: Iterable[str]) -> list[str]:
     """What a room exports and no other room, and none of the names `outside`, uses; and a wing, and nobody else."""
-    used = {(theirs, arrow.name or arrow.target.rpartition(".")[2]) for arrow, _, theirs in house.between_rooms()}
     wings = {wing for module in house.trees if (wing := house.wing_of(module))}
-    used |= {(arrow.target, arrow.name) for arrow in house.arrows if not under(arrow.source, arrow.target)}
+    used = set[tuple[str, str]]()
+    for arrow in house.arrows:
+        names = [*arrow.target.split("."), *([arrow.name] if arrow.name else [])]
+        doors = (".".join(names[:length]) for length in range(1, len(names)))  # of `a.b.c`: `c` of `a.b`, `b` of `a`
+        used |= {(door, name) for door, name in zip(doors, names[1:], strict=True) if not under(arrow.source, door)}
     attributes = {
         node.attr for tree in house.trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
     }

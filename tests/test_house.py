@@ -114,6 +114,17 @@ def test_an_import_past_the_door_of_a_wing_is_seen(path: str, source: str) -> No
     assert len(rules.past_the_door(House({**WING, path: source}))) == 1
 
 
+def test_another_room_enters_a_wing_that_its_room_exports() -> None:
+    app = {"serve_app/app.py": "from serve_app.http.api import Files"}
+    assert len(rules.past_the_door(House({**WING, **app}))) == 1
+    door = {"serve_app/http/__init__.py": "__all__ = ['api']"}
+    assert rules.past_the_door(House({**WING, **app, **door})) == []
+    assert rules.unused_exports(House({**WING, **app, **door}), ()) == []
+    assert rules.unused_exports(House({**WING, **door}), ()) == ["serve_app.http: api"]
+    app = {"serve_app/app.py": "from serve_app.http.api.files import Files"}
+    assert len(rules.past_the_door(House({**WING, **app, **door}))) == 1
+
+
 def test_an_export_of_a_wing_that_nobody_uses_is_seen() -> None:
     alone = {path: text for path, text in WING.items() if path != "serve_app/http/app.py"}
     assert rules.unused_exports(House(alone), ()) == ["serve_app.http.api: Files"]

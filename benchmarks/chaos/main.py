@@ -54,7 +54,8 @@ from benchmarks.common.output import write_json
 from benchmarks.common.priority import clients_first
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.scaling_stack import MODEL, Stage, stack
-from serve_app.engine import ensure_tiny_model, environment
+from serve_app.engine import ensure_tiny_model
+from serve_app.engine.start import environment
 
 CLIENTS = 20
 ROUTERS = 2

@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.common.child import ends_with_us
 from benchmarks.common.processes import ENGINE_CORE, INSTANCE_VARIABLE, alive, family, role_of, title_of
-from serve_app.engine import environment
+from serve_app.engine.start import environment
 
 # the last: this stack, of whose key every request is charged to limits
 OURS = "ours"

@@ -31,7 +31,8 @@ from benchmarks.gpu_check import checks, machine, plan, report
 from benchmarks.gpu_check.checks import Result
 from benchmarks.gpu_check.part import UNUSED_KEY, PartChecks
 from serve_app.cli.check import text_config
-from serve_app.engine import ensure_tiny_model, environment, model_lookup
+from serve_app.engine import ensure_tiny_model
+from serve_app.engine.start import environment, model_lookup
 from serve_app.settings import parse
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it

@@ -33,7 +33,7 @@ from benchmarks.gpu_check.client import Client, block_tokens, read_json
 from benchmarks.gpu_check.engine_log import EngineFacts
 from benchmarks.throughput import run_rounds
 from serve_app.cli.check import kv_bytes_per_token, text_config
-from serve_app.engine import environment, memory_history, memory_size, model_lookup
+from serve_app.engine.start import environment, memory_history, memory_size, model_lookup
 from serve_app.errors import ServeAppError
 from serve_app.settings import GB, ModelSettings, parse
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.common.output import write_line
 from benchmarks.memory_estimate.shapes import Shape
-from serve_app.engine import deployment, environment, memory_grant, memory_history, memory_size, model_lookup
+from serve_app.engine import deployment
+from serve_app.engine.start import environment, memory_grant, memory_history, memory_size, model_lookup
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineBackend, EngineInfo, Submit
 from serve_app.types import Operation

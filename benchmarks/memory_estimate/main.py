@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
 from benchmarks.memory_estimate.shapes import SHAPES, Shape, write
-from serve_app.engine import memory_history, memory_size
+from serve_app.engine.start import memory_history, memory_size
 from serve_app.settings import GB
 
 ENGINE_S = 900.0  # of one engine; half a minute to two on two idle cores

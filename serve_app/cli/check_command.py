@@ -41,7 +41,7 @@ from serve_app.cli.check import (
 )
 from serve_app.cli.progress import Progress
 from serve_app.cluster.local import InstanceState, ask
-from serve_app.engine import environment, memory_history, memory_size, model_lookup, vllm_arguments
+from serve_app.engine.start import environment, memory_history, memory_size, model_lookup, vllm_arguments
 from serve_app.errors import Unavailable
 from serve_app.settings import GB, Change, ModelSettings, QuotaSettings, Settings, application, changes, masked
 

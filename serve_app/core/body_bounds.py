@@ -1,8 +1,8 @@
 """Bounds the prompt of a request by what its model could hold, before anything validates, renders or tokenizes it.
 
 That work costs microseconds a byte and up to a tenth of a millisecond an entry, of an event loop that all tenants
-share, and vLLM compares the prompt with the model's length only after it. Here each value is visited once. What passes
-and is still large (`is_large`) is read in a process of its own.
+share, and vLLM compares the prompt with the model's length only after it. Here `body_size` visits each value once. What
+passes and is still large is read in a process of its own.
 
 Invariant: a prompt that fits the model passes. A token may have `MAX_TOKEN_BYTES` bytes; entries and text may become no
 token at all, up to `SPARE_ENTRIES` and `SPARE_BYTES`. Text that its operation truncates fits, however long it is. Each
@@ -11,13 +11,14 @@ prompt of a list is bounded by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
 
+BYTES_PER_TOKEN = 4  # of English text in current vocabularies; other scripts have more bytes and more tokens
 MAX_TOKEN_BYTES = 128  # the longest tokens of Llama 3's and GPT-4o's vocabularies: 128 spaces
 SPARE_BYTES = 2**16  # of text that a template strips or leaves out
 ENTRIES_PER_TOKEN = 2  # a message of one part, which is one token
@@ -31,6 +32,7 @@ TOO_LONG = "context_length_exceeded"  # OpenAI's code, which clients know how to
 # Fields that are rendered or tokenized, as one prompt; of a list in the second ones, each entry is a prompt.
 _PROMPT_FIELDS = ("messages", "input", "prompt", "instructions", "suffix", "tools", "chat_template_kwargs", "tokens")
 _SCORE_FIELDS = ("queries", "query", "documents", "items", "text_1", "text_2", "data_1", "data_2", "instruction")
+_BOUNDED_FIELDS = frozenset((*_PROMPT_FIELDS, *_SCORE_FIELDS))
 _QUERY_FIELDS = frozenset(("queries", "query", "text_1", "data_1"))
 _RESPONSES = (Operation.RESPONSES, Operation.INPUT_TOKENS)
 _TRUNCATED_BY = {  # by operation: what truncates its prompt; of a score also the number of tokens of each text
@@ -53,21 +55,70 @@ _UNREAD: dict[str, tuple[str | None, ...]] = {
     "encrypted_content": ("reasoning", "compaction"),
 }
 _NOT_TEXT = MEDIA | _UNREAD
+_SIZED = (str, list, dict)
 
 
-@dataclass(slots=True)
-class _PromptSize:
-    """Of one prompt: entries of lists that are texts or objects; numbers in lists; bytes of text, names included."""
+class PromptSize(NamedTuple):
+    """Of the value of a field, or of one prompt of a list in it.
 
-    entries: int = 0
-    numbers: int = 0
-    text_bytes: int = 0
+    Args:
+        entries: of its lists, which are texts or objects; `numbers` in its lists.
+        text_bytes: and characters of text, names included.
+        work: to validate and render it; an object is `NUMBERS_PER_OBJECT`.
+        has_media: a content part in it is an image, audio or video.
+    """
+
+    entries: int
+    numbers: int
+    text_bytes: int
+    chars: int
+    work: int
+    has_media: bool
 
 
-def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: int) -> None:
+@dataclass(frozen=True, slots=True)
+class BodySize:
+    """Of each field of a body: one size, or that of each prompt, if it is a list of prompts."""
+
+    fields: Mapping[str, Sequence[PromptSize]]
+
+    def is_large(self, times: int = 1) -> bool:
+        """Whether reading this body would stop an event loop, or hold up the tokenizer, for longer than others notice,
+        or for so many times as long."""
+        sizes = [size for sizes in self.fields.values() for size in sizes]
+        work = sum(size.work for size in sizes)
+        chars = sum(size.chars for size in sizes)
+        return work > times * LARGE_OBJECTS * NUMBERS_PER_OBJECT or chars > times * LARGE_TEXT_CHARS
+
+    @property
+    def has_media(self) -> bool:
+        """Whether a content part of the body is an image, audio or video."""
+        return any(size.has_media for sizes in self.fields.values() for size in sizes)
+
+    def part(self, lists: Collection[str], start: int, end: int) -> BodySize:
+        """Of the body that has only these prompts of these lists."""
+        return BodySize({
+            field: sizes[start:end] if field in lists else sizes for field, sizes in self.fields.items()
+        })  # fmt: skip
+
+
+def body_size(operation: Operation, body: Mapping[str, Any]) -> BodySize:
+    """O(values of the body)."""
+    per_object = NUMBERS_PER_OBJECT * (2 if operation in _RESPONSES else 1)
+    return BodySize({
+        field: [_size(prompt, field, per_object) for prompt in value]
+        if _holds_prompts(operation, field, value)
+        else [_size(value, field, per_object)]
+        for field, value in body.items()
+        if type(value) in _SIZED
+    })  # fmt: skip
+
+
+def check_prompt(operation: Operation, body: Mapping[str, Any], size: BodySize, max_model_len: int) -> None:
     """Refuse a prompt that is longer than any that fits the model.
 
     Args:
+        size: of the body.
         max_model_len: tokens of the model's longest sequence.
 
     Raises:
@@ -77,36 +128,27 @@ def check_prompt(operation: Operation, body: Mapping[str, Any], max_model_len: i
     most_entries = ENTRIES_PER_TOKEN * max_model_len + SPARE_ENTRIES
     most_numbers = max_model_len + SPARE_ENTRIES
     most_bytes = MAX_TOKEN_BYTES * max_model_len + SPARE_BYTES
-    for path, field, prompt in _prompts(operation, body):
-        size = _size(prompt, field)
+    for field in filter(_BOUNDED_FIELDS.__contains__, size.fields):
         truncates = _truncates(operation, body, field)
-        if size.entries > most_entries:
-            raise _too_long(path, f"{size.entries} messages, parts or other entries", most_entries, max_model_len)
-        if size.numbers > most_numbers and not truncates:
-            raise _too_long(path, f"{size.numbers} token ids", most_numbers, max_model_len)
-        if size.text_bytes > most_bytes and not truncates:
-            raise _too_long(path, f"{size.text_bytes} bytes of text", most_bytes, max_model_len)
-
-
-def is_large(operation: Operation, body: Mapping[str, Any], times: int = 1) -> bool:
-    """Whether reading this body would stop an event loop, or hold up the tokenizer, for longer than others notice, or
-    for so many times as long. It looks at no more values than it takes to know that."""
-    left = times * LARGE_OBJECTS * NUMBERS_PER_OBJECT
-    chars = times * LARGE_TEXT_CHARS
-    each = NUMBERS_PER_OBJECT * (2 if operation in _RESPONSES else 1)
-    for node in _nodes(body.items()):
-        left -= node.numbers + each * (node.kind is not str)
-        if node.kind is list:
-            left -= NUMBERS_PER_OBJECT // TEXTS_PER_OBJECT * (len(node.texts) + node.nulls)
-        chars -= node.name_chars + sum(map(len, node.texts))
-        if left < 0 or chars < 0:
-            return True
-    return False
-
-
-def has_media(body: Mapping[str, Any]) -> bool:
-    """Whether a content part of a body is an image, audio or video."""
-    return any(node.has_media for node in _nodes(body.items()))
+        for number, prompt in enumerate(size.fields[field]):
+            if prompt.entries > most_entries:
+                found = f"{prompt.entries} messages, parts or other entries"
+                most = most_entries
+            elif prompt.numbers > most_numbers and not truncates:
+                found = f"{prompt.numbers} token ids"
+                most = most_numbers
+            elif prompt.text_bytes > most_bytes and not truncates:
+                found = f"{prompt.text_bytes} bytes of text"
+                most = most_bytes
+            else:
+                continue
+            path = f"{field}.{number}" if _holds_prompts(operation, field, body[field]) else field
+            raise BadRequest(
+                f"This model's maximum context length is {max_model_len} tokens. However, `{path}` has {found}, and no"
+                f" prompt of that length has more than {most}.",
+                param=path,
+                code=TOO_LONG,
+            )
 
 
 def text_bytes(text: str) -> int:
@@ -114,31 +156,10 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _too_long(path: str, found: str, most: int, max_model_len: int) -> BadRequest:
-    return BadRequest(
-        f"This model's maximum context length is {max_model_len} tokens. However, `{path}` has {found}, and no prompt"
-        f" of that length has more than {most}.",
-        param=path,
-        code=TOO_LONG,
-    )
-
-
-def _prompts(operation: Operation, body: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Each prompt in a body, with its path and its field."""
-    for field in (*_PROMPT_FIELDS, *_SCORE_FIELDS):
-        value = body.get(field)
-        if type(value) is not list:
-            if value is not None:
-                yield field, field, value
-        elif _holds_prompts(operation, field, value):
-            for number, prompt in enumerate(value):
-                yield f"{field}.{number}", field, prompt
-        else:
-            yield field, field, value
-
-
-def _holds_prompts(operation: Operation, field: str, value: list[Any]) -> bool:
-    """Whether a list is one of prompts; their number has a bound of its own (`http.request_size`)."""
+def _holds_prompts(operation: Operation, field: str, value: Any) -> bool:
+    """Whether a value is a list of prompts; their number has a bound of its own (`http.request_size`)."""
+    if type(value) is not list:
+        return False
     match operation:
         case Operation.COMPLETION:
             return field == "prompt" and any(type(one) in (str, list) for one in value[:1])
@@ -170,14 +191,13 @@ class _Node(NamedTuple):
     has_media: bool = False
 
 
-def _nodes(fields: Iterable[tuple[str, Any]]) -> Iterator[_Node]:
-    """What fields of a body have in them."""
+def _nodes(value: Any, field: str) -> Iterator[_Node]:
+    """What the value of a field has in it."""
     left: list[tuple[Any, bool]] = []  # with whether it is, or has, a message, an item or a part
-    for name, value in fields:
-        if type(value) is str:
-            yield _Node(str, [value], name_chars=len(name))
-        elif type(value) is dict or type(value) is list:
-            left.append((value, name in _HAVE_PARTS))
+    if type(value) is str:
+        yield _Node(str, [value])
+    elif type(value) is dict or type(value) is list:
+        left.append((value, field in _HAVE_PARTS))
     while left:
         node, is_part = left.pop()
         if type(node) is list:
@@ -211,11 +231,16 @@ def _not_text(part: Mapping[str, Any]) -> list[str]:
     return [name for name in part if name in _NOT_TEXT and kind in _NOT_TEXT[name]]
 
 
-def _size(prompt: Any, field: str) -> _PromptSize:
-    size = _PromptSize()
-    for node in _nodes([(field, prompt)]):
-        size.text_bytes += sum(map(text_bytes, node.texts)) + (node.name_chars if node.kind is dict else 0)
+def _size(prompt: Any, field: str, per_object: int) -> PromptSize:
+    entries = numbers = size = chars = work = 0
+    has_media = False
+    for node in _nodes(prompt, field):
+        size += sum(map(text_bytes, node.texts)) + node.name_chars
+        chars += sum(map(len, node.texts)) + node.name_chars
+        has_media |= node.has_media
+        work += node.numbers + (node.kind is not str) * per_object
         if node.kind is list:
-            size.entries += len(node.texts) + node.inner
-            size.numbers += node.numbers
-    return size
+            entries += len(node.texts) + node.inner
+            numbers += node.numbers
+            work += NUMBERS_PER_OBJECT // TEXTS_PER_OBJECT * (len(node.texts) + node.nulls)
+    return PromptSize(entries, numbers, size, chars, work, has_media)

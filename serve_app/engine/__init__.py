@@ -1,6 +1,6 @@
-"""One engine replica: the deployment, its memory grant, the vLLM adapter and the simulated engine.
+"""One engine replica: the deployment, its start, the vLLM adapter and the simulated engine.
 
-Decides: the engine's arguments, the memory it requests, and when the replica is unhealthy and ends.
+Decides: how a request runs in the engine, and when the replica is unhealthy and ends; `start` decides what it needs.
 In: a model's settings, requests of routers. Out: frames, load and memory reports.
 Never: imports vLLM outside `vllm_adapter`, or loads a model before its memory is granted.
 
@@ -15,13 +15,7 @@ __all__ = [
     "batch_figures",
     "batched_engine",
     "deployment",
-    "engine_args",
     "ensure_tiny_model",
-    "environment",
-    "memory_grant",
-    "memory_history",
-    "memory_size",
-    "model_lookup",
     "simulated",
-    "vllm_arguments",
+    "start",
 ]

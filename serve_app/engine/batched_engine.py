@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from serve_app.core.batching import Batcher, BatchItem, BatchPolicy, RequestBatch
-from serve_app.core.estimate import PRIOR_BYTES_PER_TOKEN
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.engine.batch_figures import BatchFigures, OpenBatch
 from serve_app.errors import EngineFailed, EngineUnreachable, Overloaded
 from serve_app.transport import EngineBackend, Frame, Submit, TokenUsage
@@ -220,5 +220,5 @@ def _wake(request: _BatchedRequest) -> None:
 
 def batch_item(item_id: str, submit: Submit) -> BatchItem:
     """The request for the batcher; its router's estimate, or a quarter of the bytes of its body."""
-    prompt_tokens = submit.prompt_tokens or len(msgspec.json.encode(submit.body)) // PRIOR_BYTES_PER_TOKEN
+    prompt_tokens = submit.prompt_tokens or len(msgspec.json.encode(submit.body)) // BYTES_PER_TOKEN
     return BatchItem(item_id, int(max(1, prompt_tokens)), submit.output_tokens)

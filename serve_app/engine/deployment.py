@@ -22,18 +22,21 @@ import ray.util
 from serve_app.core.batching import BatchPolicy
 from serve_app.core.memory import DrainReport
 from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
-from serve_app.engine import environment, rank_layout
 from serve_app.engine.batch_figures import BatchFigures
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, require_continuable, require_stream
-from serve_app.engine.download_size import ask_hub
 from serve_app.engine.engine_failure import death, start_failure
-from serve_app.engine.fingerprint import model_fingerprint
-from serve_app.engine.grant_request import GrantRequest, replica_name
-from serve_app.engine.memory_grant import MemoryGrant
-from serve_app.engine.model_lookup import cache_folder, weights_bytes
 from serve_app.engine.replica_drain import ReplicaDrain
-from serve_app.engine.start_phases import StartPhases
+from serve_app.engine.start import (
+    download_size,
+    environment,
+    fingerprint,
+    grant_request,
+    memory_grant,
+    model_lookup,
+    phases,
+    rank_layout,
+)
 from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
@@ -95,7 +98,7 @@ class EngineReplica:
         keep_while_loading()
         end_on_sigterm()
         self._settings = ModelSettings.model_validate(settings)
-        mark_log(replica_name())
+        mark_log(grant_request.replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
@@ -137,13 +140,15 @@ class EngineReplica:
         )
 
     def _fingerprint(self) -> str | None:
-        return model_fingerprint(self._settings, environment.platform())
+        return fingerprint.model_fingerprint(self._settings, environment.platform())
 
-    def _start_phases(self) -> StartPhases:
+    def _start_phases(self) -> phases.StartPhases:
         settings = self._settings
         history = default_root().parent / "starts"
-        found = weights_bytes(settings), cache_folder(settings)
-        return StartPhases(settings.name, history, time.monotonic, *found, ask_hub=lambda: ask_hub(settings))
+        found = model_lookup.weights_bytes(settings), model_lookup.cache_folder(settings)
+        return phases.StartPhases(
+            settings.name, history, time.monotonic, *found, ask_hub=lambda: download_size.ask_hub(settings)
+        )
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Apply what a running engine takes over; Serve calls this at the start, too, and for each change after that.
@@ -171,9 +176,9 @@ class EngineReplica:
             await asyncio.sleep(ENGINE_LOOK_S)
         self._give_up(await self._death(EngineFailed("the engine's process has died")))
 
-    async def _obtain(self, quota: QuotaSettings) -> MemoryGrant:
+    async def _obtain(self, quota: QuotaSettings) -> memory_grant.MemoryGrant:
         """Wait for this engine's memory and its turn to load, and size the engine to its grant."""
-        request = GrantRequest(self._settings, environment.platform(), QuotaActor(quota))
+        request = grant_request.GrantRequest(self._settings, environment.platform(), QuotaActor(quota))
         ranks = request.ranks(self._layout.nodes)
         loop = asyncio.get_running_loop()
 

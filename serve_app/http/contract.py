@@ -29,9 +29,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from serve_app.core.body_bounds import check_prompt
+from serve_app.core.body_bounds import BodySize, body_size, check_prompt
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
-from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
+from serve_app.core.score_inputs import INPUT_FIELDS
 from serve_app.errors import BadRequest, Forbidden
 from serve_app.http.parameter_bounds import check_parameters
 from serve_app.settings import HttpSettings
@@ -126,8 +126,8 @@ def split(
     identity: Identity,
     bounds: HttpSettings,
     max_model_len: int = sys.maxsize,
-) -> tuple[dict[str, Any], Contract]:
-    """The body to forward, and the contract.
+) -> tuple[dict[str, Any], Contract, BodySize]:
+    """The body to forward, the contract, and the size of that body.
 
     Args:
         headers: by name in lower case.
@@ -148,7 +148,8 @@ def split(
             value = body[name]
             if value and not (name == "best_of" and type(value) is int and value == 1):
                 raise BadRequest(f"`{name}` {REFUSED[name]}", param=name)
-    check_prompt(operation, clean, max_model_len)
+    size = body_size(operation, clean)
+    check_prompt(operation, clean, size, max_model_len)
     check_values(operation, clean)
     _bound_output(operation, clean, bounds, max_model_len)
     request_class = class_of(body, identity)
@@ -164,7 +165,7 @@ def split(
         and clean.get("stream") is True,
         service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
     )
-    return clean, contract
+    return clean, contract, size
 
 
 def idempotency_key(headers: Mapping[bytes, bytes]) -> str | None:
@@ -188,8 +189,6 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
     if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
-    if operation.is_scoring:
-        score_inputs(operation, clean)
     for name in (*_MESSAGE_FIELDS, *INPUT_FIELDS.get(operation, ())):
         _refuse_media_ids(name, clean.get(name))
     if type(clean.get("messages", [])) is not list:

@@ -12,17 +12,17 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from serve_app.core.estimate import Estimator
-from serve_app.core.limits import LimitedRequest
 from serve_app.core.queue import Arrival
-from serve_app.core.receipts import Receipts, RequestMeasure
+from serve_app.core.receipts import Receipts
 from serve_app.errors import EngineFailed
 from serve_app.http import contract
 from serve_app.http.api import model_named
 from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
+from serve_app.http.engine_call import EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER
 from serve_app.http.keyed import KeyedRequest, KeyedRuns, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
@@ -32,28 +32,11 @@ from serve_app.http.queue_status import QueueComments, queue_status
 from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
-from serve_app.http.split_body import SplitBody, split_body
+from serve_app.http.split_body import split_body
 from serve_app.router import LimitClient, ModelRouter, RequestRuns, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
-from serve_app.types import Contract, Identity, Operation, RequestClass
-
-
-@dataclass(slots=True)
-class EngineCall:
-    """A request for an engine, once its body has been read."""
-
-    record: RequestRecord
-    contract: Contract
-    split: SplitBody
-    body: dict[str, Any]  # the whole, or a part of a list of prompts
-    measure: RequestMeasure  # of that
-    model: ModelRouter
-    exchange: HttpExchange
-    comments: QueueComments | None
-    charge: LimitedRequest
-    part: PromptExchange | None = None  # of a list of prompts
-    on_granted: Callable[[], None] | None = None  # of such a part
+from serve_app.types import Identity, Operation, RequestClass
 
 
 class EngineCalls:
@@ -124,12 +107,12 @@ class EngineCalls:
         http = self._settings.http
         with recorded(record, exchange, self._record_end):
             sent, raw = await read_object(headers, receive, http, self._body_thread) if query is None else (query, b"")
-            size = len(raw)
+            sent_bytes = len(raw)
             model = model_named(self._models, sent.get("model"), identity)
             record.model = model.settings.name
             longest = model.limits.max_model_len
-            body, wanted = await self._body_thread.run(
-                size, lambda: contract.split(operation, sent, headers, identity, http, longest)
+            body, wanted, size = await self._body_thread.run(
+                sent_bytes, lambda: contract.split(operation, sent, headers, identity, http, longest)
             )
             record.request_class = wanted.request_class
             record.deadline_s = wanted.deadline_s
@@ -143,7 +126,7 @@ class EngineCalls:
             retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
-            split = await self._body_thread.run(size, lambda: split_body(operation, body, http))
+            split = await self._body_thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
             split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
             charge = self._limits.limited_request(scopes, record, split.measure, raw, retry_count)
             del raw  # megabytes, perhaps, for as long as the request runs
@@ -151,7 +134,8 @@ class EngineCalls:
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
-                await self._run_keyed(call, await self._body_thread.run(size, lambda: fingerprint(operation, body)))
+                body_fingerprint = await self._body_thread.run(sent_bytes, lambda: fingerprint(operation, body))
+                await self._run_keyed(call, body_fingerprint)
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
@@ -180,8 +164,7 @@ class EngineCalls:
                 await self._run(replace(call, exchange=exchange, comments=None))
 
         count = functools.partial(self._metrics.count_keyed, record.model)
-        request = KeyedRequest(record, call.contract, body_fingerprint, call.exchange, call.comments, run, count)
-        await self._keyed_runs.answer(request)
+        await self._keyed_runs.answer(KeyedRequest(call, body_fingerprint, run, count))
 
     async def _run(self, call: EngineCall) -> None:
         """Charge the request against its limits, and run it."""

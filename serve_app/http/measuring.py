@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate import EstimateSource, Estimator, LengthRule, RequestCost
 from serve_app.core.receipts import NO_COST, RequestMeasure
 from serve_app.core.routing import AffinityKey, TargetReason
-from serve_app.http.request_size import BYTES_PER_TOKEN, output_bound, prefix_key
+from serve_app.http.request_size import output_bound, prefix_key
 from serve_app.http.split_body import SplitBody
 from serve_app.settings import ModelSettings
 from serve_app.transport import EngineInfo

@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.body_bounds import MEDIA, text_bytes
-from serve_app.core.score_inputs import INPUT_FIELDS, ScoreInputs, score_inputs
+from serve_app.core.body_bounds import BYTES_PER_TOKEN, MEDIA, text_bytes
+from serve_app.core.score_inputs import INPUT_FIELDS, ScoreInputs
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
-BYTES_PER_TOKEN = 4  # of English text in current vocabularies; other scripts have more bytes and more tokens
 MESSAGE_BYTES = 16  # role and markers of a chat template around a message are about four tokens
 MEDIA_TOKENS = 1024  # of an image, audio or video: an image of a megapixel is 256 to 1,300 in current models
 PREFIX_CHARS = 2048  # of each leading message: 512 tokens distinguish conversations, and hashing more costs more
@@ -45,16 +44,14 @@ _MARKERS = ("role", "type", "encrypted_content")
 
 
 def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSettings) -> int:
-    """The number of sequences in the engine's batch: `n` x prompts; 0 if the operation takes none. Each text of a score
-    is one: an embedding model embeds queries and documents apart (a cross-encoder has fewer, one for each pair).
+    """The number of sequences in the engine's batch: `n` x prompts; 0 if the operation takes none. Of a score, see
+    `text_count`.
 
     Raises:
         BadRequest: more than `bounds.max_sequences`, or `n` is not a positive integer; `param` is the field at fault.
     """
     if not operation.takes_slot or operation is Operation.RESPONSES:
         return int(operation.takes_slot)
-    if operation.is_scoring:
-        return text_count(score_inputs(operation, body), bounds)
     field, prompts = _prompts(operation, body)
     n = body.get("n") if operation.generates else None
     if n is None:
@@ -74,7 +71,8 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
 
 
 def text_count(texts: ScoreInputs, bounds: HttpSettings) -> int:
-    """The number of texts of a score. Raises as `sequence_count`."""
+    """The number of texts of a score, each a sequence: an embedding model embeds queries and documents apart (a
+    cross-encoder has fewer, one for each pair). Raises as `sequence_count`."""
     return _inputs(texts.longer_field, len(texts.queries) + len(texts.documents), bounds)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from serve_app.core.body_bounds import is_large
+from serve_app.core.body_bounds import BodySize
 from serve_app.core.continuation import is_preemptible
 from serve_app.core.receipts import RequestMeasure
 from serve_app.core.score_inputs import score_inputs
@@ -61,25 +61,28 @@ class _Lists(NamedTuple):
     query: tuple[str, int] | None = None
 
 
-def split_body(operation: Operation, body: dict[str, Any], bounds: HttpSettings) -> SplitBody:
+def split_body(operation: Operation, body: dict[str, Any], size: BodySize, bounds: HttpSettings) -> SplitBody:
     """The parts of a body, measured as far as that needs no estimate (`measuring.with_costs`). O(values of the body).
 
     Raises:
-        BadRequest: as `sequence_count`, or a list whose entries are not all texts or lists of token ids.
+        BadRequest: as `sequence_count` and `score_inputs`, or a list whose entries are not all texts or lists of token
+            ids.
     """
     lists = (_texts if operation.is_scoring else _prompts)(operation, body, bounds)
     fields = frozenset(lists.columns)
-    large = is_large(operation, body)  # else no part is
+    large = size.is_large()  # else no part is
     query_field, query_bytes = lists.query or ("", 0)
     others = {name: value for name, value in body.items() if name not in fields and name != query_field}
     shared = query_bytes + prompt_bytes(operation, others)
 
-    def measured(part: dict[str, Any], own_bytes: int, sequences: int, answers: int) -> RequestMeasure:
+    def measured(
+        part: dict[str, Any], part_size: BodySize, own_bytes: int, sequences: int, answers: int
+    ) -> RequestMeasure:
         return RequestMeasure(
             prompt_bytes=shared + own_bytes,
             sequences=sequences,
             answers=max(1, answers),
-            is_large=large and (part is body or is_large(operation, part)),
+            is_large=large and part_size.is_large(),
             is_preemptible=is_preemptible(operation, part),
         )
 
@@ -93,8 +96,9 @@ def split_body(operation: Operation, body: dict[str, Any], bounds: HttpSettings)
             sequences = len(fields) * answers + (lists.query is not None)
         else:
             sequences = answers = sequence_count(operation, part, bounds)
-        parts.append((part, measured(part, sum(lists.sizes[start:end]), sequences, answers)))
-    whole = measured(body, sum(lists.sizes), lists.sequences, lists.answers)
+        own_bytes = sum(lists.sizes[start:end])
+        parts.append((part, measured(part, size.part(fields, start, end), own_bytes, sequences, answers)))
+    whole = measured(body, size, sum(lists.sizes), lists.sequences, lists.answers)
     if len(parts) < 2:
         parts = [(body, whole)]
     return SplitBody(operation, body, whole, tuple(parts), fields, shares_query=lists.query is not None)

@@ -145,7 +145,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel. `slots` is how many sequences one step of the replica can run; 0: unchanged;
     `NO_SLOTS`: the replica drains and takes no more requests; those that run finish within `drain_s`, or
     continue elsewhere (None: a replica that does not say). `fingerprint`, with `slots`: what this replica has begun
-    continues at replicas with the same one (`serve_app.engine.fingerprint`); None: a replica that does not say."""
+    continues at replicas with the same one (`serve_app.engine.start.fingerprint`); None: it does not say."""
 
     frames: list[Frame]
     slots: int = 0

@@ -21,7 +21,7 @@ from benchmarks.gpu_check import checks, machine, part, plan
 from benchmarks.gpu_check.checks import Outcome, Result
 from benchmarks.gpu_check.client import Client
 from benchmarks.gpu_check.machine import Gpu
-from serve_app.engine import model_lookup
+from serve_app.engine.start import model_lookup
 
 GB = 10**9
 BLOCK = 16

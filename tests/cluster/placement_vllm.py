@@ -19,8 +19,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 
-from serve_app.engine import deployment, environment, rank_layout
-from serve_app.engine.engine_args import placement
+from serve_app.engine import deployment
+from serve_app.engine.start import environment, rank_layout
+from serve_app.engine.start.engine_args import placement
 from serve_app.engine.vllm_adapter import staged_executor
 from serve_app.errors import EngineFailed
 from serve_app.settings.settings import ModelSettings

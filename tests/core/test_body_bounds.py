@@ -16,9 +16,8 @@ from serve_app.core.body_bounds import (
     SPARE_BYTES,
     SPARE_ENTRIES,
     TOO_LONG,
+    body_size,
     check_prompt,
-    has_media,
-    is_large,
 )
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
@@ -36,6 +35,14 @@ json_values = st.recursive(
     max_leaves=8,
 )
 fields = st.sampled_from(["messages", "input", "prompt", "tools", "documents", "queries", "truncation", "tokens"])
+
+
+def check(operation: Operation, body: dict[str, Any], max_model_len: int) -> None:
+    check_prompt(operation, body, body_size(operation, body), max_model_len)
+
+
+def has_media(body: dict[str, Any]) -> bool:
+    return body_size(Operation.CHAT, body).has_media
 
 
 @pytest.mark.parametrize(
@@ -79,10 +86,10 @@ def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_path(
 ) -> None:
     field = path.split(".")[0]
     with pytest.raises(BadRequest) as caught:
-        check_prompt(operation, {"model": "tiny", field: value}, TOKENS)
+        check(operation, {"model": "tiny", field: value}, TOKENS)
     assert (caught.value.param, caught.value.code) == (path, TOO_LONG)
     assert str(TOKENS) in caught.value.message
-    check_prompt(operation, {"model": "tiny", field: value}, 2**63 - 1)  # no engine has reported its length yet
+    check(operation, {"model": "tiny", field: value}, 2**63 - 1)  # no engine has reported its length yet
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_a_prompt_that_no_model_of_this_length_holds_is_refused_by_path(
     ],
 )
 def test_a_prompt_that_may_fit_passes(operation: Operation, body: dict[str, Any]) -> None:
-    check_prompt(operation, body, TOKENS)
+    check(operation, body, TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +138,14 @@ def test_only_what_truncates_this_prompt_lifts_its_bound(
 ) -> None:
     value: Any = [{"role": "user", "content": TEXT}] if field == "messages" else TEXT + "x"
     with pytest.raises(BadRequest) as caught:
-        check_prompt(operation, {field: value, **body}, TOKENS)
+        check(operation, {field: value, **body}, TOKENS)
     assert caught.value.param == field
 
 
 @given(st.sampled_from(list(Operation)), st.dictionaries(fields, json_values, max_size=4))
 def test_a_body_of_any_shape_is_scanned_and_a_small_one_passes(operation: Operation, body: dict[str, Any]) -> None:
-    check_prompt(operation, body, 1)
-    assert not is_large(operation, body)
+    check(operation, body, 1)
+    assert not body_size(operation, body).is_large()
     assert not has_media(body)
 
 
@@ -165,13 +172,13 @@ def test_a_body_of_any_shape_is_scanned_and_a_small_one_passes(operation: Operat
     ],
 )
 def test_a_body_is_large_by_its_objects_and_its_text(operation: Operation, body: dict[str, Any], large: bool) -> None:
-    assert is_large(operation, {"model": "tiny", **body}) is large
+    assert body_size(operation, {"model": "tiny", **body}).is_large() is large
 
 
 def test_a_body_is_large_many_times_by_as_many_objects() -> None:
     body = {"messages": [MESSAGE] * (LARGE_OBJECTS * 3)}
-    assert is_large(Operation.CHAT, body, 2)
-    assert not is_large(Operation.CHAT, body, 4)
+    assert body_size(Operation.CHAT, body).is_large(2)
+    assert not body_size(Operation.CHAT, body).is_large(4)
 
 
 def test_media_are_found_in_content_parts_alone() -> None:

@@ -25,7 +25,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.cluster.local.draining import REPLACE_S
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
 from serve_app.core.times import MOVE_S
-from serve_app.engine import engine_args
+from serve_app.engine.start import engine_args
 from serve_app.http.api.routes import ROUTES
 from serve_app.names import RELEASE
 from serve_app.settings import AdmissionSettings, application, parse

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.common.processes import title_of
-from serve_app.engine.memory_size import estimated_need
+from serve_app.engine.start.memory_size import estimated_need
 from serve_app.engine.tiny_model import CONFIG
 from serve_app.names import deployment_of
 from serve_app.settings import GB, ModelSettings

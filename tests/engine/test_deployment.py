@@ -12,6 +12,7 @@ import pytest
 
 from serve_app.core.memory import EngineReport, Rank
 from serve_app.engine import deployment
+from serve_app.engine.start import grant_request
 from serve_app.errors import ConfigError, EngineFailed, EngineUnreachable
 from serve_app.settings import ModelSettings
 from serve_app.transport import NOT_CONTINUABLE, Frame, Submit
@@ -274,7 +275,7 @@ def test_an_engine_that_died_ends_its_replica_and_operators_are_told_why(
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
     monkeypatch.setattr(deployment, "ENGINE_LOOK_S", SOON_S if is_asked else 0.01)
     grant = Mock()
-    monkeypatch.setattr(deployment, "GrantRequest", lambda *given: _request_of(grant, *given))
+    monkeypatch.setattr(grant_request, "GrantRequest", lambda *given: _request_of(grant, *given))
 
     async def crash(delay_s: float) -> None:
         raise RuntimeError("out of memory")

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote
 
-from serve_app.engine.model_lookup import WEIGHT_FILES
+from serve_app.engine.start.model_lookup import WEIGHT_FILES
 
 TOKEN = "hf_member"  # may read all that is gated or private
 OTHER_TOKEN = "hf_stranger"  # a valid one, of an account that has not been let in

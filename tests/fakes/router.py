@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from serve_app.core.body_bounds import is_large
+from serve_app.core.body_bounds import body_size
 from serve_app.core.queue.admission import Arrival
 from serve_app.core.receipts import RequestTrace
 from serve_app.core.routing import AffinityKey, TargetReason
@@ -146,7 +146,7 @@ class Router:
         trace = self.traces[name] = RequestTrace(is_row=is_row)
         runs = RequestRuns(trace)
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
-        large = is_large(Operation.COMPLETION, body)
+        large = body_size(Operation.COMPLETION, body).is_large()
 
         def make(number: int) -> Submit:
             return Submit(number, name, Operation.COMPLETION, body, is_large=large)

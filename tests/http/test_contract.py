@@ -205,7 +205,7 @@ def test_any_body_is_forwarded_clean_or_refused_and_is_never_changed(
 ) -> None:
     before = copy.deepcopy(body)
     try:
-        forwarded, found = split(operation, body, {k.encode(): v for k, v in headers.items()}, BATCH_ONLY, BOUNDS)
+        forwarded, found, _ = split(operation, body, {k.encode(): v for k, v in headers.items()}, BATCH_ONLY, BOUNDS)
     except (BadRequest, Forbidden) as error:
         assert error.param  # noqa: PT017
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.body_bounds import body_size
 from serve_app.errors import BadRequest
 from serve_app.http.prompt_list import MergedExchange
 from serve_app.http.split_body import BYTES_TOGETHER, INPUTS_TOGETHER, SplitBody, split_body
@@ -23,7 +24,7 @@ TOKENS = 5
 
 
 def split(operation: Operation, **body: Any) -> SplitBody:
-    return split_body(operation, body, HttpSettings())
+    return split_body(operation, body, body_size(operation, body), HttpSettings())
 
 
 def bodies_of(operation: Operation, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.body_bounds import body_size
 from serve_app.errors import BadRequest
 from serve_app.http import split_body
 from serve_app.http.prompt_list import MergedExchange, PromptExchange
@@ -81,7 +82,7 @@ def test_the_refusal_of_a_part_names_its_entry_in_the_client_s_list(
     answer = json.dumps({"error": {"message": said[1], "type": "invalid_request_error", "param": said[0]}}).encode()
     refusal = Frame(1, answer, 400, "json", events=1, usage=TokenUsage())
 
-    split = split_body.split_body(operation, body, HttpSettings())
+    split = split_body.split_body(operation, body, body_size(operation, body), HttpSettings())
 
     async def scenario() -> None:
         merged = MergedExchange(SimpleNamespace(), split)  # type: ignore[arg-type]

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from serve_app.core.body_bounds import body_size
 from serve_app.core.estimate import EstimateSource, Estimator, ObservedUse, RequestCost
 from serve_app.core.estimate.estimate import MIN_SEEN
 from serve_app.core.receipts import RequestMeasure
 from serve_app.core.routing import TargetReason
+from serve_app.core.score_inputs import score_inputs
 from serve_app.errors import BadRequest
 from serve_app.http import request_size, split_body
 from serve_app.http.measuring import with_costs
@@ -47,7 +49,7 @@ def taught(output_tokens: int, *, cut: bool = False, prompt_tokens: int = 50) ->
 def measured(
     operation: Operation, body: dict[str, Any], costs: Estimator | None = None, session_id: str | None = None
 ) -> SplitBody:
-    split = split_body.split_body(operation, body, HttpSettings())
+    split = split_body.split_body(operation, body, body_size(operation, body), HttpSettings())
     return with_costs(split, TENANT, session_id, costs or Estimator(0.8), SETTINGS, LIMITS)
 
 
@@ -135,12 +137,19 @@ TEXTS = ["x" * 99, "y" * 30_000, "é", {"content": [{"type": "text", "text": "z"
 LISTS: list[tuple[Operation, dict[str, Any]]] = [
     (Operation.COMPLETION, {"prompt": ["a", "b" * 3000, [1, 2, 3], ""], "n": 3, "suffix": "s", "max_tokens": 9}),
     (Operation.COMPLETION, {"prompt": "a", "n": 2}),
+    (Operation.COMPLETION, {"prompt": ["a" * 70_000, "b", [1] * 140_000], "user": "u"}),  # two of three are large
     (Operation.EMBEDDING, {"input": ["a", [1, 2, 3], "b" * 30_000] * 30, "user": "u"}),
     (Operation.EMBEDDING, {"messages": [[{"role": "user", "content": "a"}], []] * 40, "tools": [{"a": 1}]}),
     (Operation.RERANK, {"query": "q" * 500, "documents": TEXTS, "instruction": "i"}),
     (Operation.SCORE, {"text_1": TEXTS, "text_2": TEXTS[::-1]}),
     (Operation.SCORE, {"queries": {"content": [{"type": "text", "text": "q"}]}, "items": TEXTS}),
 ]
+
+
+def sequences_of(operation: Operation, body: dict[str, Any], bounds: HttpSettings) -> int:
+    if operation.is_scoring:
+        return request_size.text_count(score_inputs(operation, body), bounds)
+    return request_size.sequence_count(operation, body, bounds)
 
 
 @pytest.mark.parametrize(("operation", "body"), LISTS)
@@ -151,7 +160,7 @@ def test_a_part_has_the_measure_of_its_own_body_and_the_parts_are_the_whole(
     bounds = HttpSettings()
     for part, found in ((body, split.measure), *split.parts):
         assert found.prompt_bytes == request_size.prompt_bytes(operation, part)
-        assert found.sequences == request_size.sequence_count(operation, part, bounds)
+        assert found.sequences == sequences_of(operation, part, bounds)
     for part, found in split.parts:
         assert found == measured(operation, part).measure
     whole = split.measure

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.score_inputs import INPUT_FIELDS
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
+from serve_app.core.score_inputs import INPUT_FIELDS, score_inputs
 from serve_app.errors import BadRequest
 from serve_app.http import request_size
 from serve_app.settings import HttpSettings
@@ -36,6 +37,13 @@ bodies = st.dictionaries(field_names, json_values | messages | st.lists(messages
 operations = st.sampled_from(list(Operation))
 
 
+def count(operation: Operation, body: dict[str, Any]) -> int:
+    """Its sequences."""
+    if operation.is_scoring:
+        return request_size.text_count(score_inputs(operation, body), BOUNDS)
+    return request_size.sequence_count(operation, body, BOUNDS)
+
+
 @pytest.mark.parametrize(
     ("operation", "body", "expected"),
     [
@@ -60,7 +68,7 @@ operations = st.sampled_from(list(Operation))
     ],
 )
 def test_slots_are_n_times_prompts(operation: Operation, body: dict[str, Any], expected: int) -> None:
-    assert request_size.sequence_count(operation, body, BOUNDS) == expected
+    assert count(operation, body) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_more_sequences_than_allowed_are_refused_by_name(
     operation: Operation, body: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        request_size.sequence_count(operation, body, BOUNDS)
+        count(operation, body)
     assert caught.value.param == field
     assert len(caught.value.message) < 200
 
@@ -99,7 +107,7 @@ def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body:
     assert request_size.prompt_bytes(operation, body) >= 0
     assert len(request_size.prefix_key(operation, body)) in (0, 32)
     try:
-        assert 0 <= request_size.sequence_count(operation, body, BOUNDS) <= BOUNDS.max_sequences
+        assert 0 <= count(operation, body) <= BOUNDS.max_sequences
     except BadRequest as error:
         scores = {name for names in INPUT_FIELDS.values() for name in names}
         assert error.param is not None  # noqa: PT017
@@ -111,7 +119,7 @@ def test_text_counts_in_bytes_however_the_prompt_is_written(text: str, other: st
     size = len(text.encode())
     parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 1000}}]
     plain, split_up = ({"messages": [{"role": "user", "content": content}]} for content in (text, parts))
-    medium = request_size.MEDIA_TOKENS * request_size.BYTES_PER_TOKEN
+    medium = request_size.MEDIA_TOKENS * BYTES_PER_TOKEN
     plain_size = request_size.prompt_bytes(Operation.CHAT, plain)
     assert request_size.prompt_bytes(Operation.CHAT, split_up) == plain_size + medium
     assert (
@@ -171,7 +179,7 @@ def test_a_medium_counts_as_a_fixed_number_of_tokens_however_long_it_is() -> Non
         request_size.prompt_bytes(Operation.CHAT, {"messages": [{"role": "user", "content": [part] * count}]})
         for count in (0, 1, 9)
     ]
-    medium = request_size.MEDIA_TOKENS * request_size.BYTES_PER_TOKEN
+    medium = request_size.MEDIA_TOKENS * BYTES_PER_TOKEN
     assert [size - sizes[0] for size in sizes] == [0, medium, 9 * medium]
 
 

@@ -24,7 +24,8 @@ ANYONE = Identity("t", RequestClass.CRITICAL, RequestClass.NORMAL)
 
 
 def clean(body: dict[str, Any], operation: Operation) -> dict[str, Any]:
-    return split(operation, body, {}, ANYONE, HttpSettings())[0]
+    forwarded, _, size = split(operation, body, {}, ANYONE, HttpSettings())
+    return split_body.split_body(operation, forwarded, size, HttpSettings()).body
 
 
 def refused(field: str, body: dict[str, Any], operation: Operation) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.routing import AffinityKey, TargetReason, outliers
 from serve_app.errors import EngineUnreachable
 from serve_app.http.measuring import routing_key
-from serve_app.http.request_size import BYTES_PER_TOKEN
 from serve_app.router.replicas import ResultReporter
 from serve_app.types import Operation
 from tests.fakes.asgi_client import Client, Reply, ask

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from serve_app.cli.commands import app
-from serve_app.engine.engine_args import engine_arguments
+from serve_app.engine.start.engine_args import engine_arguments
 from serve_app.errors import ConfigError
 from serve_app.settings.presets import PRESETS, with_preset
 from serve_app.settings.settings import ModelSettings, parse

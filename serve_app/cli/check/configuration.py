@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.cli.check.findings import Finding, finding
-from serve_app.engine import engine_args, environment, vllm_arguments
+from serve_app.engine.start import engine_args, environment, vllm_arguments
 from serve_app.errors import ConfigError
 from serve_app.settings import ModelSettings, Settings, counterpart, examine, nearest, read_file
 

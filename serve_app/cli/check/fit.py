@@ -12,7 +12,7 @@ from typing import Any
 
 from serve_app.cli.check.findings import GROWS, Finding, Severity, finding
 from serve_app.cli.check.models import kv_bytes_per_token, longest_tokens, text_config
-from serve_app.engine import engine_args, environment, memory_size, model_lookup
+from serve_app.engine.start import engine_args, environment, memory_size, model_lookup
 from serve_app.errors import ConfigError
 from serve_app.settings import GB, ModelSettings, Settings
 

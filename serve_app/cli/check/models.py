@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app.cli.check.findings import Finding, Severity, finding
-from serve_app.engine import model_lookup
+from serve_app.engine.start import model_lookup
 from serve_app.settings import ModelSettings
 
 CONFIG_ARGUMENTS = frozenset({"hf_overrides", "hf_config_path"})  # of vLLM: its configuration is not the file

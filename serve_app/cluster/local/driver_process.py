@@ -21,7 +21,7 @@ from serve_app.cluster.local import draining, driver, rollout
 from serve_app.cluster.local.drain_target import DrainTarget
 from serve_app.cluster.local.status import declared, describe, is_built
 from serve_app.core.times import STATUS_PERIOD_S
-from serve_app.engine import environment
+from serve_app.engine.start import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import split_arguments

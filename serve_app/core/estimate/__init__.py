@@ -7,7 +7,6 @@ Never: keeps more than a fixed number of tenants and models.
 
 from serve_app.core.estimate.estimate import (
     DEFAULT_QUANTILE,
-    PRIOR_BYTES_PER_TOKEN,
     EstimateSource,
     Estimator,
     ObservedUse,
@@ -17,7 +16,6 @@ from serve_app.core.estimate.length import LengthRule
 
 __all__ = [
     "DEFAULT_QUANTILE",
-    "PRIOR_BYTES_PER_TOKEN",
     "EstimateSource",
     "Estimator",
     "LengthRule",

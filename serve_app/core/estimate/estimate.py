@@ -20,9 +20,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate.histogram import FadingHistogram
 
-PRIOR_BYTES_PER_TOKEN = 4  # of English text in today's vocabularies
 PRIOR_OUTPUT_TOKENS = 256  # between the means of the two public chat traces, 211 and 343
 DEFAULT_QUANTILE = 0.8  # on chat traces 2 to 5% of reserved tokens stay idle and under 1% are missing; 0.9: 2 to 7%
 HALF_LIFE = 500  # requests; in the Azure trace the median answer changes by half within about 2,000
@@ -188,7 +188,7 @@ def _tokens_per_kib(own: _LearnedLengths, common: _LearnedLengths) -> float:
     for ratio in (own.ratio, common.ratio):
         if ratio.seen >= MIN_SEEN and (per_kib := ratio.quantile(0.5)) is not None:
             return per_kib
-    return KIB / PRIOR_BYTES_PER_TOKEN
+    return KIB / BYTES_PER_TOKEN
 
 
 def size_class(prompt_bytes: int) -> int:

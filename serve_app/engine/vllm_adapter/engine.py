@@ -30,15 +30,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from serve_app.core.continuation import why_not_continued
-from serve_app.engine import environment
 from serve_app.engine.continuation import ContinuedRuns, is_continued, require_continuable
-from serve_app.engine.engine_args import engine_arguments, one_bundle_per_stage
 from serve_app.engine.engine_failure import how_ended
 from serve_app.engine.grammar_compiler import Compiler
 from serve_app.engine.grammar_queue import GrammarQueue
 from serve_app.engine.helper_process import RENDER_PROCESS, HelperProcess
 from serve_app.engine.prompt_turns import PrefillTurns
 from serve_app.engine.stall_detector import StallDetector
+from serve_app.engine.start import engine_args, environment
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter import (
     continuing,
@@ -89,7 +88,7 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         """Load the model and build vLLM's serving objects; blocks the loop until EngineCore answers (as vLLM does)."""
-        arguments = AsyncEngineArgs(**engine_arguments(self._settings, environment.platform()))
+        arguments = AsyncEngineArgs(**engine_args.engine_arguments(self._settings, environment.platform()))
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         if config.structured_outputs_config.backend == "auto":
             # EngineCore has one backend for all requests; under "auto", the first request would choose it.
@@ -351,4 +350,4 @@ def _executor_class(config: VllmConfig, settings: ModelSettings) -> type[Executo
         return chosen
     from serve_app.engine.vllm_adapter.staged_executor import ray_executor_class
 
-    return ray_executor_class(config, staged=one_bundle_per_stage(settings, environment.platform()))
+    return ray_executor_class(config, staged=engine_args.one_bundle_per_stage(settings, environment.platform()))

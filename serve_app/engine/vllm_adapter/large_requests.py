@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from serve_app.core.body_bounds import has_media, is_large
+from serve_app.core.body_bounds import body_size
 from serve_app.engine.helper_queue import HelperQueue
 from serve_app.engine.vllm_adapter.rendered import Rendered
 from serve_app.errors import BadRequest
@@ -53,11 +53,14 @@ class LargeRequests:
         """
         if submit.operation not in READ_THERE:
             return None
-        large = is_large(submit.operation, submit.body) if submit.is_large is None else submit.is_large
+        large = submit.is_large
+        if large is None:
+            large = body_size(submit.operation, submit.body).is_large()
         if not (even_small or large):
             return None
-        if self._reads_media and has_media(submit.body):
-            if is_large(submit.operation, submit.body, MEDIA_TIMES):
+        size = body_size(submit.operation, submit.body) if self._reads_media else None
+        if size is not None and size.has_media:
+            if size.is_large(MEDIA_TIMES):
                 raise BadRequest("a request with images, audio or video has too many other parts, or too much text")
             return None
         return await self._queue.ask(submit.cache_salt or "", submit)

@@ -10,21 +10,21 @@ import os
 import time
 from typing import Any
 
-from serve_app.engine.start_phases import COMPILE, LOADING, MEMORY, PHASE_FILE, WARM_UP, write_phase
+from serve_app.engine.start import phases
 
 
 def install() -> None:
     """Hook this process, EngineCore or one of its workers, if its start is followed; once."""
-    if PHASE_FILE not in os.environ:
+    if phases.PHASE_FILE not in os.environ:
         return
     from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    hook(WorkerWrapperBase, "init_device", after=LOADING)
-    hook(Executor, "determine_available_memory", before=MEMORY)
-    hook(Executor, "compile_or_warm_up_model", before=WARM_UP)
-    hook(TorchCompileWithNoGuardsWrapper, "aot_compile", before=COMPILE, after=MEMORY)
+    hook(WorkerWrapperBase, "init_device", after=phases.LOADING)
+    hook(Executor, "determine_available_memory", before=phases.MEMORY)
+    hook(Executor, "compile_or_warm_up_model", before=phases.WARM_UP)
+    hook(TorchCompileWithNoGuardsWrapper, "aot_compile", before=phases.COMPILE, after=phases.MEMORY)
 
 
 def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
@@ -36,10 +36,10 @@ def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
     @functools.wraps(original)
     def hooked(*arguments: Any, **named: Any) -> Any:
         if before:
-            write_phase(before, time.monotonic())
+            phases.write_phase(before, time.monotonic())
         answer = original(*arguments, **named)
         if after:
-            write_phase(after, time.monotonic())
+            phases.write_phase(after, time.monotonic())
         return answer
 
     hooked.tells_phase = True  # type: ignore[attr-defined]

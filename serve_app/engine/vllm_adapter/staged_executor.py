@@ -50,7 +50,7 @@ def _patched(**functions: Any) -> Iterator[None]:
 
 def _connect(parallel_config: ParallelConfig, *_: Any, **__: Any) -> None:
     """Connect without vLLM's check for one GPU per bundle; the replica has checked its bundles
-    (`serve_app.engine.rank_layout`)."""
+    (`serve_app.engine.start.rank_layout`)."""
     if not ray.is_initialized():
         ray.init(runtime_env=parallel_config.ray_runtime_env)
 

@@ -22,15 +22,13 @@ from typing import Any, Protocol
 from serve_app.core.claims import Claim, ClaimReply, ClaimRequest, ClaimState, ClaimVerdict
 from serve_app.core.times import JOIN_S, PART_WAIT_S, RUN_GRACE_S
 from serve_app.errors import DROPPED, AnswerNotKept, EngineFailed, ServeAppError, Unavailable
+from serve_app.http.engine_call import EngineCall
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed.answers import AnswerLog, AnswerStore, key_digest
 from serve_app.http.keyed.claim_client import Call, ClaimClient
-from serve_app.http.queue_status import QueueComments
-from serve_app.http.request_record import RequestRecord
 from serve_app.http.response import REPLAYED, HttpExchange
 from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER, in_fresh_context
-from serve_app.types import Contract
 
 logger = logging.getLogger("ray.serve")
 
@@ -53,25 +51,20 @@ class KeyedRequest:
     """One request with a key.
 
     Args:
-        record: of this request; its id is the name of its run, if it runs.
-        contract: with the key.
-        exchange: with the client that sent it.
-        comments: sent to this client while it waits.
+        call: the id of its record is the name of its run, if it runs.
+        fingerprint: of its body.
         run: runs it into another exchange, and records it.
         count: counts what became of it.
     """
 
-    record: RequestRecord
-    contract: Contract
+    call: EngineCall
     fingerprint: bytes
-    exchange: HttpExchange
-    comments: QueueComments | None
     run: Callable[[HttpExchange], Coroutine[Any, Any, None]]
     count: Callable[[str], None]
 
     @property
     def grace_s(self) -> float:
-        return RUN_GRACE_S if self.contract.grace_s is None else self.contract.grace_s
+        return RUN_GRACE_S if self.call.contract.grace_s is None else self.call.contract.grace_s
 
 
 @dataclass(slots=True)
@@ -121,8 +114,8 @@ class KeyedRuns:
         Raises:
             ServeAppError: as `ClaimClient.claim`, and what its run raises. Unavailable: the run cannot be reached.
         """
-        async with request.comments or contextlib.nullcontext():
-            relay = _Relay(request)
+        async with request.call.comments or contextlib.nullcontext():
+            relay = _Relay(request.call)
             gone = None
             deadline = None
             while True:
@@ -137,16 +130,16 @@ class KeyedRuns:
                 if time.monotonic() > deadline:
                     raise Unavailable("the router of this run does not answer", code="no_router", retry_after_s=1.0)
                 await asyncio.sleep(0.0 if gone else RETRY_S)
-        if reply.run == request.record.request_id:
+        if reply.run == request.call.record.request_id:
             request.count("restarted" if reply.restarts else "run")
         else:
             request.count("joined" if reply.verdict is ClaimVerdict.JOIN else "replayed")
 
     async def _claim(self, request: KeyedRequest, relay: _Relay, gone: tuple[str, str] | None) -> ClaimReply:
         """The run whose answer the client gets; begun here if it is the request's own."""
-        record = request.record
-        key = key_digest(record.key_owner, request.contract.idempotency_key or "")
-        may_run = not relay.sent and not request.contract.replay_only
+        record = request.call.record
+        key = key_digest(record.key_owner, request.call.contract.idempotency_key or "")
+        may_run = not relay.sent and not request.call.contract.replay_only
         asked = ClaimRequest(self._router, record.key_owner, key, request.fingerprint, record.request_id, may_run, gone)
         reply = await self.claims.claim(asked)
         if reply.verdict is ClaimVerdict.UNKNOWN or (relay.sent and reply.run != relay.run):
@@ -171,10 +164,11 @@ class KeyedRuns:
                 await self.store.append(run.log, exchange.head, message["body"], is_last=is_last)
 
         exchange = HttpExchange(write)
-        exchange.request_id = request.exchange.request_id
-        exchange.operation = request.exchange.operation
-        request.record.recorder = exchange
-        request.record.trace.router_losses = restarts
+        call = request.call
+        exchange.request_id = call.exchange.request_id
+        exchange.operation = call.exchange.operation
+        call.record.recorder = exchange
+        call.record.trace.router_losses = restarts
         run.task = in_fresh_context(self._execute(run, request.run(exchange)), f"run-{claim.run}")
         self.claims.changed(claim.run)
 
@@ -320,8 +314,8 @@ class _Relay:
         unreachable: routers that did not answer this request.
     """
 
-    def __init__(self, request: KeyedRequest) -> None:
-        self._request = request
+    def __init__(self, call: EngineCall) -> None:
+        self._call = call
         self.sent = 0
         self.run = ""
         self.unreachable: set[str] = set()
@@ -332,8 +326,8 @@ class _Relay:
         Raises:
             ServeAppError: what the run raised. _Gone: a repeat has received nothing, and the run has no answer.
         """
-        exchange = self._request.exchange
-        is_own = reply.run == self._request.record.request_id
+        exchange = self._call.exchange
+        is_own = reply.run == self._call.record.request_id
         body = b""
         async with contextlib.aclosing(parts):
             async for part in parts:
@@ -358,13 +352,13 @@ class _Relay:
                     raise _Gone(reply.routers[0], is_sure=True)
                 if not is_stream(headers):
                     await self._end_comments()
-                    times = self._request.record.time_headers() if is_own else []
+                    times = self._call.record.time_headers() if is_own else []
                     await exchange.send_answer(status, [*headers, *more], body, times=times)
                 return
 
     async def _end_comments(self) -> None:
-        if self._request.comments is not None:
-            await self._request.comments.end()
+        if self._call.comments is not None:
+            await self._call.comments.end()
 
 
 def is_repeatable(status: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from serve_app import settings as configuration
 from serve_app.cli.check import Finding, check_settings, read
 from serve_app.cli.check.findings import WORDS, finding
-from serve_app.engine.vllm_arguments import Arguments, installed_arguments
+from serve_app.engine.start.vllm_arguments import Arguments, installed_arguments
 from serve_app.settings import Settings, parse
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "errors.md"

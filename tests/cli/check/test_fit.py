@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from serve_app.cli.check import Cluster, Finding, Node, check_fit, check_model
-from serve_app.engine.environment import Platform
-from serve_app.engine.memory_size import CPU_OVERHEAD_BYTES, GPU_OVERHEAD_BYTES, estimated_need
-from serve_app.engine.model_lookup import ModelFacts
+from serve_app.engine.start.environment import Platform
+from serve_app.engine.start.memory_size import CPU_OVERHEAD_BYTES, GPU_OVERHEAD_BYTES, estimated_need
+from serve_app.engine.start.model_lookup import ModelFacts
 from serve_app.settings import GB, ModelSettings, parse
 
 CPU_NODE = Node(4.0, 0.0, (12 * GB,))

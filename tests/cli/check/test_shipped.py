@@ -16,9 +16,9 @@ from serve_app.cli import check_command
 from serve_app.cli.check import Cluster, Finding, Node, assumed_cluster, assumed_nodes, check_fit, check_model
 from serve_app.cli.commands import app
 from serve_app.engine import tiny_model
-from serve_app.engine.environment import Platform
-from serve_app.engine.memory_size import estimated_need
-from serve_app.engine.model_lookup import ModelFacts
+from serve_app.engine.start.environment import Platform
+from serve_app.engine.start.memory_size import estimated_need
+from serve_app.engine.start.model_lookup import ModelFacts
 from serve_app.errors import ConfigError
 from serve_app.settings import GB, ModelSettings, QuotaSettings, Settings, load, parse
 from tests.requires import requires

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.check.models import kv_bytes_per_token
-from serve_app.engine.memory_size import estimated_need, kv_bytes_of, memory_request
+from serve_app.engine.start.memory_size import estimated_need, kv_bytes_of, memory_request
 from serve_app.settings import GB, ModelSettings, QuotaSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"

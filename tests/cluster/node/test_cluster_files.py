@@ -15,7 +15,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from serve_app import settings
-from serve_app.engine import engine_args, memory_size
+from serve_app.engine.start import engine_args, memory_size
 from serve_app.errors import ConfigError
 from serve_app.system import environment
 

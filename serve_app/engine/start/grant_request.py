@@ -16,12 +16,12 @@ from ray import serve
 
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Rank, StartReport
 from serve_app.core.times import DEVICES_S, ENGINE_ANSWER_S
-from serve_app.engine.engine_args import gpus_per_rank
-from serve_app.engine.environment import Platform
-from serve_app.engine.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
-from serve_app.engine.memory_history import MemoryHistory, history_of
-from serve_app.engine.memory_size import MemoryNeed, estimated_need, kv_bytes_of, memory_request
-from serve_app.engine.model_lookup import ModelFacts, stored
+from serve_app.engine.start.engine_args import gpus_per_rank
+from serve_app.engine.start.environment import Platform
+from serve_app.engine.start.memory_grant import LOAD_STALL_S, MemoryGrant, MemoryMeter
+from serve_app.engine.start.memory_history import MemoryHistory, history_of
+from serve_app.engine.start.memory_size import MemoryNeed, estimated_need, kv_bytes_of, memory_request
+from serve_app.engine.start.model_lookup import ModelFacts, stored
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import AWAY
 from serve_app.settings import GB, ModelSettings

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from serve_app.core.memory import StartReport
-from serve_app.engine.download_size import Download
+from serve_app.engine.start.download_size import Download
 
 PHASE_FILE = "SERVE_APP_START_PHASE"  # the variable with the file's path
 ENVIRONMENT = "environment"

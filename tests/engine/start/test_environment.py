@@ -15,7 +15,7 @@ REPLICA = """
 import logging, logging.handlers, sys
 handler = logging.handlers.MemoryHandler(capacity=1, target=logging.FileHandler(sys.argv[1]))
 logging.getLogger("ray.serve").addHandler(handler)
-from serve_app.engine import environment
+from serve_app.engine.start import environment
 environment.prepare(1, 8)
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging

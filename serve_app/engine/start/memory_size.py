@@ -1,7 +1,7 @@
 """How much memory an engine requests, and the KV pool that fits into its grant: pure functions of the settings.
 
 What a rank needs beside its KV pool is estimated from the model's shape before its first start. Later starts ask for
-what was measured (`engine.memory_history`).
+what was measured (`engine.start.memory_history`).
 
 Invariant: weights, KV pool and vLLM's overhead fit into the grant, for each rank.
 """
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.engine.engine_args import kv_cache_bytes
-from serve_app.engine.environment import GRAMMAR_CACHE_MB, Platform
+from serve_app.engine.start.engine_args import kv_cache_bytes
+from serve_app.engine.start.environment import GRAMMAR_CACHE_MB, Platform
 from serve_app.errors import ConfigError
 from serve_app.settings import GB, ModelSettings
 

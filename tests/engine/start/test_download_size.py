@@ -15,7 +15,7 @@ from huggingface_hub import errors
 from huggingface_hub.hf_api import BlobLfsInfo, RepoSibling
 from huggingface_hub.utils import filter_repo_objects
 
-from serve_app.engine.download_size import INDEX, Download, ask_hub, weight_files
+from serve_app.engine.start.download_size import INDEX, Download, ask_hub, weight_files
 from serve_app.settings import ModelSettings
 from tests.requires import requires
 

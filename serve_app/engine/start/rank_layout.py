@@ -20,8 +20,8 @@ import ray
 from ray.util import get_current_placement_group, placement_group_table
 
 from serve_app.core.times import RANK_NODES_S
-from serve_app.engine.engine_args import placement
-from serve_app.engine.environment import Platform
+from serve_app.engine.start.engine_args import placement
+from serve_app.engine.start.environment import Platform
 from serve_app.errors import ConfigError, EngineFailed
 from serve_app.settings import ModelSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine import rank_layout
-from serve_app.engine.engine_args import placement
-from serve_app.engine.rank_layout import RankLayout, verify
+from serve_app.engine.start import rank_layout
+from serve_app.engine.start.engine_args import placement
+from serve_app.engine.start.rank_layout import RankLayout, verify
 from serve_app.errors import ConfigError, EngineFailed
 from serve_app.settings.settings import ModelSettings
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.model_lookup import ModelFacts, look_up
+from serve_app.engine.start.model_lookup import ModelFacts, look_up
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.settings import ModelSettings
 from tests.fakes.hub import Hub
@@ -29,7 +29,7 @@ FILES = {
 }
 ASK = """
 import json, dataclasses, sys
-from serve_app.engine.model_lookup import look_up
+from serve_app.engine.start.model_lookup import look_up
 from serve_app.settings import ModelSettings
 for path in sys.argv[1:]:
     print(json.dumps(dataclasses.asdict(look_up(ModelSettings(name="a", path=path)))))

@@ -13,9 +13,9 @@ import pynvml
 import pytest
 
 from serve_app.core.memory import Hold
-from serve_app.engine import memory_grant
 from serve_app.engine.helper_process import RENDER_PROCESS
-from serve_app.engine.memory_grant import MemoryMeter
+from serve_app.engine.start import memory_grant
+from serve_app.engine.start.memory_grant import MemoryMeter
 from serve_app.system import start_ticks
 
 ME = os.getpid()

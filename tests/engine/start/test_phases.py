@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import StartReport
-from serve_app.engine.download_size import Download
-from serve_app.engine.start_phases import PHASE_FILE, StartPhases, last_start_s, write_phase
+from serve_app.engine.start.download_size import Download
+from serve_app.engine.start.phases import PHASE_FILE, StartPhases, last_start_s, write_phase
 from tests.fakes.until import SOON_S, until
 from tests.requires import requires
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import pynvml
 
-from serve_app.engine.engine_args import engine_arguments
-from serve_app.engine.environment import Platform
-from serve_app.engine.memory_size import MEASURED_MARGIN, MemoryNeed, estimated_need
+from serve_app.engine.start.engine_args import engine_arguments
+from serve_app.engine.start.environment import Platform
+from serve_app.engine.start.memory_size import MEASURED_MARGIN, MemoryNeed, estimated_need
+from serve_app.engine.start.vllm_arguments import vllm_version
 from serve_app.engine.tiny_model import default_root
-from serve_app.engine.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
 
 STOOD_S = 30.0  # longer than a kernel compiles

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import Hold
-from serve_app.engine import grant_request
-from serve_app.engine.grant_request import GrantRequest
-from serve_app.engine.memory_history import MemoryHistory
-from serve_app.engine.memory_size import (
+from serve_app.engine.start import grant_request
+from serve_app.engine.start.grant_request import GrantRequest
+from serve_app.engine.start.memory_history import MemoryHistory
+from serve_app.engine.start.memory_size import (
     CPU_OVERHEAD_BYTES,
     GIB,
     GPU_OVERHEAD_BYTES,
@@ -24,7 +24,7 @@ from serve_app.engine.memory_size import (
     kv_bytes_of,
     memory_request,
 )
-from serve_app.engine.model_lookup import ModelFacts
+from serve_app.engine.start.model_lookup import ModelFacts
 from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_KV_CACHE_GB, GB, ModelSettings
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.fingerprint import SLICE_BYTES, SLICES, WHOLE_BYTES, model_fingerprint
+from serve_app.engine.start.fingerprint import SLICE_BYTES, SLICES, WHOLE_BYTES, model_fingerprint
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.settings import ModelSettings
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serve_app.engine import tiny_model
-from serve_app.engine.download_size import INDEX
-from serve_app.engine.engine_args import TINY, model_path
+from serve_app.engine.start.download_size import INDEX
+from serve_app.engine.start.engine_args import TINY, model_path
 from serve_app.settings import ModelSettings
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")  # vLLM loads the first of these kinds that is there

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, Process, Rank
-from serve_app.engine import memory_grant
-from serve_app.engine.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant, MemoryMeter
+from serve_app.engine.start import memory_grant
+from serve_app.engine.start.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant, MemoryMeter
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
 
 SOON_S = 5.0  # for what takes milliseconds on an idle machine

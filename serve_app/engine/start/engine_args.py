@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.engine.environment import Platform
+from serve_app.engine.start.environment import Platform
 from serve_app.engine.tiny_model import ensure_tiny_model
 from serve_app.errors import ConfigError
 from serve_app.settings import DEFAULT_KV_CACHE_GB, GB, ModelSettings

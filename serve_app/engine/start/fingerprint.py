@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serve_app.engine.engine_args import engine_arguments
-from serve_app.engine.environment import Platform
-from serve_app.engine.model_lookup import cached_folder, weight_files
-from serve_app.engine.vllm_arguments import vllm_version
+from serve_app.engine.start.engine_args import engine_arguments
+from serve_app.engine.start.environment import Platform
+from serve_app.engine.start.model_lookup import cached_folder, weight_files
+from serve_app.engine.start.vllm_arguments import vllm_version
 from serve_app.settings import ModelSettings
 
 SLICES = (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.memory_history import RECURS, SETTLED_S, STOOD_S, MemoryHistory, need_key
-from serve_app.engine.memory_size import GIB, MEASURED_MARGIN, MemoryNeed
+from serve_app.engine.start.memory_history import RECURS, SETTLED_S, STOOD_S, MemoryHistory, need_key
+from serve_app.engine.start.memory_size import GIB, MEASURED_MARGIN, MemoryNeed
 from serve_app.settings import ModelSettings
 
 ESTIMATE = MemoryNeed(4 * GIB)

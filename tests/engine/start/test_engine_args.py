@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from serve_app import settings as configuration
-from serve_app.engine.engine_args import engine_arguments, kv_cache_bytes, placement
-from serve_app.engine.environment import Platform, cpu_environment, platform
+from serve_app.engine.start.engine_args import engine_arguments, kv_cache_bytes, placement
+from serve_app.engine.start.environment import Platform, cpu_environment, platform
 from serve_app.errors import ConfigError
 from serve_app.settings.model import PLACED_BY_US
 from serve_app.settings.settings import ModelSettings

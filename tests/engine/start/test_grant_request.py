@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from serve_app.core.memory import Hold, Rank
-from serve_app.engine import grant_request
-from serve_app.engine.grant_request import GrantRequest
-from serve_app.engine.memory_size import GIB
+from serve_app.engine.start import grant_request
+from serve_app.engine.start.grant_request import GrantRequest
+from serve_app.engine.start.memory_size import GIB
 from serve_app.settings.settings import ModelSettings
 
 

@@ -1,0 +1,34 @@
+"""One call of an engine operation: what limits, keyed runs, lists of prompts and comments of the queue wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.core.limits import LimitedRequest
+from serve_app.core.receipts import RequestMeasure
+from serve_app.http.prompt_list import PromptExchange
+from serve_app.http.queue_status import QueueComments
+from serve_app.http.request_record import RequestRecord
+from serve_app.http.response import HttpExchange
+from serve_app.http.split_body import SplitBody
+from serve_app.router import ModelRouter
+from serve_app.types import Contract
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """A request for an engine, once its body has been read."""
+
+    record: RequestRecord
+    contract: Contract
+    split: SplitBody
+    body: dict[str, Any]  # the whole, or a part of a list of prompts
+    measure: RequestMeasure  # of that
+    model: ModelRouter
+    exchange: HttpExchange
+    comments: QueueComments | None
+    charge: LimitedRequest
+    part: PromptExchange | None = None  # of a list of prompts
+    on_granted: Callable[[], None] | None = None  # of such a part
