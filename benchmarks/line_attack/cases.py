@@ -117,7 +117,7 @@ def growth_hold(seed: int) -> dict[str, Any]:
                 router.end(router.running[name], answer)
             elif 100 + made[name] > given[name] - 16:
                 given[name] += block
-                router.line.in_flight.grow(name, block)
+                router.line.in_flight.grow(name, block, network.clock.now)
         router.after([])
 
     network.clock.every(step_s, step)

@@ -300,9 +300,7 @@ class Router:
         soonest_s = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S
         now = self.clock.now
         report_s = max(soonest_s, REPORT_EACH_S * len(self.line.in_flight.running))
-        if now >= self._beat_s + ROUTER_HEARTBEAT_S or (
-            self.line.router_session.has_sums and now >= self._said_s + report_s
-        ):
+        if now >= self._beat_s + ROUTER_HEARTBEAT_S or (self.line.has_reports and now >= self._said_s + report_s):
             self._beat_s = now
             self._send(beat=True)
         left_s = self._said_s + report_s - now

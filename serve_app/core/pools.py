@@ -72,6 +72,11 @@ class Holder:
     accounts: dict[str, Account] = field(default_factory=dict)  # by the pool's name; none is empty
     is_final: bool = False
 
+    def give_back(self, name: str, slots: int, tokens: int) -> bool:
+        """Decrease the account in a pool, to zero at least; returns whether anything was returned."""
+        account = self.accounts.get(name)
+        return account is not None and any(account.pool.give_back(self, slots, tokens))
+
     def release(self) -> list[str]:
         """Give back all accounts, for good; returns the names of their pools. O(accounts)."""
         self.is_final = True

@@ -117,7 +117,7 @@ class ModelQueue:
 
     def request_kv_tokens(self, request_id: str, tokens: int) -> None:
         """Request more KV tokens for a granted request, which goes on whether they are granted now or later."""
-        self.core.in_flight.grow(request_id, tokens)
+        self.core.in_flight.grow(request_id, tokens, time.monotonic())
         self._client.apply_actions([])
 
     def set_replica(self, replica_id: str, usable: bool, one_request: bool = False) -> None:

@@ -186,7 +186,7 @@ class QueueClient:
                 await asyncio.sleep(ACTOR_RETRY_S)
 
     async def _report(self) -> None:
-        """Send a heartbeat when it is due, and sooner when token sums still wait for a message."""
+        """Send a heartbeat when it is due, and sooner when reports wait for a message."""
         beat_at = time.monotonic()
         reconciled_at = 0.0
         while True:
@@ -199,9 +199,7 @@ class QueueClient:
                 if now >= reconciled_at + ROUTER_HEARTBEAT_S:
                     reconciled_at = now
                     self._reconcile(now)
-                if now >= beat_at + ROUTER_HEARTBEAT_S or (
-                    self.core.router_session.has_sums and now >= self._sent_at + report_s
-                ):
+                if now >= beat_at + ROUTER_HEARTBEAT_S or (self.core.has_reports and now >= self._sent_at + report_s):
                     beat_at = now
                     self._send(heartbeat=True)
             except Exception:

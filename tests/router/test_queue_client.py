@@ -70,7 +70,7 @@ def test_while_nobody_waits_a_request_is_granted_in_the_call_and_nobody_is_asked
                 place.send(None)
             assert (ended.value.value.replica_id, ended.value.value.waited_s) == ("r1", 0.0)
             assert actor.calls["exchange"] == asked
-            assert [run.ticket for run in callers[0].shared.core.in_flight.running.values()] == [""], "on credit"
+            assert [run.is_known for run in callers[0].shared.core.in_flight.running.values()] == [False], "on credit"
             callers[0].done("a")
             await at_rest(actor, *callers)
 
@@ -247,7 +247,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 second.done("holder 0")
             await asyncio.wait_for(runs, SOON_S)
             [run] = first.shared.core.in_flight.running.values()
-            assert bool(run.ticket) == (how == "line")
+            assert run.is_known == (how == "line")
             if how == "credit":
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
             order.clear()
@@ -257,7 +257,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await turns(1)
                 await waits(one, actor, name)
             first.end.core.in_flight.progress("runs", 5000)
-            await until(lambda: not first.shared.core.router_session.has_sums, SOON_S, "it is told")
+            await until(lambda: not first.shared.core.has_reports, SOON_S, "it is told")
             await until(lambda: not first.shared.calls, SOON_S, "and heard")
             second.done("holder 1")
             await asyncio.wait_for(asked[1], SOON_S)

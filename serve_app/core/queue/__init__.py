@@ -11,6 +11,7 @@ from serve_app.core.queue.cold_start import ReplicaStart
 from serve_app.core.queue.events import (
     Action,
     Arrival,
+    BegunRun,
     Decision,
     Grant,
     Preempt,
@@ -48,6 +49,7 @@ __all__ = [
     "Admission",
     "Arrival",
     "Backlog",
+    "BegunRun",
     "ClassBound",
     "Decision",
     "EventGrants",

@@ -38,7 +38,16 @@ from functools import partial
 
 from serve_app.core.pools import Holder, RequestPool
 from serve_app.core.queue.cold_start import ReplicaStart
-from serve_app.core.queue.events import Action, Arrival, Grant, QueueStatus, RefusalReason, Refuse, WaitReason
+from serve_app.core.queue.events import (
+    Action,
+    Arrival,
+    BegunRun,
+    Grant,
+    QueueStatus,
+    RefusalReason,
+    Refuse,
+    WaitReason,
+)
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT, Scheduler
 from serve_app.core.queue.session_place import SessionPlace
@@ -130,6 +139,20 @@ class Admission:
             actions += self._enforce_bounds(waiting)
         return actions + self._stop_for_waiting()  # not for one that is refused
 
+    def on_begun(self, begun: BegunRun, holder: Holder, place: SessionPlace | None, now: float) -> list[Action]:
+        """A request has begun elsewhere, in an account of `holder`; from now on it counts as one that was granted here.
+        `place`: of its session, in which it runs.
+
+        Raises:
+            ValueError: a request of this id waits or runs already; the state is unchanged.
+        """
+        request_id = begun.arrival.request_id
+        if request_id in self.queue.by_id or request_id in self.scheduler.running:
+            raise ValueError(f"{request_id!r} waits or runs already")
+        actions = self.on_tick(now)
+        self.scheduler.begun(begun, holder, place, self._now)
+        return actions + self._stop_for_waiting()
+
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
         actions = self.on_tick(now)
@@ -158,9 +181,15 @@ class Admission:
         return self.on_tick(now) + self._grant_all()  # fair order has changed: another request is next and may fit
 
     def on_done(
-        self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
+        self,
+        request_id: str,
+        now: float,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        returned: tuple[int, int] | None = None,
     ) -> list[Action]:
         """A granted request has ended, with or without success; tokens None: unknown, the estimate counts.
+        `returned`: slots and KV tokens that its account returns; None: what it was granted.
 
         The id of an unknown or a waiting request changes nothing: a wait ends by a grant, a refusal or a cancel only.
 
@@ -172,7 +201,7 @@ class Admission:
         actions = self.on_tick(now)
         if request_id not in self.scheduler.running:
             return actions
-        actions += self._serve_place(self.scheduler.done(request_id, prompt_tokens, output_tokens))
+        actions += self._serve_place(self.scheduler.done(request_id, prompt_tokens, output_tokens, returned))
         self._allow_grant()
         return actions + self._grant_all()
 

@@ -283,10 +283,18 @@ class Capacity:
         self._add_use(slots, tokens)
         return replica_id
 
-    def give_back(self, replica_id: str, request_id: str, holder: Holder) -> None:
-        """A request of this holder has ended: return the slots and KV tokens that it has taken of a replica."""
-        self.empty(replica_id, request_id, holder)
-        del self.replicas[replica_id].running[request_id]
+    def add_run(self, replica_id: str, request_id: str, slots: int, tokens: int) -> None:
+        """A request runs on a replica that was not granted here: its account has this already."""
+        self.replicas[replica_id].running[request_id] = (slots, tokens)
+        self._add_use(slots, tokens)
+
+    def give_back(
+        self, replica_id: str, request_id: str, holder: Holder, returned: tuple[int, int] | None = None
+    ) -> None:
+        """A request of this holder has ended: its account returns what it has taken of a replica, or `returned`."""
+        taken = self.replicas[replica_id].running.pop(request_id)
+        self._add_use(-taken[0], -taken[1])
+        holder.give_back(replica_id, *(taken if returned is None else returned))
 
     def empty(self, replica_id: str, request_id: str, holder: Holder) -> None:
         """Return the slots and KV tokens that a request has taken of a replica; it runs on with nothing."""
@@ -294,7 +302,7 @@ class Capacity:
         slots, tokens = replica.running[request_id]
         replica.running[request_id] = (0, 0)
         self._add_use(-slots, -tokens)
-        replica.pool.give_back(holder, slots, tokens)
+        holder.give_back(replica_id, slots, tokens)
 
     def hold_back(self, slots: int, tokens: int, where: PlacementConstraint | None) -> None:
         """Close the open replica that is nearest to having this much free, until `release_held_back`.

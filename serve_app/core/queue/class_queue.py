@@ -204,11 +204,24 @@ class ClassQueue:
         """Charge a tenant for service in this class outside this queue; ignored while the class is idle here."""
         if not self.size and not self.running:
             return
+        self.charge(self._tenant_queue(tenant), tokens)
+
+    def begin_run(self, tenant: str) -> TenantQueue:
+        """A request of a tenant runs that was not granted here, as if it had waited here for a moment."""
+        self.running += 1
+        tenant_queue = self._tenant_queue(tenant)
+        if not tenant_queue.order:
+            tenant_queue.counter = max(tenant_queue.counter, self._lowest_counter())
+            tenant_queue.update_fair_key()
+            self._last_to_leave = tenant_queue
+        return tenant_queue
+
+    def _tenant_queue(self, tenant: str) -> TenantQueue:
         tenant_queue = self.tenant_queues.get(tenant)
         if tenant_queue is None:
             tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
             tenant_queue.counter = self._lowest_counter()
-        self.charge(tenant_queue, tokens)
+        return tenant_queue
 
     def end_run(self) -> None:
         """A granted request of this class has ended."""

@@ -98,6 +98,27 @@ class Arrival:
         return self.only_replica, self.avoid_replicas
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class BegunRun:
+    """A request that runs on a replica without a grant of this queue.
+
+    Args:
+        running_s: for how long.
+        prompt_tokens, output_tokens: so far; the prompt's as counted by its engine, 0: not yet.
+        is_paid: its tenant has been charged for these already.
+        lease: of the session in whose place it runs; empty: it has slots and KV tokens of the replica.
+    """
+
+    arrival: Arrival
+    replica_id: str
+    running_s: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    is_paid: bool = False
+    lease: str = ""
+
+
 class RefusalReason(enum.StrEnum):
     """Why a request was refused; a label of the metrics and the `code` of the error."""
 

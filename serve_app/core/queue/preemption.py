@@ -71,7 +71,8 @@ class Preemption:
         self._saw_all = True  # whether the last search has seen all replicas that could help
 
     def begin(self, run: GrantedRequest) -> None:
-        """A request was granted."""
+        """A request was granted, here or elsewhere."""
+        self._seen = ()
         level = run.arrival.request_class
         if run.arrival.preemptible and not run.was_due:
             self._grants += 1

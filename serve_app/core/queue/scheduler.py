@@ -29,9 +29,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from serve_app.core.pools import Holder
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.drain_rate import GUARDED_FROM, DrainRate, guard_slots
-from serve_app.core.queue.events import WaitReason
+from serve_app.core.queue.events import BegunRun, WaitReason
 from serve_app.core.queue.policy import QueuePolicy
 from serve_app.core.queue.preemption import Preemption
 from serve_app.core.queue.queue import RequestQueue
@@ -111,6 +112,29 @@ class Scheduler:
         self.queue.remove(waiting.arrival.request_id)
         self.in_places[waiting.arrival.request_id] = run
 
+    def begun(self, begun: BegunRun, holder: Holder, place: SessionPlace | None, now: float) -> None:
+        """A request runs that was not granted here: what it takes is in its holder's account already."""
+        arrival = begun.arrival
+        request_id = arrival.request_id
+        class_queue = self.queue.class_queues[arrival.request_class]
+        tenant_queue = class_queue.begin_run(arrival.tenant)
+        prompt = max(1, begun.prompt_tokens or arrival.prompt_tokens)
+        since_s = now - begun.running_s
+        run = GrantedRequest(arrival, begun.replica_id, holder, class_queue, tenant_queue, prompt, since_s, place=place)
+        run.charged_output = begun.output_tokens
+        if not begun.is_paid:
+            self._charge_prompt(run, is_counted=begun.prompt_tokens > 0)
+            class_queue.charge(tenant_queue, OUTPUT_WEIGHT * begun.output_tokens)
+        self.running[request_id] = run
+        if place is not None:
+            self.in_places[request_id] = run
+            return
+        self.capacity.add_run(begun.replica_id, request_id, arrival.slots, arrival.cost)
+        if not begun.is_paid:
+            self.drain_rate.granted[arrival.request_class] += arrival.slots
+        self.preemption.begin(run)
+        self._add_use(arrival.tenant, arrival.slots, arrival.cost)
+
     def guard_slots(self, request_class: RequestClass) -> int:
         """Free slots that a class may not take: they are kept for the guarded classes."""
         share = self.policy.guard_slots_share
@@ -132,26 +156,36 @@ class Scheduler:
                 self.preemption.grown(run)
             run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * tokens)
 
-    def done(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> SessionPlace | None:
-        """A running request has ended after these tokens; None: unknown, its estimate counts. Returns the place of its
-        session, if it ran there."""
+    def done(
+        self,
+        request_id: str,
+        prompt_tokens: int | None,
+        output_tokens: int | None,
+        returned: tuple[int, int] | None = None,
+    ) -> SessionPlace | None:
+        """A running request has ended after these tokens; None: unknown, its estimate counts. The rest as `end`."""
         run = self.running[request_id]
         if output_tokens is None:
             estimated = run.arrival.cost - run.charged_prompt - run.arrival.produced_tokens
             output_tokens = max(run.charged_output, estimated)
-        return self.end(request_id, prompt_tokens, output_tokens)
+        return self.end(request_id, prompt_tokens, output_tokens, returned)
 
     def end(
-        self, request_id: str, prompt_tokens: int | None = None, output_tokens: int | None = None
+        self,
+        request_id: str,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        returned: tuple[int, int] | None = None,
     ) -> SessionPlace | None:
-        """A running request has ended after these tokens; None: as many as it was charged so far. Returns the place of
-        its session, if it ran there."""
+        """A running request has ended after these tokens; None: as many as it was charged so far. `returned`: slots and
+        KV tokens that its account returns; None: what it was granted. Returns the place of its session, if it ran
+        there."""
         run = self.running.pop(request_id)
         if run.place is not None:
-            run.place.give_back(run.holder)
+            run.place.give_back(run.holder, returned)
             del self.in_places[request_id]
         else:
-            self.capacity.give_back(run.replica_id, request_id, run.holder)
+            self.capacity.give_back(run.replica_id, request_id, run.holder, returned)
             if run.stopping_s is None:  # else it comes back: what drains is no faster
                 self.drain_rate.on_released(run.arrival.slots)
         self._settle(run, prompt_tokens, output_tokens)
@@ -254,12 +288,19 @@ class Scheduler:
         prompt = max(1, arrival.prompt_tokens)  # at least 1, or a tenant with empty prompts would always be next
         run = GrantedRequest(arrival, replica_id, waiting.holder, class_queue, tenant_queue, prompt, now)
         class_queue.running += 1
-        if not arrival.has_begun:  # else its tenant has paid for its prompt
-            class_queue.charge(tenant_queue, INPUT_WEIGHT * prompt)
-            run.unconfirmed = prompt
-            tenant_queue.unconfirmed += INPUT_WEIGHT * prompt
+        self._charge_prompt(run)
         self.running[arrival.request_id] = run
         return run
+
+    def _charge_prompt(self, run: GrantedRequest, *, is_counted: bool = False) -> None:
+        """Charge a request's prompt to its tenant. `is_counted`: by its engine; else it is an estimate."""
+        if run.arrival.has_begun:
+            return  # its tenant has paid for it
+        tokens = INPUT_WEIGHT * run.charged_prompt
+        run.class_queue.charge(run.tenant_queue, tokens)
+        if not is_counted:
+            run.unconfirmed = run.charged_prompt
+            run.tenant_queue.unconfirmed += tokens
 
     def _settle(self, run: GrantedRequest, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """Correct the charges of an ended request to these tokens, and end its use. None: as charged."""

@@ -33,6 +33,6 @@ class SessionPlace:
         """Charge a request to this holder. Raises InsufficientMemory: there is not so much."""
         self.pool.charge(holder, 1, cost)
 
-    def give_back(self, holder: Holder) -> None:
-        """The request has ended, and returns all that the holder has here."""
-        self.pool.give_back(holder, 1, UNBOUNDED)
+    def give_back(self, holder: Holder, returned: tuple[int, int] | None = None) -> None:
+        """The request has ended: its holder returns this, or all that it has here."""
+        self.pool.give_back(holder, *(returned or (1, UNBOUNDED)))

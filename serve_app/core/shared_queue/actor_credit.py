@@ -109,8 +109,7 @@ class ActorCredit:
     def give_back(self, router: str, engine: str, slots: int, tokens: int) -> None:
         """Decrease an account, to zero at least; an unknown one changes nothing."""
         holder = self.by_router.get(router)
-        account = None if holder is None else holder.accounts.get(engine)
-        if holder is not None and account is not None and any(account.pool.give_back(holder, slots, tokens)):
+        if holder is not None and holder.give_back(engine, slots, tokens):
             self.returned[engine] = None
 
     def close(self, router: str) -> None:

@@ -243,9 +243,11 @@ class ActorQueue:
         match event:
             case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
-            case messages.Done(ticket, prompt_tokens, output_tokens):
+            case messages.Began(model, run):
+                granting.requests.begun(router, model, run, now)
+            case messages.Done(ticket):
                 self.postponed.forget(router, ticket)
-                granting.requests.done(ticket, prompt_tokens, output_tokens, now)
+                granting.requests.done(router, event, now)
             case messages.Cancel(ticket):
                 self.postponed.forget(router, ticket)
                 granting.requests.cancel(ticket, now)
@@ -258,9 +260,6 @@ class ActorQueue:
             case messages.AccountReport(holds, accounts, heard):
                 self.accounts.report_in_use(router, holds)
                 self._compare(router, accounts, heard)
-            case messages.CancelKvTokenRequest(request_id, engine):
-                granting.kv_debt.end_unticketed(engine, router, request_id)
-                granting.changed[engine] = None
             case messages.StatusRequest(ticket):
                 granting.requests.report_status(router, ticket, now)
             case messages.KvTokenRequest():

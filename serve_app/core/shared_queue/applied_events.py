@@ -49,6 +49,9 @@ class AppliedEvents:
                 requests.lose(router, arrival.request_id, now)
             case LimitRequest(ticket):
                 self._send(router, limits.lost(ticket))
+            case messages.Began(run=run):
+                requests.discard(run.arrival.request_id, now)
+                self.unsure.add(router)
             case messages.Done(ticket) | messages.Cancel(ticket):
                 requests.discard(ticket, now)
                 self.unsure.add(router)

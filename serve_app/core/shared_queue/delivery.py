@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -120,9 +120,9 @@ class ReceiveBuffer(Generic[T]):
 class RouterSession:
     """The router's end: events to the actor and actions from it.
 
-    Usage and progress are sums. A message takes as many as fit, in turn, so messages and memory are bounded for any
-    number of requests. They cause no message of their own: they are sent with other events, at the latest with a
-    heartbeat.
+    Reports are what no decision waits for: ends that return nothing, what has begun, usage and progress as sums. They
+    cause no message of their own: a message takes as many as fit, in turn, at the latest a heartbeat. So messages and
+    memory are bounded for any number of requests.
 
     Args:
         router: its name.
@@ -137,6 +137,8 @@ class RouterSession:
         # sums by model, class and tenant
         self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0])
         self.ledger_accounts: dict[str, Amount] = {}  # this router's at the actor, as last reported
+        self.takes_begun = False  # whether the actor's release knows `Began`
+        self._ticket_numbers = itertools.count(1)
         self.begin(0, ())
 
     def begin(self, epoch: int, events: Iterable[RouterEvent]) -> None:
@@ -147,6 +149,8 @@ class RouterSession:
         self._receiving: ReceiveBuffer[ActorAction] = ReceiveBuffer()
         # output and prompt tokens by ticket, which belong to an incarnation
         self.progress: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._ended: deque[messages.Done] = deque()  # that return nothing
+        self.reports_wanted = False  # whether the next reports go in a message of their own
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
         self.advance(SessionCall.RENEWED)
@@ -170,12 +174,16 @@ class RouterSession:
     @property
     def is_urgent(self) -> bool:
         """Whether there is something to send or receive before the next heartbeat."""
-        return bool(self._resend_wanted or self._has_more or self.sending.unsent)
+        return bool(self._resend_wanted or self._has_more or self.reports_wanted or self.sending.unsent)
 
     @property
-    def has_sums(self) -> bool:
-        """Whether a heartbeat would carry usage or progress."""
-        return bool(self.progress or (self.is_booked and self._usage))
+    def has_reports(self) -> bool:
+        """Whether a heartbeat would carry ends, usage or progress."""
+        return bool(self._ended or self.progress or (self.is_booked and self._usage))
+
+    def new_ticket(self) -> str:
+        """A ticket that this router has not used yet."""
+        return f"{self.router}:{next(self._ticket_numbers)}"
 
     def put(self, event: RouterEvent) -> int:
         """Add an event; returns its number, which the actor acknowledges (`ActorReply.last_taken_event`)."""
@@ -188,33 +196,49 @@ class RouterSession:
             self._account_report_number = self.put(messages.AccountReport(in_use, accounts, self._receiving.last_taken))
 
     def end_request(self, event: messages.Done) -> None:
-        """A submitted request has ended; `event` has all its tokens, so unsent progress is dropped."""
+        """A request that the actor knows has ended; `event` has all its tokens, so unsent progress is dropped."""
         self.progress.pop(event.ticket, None)
-        self.sending.put(event)
+        if event.slots or event.tokens:
+            self.sending.put(event)
+        else:
+            self._ended.append(event)
 
     def add_progress(self, ticket: str, output_tokens: int, prompt_tokens: int) -> None:
-        """Add what a submitted request has used so far."""
+        """Add what a request that the actor knows has used since."""
         sums = self.progress[ticket]
         sums[0] += output_tokens
         sums[1] += prompt_tokens
 
     def add_usage(self, model: str, arrival: Arrival, prompt_tokens: int, output_tokens: int) -> None:
-        """Add use of a request granted on credit; one that has begun has paid for its prompt."""
+        """Add use of a request that the actor does not know; one that had begun before has paid for its prompt."""
         sums = self._usage[model, arrival.request_class, arrival.tenant]
         sums[0] += 0 if arrival.has_begun else prompt_tokens
         sums[1] += output_tokens
 
-    def next_message(self, *, beat: bool = False) -> RouterMessage | None:
-        """The next message; None: nothing to send before the next heartbeat."""
+    def next_message(self, begun: Iterable[messages.Began] = (), *, beat: bool = False) -> RouterMessage | None:
+        """The next message; None: nothing to send before the next heartbeat. `begun`: what is to be announced, taken as
+        far as there is room."""
         if not (beat or self.is_urgent):
             return None
-        while self.sending.unsent < BATCH and self.is_booked and self._usage:
-            of = next(iter(self._usage))
-            self.sending.put(messages.CreditUsage(*of, *self._usage.pop(of)))
-        while self.sending.unsent < BATCH and self.progress:
-            ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
-            self.sending.put(messages.TokenProgress(ticket, *self.progress.pop(ticket)))
+        self.reports_wanted = False
+        reports = itertools.chain(self._take_ended(), begun, self._take_usage(), self._take_progress())
+        for event in itertools.islice(reports, max(0, BATCH - self.sending.unsent)):
+            self.sending.put(event)
         return self._message(*self.sending.next_batch())
+
+    def _take_ended(self) -> Iterator[RouterEvent]:
+        while self._ended:
+            yield self._ended.popleft()
+
+    def _take_usage(self) -> Iterator[RouterEvent]:
+        while self.is_booked and self._usage:
+            of = next(iter(self._usage))
+            yield messages.CreditUsage(*of, *self._usage.pop(of))
+
+    def _take_progress(self) -> Iterator[RouterEvent]:
+        while self.progress:
+            ticket = next(iter(self.progress))  # the one reported longest ago; new progress is added at the end
+            yield messages.TokenProgress(ticket, *self.progress.pop(ticket))
 
     def watch_message(self) -> RouterMessage:
         """A message without events, which the actor answers once it has something to send."""
@@ -289,7 +313,7 @@ class ActorSessions:
 
     def stale_reply(self, message: RouterMessage) -> ActorReply:
         """The reply that makes a router begin a new incarnation."""
-        return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True)
+        return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True, takes_begun=True)
 
     def begin(self, message: RouterMessage) -> ActorSession:
         """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
@@ -354,6 +378,7 @@ class ActorSessions:
             figures,
             has_more=session.sending.unsent > 0,
             ledger_accounts=ledger_accounts,
+            takes_begun=True,
         )
 
     def on_watch(self, message: RouterMessage, *, timed_out: bool) -> ActorReply | None:

@@ -93,13 +93,11 @@ class Granting:
         rest as KV debt, which is paid from free capacity."""
         request = self.requests.live(event.ticket)
         tokens = event.tokens
-        if event.ticket and (request is None or request.engine != event.engine):
-            return
         if event.reclaimed:
             self.accounts.give_back(router, event.engine, 0, event.tokens)
-            if request is not None:
-                request.grown_tokens = max(0, request.grown_tokens - event.tokens)
-        lease = "" if request is None else request.lease
+        if request is None or request.engine != event.engine:
+            return
+        lease = request.lease
         if lease and (more := min(tokens, self.accounts.free(lease)[1])):
             self.accounts.charge(router, lease, 0, more)
             self._send(router, messages.KvTokenGrant(event.request_id, event.ticket, lease, more))
@@ -107,8 +105,7 @@ class Granting:
         if tokens:
             owed = OwedRequest(router, event.request_id, event.ticket, event.request_class)
             self.kv_debt.add(event.engine, owed, tokens)
-            if request is not None:
-                request.owed = owed
+            request.owed = owed
         self.changed[event.engine] = None
 
     def _pay_debt(self, engine: str, owed: OwedRequest, tokens: int) -> bool:
@@ -117,9 +114,6 @@ class Granting:
         except (InsufficientMemory, LeaseNotFound):
             return False
         self.kv_debt.end(engine, owed)
-        request = self.requests.live(owed.ticket)
-        if request is not None:
-            request.grown_tokens += tokens
         self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 

@@ -34,8 +34,7 @@ class Incarnation:
 
 @dataclass(slots=True)
 class ActorRequest:
-    """A waiting or running request. `lease`: of the session in whose place it runs, if it does; `grown_tokens`: held of
-    its engine besides its grant by the queue."""
+    """A waiting or running request. `lease`: of the session in whose place it runs, if it does."""
 
     router: str
     incarnation: Incarnation
@@ -44,7 +43,6 @@ class ActorRequest:
     arrived_s: float
     engine: str = ""  # empty: it waits
     lease: str = ""
-    grown_tokens: int = 0
     owed: OwedRequest | None = None  # as it had KV debt on its engine
 
     @property

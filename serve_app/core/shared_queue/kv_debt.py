@@ -16,7 +16,7 @@ from serve_app.types import RequestClass
 
 
 class OwedRequest(NamedTuple):
-    """A running request with KV debt. `ticket`: empty if granted on credit; `request_id` is the router's id."""
+    """A running request with KV debt; `request_id` is the router's id."""
 
     router: str
     request_id: str
@@ -48,11 +48,6 @@ class KvDebt:
         owed = self.debts.get(engine, {})
         if owed.pop(request, None) is not None and not owed:
             del self.debts[engine]
-
-    def end_unticketed(self, engine: str, router: str, request_id: str) -> None:
-        """A request granted on credit has ended."""
-        for level in RequestClass:
-            self.end(engine, OwedRequest(router, request_id, "", level))
 
     def forget_routers(self, routers: Sequence[str]) -> list[str]:
         """Routers begin a new incarnation or are gone; returns the engines where they had debts. O(debts)."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from serve_app.core.limits import LimitAction, LimitEvent
 from serve_app.core.memory import NodeProcesses, SessionEntry
 from serve_app.core.messages import message
-from serve_app.core.queue import Arrival, Backlog, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
+from serve_app.core.queue import Arrival, Backlog, BegunRun, Grant, Preempt, QueuePolicy, QueueStatus, Refuse
 from serve_app.types import RequestClass
 
 MAX_TENANTS_REPORTED = 32  # tenants of a class in the figures, which are sent with every answer to an arrival
@@ -92,6 +92,15 @@ class Arrive(NamedTuple):
 
 
 @message
+class Began(NamedTuple):
+    """A request runs that its router has granted on its credit, or that has outlived an incarnation: the account has
+    what it holds already. The `request_id` of its arrival is its ticket."""
+
+    model: str
+    run: BegunRun
+
+
+@message
 class Cancel(NamedTuple):
     """The caller of this ticket is gone, or was served on credit; this event returns what the ticket was granted."""
 
@@ -110,16 +119,20 @@ class TokenProgress(NamedTuple):
 
 @message
 class Done(NamedTuple):
-    """A granted request has ended; this event returns all that the account held for it."""
+    """A running request has ended. The router's account in this pool, of an engine or a session, returns so many slots
+    and tokens; the rest of what the request held is credit now. `pool`: empty: it returns what its queue granted."""
 
     ticket: str
     prompt_tokens: int
     output_tokens: int
+    pool: str = ""
+    slots: int = 0
+    tokens: int = 0
 
 
 @message
 class CreditUsage(NamedTuple):
-    """Tokens of requests granted on credit since the last report, for the queue's fairness counters."""
+    """Tokens of requests on credit that have ended before they were announced (`Began`), for the fairness counters."""
 
     model: str
     request_class: RequestClass
@@ -130,7 +143,7 @@ class CreditUsage(NamedTuple):
 
 @message
 class GiveBack(NamedTuple):
-    """Returns credit of this account, or the place of a session in which a request without a ticket ran."""
+    """Returns credit of this account."""
 
     engine: str
     slots: int
@@ -148,11 +161,10 @@ class CreditRequest(NamedTuple):
 
 @message
 class KvTokenRequest(NamedTuple):
-    """A running request of this class needs more tokens than estimated. `ticket`: empty if granted on credit.
-    `reclaimed`: the request had these tokens; `Reclaim` took them off the account.
+    """A running request of this class needs more tokens than estimated. `reclaimed`: the request had these tokens;
+    `Reclaim` took them off the account.
 
-    Answered by `KvTokenGrant` once they are free; the end of the request cancels it (`Done`, `Cancel`,
-    `CancelKvTokenRequest`)."""
+    Answered by `KvTokenGrant` once they are free; the end of the request cancels it."""
 
     request_id: str
     ticket: str
@@ -175,14 +187,6 @@ class AccountReport(NamedTuple):
     in_use: tuple[Amount, ...]
     accounts: tuple[Amount, ...]
     last_action: int
-
-
-@message
-class CancelKvTokenRequest(NamedTuple):
-    """A request granted on credit has ended: cancels its `KvTokenRequest`."""
-
-    request_id: str
-    engine: str
 
 
 @message
@@ -244,7 +248,7 @@ class CreditGrant(NamedTuple):
 @message
 class KvTokenGrant(NamedTuple):
     """The request has this many more tokens, of its engine or of the place of its session. If it has ended, they become
-    credit, or with a ticket were returned at its end."""
+    credit, or are returned."""
 
     request_id: str
     ticket: str
@@ -261,7 +265,7 @@ class Reclaim(NamedTuple):
     request_class: RequestClass
 
 
-RequestEvent = Arrive | Cancel | TokenProgress | Done | KvTokenRequest | CancelKvTokenRequest | StatusRequest
+RequestEvent = Arrive | Began | Cancel | TokenProgress | Done | KvTokenRequest | StatusRequest
 CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
 SessionEvent = Hello | StoreAddress | ModelPolicy | EngineReachability | EngineDropped
 RouterEvent = RequestEvent | CreditEvent | LimitEvent | SessionEvent
@@ -363,6 +367,7 @@ class ActorReply(NamedTuple):
         is_stale: the router must begin another incarnation, in this epoch.
         has_more: some actions did not fit.
         ledger_accounts: the router's accounts at the actor, in the answer to an `AccountReport`.
+        takes_begun: whether the actor's release knows `Began`.
     """
 
     epoch: int
@@ -375,9 +380,10 @@ class ActorReply(NamedTuple):
     is_stale: bool = False
     has_more: bool = False
     ledger_accounts: tuple[Amount, ...] | None = None
+    takes_begun: bool = False
 
 
-# Of release 0.5.0, whose actor may still answer during an upgrade: read, and ignored
+# Of release 0.5.0, whose actor and routers may still speak during an upgrade: read, and ignored
 
 
 @message
@@ -388,3 +394,11 @@ class SessionDraw(NamedTuple):
     lease: str
     slots: int
     tokens: int
+
+
+@message
+class CancelKvTokenRequest(NamedTuple):
+    """A request on credit, which had no ticket, had ended: its `KvTokenRequest` was cancelled."""
+
+    request_id: str
+    engine: str

@@ -19,11 +19,11 @@ from dataclasses import replace
 from functools import partial
 
 from serve_app.core.memory import SESSIONS_OWNER, SessionLeases
-from serve_app.core.queue import Action, Admission, Arrival, Grant, Refuse, SessionPlace, WaitReason
+from serve_app.core.queue import Action, Admission, Arrival, BegunRun, Grant, Refuse, SessionPlace, WaitReason
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnations
 from serve_app.core.shared_queue.kv_debt import KvDebt
-from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, Done
 from serve_app.core.shared_queue.model_state import ModelState
 from serve_app.core.shared_queue.placements import Placements
 from serve_app.core.shared_queue.scope import AT_ONCE, StepScope, lost
@@ -66,25 +66,57 @@ class ActorRequests:
     def arrive(self, router: str, model: str, arrival: Arrival, arrived_s: float, now: float) -> None:
         """Queue a request; its deadline is in this clock."""
         model_state = self.model_state(model)
-        incarnation = self.incarnations.current(router, self.accounts.holder(router))
-        before = self.by_ticket.get(arrival.request_id)
-        if before is not None and before.incarnation.has_ended:
-            self._forget(before, now)  # its router has begun to count its tickets anew
-        request = ActorRequest(router, incarnation, model_state, arrival, arrived_s)
-        self.by_ticket[arrival.request_id] = incarnation.requests[arrival.request_id] = request
+        request = self._known(router, model_state, arrival, arrived_s, now)
         if arrival.session is not None:
             self._sessions.touch(arrival.session, now)
         self._enter_queue(request, now)
 
-    def done(self, ticket: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        """A request has ended; return its slots and tokens. An unknown ticket changes nothing."""
-        request = self._end(ticket, now)
-        if request is not None:
-            actions = request.queue.admission.on_done(ticket, now, prompt_tokens, output_tokens)
-            self.apply_actions(request.queue, actions)
+    def begun(self, router: str, model: str, run: BegunRun, now: float) -> None:
+        """A request runs in its router's account. If its engine is gone, it stays unknown until that returns and the
+        router has reported again."""
+        model_state = self.models.get(model)
+        engine = None if model_state is None else model_state.engines.get(run.replica_id)
+        if model_state is None or engine is None:
+            return
+        if not self.accounts.runs(run.replica_id):
+            engine.unreconciled.add(router)
+            model_state.avoid_cache.clear()
+            return
+        pool = self.accounts.pool(run.lease) if run.lease else None
+        if run.lease and pool is None:
+            return  # its session has ended
+        request = self._known(router, model_state, run.arrival, now - run.running_s, now)
+        request.engine = run.replica_id
+        request.lease = run.lease
+        place = None if pool is None else SessionPlace(run.replica_id, pool)
+        self.apply_actions(model_state, model_state.admission.on_begun(run, request.incarnation.holder, place, now))
+
+    def _known(
+        self, router: str, model_state: ModelState, arrival: Arrival, arrived_s: float, now: float
+    ) -> ActorRequest:
+        """A new request, known by its ticket."""
+        ticket = arrival.request_id
+        incarnation = self.incarnations.current(router, self.accounts.holder(router))
+        before = self.by_ticket.get(ticket)
+        if before is not None and before.incarnation.has_ended:
+            self._forget(before, now)  # its router has begun to count its tickets anew
+        request = ActorRequest(router, incarnation, model_state, arrival, arrived_s)
+        self.by_ticket[ticket] = incarnation.requests[ticket] = request
+        return request
+
+    def done(self, router: str, event: Done, now: float) -> None:
+        """A request has ended; its router's account returns what the event says, also if the ticket is unknown."""
+        request = self._end(event.ticket, now)
+        if request is None:
+            self.accounts.give_back(router, event.pool, event.slots, event.tokens)
+            return
+        returned = (event.slots, event.tokens) if event.pool else None
+        admission = request.queue.admission
+        actions = admission.on_done(event.ticket, now, event.prompt_tokens, event.output_tokens, returned)
+        self.apply_actions(request.queue, actions)
 
     def cancel(self, ticket: str, now: float) -> None:
-        """Cancel a waiting or running request. An unknown ticket changes nothing."""
+        """Cancel a waiting request, or a grant on its way to its router. An unknown ticket changes nothing."""
         request = self._end(ticket, now)
         if request is not None:
             self._leave_queue(request, now)
@@ -113,7 +145,7 @@ class ActorRequests:
             self._send(router, status)
 
     def add_usage(self, usage: CreditUsage) -> None:
-        """Count requests that a router granted on its own credit."""
+        """Count requests on a router's credit that have ended before they were announced."""
         admission = self.model_state(usage.model).admission
         admission.on_uncounted_usage(usage.request_class, usage.tenant, usage.prompt_tokens, usage.output_tokens)
 
@@ -274,10 +306,8 @@ class ActorRequests:
             self._kv_debt.end(request.engine, request.owed)
         if request.arrival.session is not None:
             self._sessions.touch(request.arrival.session, now)
-        if request.engine:
-            self.accounts.give_back(request.router, request.engine, 0, request.grown_tokens)
-            if request.engine in self._kv_debt.debts:
-                self.accounts.returned[request.engine] = None  # debt is paid from what its grant returns, too
+        if request.engine in self._kv_debt.debts:
+            self.accounts.returned[request.engine] = None  # debt is paid from what its grant returns, too
         return request
 
     def apply_actions(self, queue: ModelState, actions: Iterable[Action]) -> None:

@@ -44,6 +44,10 @@ class RouterAccount:
         """Whether it may go on with what an engine with this fingerprint has begun; None: none has."""
         return fingerprint is None or fingerprint == self.fingerprint
 
+    def may_have_credit(self, engine: str, state: ActorState) -> bool:
+        """Whether the router may keep credit of this engine."""
+        return self.usable and state.contended.isdisjoint((engine, self.model))
+
 
 class RouterCredit:
     """Accounts by engine, and the engines of a model with credit. O(log n) each, unless stated."""
@@ -149,6 +153,13 @@ class RouterCredit:
             account.credit_tokens = max(0, account.credit_tokens) if credit_valid else 0
         return self.account_amounts()
 
+    def keeps(self, engine: str, state: ActorState) -> bool:
+        """Whether what a request that ends has held becomes credit: it may stay here, or the actor has less than this
+        router counts."""
+        account = self.by_engine[engine]
+        lacks = account.credit_slots < 0 or account.credit_tokens < 0
+        return lacks or account.model in state.recovering or account.may_have_credit(engine, state)
+
     def balance(self, engine: str, state: ActorState, now: float) -> GiveBack | CreditRequest | None:
         """Surplus credit, taken off the account to return it, or a request for more if at most half of the target is
         left; None: neither is due."""
@@ -157,7 +168,7 @@ class RouterCredit:
             return None
         slots = account.credit_slots
         tokens = account.credit_tokens
-        keeps = account.usable and state.contended.isdisjoint((engine, account.model))
+        keeps = account.may_have_credit(engine, state)
         target_slots, target_tokens = (account.target_slots, account.target_tokens) if keeps else (0, 0)
         surplus_slots = slots - target_slots if slots > GIVE_BACK_FACTOR * target_slots else 0
         surplus_tokens = tokens - target_tokens if tokens > GIVE_BACK_FACTOR * target_tokens else 0

@@ -5,9 +5,8 @@ The same style as `core.queue.admission`: events in, `Grant` and `Refuse` out, b
 
 Rules
 - A request is granted here if its model is not contended in the actor's last state, no request of this router waits for
-  the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies.
-- A request that may have to stop for others (`needs_actor`) is submitted, too: only the actor stops one, and knows
-  only what it has granted.
+  the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies. One that comes
+  back begins here only on the engine that it prefers: the credit may be that of the engine which has failed it.
 - A request of a session is submitted whenever the actor is reachable, because the actor has all sessions' places. The
   actor sends the open sessions; while it is away, the last known ones count, and such a request runs on credit of its
   session's engine.
@@ -26,7 +25,6 @@ Invariant: every arrival ends as exactly one of granted, refused, cancelled whil
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,7 +38,7 @@ from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSessi
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests, needs_actor
+from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
 from serve_app.core.shared_queue.states import SessionReply, SessionState
 from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
@@ -64,7 +62,6 @@ class RouterQueue:
         self.limits = RouterLimits(router, lambda event: self.router_session.put(event))
         self.applied = AppliedActions(self.pending, self.in_flight, self.limits, self.router_session)
         self._store: messages.StoreAddress | None = None
-        self._ticket_numbers = itertools.count(1)
         self.early_refusal = EarlyRefusal(self.router_session, self._policies)
         self.credit_valid_until = -math.inf
         self._unmatched: dict[str, object] = {}  # requests that differed between both sides at the last check
@@ -116,7 +113,7 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        asks = not alone and (needs_actor(arrival) or model in self.router_session.state.contended)
+        asks = not alone and (model in self.router_session.state.contended or self._prefers_other(arrival))
         if not asks and not self.pending.counts[model]:
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
@@ -151,8 +148,8 @@ class RouterQueue:
 
         An unknown id, or one that waits, changes nothing.
         """
-        run = self.in_flight.end(request_id, prompt_tokens, output_tokens)
-        if run is None or run.ticket:
+        run = self.in_flight.end(request_id, prompt_tokens, output_tokens, is_alone=self.alone)
+        if run is None:
             return []
         actions = self._serve_alone(now, run.model)
         self._balance_credit(now)
@@ -211,7 +208,12 @@ class RouterQueue:
         self._balance_credit(now, every=beat)
         if beat and not self.alone:
             self.limits.on_heartbeat(now)
-        return self.router_session.next_message(beat=beat)
+        return self.router_session.next_message(self.in_flight.announcements(now), beat=beat)
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether a heartbeat would carry more than the accounts."""
+        return self.router_session.has_reports or bool(self.in_flight.unannounced)
 
     def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
         """At a heartbeat: reconcile waiting requests and held amounts between this queue, its process and the actor.
@@ -249,6 +251,7 @@ class RouterQueue:
         session = self.router_session
         if reply.epoch < session.epoch or (reply.epoch == session.epoch and reply.incarnation != session.incarnation):
             return []  # from an older actor epoch, or to an older incarnation
+        session.takes_begun = reply.takes_begun
         if reply.is_stale or reply.epoch > session.epoch:
             self.begin_incarnation(reply.epoch, now)
             return []
@@ -272,17 +275,16 @@ class RouterQueue:
             self._hand_in(waiting, now)
         self.limits.ask_pending(session.arrivals_left)
         changed = (session.state.contended, session.state.recovering) != (before.contended, before.recovering)
+        session.reports_wanted |= changed and self.has_reports  # what runs may have to stop for those that wait
         self._balance_credit(now, every=changed)
         return actions
 
     def begin_incarnation(self, epoch: int, now: float) -> None:
-        """Begin an incarnation: report the full state again; running requests lose their tickets."""
+        """Begin an incarnation: report the full state again; running requests get other tickets."""
         self.pending.forget_tickets()
         self.early_refusal.reset()
         self.in_flight.dropped_engines.clear()
-        running = self.in_flight.running
-        for run in running.values():
-            run.ticket = ""
+        to_be_known = self.in_flight.begin_incarnation(now)
         accounts = self.accounts.begin_incarnation(credit_valid=now < self.credit_valid_until)
         engines = self.accounts.by_engine.items()
         self.router_session.begin(
@@ -293,11 +295,7 @@ class RouterQueue:
                 self.limits.begin_incarnation(now),
                 *(messages.ModelPolicy(model, policy) for model, policy in self._policies.items()),
                 *(messages.EngineReachability(one.model, engine, one.usable) for engine, one in engines),
-                *(
-                    messages.KvTokenRequest(request_id, "", run.engine, run.owed_tokens, run.arrival.request_class)
-                    for request_id, run in running.items()
-                    if run.owed_tokens
-                ),
+                *to_be_known,
             ),
         )
 
@@ -336,17 +334,24 @@ class RouterQueue:
             if account is None and engine not in self.in_flight.dropped_engines:
                 # otherwise the actor was informed
                 self.router_session.put(messages.EngineReachability(waiting.model, engine, False))
-            self.router_session.end_request(messages.Done(ticket, 0, 0))
+            pool = (granted.lease, 1, arrival.cost) if granted.lease else (engine, arrival.slots, arrival.cost)
+            self.router_session.end_request(messages.Done(ticket, 0, 0, *pool))
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
-        self.in_flight.begin_granted(waiting, engine, granted.lease)
+        self.in_flight.begin_granted(waiting, engine, now, granted.lease)
         waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 
+    def _prefers_other(self, arrival: Arrival) -> bool:
+        """Whether it has begun before, and there is no credit where it is to go on: what there is may be credit of the
+        engine that has failed it."""
+        slots, tokens = self.accounts.credit(arrival.affinity or "")
+        return arrival.accepted and arrival.affinity is not None and (slots < arrival.slots or tokens < arrival.cost)
+
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""
-        engine = None if now >= self.credit_valid_until else self.in_flight.begin_on_credit(waiting)
+        engine = None if now >= self.credit_valid_until else self.in_flight.begin_on_credit(waiting, now)
         if engine is None:
             return None
         waited_s = now - waiting.arrived_s
@@ -374,7 +379,7 @@ class RouterQueue:
         return policy.longest_wait_s(has_begun=waiting.arrival.has_begun)
 
     def _hand_in(self, waiting: PendingRequest, now: float) -> None:
-        ticket = f"{self.router_session.router}:{next(self._ticket_numbers)}"
+        ticket = self.router_session.new_ticket()
         deadline = waiting.arrival.deadline
         left_s = None if deadline is None else deadline - now
         arrival = replace(waiting.arrival, request_id=ticket, deadline=left_s)

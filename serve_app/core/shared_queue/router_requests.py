@@ -3,10 +3,12 @@
 Rules
 - Order while the actor is away: higher classes first, then by original arrival time. A request that was in the actor's
   queue is marked accepted: it keeps its age in another queue, or in the next actor's.
-- A request granted on credit has no ticket: what it held becomes credit when it ends, and its use is reported in sums.
-  A request granted by the actor has a ticket: what it held is returned to the actor at its end. A request that outlives
-  the actor, or the incarnation in which it was granted, loses its ticket; the place of its session is then
-  returned separately.
+- A running request has a ticket. One granted on credit is announced to the actor (`Began`) with the next message that
+  goes anyway. One that outlives the incarnation gets another ticket, and is announced again.
+- What a request held of its engine becomes credit when it ends, if the router may have credit there; else its end
+  returns it (`Done`), as it returns the place of a session. So both ends agree on the accounts, whatever the actor
+  knows of the request.
+- One on credit that ends before it was announced is not told at all: its use is reported in sums.
 
 Invariant: a waiting request is in every index or in none.
 Invariant: the amount held of an engine, or of a session, is the sum over its requests.
@@ -17,20 +19,26 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.memory import SessionEntry
-from serve_app.core.queue import Action, Arrival, ClassBound, Preempt, QueuePolicy, QueueStatus
+from serve_app.core.queue import Action, Arrival, BegunRun, ClassBound, Preempt, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
-from serve_app.core.shared_queue.messages import ActorAction, Amount, KvTokenGrant, KvTokenRequest
+from serve_app.core.shared_queue.messages import (
+    ActorAction,
+    Amount,
+    Began,
+    KvTokenGrant,
+    KvTokenRequest,
+    RouterEvent,
+)
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
 from serve_app.types import RequestClass
 
 REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
-LONG_TOKENS = 8192  # may run for longer than the quantum of its class (`core.queue.preemption`)
 
 
 @dataclass(slots=True)
@@ -55,11 +63,6 @@ class PendingRequest:
     def first_arrived_s(self) -> float:
         """When it first arrived: the order among the requests of a class."""
         return self.arrived_s - self.arrival.age_s
-
-
-def needs_actor(arrival: Arrival) -> bool:
-    """Whether the actor should grant it: more likely than most it has to stop, being of the lowest class or long."""
-    return arrival.preemptible and (arrival.request_class is min(RequestClass) or arrival.cost_tokens >= LONG_TOKENS)
 
 
 class PendingRequests:
@@ -182,7 +185,7 @@ class PendingRequests:
 @dataclass(slots=True)
 class RunningRequest:
     """A running request. `slots` and `tokens`: held of its engine; `place`: of its session. `ticket`: its id at the
-    actor; empty: granted on credit, or the incarnation has ended."""
+    actor, which `is_known` there or still to be announced."""
 
     model: str
     engine: str
@@ -191,11 +194,23 @@ class RunningRequest:
     tokens: int
     estimated_tokens: int  # KV tokens at its start
     ticket: str
+    begun_s: float
+    is_known: bool
     place: Amount | None = None
     output_tokens: int = 0  # output tokens so far
-    reported_tokens: int = 0  # of these, reported in sums
-    prompt_tokens: int = 0  # as its engine has counted and this router reported them
+    prompt_tokens: int = 0  # as its engine has counted them; 0: not yet
     owed_tokens: int = 0  # KV tokens requested and not granted yet
+    is_paid: bool = False  # an incarnation before has known what it has used
+
+    def announcement(self, now: float) -> Began:
+        """The event that tells the actor of it."""
+        arrival = replace(self.arrival, request_id=self.ticket, deadline=None)
+        running_s = now - self.begun_s
+        lease = "" if self.place is None else self.place.engine
+        return Began(
+            self.model,
+            BegunRun(arrival, self.engine, running_s, self.prompt_tokens, self.output_tokens, self.is_paid, lease),
+        )
 
 
 class InFlight:
@@ -205,6 +220,8 @@ class InFlight:
         self._accounts = accounts
         self._router_session = session
         self.running: dict[str, RunningRequest] = {}
+        self.by_ticket: dict[str, RunningRequest] = {}
+        self.unannounced: dict[str, RunningRequest] = {}  # by ticket, those that have begun first at the beginning
         self.counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         # not acknowledged yet by the actor, with their reachability since
@@ -240,7 +257,8 @@ class InFlight:
         """Apply an action of the actor on accounts, running requests or sessions."""
         match action:
             case Preempt(ticket):
-                return [replace(action, request_id=one) for one, run in self.running.items() if run.ticket == ticket]
+                run = self.by_ticket.get(ticket)
+                return [] if run is None else [replace(action, request_id=run.arrival.request_id)]
             case messages.CreditChange(engine, slots, tokens) | messages.CreditGrant(engine, slots, tokens):
                 account = self._accounts.by_engine.get(engine)
                 if account is None:
@@ -253,7 +271,7 @@ class InFlight:
                     account.target_slots = action.target_slots
                     account.target_tokens = action.target_tokens
             case messages.Reclaim(engine, request_class):
-                self._reclaim(engine, request_class)
+                self._reclaim(engine, request_class, now)
             case KvTokenGrant():
                 self._on_kv_token_grant(action)
             case SessionEntry():
@@ -270,7 +288,7 @@ class InFlight:
                         self._reduce_place(Amount(pool, slots, tokens))
         return []
 
-    def begin_on_credit(self, waiting: PendingRequest) -> str | None:
+    def begin_on_credit(self, waiting: PendingRequest, now: float) -> str | None:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
         arrival = waiting.arrival
@@ -281,20 +299,59 @@ class InFlight:
         if engine is not None:
             self._accounts.grant(engine, arrival.slots, arrival.cost)
             self.touched_engines.add(engine)
-            self._begin(RunningRequest(waiting.model, engine, arrival, arrival.slots, arrival.cost, arrival.cost, ""))
+            slots = arrival.slots
+            tokens = arrival.cost
+            ticket = self._router_session.new_ticket()
+            run = RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=False)
+            self.unannounced[ticket] = run
+            self._begin(run)
         return engine
 
-    def begin_granted(self, waiting: PendingRequest, engine: str, lease: str = "") -> None:
+    def begin_granted(self, waiting: PendingRequest, engine: str, now: float, lease: str = "") -> None:
         """Begin a request that the actor has granted; the account grows by what it holds. `lease`: of the session in
         whose place it runs, with nothing of the engine."""
         arrival = waiting.arrival
+        ticket = waiting.ticket
         slots, tokens = (0, 0) if lease else (arrival.slots, arrival.cost)
         place = Amount(lease, 1, arrival.cost) if lease else None
         self._accounts.change(engine, held=(slots, tokens))
-        self._begin(RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, waiting.ticket, place))
+        self._begin(
+            RunningRequest(
+                waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=True, place=place
+            )
+        )
 
-    def end(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> RunningRequest | None:
-        """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run."""
+    def announcements(self, now: float) -> Iterator[Began]:
+        """What is to be announced: each counts as announced once it is taken."""
+        while self._router_session.takes_begun and self.unannounced:
+            yield self._announce(next(iter(self.unannounced.values())), now)
+
+    def begin_incarnation(self, now: float) -> list[RouterEvent]:
+        """The actor knows none of the requests any more: they get other tickets. Returns the events of those that have
+        the place of a session or lack KV tokens: these must be known at once. O(requests)."""
+        self.by_ticket.clear()
+        self.unannounced.clear()
+        events: list[RouterEvent] = []
+        for run in self.running.values():
+            run.is_paid |= run.is_known
+            run.is_known = False
+            run.ticket = self._router_session.new_ticket()
+            self.by_ticket[run.ticket] = run
+            if run.slots or run.place is not None:  # else its session has ended, and it holds nothing
+                self.unannounced[run.ticket] = run
+            if run.ticket not in self.unannounced or not self._router_session.takes_begun:
+                continue
+            if run.owed_tokens:
+                events += [self._announce(run, now), self._kv_token_request(run, run.owed_tokens)]
+            elif run.place is not None:
+                events.append(self._announce(run, now))
+        return events
+
+    def end(
+        self, request_id: str, prompt_tokens: int | None, output_tokens: int | None, *, is_alone: bool = False
+    ) -> RunningRequest | None:
+        """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run.
+        `is_alone`: the actor is away, so what it held of its engine stays here."""
         run = self.running.get(request_id)
         if run is None:
             return None
@@ -304,19 +361,25 @@ class InFlight:
         if output_tokens is None:
             earlier = run.arrival.prompt_tokens + run.arrival.produced_tokens
             output_tokens = max(0, run.arrival.cost_tokens - earlier)
-        if run.ticket:
-            self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
-            self._router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens))
+        session = self._router_session
+        if not run.is_known:
+            self._keep(run)
+            session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
+            return run
+        returned = run.place or Amount(run.engine, 0, 0)
+        stays = session.takes_begun and (is_alone or self._accounts.keeps(run.engine, session.state))
+        if run.place is not None or stays:
+            self._keep(run)
         else:
-            if run.place is not None:
-                self._router_session.put(messages.GiveBack(*run.place))
-            self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
-            self.touched_engines.add(run.engine)
-            unreported = max(0, output_tokens - run.reported_tokens)
-            self._router_session.add_usage(run.model, run.arrival, prompt_tokens - run.prompt_tokens, unreported)
-            if run.owed_tokens:
-                self._router_session.put(messages.CancelKvTokenRequest(request_id, run.engine))
+            returned = Amount(run.engine, run.slots, run.tokens)
+            self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
+        session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens, *returned))
         return run
+
+    def _keep(self, run: RunningRequest) -> None:
+        """What a request has held of its engine becomes credit."""
+        self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
+        self.touched_engines.add(run.engine)
 
     def progress(self, request_id: str, output_tokens: int, prompt_tokens: int = 0) -> None:
         """A request has generated this many more tokens. `prompt_tokens`: as its engine has counted them; told once."""
@@ -325,52 +388,62 @@ class InFlight:
             return
         run.output_tokens += output_tokens
         run.prompt_tokens += prompt_tokens
-        if run.ticket:
+        if run.is_known:
             self._router_session.add_progress(run.ticket, output_tokens, prompt_tokens)
-        else:
-            run.reported_tokens += output_tokens
-            self._router_session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
 
-    def grow(self, request_id: str, tokens: int) -> bool:
+    def grow(self, request_id: str, tokens: int, now: float) -> bool:
         """A request needs more KV tokens; False: they are requested from the actor, not granted yet."""
         run = self.running.get(request_id)
         if run is None:
             return False
-        if not run.ticket and self._accounts.credit(run.engine)[1] >= tokens:
+        if run.place is None and self._accounts.credit(run.engine)[1] >= tokens:
             self._accounts.grant(run.engine, 0, tokens)
             run.tokens += tokens
             self.touched_engines.add(run.engine)
             return True
-        run.owed_tokens += tokens
-        self._router_session.put(KvTokenRequest(request_id, run.ticket, run.engine, tokens, run.arrival.request_class))
+        self._request_kv_tokens(run, tokens, now)
         return False
 
-    def _reclaim(self, engine: str, above: RequestClass) -> None:
+    def _reclaim(self, engine: str, above: RequestClass, now: float) -> None:
         """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
-        for request_id, run in self.running.items():
+        for run in self.running.values():
             more = run.tokens - run.estimated_tokens
-            level = run.arrival.request_class
-            if run.engine == engine and level < above and more > 0:
+            if run.engine == engine and run.arrival.request_class < above and more > 0:
                 self._accounts.change(engine, held=(0, -more))
                 run.tokens -= more
-                run.owed_tokens += more
-                self._router_session.put(KvTokenRequest(request_id, run.ticket, engine, more, level, reclaimed=True))
+                self._request_kv_tokens(run, more, now, reclaimed=True)
+
+    def _request_kv_tokens(self, run: RunningRequest, tokens: int, now: float, *, reclaimed: bool = False) -> None:
+        run.owed_tokens += tokens
+        if run.ticket in self.unannounced and self._router_session.takes_begun:
+            self._router_session.put(self._announce(run, now))
+        self._router_session.put(self._kv_token_request(run, tokens, reclaimed=reclaimed))
+
+    def _kv_token_request(self, run: RunningRequest, tokens: int, *, reclaimed: bool = False) -> KvTokenRequest:
+        level = run.arrival.request_class
+        return KvTokenRequest(run.arrival.request_id, run.ticket, run.engine, tokens, level, reclaimed)
+
+    def _announce(self, run: RunningRequest, now: float) -> Began:
+        del self.unannounced[run.ticket]
+        run.is_known = True
+        return run.announcement(now)
 
     def _on_kv_token_grant(self, grant: KvTokenGrant) -> None:
         """The actor has granted a request more KV tokens."""
-        run = self.running.get(grant.request_id)
+        run = self.by_ticket.get(grant.ticket)
         place = None if run is None else run.place
-        if run is not None and place is not None and (place.engine, run.ticket) == (grant.engine, grant.ticket):
+        if run is not None and place is not None and place.engine == grant.engine:
             run.place = place._replace(tokens=place.tokens + grant.tokens)
             run.owed_tokens -= grant.tokens
-        elif run is not None and (run.engine, run.ticket) == (grant.engine, grant.ticket):
+        elif run is not None and run.engine == grant.engine:
             self._accounts.change(grant.engine, held=(0, grant.tokens))
             run.tokens += grant.tokens
             run.owed_tokens -= grant.tokens
-        elif not grant.ticket and grant.engine in self._accounts.by_engine:
-            # with a ticket the later `Done` has returned these tokens, too
+        elif grant.engine in self._accounts.by_engine:
             self._accounts.change(grant.engine, credit=(0, grant.tokens))
             self.touched_engines.add(grant.engine)
+        else:
+            self._router_session.put(messages.GiveBack(grant.engine, 0, grant.tokens))
 
     def _reduce_place(self, short: Amount) -> None:
         """Reduce the place of a session by what the actor could not book: the session may have ended. O(requests)."""
@@ -394,12 +467,15 @@ class InFlight:
 
     def _begin(self, run: RunningRequest) -> None:
         self.running[run.arrival.request_id] = run
+        self.by_ticket[run.ticket] = run
         self.counts[run.model] += 1
         if self._accounts.by_engine[run.engine].single_request:
             self.set_reachability(run.model, run.engine, False, False)  # an engine for a single request has it now
 
     def _forget(self, request_id: str) -> None:
-        model = self.running.pop(request_id).model
-        self.counts[model] -= 1
-        if not self.counts[model]:
-            del self.counts[model]
+        run = self.running.pop(request_id)
+        del self.by_ticket[run.ticket]
+        self.unannounced.pop(run.ticket, None)
+        self.counts[run.model] -= 1
+        if not self.counts[run.model]:
+            del self.counts[run.model]

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
 from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.messages import Done
 from serve_app.core.shared_queue.scope import StepScope, lost
 from serve_app.core.shared_queue.session_reclaim import SessionReclaim
 from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
@@ -388,7 +389,7 @@ class SessionAdmission:
         self._granting.models[ask.model].admission.hand_over(action.request_id)  # no request gets it before the session
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
         self._granting.changed[action.replica_id] = None
-        self._granting.requests.done(action.request_id, ask.tokens, 0, now)
+        self._granting.requests.done(SESSIONS_OWNER, Done(action.request_id, ask.tokens, 0), now)
 
     def _wait_over_error(self, ask: SessionRequest) -> InsufficientMemory:
         return InsufficientMemory(f"{self._shortage(ask, self._engines_of(ask.model))}; its wait is over")

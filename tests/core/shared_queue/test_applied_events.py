@@ -80,8 +80,8 @@ def test_another_event_that_fails_ends_its_router_s_session_and_no_other(event: 
     requests = world.quota.queue.granting.requests
     called = list[str]()
 
-    def is_first(ticket: str, *_: Any) -> bool:
-        called.append(ticket)
+    def is_first(*given: Any) -> bool:
+        called.append(given[1].ticket if event == "done" else given[0])
         return len(called) == 1
 
     setattr(requests, event, fails(getattr(requests, event), is_first, after=after))
@@ -107,7 +107,7 @@ def one_granted_by_the_actor(world: World) -> tuple[str, str]:
     world.finish("r0", request_ids[0])
     world.settle(2)
     running = world.routers["r0"].line.in_flight.running
-    return next((request_id, run.ticket) for request_id, run in running.items() if run.ticket)
+    return next((request_id, run.ticket) for request_id, run in running.items() if run.is_known)
 
 
 def begun_anew(world: World, begun: dict[str, int]) -> set[str]:
@@ -123,7 +123,7 @@ def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(to
     session = world.routers["r0"].line.router_session
 
     def end_request(event: messages.Done) -> None:
-        session.put(messages.Done(event.ticket, *tokens))
+        session.put(event._replace(prompt_tokens=tokens[0], output_tokens=tokens[1]))
 
     session.end_request = end_request  # type: ignore[method-assign]
     world.finish("r0", request_id)

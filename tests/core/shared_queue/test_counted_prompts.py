@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.delivery import RouterSession
-from serve_app.core.shared_queue.messages import CreditUsage, TokenProgress
+from serve_app.core.shared_queue.messages import CreditUsage, Done, TokenProgress
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest
 from serve_app.core.shared_queue.states import SessionReply
@@ -30,20 +30,21 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
         assert message is not None
         return [one for one in message.events if isinstance(one, kind)]
 
-    line.in_flight.progress(first, 1, 100_000)  # of credit
-    assert [(one.prompt_tokens, one.output_tokens) for one in told(CreditUsage)] == [(100_000, 1)]
+    line.in_flight.progress(first, 1, 100_000)  # it has begun on credit
+    known = line.in_flight.running[first].ticket
+    assert told(TokenProgress) == [(known, 1, 100_000)]
     world.cancel("r0", first)
-    assert [one.prompt_tokens for one in told(CreditUsage)] == [0]
+    assert [(one.ticket, one.prompt_tokens, one.output_tokens) for one in told(Done)] == [(known, 100_000, 1)]
     world.deliver(answer(world, "r0"))
     line.on_lost(world.now)
     world.settle(2)
     assert waits.state == "runs"
-    line.in_flight.progress(f"q{waits.number}", 2, 90_000)  # of the queue
+    line.in_flight.progress(f"q{waits.number}", 2, 90_000)  # the actor has granted it
     assert told(TokenProgress) == [(line.in_flight.running[f"q{waits.number}"].ticket, 2, 90_000)]
 
 
 @pytest.mark.parametrize("is_counted", [False, True], ids=["at the end", "while it runs"])
-def test_a_request_that_goes_on_on_credit_has_paid_for_its_prompt(is_counted: bool) -> None:
+def test_a_request_that_goes_on_on_credit_and_is_never_announced_has_paid_for_its_prompt(is_counted: bool) -> None:
     session = RouterSession("r", 0)
     credit = RouterCredit()
     session.advance(SessionReply.BOOKED)
@@ -51,7 +52,7 @@ def test_a_request_that_goes_on_on_credit_has_paid_for_its_prompt(is_counted: bo
     in_flight.set_reachability("m", "e", True, False)
     credit.change("e", credit=(4, 10_000))
     arrival = Arrival("q", LOW, "t", cost_tokens=1200, prompt_tokens=1000, produced_tokens=100)
-    in_flight.begin_on_credit(PendingRequest("m", arrival, 0.0))
+    in_flight.begin_on_credit(PendingRequest("m", arrival, 0.0), 0.0)
     in_flight.progress("q", 1, 900 if is_counted else 0)
     in_flight.end("q", 900, 50)
     message = session.next_message(beat=True)

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from serve_app.core.shared_queue.delivery import ARRIVAL_WINDOW
-from serve_app.core.shared_queue.messages import ActorReply, CreditChange, CreditGrant, CreditRequest, CreditUsage, Done
+from serve_app.core.shared_queue.messages import ActorReply, CreditChange, CreditGrant, CreditRequest, Done
 from serve_app.core.times import ACTOR_STALL_S, FENCE_S, UNRESPONSIVE_S
 from serve_app.types import RequestClass
 from tests.core.shared_queue.world import MODEL, Message, World
@@ -263,7 +263,7 @@ def test_a_stale_reply_says_nothing_else() -> None:
     told = world.routers["r0"].line.next_message(world.now, beat=True)
     assert told is not None
     reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
-    assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True)
+    assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True, takes_begun=True)
     assert MODEL in {one.model for one in world.routers["r0"].line.accounts.by_engine.values()}
 
 
@@ -272,7 +272,7 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
     running = full(world)
     line = world.routers["r0"].line
     for request_id in running:  # one of credit, one of the line
-        line.in_flight.grow(request_id, 500)
+        line.in_flight.grow(request_id, 500, world.now)
         told = line.next_message(world.now)
         if told is not None:
             late = world.deliver(Message("r0", world.now, told))
@@ -294,7 +294,7 @@ def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None
     line.in_flight.progress(first, 1)  # too late
     told = line.next_message(world.now, beat=True)
     assert told is not None
-    used = [one for one in told.events if isinstance(one, CreditUsage)]
+    used = [one for one in told.events if isinstance(one, Done)]
     assert [one.output_tokens for one in used] == [3]
     world.deliver(answer(world, "r0"))
     line.on_lost(world.now)

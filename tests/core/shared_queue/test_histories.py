@@ -102,7 +102,9 @@ class History:
     def grow(self, name: str) -> None:
         running = list(self.world.routers[name].running)
         if running:
-            self.world.routers[name].line.in_flight.grow(self.draw.choice(running), self.draw.randint(1, 20))
+            self.world.routers[name].line.in_flight.grow(
+                self.draw.choice(running), self.draw.randint(1, 20), self.world.now
+            )
 
     def speak(self, name: str) -> None:
         self.world.speak(name, beat=self.draw.random() < 0.5)

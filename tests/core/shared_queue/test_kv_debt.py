@@ -44,7 +44,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
     line = world.routers["r0"].line
     for _ in range(12):  # 15,360 tokens beyond their 4,000
         for request_id in ids:
-            line.in_flight.grow(request_id, 64)
+            line.in_flight.grow(request_id, 64, world.now)
         world.settle(1)
     assert sum(owed(world, one) for one in ids) > 1000
     same = world.arrive("r1", LOW, tokens=200)
@@ -65,7 +65,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
 
 def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_comes_free_is_its() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.in_flight.grow(first, 250)
+    world.routers["r0"].line.in_flight.grow(first, 250, world.now)
     world.settle(4)
     assert owed(world, first) == 250
     small = world.arrive("r1", HIGH, tokens=10)
@@ -84,7 +84,7 @@ def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_
 @pytest.mark.parametrize("end", ["done", "cancelled"])
 def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) -> None:
     world, (first, *others) = running()
-    world.routers["r0"].line.in_flight.grow(first, 500)
+    world.routers["r0"].line.in_flight.grow(first, 500, world.now)
     waits = world.arrive("r1", HIGH, tokens=100)
     world.settle(4)
     assert waits.state == "waits"
@@ -100,7 +100,7 @@ def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) ->
 
 def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.in_flight.grow(first, 350)
+    world.routers["r0"].line.in_flight.grow(first, 350, world.now)
     world.settle(4)
     world.crash()
     world.settle(8)
@@ -116,7 +116,7 @@ def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
 
 def test_a_router_that_is_gone_is_owed_nothing() -> None:
     world, (first, *_) = running()
-    world.routers["r0"].line.in_flight.grow(first, 350)
+    world.routers["r0"].line.in_flight.grow(first, 350, world.now)
     waits = world.arrive("r1", HIGH, tokens=10)
     world.settle(4)
     assert waits.state == "waits"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serve_app.core.queue import Preempt, QueuePolicy
 from serve_app.core.queue.policy import BEGUN_WAIT_S
 from serve_app.core.queue.preemption import STOP_S
-from serve_app.core.shared_queue.router_requests import LONG_TOKENS
+from serve_app.core.queue.stoppable_runs import RESUMED_S
 from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer
@@ -97,7 +97,7 @@ def test_a_request_that_ends_while_it_is_told_to_stop_is_not_stopped() -> None:
     world.bring_to_rest()
 
 
-def test_a_run_that_began_before_its_router_began_anew_is_not_stopped_and_the_others_wait_for_its_end() -> None:
+def test_a_stop_of_the_incarnation_before_is_ignored_and_the_run_is_stopped_in_the_next_one() -> None:
     world = connected(slots=1)
     (low,) = full(world)
     high = world.arrive("r1", HIGH)
@@ -107,12 +107,11 @@ def test_a_run_that_began_before_its_router_began_anew_is_not_stopped_and_the_ot
     line = world.routers["r0"].line
     line.begin_incarnation(line.router_session.epoch, world.now)
     world.deliver(late)
+    assert low.stops == 0
     world.settle(4)
-    world.wait(2 * STOP_S)
-    world.settle(4)
-    assert (low.stops, low.state, high.state) == (0, "runs", "waits")
+    assert (low.stops, low.state, high.state) == (1, "runs", "waits")
     world.accounted()
-    world.finish("r0", f"q{low.number}")
+    assert obey_all(world) == 1
     world.settle(4)
     assert high.state == "runs"
     world.bring_to_rest()
@@ -137,32 +136,46 @@ def test_a_stop_that_comes_too_late_is_not_used_and_another_request_stops() -> N
     world.bring_to_rest()
 
 
-def test_a_request_that_runs_on_credit_is_never_stopped() -> None:
-    world = connected(slots=1, routers=1)
+def test_a_request_that_has_begun_on_credit_stops_as_one_that_the_actor_has_granted() -> None:
+    world = connected(slots=1, routers=2)
     here = full(world, level=NORMAL)
     assert [req.here for req in here] == [True]
-    high = world.arrive("r0", HIGH)
-    world.settle(3)
-    world.wait(2 * STOP_S)
-    world.settle(3)
-    assert (high.state, here[0].stops) == ("waits", 0)
+    world.wait(RESUMED_S)
+    high = world.arrive("r1", HIGH)
+    world.settle(2)
+    assert (high.state, here[0].stops) == ("waits", 1)
+    assert obey_all(world) == 1
+    world.settle(2)
+    assert high.state == "runs"
+    world.accounted()
     world.bring_to_rest()
 
 
-def test_low_and_long_requests_that_can_stop_are_granted_by_the_actor_and_no_others() -> None:
-    for level, tokens, preemptible, here in (
-        (LOW, 10, True, False),
-        (LOW, 10, False, True),
-        (NORMAL, LONG_TOKENS - 1, True, True),
-        (NORMAL, LONG_TOKENS, True, False),
-        (HIGH, LONG_TOKENS, True, False),
-        (NORMAL, LONG_TOKENS, False, True),
-    ):
-        world = connected(routers=1, tokens=10 * LONG_TOKENS)
-        world.preemptible = preemptible
+def test_what_runs_unknown_to_the_actor_is_announced_as_soon_as_a_request_waits() -> None:
+    world = connected(slots=1, routers=2)
+    low = world.arrive("r0", LOW)
+    assert low.here
+    world.arrive("r1", HIGH)
+    world.settle_one("r1")
+    assert low.stops == 0, "the actor does not know it"
+    world.watch("r0")
+    answered = world.deliver(world.wire.pop(0))
+    assert answered is not None
+    world.deliver(answered)
+    world.speak("r0")  # no heartbeat is due
+    answered = world.deliver(world.wire.pop(0))
+    assert answered is not None
+    world.deliver(answered)
+    assert low.stops == 1
+    world.bring_to_rest()
+
+
+def test_requests_of_every_class_and_length_begin_on_credit() -> None:
+    for level, tokens in ((LOW, 10), (NORMAL, 20_000), (HIGH, 20_000)):
+        world = connected(routers=1, tokens=100_000)
         req = world.arrive("r0", level, tokens=tokens)
-        world.settle(3)
-        assert (req.state, req.here) == ("runs", here), (level, tokens, preemptible)
+        assert (req.state, req.here) == ("runs", True), (level, tokens)
+        world.bring_to_rest()
 
 
 def test_without_the_actor_low_requests_run_on_credit() -> None:
@@ -174,14 +187,33 @@ def test_without_the_actor_low_requests_run_on_credit() -> None:
     world.bring_to_rest()
 
 
-def test_what_the_next_actor_does_not_know_is_not_stopped() -> None:
+def test_the_next_actor_stops_what_runs_since_the_one_before() -> None:
     world = connected()
     low = full(world)
-    world.arrive("r1", HIGH)
-    world.settle_one("r1")
     world.crash()
     world.settle(6)
-    assert [req.stops for req in low] == [0, 0]
+    high = world.arrive("r1", HIGH)
+    world.settle(4)
+    assert sum(req.stops for req in low) == 1
+    assert obey_all(world) == 1
+    world.settle(2)
+    assert high.state == "runs"
+    world.accounted()
+    world.bring_to_rest()
+
+
+def test_what_has_run_for_longest_loses_most_also_at_the_next_actor() -> None:
+    world = connected()
+    old = world.arrive("r0", LOW)
+    world.settle(1)
+    world.wait(5.0)
+    young = world.arrive("r0", LOW)
+    world.settle(1)
+    world.crash()
+    world.settle(6)
+    world.arrive("r1", HIGH)
+    world.settle(2)
+    assert (old.stops, young.stops) == (0, 1)
     world.bring_to_rest()
 
 

@@ -53,7 +53,7 @@ class Network(RuleBasedStateMachine):
     def grow(self, name: str, data: st.DataObject, tokens: int) -> None:
         running = list(self.world.routers[name].running)
         if running:
-            self.world.routers[name].line.in_flight.grow(data.draw(st.sampled_from(running)), tokens)
+            self.world.routers[name].line.in_flight.grow(data.draw(st.sampled_from(running)), tokens, self.world.now)
 
     @rule(name=names, beat=st.booleans())
     def speak(self, name: str, beat: bool) -> None:

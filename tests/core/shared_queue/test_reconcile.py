@@ -36,6 +36,7 @@ ROUTER_STEPS: list[tuple[type, str]] = [
     (delivery.RouterSession, "put"),
     (delivery.RouterSession, "end_request"),
     (delivery.RouterSession, "add_usage"),
+    (router_requests.RunningRequest, "announcement"),
     (delivery.RouterSession, "on_reply"),
     (router_requests.PendingRequests, "add"),
     (router_requests.PendingRequests, "hand_in"),
@@ -53,6 +54,7 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (kv_debt.KvDebt, "add"),
     (delivery.ActorSessions, "reply"),
     (requests.ActorRequests, "arrive"),
+    (requests.ActorRequests, "begun"),
     (requests.ActorRequests, "done"),
     (requests.ActorRequests, "cancel"),
     (granting.Granting, "_follow"),
@@ -117,9 +119,12 @@ class Faults:
                 name = draw.choice(list(world.routers))
                 router = world.routers[name]
                 self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
+                unannounced = [run.arrival.request_id for run in router.line.in_flight.unannounced.values()]
+                if unannounced and unannounced[0] in router.running and draw.random() < 0.3:
+                    self.tried(world.finish, name, unannounced[0])
                 if router.running and draw.random() < 0.5:
                     self.tried(router.line.in_flight.progress, draw.choice(list(router.running)), 3)
-                    self.tried(router.line.in_flight.grow, draw.choice(list(router.running)), 40)
+                    self.tried(router.line.in_flight.grow, draw.choice(list(router.running)), 40, world.now)
                 if router.running and draw.random() < 0.6:
                     self.tried(world.finish, name, draw.choice(list(router.running)))
                 waiting = [one for one, req in router.requests.items() if req.state == "waits"]

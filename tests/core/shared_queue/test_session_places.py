@@ -140,7 +140,7 @@ def test_a_running_request_that_outgrows_its_estimate_takes_from_its_session_fir
     opened(there, "s", 100)
     step = there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s"))
     there.settle(1)
-    there.routers["r0"].line.in_flight.grow(f"q{step.number}", 70)
+    there.routers["r0"].line.in_flight.grow(f"q{step.number}", 70, there.now)
     there.settle(2)
     run = there.routers["r0"].line.in_flight.running[f"q{step.number}"]
     assert run.place is not None

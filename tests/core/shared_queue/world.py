@@ -10,7 +10,7 @@ from serve_app.core.memory import CheckpointKey, Device, EngineReport, LeaseKind
 from serve_app.core.queue import Action, Arrival, Grant, Preempt
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.messages import ActorReply, RouterMessage
+from serve_app.core.shared_queue.messages import ActorReply, Booked, RouterMessage
 from serve_app.core.shared_queue.router_queue import RouterQueue
 from serve_app.core.times import ACTOR_TICK_S, FENCE_S
 from serve_app.errors import ServeAppError
@@ -59,6 +59,8 @@ class World(WorldChecks):
         self.reports: dict[str, EngineReport] = {}
         self.wire: list[Message] = []
         self.waits_since: dict[str, tuple[RequestClass, int]] = {}  # in the actor's line: ticket -> class, stamp
+        self.said_of = {}
+        self.short: set[str] = set()  # routers of whose accounts not all could be booked
         self.excused: set[str] = set()  # routers silent for too long: what they run may be on another's tokens
         self.incarnations = itertools.count(10, 10)
         self.quota = Quota(1, {}, self.now)
@@ -205,7 +207,7 @@ class World(WorldChecks):
         for action in actions:
             req = router.requests[action.request_id]
             if isinstance(action, Preempt):
-                self.check_stop(action, req)
+                self.check_stop(router.name, action, req)
                 continue
             assert req.state == "waits", f"{req} was ended already: {action}"
             if not isinstance(action, Grant):
@@ -216,7 +218,7 @@ class World(WorldChecks):
             req.granted_s = self.now
             router.running[action.request_id] = req
             run = router.line.in_flight.running.get(action.request_id)
-            req.here = run is not None and not run.ticket
+            req.here = run is not None and not run.is_known
             req.place = None if run is None else run.place
             if router.name not in self.excused:
                 self.check_room(action.replica_id)
@@ -276,12 +278,16 @@ class World(WorldChecks):
             self.hear(message)
             return None
         assert message.told is not None
+        self.check_order(message.told)
         if message.watch:
             reply = self.quota.on_watch(message.told, self.now, timed_out=True)
         else:
             reply = self.quota.on_exchange(message.told, self.now)
         self.store()
         assert reply is not None
+        for action in reply.actions:
+            if isinstance(action, Booked):
+                (self.short.add if action.shortfall else self.short.discard)(message.router)
         stamp = next(self.stamps)
         self.look_at_lines(stamp)
         return Message(message.router, message.sent_at, None, reply, stamp=stamp)
@@ -366,6 +372,7 @@ class World(WorldChecks):
         self.wait(0.6)
         self.quota.queue.session_admission.take_outcomes()
         self.settle(4)
+        self.check_known()
         for session in self.quota.sessions.all():
             self.quota.sessions.renew(session.request.session_id, self.now)
         self.settle(2)

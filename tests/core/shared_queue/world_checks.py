@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue.applied_events import agree
+from serve_app.core.shared_queue.messages import Arrive, Began, Done, KvTokenRequest, TokenProgress
 
 if TYPE_CHECKING:
     from serve_app.core.memory import EngineReport
     from serve_app.core.queue import Arrival, Preempt
-    from serve_app.core.shared_queue.messages import Amount
+    from serve_app.core.shared_queue.messages import Amount, RouterMessage
     from serve_app.types import RequestClass
     from tests.core.shared_queue.world import Router
 
@@ -32,6 +33,7 @@ class Req:
     place: Amount | None = None  # what it has of the place of its session
     arrival: Arrival | None = None
     stops: int = 0  # how often it was told to stop
+    stopped_as: set[str] = field(default_factory=set)  # its tickets when it was told
 
 
 class WorldChecks:
@@ -41,16 +43,19 @@ class WorldChecks:
     quota: Quota
     routers: dict[str, Router]
     reports: dict[str, EngineReport]
+    short: set[str]
+    said_of: dict[tuple[str, int], tuple[dict[str, int], dict[str, int]]]  # first events of tickets, by router
 
-    def check_stop(self, stop: Preempt, req: Req) -> None:
+    def check_stop(self, router: str, stop: Preempt, req: Req) -> None:
         """A router hears that a request has to stop."""
         assert req.state == "runs", "it does not run"
         assert req.arrival is not None
         assert req.arrival.preemptible
-        assert not req.here, "it runs on credit"
-        assert req.stops == req.arrival.preempted, "it was told to stop already"
+        ticket = self.routers[router].line.in_flight.running[stop.request_id].ticket
+        assert ticket not in req.stopped_as, "it was told to stop already"
+        req.stopped_as.add(ticket)
         assert stop.replica_id == req.engine or not req.engine
-        req.stops += 1
+        req.stops = req.arrival.preempted + 1  # told again in another incarnation, it stops once
 
     def check_grants(self) -> None:
         """An account has at least what its owner's granted requests hold, be it the opener of sessions. Those of ended
@@ -62,10 +67,33 @@ class WorldChecks:
                 sums = granted.setdefault((request.router, request.lease or request.engine), [0, 0])
                 sums[0] += request.arrival.slots
                 sums[1] += request.arrival.cost
-                granted.setdefault((request.router, request.engine), [0, 0])[1] += request.grown_tokens
         for (owner, engine), sums in granted.items():
             had = lines.accounts.account(owner, engine)
+            if owner in self.short:
+                continue  # others were granted a part of it while the router was silent
             assert all(one <= held for one, held in zip(sums, had, strict=True)), f"{owner} was granted more"
+
+    def check_order(self, told: RouterMessage) -> None:
+        """What a router says of a ticket comes after what makes it known, whichever message arrives first."""
+        known, used = self.said_of.setdefault((told.router, told.incarnation), ({}, {}))
+        for number, event in enumerate(told.events, told.seq):
+            if isinstance(event, Arrive | Began):
+                arrival = event.arrival if isinstance(event, Arrive) else event.run.arrival
+                known[arrival.request_id] = number
+            elif isinstance(event, Done | TokenProgress | KvTokenRequest):
+                used.setdefault(event.ticket, number)
+        early = [ticket for ticket, number in used.items() if number <= known.get(ticket, -1)]
+        assert not early, f"{told.router} says something of {early} before they are known"
+
+    def check_known(self) -> None:
+        """With nothing on its way, the actor knows what runs, and where."""
+        known = self.quota.queue.granting.requests.by_ticket
+        for router in self.routers.values():
+            for ticket, run in router.line.in_flight.by_ticket.items():
+                place = run.place
+                holds = run.slots if place is None else self.quota.ledger.pool(place.engine)
+                if holds and run.engine in self.reports:
+                    assert known[ticket].engine == run.engine, f"{run.arrival.request_id} is not known where it runs"
 
     def check_books(self) -> None:
         """The queues know exactly the requests that are known by ticket, and engines have what these hold."""
