@@ -273,7 +273,7 @@ class Quota:
         blocked = dict(Counter(one.model for one in self.grants.blocked(now)))
         self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(blocked=blocked))
         self.grants.reservations.keep_restarts(set(self.grants.owners()), now)
-        self.sessions.renew_in_use(now, self._closed_engines())
+        self.sessions.renew_in_use(now, self._closed_engines(), self.queue.used_sessions)
         self._on_leases_ended(self.ledger.expire(now), now)
         for owner in self.grants.owners():
             if not self.ledger.knows(owner):

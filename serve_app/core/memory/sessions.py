@@ -206,10 +206,11 @@ class SessionLeases:
         """A request of a session arrives or has ended: renew it. An unknown lease changes nothing."""
         self._ledger.heartbeat(lease, now)
 
-    def renew_in_use(self, now: float, unreported: Container[str] = ()) -> None:
-        """Renew sessions with a running request, and those on engines where this is unknown. O(sessions)."""
+    def renew_in_use(self, now: float, unreported: Container[str], used: Container[str]) -> None:
+        """Renew sessions that have a request in their place or elsewhere (`used`, by lease), and those on engines where
+        this is unknown. O(sessions)."""
         for lease, one in self.by_lease.items():
-            if one.engine in unreported or self.in_use(lease):
+            if one.engine in unreported or lease in used or self.in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str, unreported: Container[str] = ()) -> None:

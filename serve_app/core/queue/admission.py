@@ -115,8 +115,9 @@ class Admission:
         actions = self.on_tick(now)
         if arrival.deadline is not None and arrival.deadline <= self._now:
             return [*actions, self._refuse(arrival, RefusalReason.DEADLINE)]
-        fits_place = place is not None and place.could_take(arrival.slots, arrival.cost)
-        if not fits_place and self._no_slots_since is None and self.capacity.is_too_large(arrival):
+        if place is not None and not place.could_take(arrival.slots, arrival.cost):
+            place = None
+        if place is None and self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
         arrived_s = self._now - waited_s
         self._allow_grant()
@@ -238,12 +239,11 @@ class Admission:
         """The place of a session was returned, but not by a request of this queue."""
         actions = self.on_tick(now)
         waiting = self.queue.first_for(lease)
-        return actions if waiting is None else actions + self._serve_place(waiting.place)
+        return actions + ([] if waiting is None else self._serve_place(waiting.place)) + self._grant_all()
 
-    def end_session(self, lease: str) -> list[str]:
-        """A session has ended: no request may take its place any more. Returns the ids of those that waited for it.
-        O(these)."""
-        return self.queue.end_session(lease)
+    def end_session(self, lease: str) -> None:
+        """A session has ended: no request may take its place any more. O(those that could)."""
+        self.queue.end_session(lease)
 
     def on_kv_debt(self, replica_id: str, request_class: RequestClass | None, now: float) -> list[Action]:
         """A replica is in KV debt: running requests, of this class at most, need more KV tokens than were free.

@@ -204,23 +204,23 @@ class ClassQueue:
         """Charge a tenant for service in this class outside this queue; ignored while the class is idle here."""
         if not self.size and not self.running:
             return
-        self.charge(self._tenant_queue(tenant), tokens)
+        self.charge(self._served_elsewhere(tenant), tokens)
 
     def begin_run(self, tenant: str) -> TenantQueue:
-        """A request of a tenant runs that was not granted here, as if it had waited here for a moment."""
+        """A request of a tenant runs that was not granted here."""
         self.running += 1
-        tenant_queue = self._tenant_queue(tenant)
+        return self._served_elsewhere(tenant)
+
+    def _served_elsewhere(self, tenant: str) -> TenantQueue:
+        """A tenant is served without this queue. Its counter is as if the request had waited here for a moment: service
+        while nobody waits puts it behind no tenant that comes later."""
+        tenant_queue = self.tenant_queues.get(tenant)
+        if tenant_queue is None:
+            tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
         if not tenant_queue.order:
             tenant_queue.counter = max(tenant_queue.counter, self._lowest_counter())
             tenant_queue.update_fair_key()
             self._last_to_leave = tenant_queue
-        return tenant_queue
-
-    def _tenant_queue(self, tenant: str) -> TenantQueue:
-        tenant_queue = self.tenant_queues.get(tenant)
-        if tenant_queue is None:
-            tenant_queue = self.tenant_queues[tenant] = self._new_tenant_queue(tenant)
-            tenant_queue.counter = self._lowest_counter()
         return tenant_queue
 
     def end_run(self) -> None:

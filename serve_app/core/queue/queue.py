@@ -87,12 +87,10 @@ class RequestQueue:
         waiting = self.by_session.get(lease, {}).values()
         return next((one for one in waiting if not one.holder.is_final and one.may_take_place), None)
 
-    def end_session(self, lease: str) -> list[str]:
-        """A session has ended: no request may take its place. Returns the ids of those that could. O(these)."""
-        waiting = dict(self.by_session.get(lease, {}))
-        for request in waiting.values():
+    def end_session(self, lease: str) -> None:
+        """A session has ended: no request may take its place. O(those that could)."""
+        for request in list(self.by_session.get(lease, {}).values()):
             self._leave_place(request)
-        return list(waiting)
 
     def _leave_place(self, waiting: QueuedRequest) -> None:
         if waiting.place is not None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -124,6 +124,11 @@ class ActorQueue:
         """The messages for the operator since the last call."""
         notes, self.scope.notes = self.scope.notes, []
         return notes
+
+    @property
+    def used_sessions(self) -> Container[str]:
+        """The leases of sessions with a request that waits or runs."""
+        return self.granting.requests.of_sessions
 
     def in_use(self, engine: str) -> tuple[int, int]:
         """The queue's slots and the KV tokens in use, by the last report of each router. O(its sessions)."""

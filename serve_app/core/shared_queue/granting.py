@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.core.memory import EngineGrants, Ledger, SessionEntry, SessionLeases
+from serve_app.core.memory import SESSIONS_OWNER, EngineGrants, Ledger, SessionEntry, SessionLeases
 from serve_app.core.pools import RequestPool
 from serve_app.core.queue import QueuePolicy, RefusalReason, Refuse
 from serve_app.core.shared_queue import messages
@@ -149,24 +149,24 @@ class Granting:
         model_state.engines.setdefault(engine, EngineState()).reachable_from[router] = usable
         model_state.avoid_cache.clear()
         self.changed[engine] = None
-        if usable:
-            self.requests.requeue_router(router, now)
+        self.requests.requeue_router(router, now)
 
     def drop_router_on_engine(self, router: str, engine: str, now: float) -> None:
         """A router drops an engine: end its requests and its account there. O(requests of the router)."""
+        model_state = self.state_of_engine.get(engine)
+        if model_state is not None:  # first: what is returned is granted to none of its requests
+            self._remove_reachability(router, model_state.engines[engine])
+            model_state.avoid_cache.clear()
+        for pool in (engine, *self._sessions.leases_on(engine)):
+            self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
         requests = self.requests
         there = requests.incarnations.requests(router).items()
         for ticket in [ticket for ticket, request in there if request.engine == engine]:
             requests.cancel(ticket, now)
         self.kv_debt.forget(engine, router)
-        for pool in (engine, *self._sessions.leases_on(engine)):
-            self.accounts.give_back(router, pool, *self.accounts.account(router, pool))
-        model_state = self.state_of_engine.get(engine)
+        requests.requeue_router(router, now)
         if model_state is not None:
-            self._remove_reachability(router, model_state.engines[engine])
-            model_state.avoid_cache.clear()
             self.changed[engine] = None
-            self.requests.requeue_router(router, now)
             self.remove_unused(model_state)
 
     def reconcile(self, router: str) -> None:
@@ -177,6 +177,7 @@ class Granting:
                     one.unreconciled.discard(router)
                     model_state.avoid_cache.clear()
                     self.changed[engine] = None
+                    self.requests.on_opened()
 
     # Engines
 
@@ -184,7 +185,7 @@ class Granting:
         """An engine is gone with its sessions: end all accounts there and inform their routers."""
         had = self.accounts.remove_engine(engine)
         self.kv_debt.forget(engine)
-        for router, (slots, tokens) in had.items():
+        for router, (slots, tokens) in [one for one in had.items() if one[0] != SESSIONS_OWNER]:
             self._send(router, messages.CreditChange(engine, -slots, -tokens))
         for lease in self._sessions.leases_on(engine):
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
@@ -222,7 +223,9 @@ class Granting:
     def _follow_session(self, session: SessionEntry, now: float) -> None:
         """The place of an open session was returned."""
         model_state = self.models.get(session.request.model)
-        if model_state is not None and session.engine not in self.requests.closed_engines:
+        if model_state is None or session.engine not in model_state.engines:
+            return
+        if session.engine not in self.requests.closed_engines:
             actions = model_state.admission.on_place_returned(session.lease, now)
             self.requests.apply_actions(model_state, actions)
 
@@ -256,6 +259,9 @@ class Granting:
             one.debt_class = debt
         pool = self._pool_to_grant(engine, model_state)
         session_kv = 0 if pool is None else self._sessions.reserved_tokens[engine]
+        if one.room != (pool is not None, session_kv):  # what waits for it may fit elsewhere only
+            one.room = (pool is not None, session_kv)
+            self.requests.on_room(self._sessions.leases_on(engine))
         self.requests.apply_actions(model_state, admission.on_pool(engine, pool, now, session_kv))
         if is_returned:
             self.requests.apply_actions(model_state, admission.on_returned(now))
@@ -289,6 +295,7 @@ class Granting:
         """Close exactly these engines: the routers' holdings there are unknown."""
         self.changed.update(dict.fromkeys(sorted(self.requests.closed_engines ^ engines)))
         self.requests.closed_engines = engines
+        self.requests.on_opened()
 
     def set_draining_engines(self, engines: frozenset[str]) -> None:
         """Exactly these engines drain."""
@@ -317,7 +324,7 @@ class Granting:
     def remove_unused(self, model_state: ModelState) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
         for engine, one in list(model_state.engines.items()):
-            if not one.reachable_from and not model_state.granted_slots(engine):
+            if not one.reachable_from and not model_state.has_runs(engine):
                 del model_state.engines[engine], self.state_of_engine[engine]
                 self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, -math.inf))
         unused = not model_state.routers and not model_state.engines

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from serve_app.core.pools import Holder
-from serve_app.core.queue import Arrival
+from serve_app.core.queue import Arrival, SessionPlace
 from serve_app.core.shared_queue.kv_debt import OwedRequest
 from serve_app.core.shared_queue.model_state import ModelState
 
@@ -34,7 +34,8 @@ class Incarnation:
 
 @dataclass(slots=True)
 class ActorRequest:
-    """A waiting or running request. `lease`: of the session in whose place it runs, if it does."""
+    """A waiting or running request. `place`: of its session, which it may take while it waits; `lease`: of the session
+    in whose place it runs, if it does."""
 
     router: str
     incarnation: Incarnation
@@ -42,6 +43,7 @@ class ActorRequest:
     arrival: Arrival  # its deadline in this clock; avoids engines its router could not reach when queued
     arrived_s: float
     engine: str = ""  # empty: it waits
+    place: SessionPlace | None = None
     lease: str = ""
     owed: OwedRequest | None = None  # as it had KV debt on its engine
 

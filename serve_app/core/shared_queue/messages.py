@@ -218,6 +218,17 @@ class Booked(NamedTuple):
 
 
 @message
+class SessionDraw(NamedTuple):
+    """For a router of release 0.5.0, before the `Grant`: the request has the place of its session. One of this release
+    knows it by `Grant.lease`."""
+
+    ticket: str
+    lease: str
+    slots: int
+    tokens: int
+
+
+@message
 class EngineDropAcknowledged(NamedTuple):
     """Answer to `EngineDropped`."""
 
@@ -270,7 +281,7 @@ CreditEvent = CreditUsage | GiveBack | CreditRequest | AccountReport
 SessionEvent = Hello | StoreAddress | ModelPolicy | EngineReachability | EngineDropped
 RouterEvent = RequestEvent | CreditEvent | LimitEvent | SessionEvent
 
-RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus
+RequestAction = Grant | Refuse | Preempt | KvTokenGrant | QueueStatus | SessionDraw
 CreditAction = CreditChange | CreditGrant | Reclaim
 ActorAction = RequestAction | CreditAction | LimitAction | Booked | EngineDropAcknowledged | SessionEntry | SessionEnded
 
@@ -383,17 +394,7 @@ class ActorReply(NamedTuple):
     takes_begun: bool = False
 
 
-# Of release 0.5.0, whose actor and routers may still speak during an upgrade: read, and ignored
-
-
-@message
-class SessionDraw(NamedTuple):
-    """A submitted request had this of its session, and the rest of its engine."""
-
-    ticket: str
-    lease: str
-    slots: int
-    tokens: int
+# Of release 0.5.0, whose routers may still speak during an upgrade: read, and ignored
 
 
 @message

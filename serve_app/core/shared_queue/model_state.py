@@ -20,6 +20,7 @@ class EngineState:
     debt_class: RequestClass | None = None  # highest class with KV debt, as reported to the queue
     reclaimed_for: RequestClass | None = None  # class for which tokens of lower ones were reclaimed
     fingerprint: str | None = None  # as it has reported (`core.memory.EngineReport`)
+    room: tuple[bool, int] = (False, 0)  # whether the queue grants from it, and KV tokens that sessions hold there
 
     def may_take(self, router: str, fingerprint: str | None) -> bool:
         """Whether a router may send a request there; `fingerprint`: of the engine that has begun it; None: none has."""
@@ -59,6 +60,12 @@ class ModelState:
         """The slots of an engine that this queue has granted. O(requests there)."""
         replica = self.admission.capacity.replicas.get(engine)
         return 0 if replica is None else sum(slots for slots, _ in replica.running.values())
+
+    def has_runs(self, engine: str) -> bool:
+        """Whether requests that this queue knows run on an engine, or in places of sessions there. O(requests there +
+        sessions with a running request)."""
+        in_places = self.admission.scheduler.in_places.values()
+        return self.granted_slots(engine) > 0 or any(run.replica_id == engine for run in in_places)
 
     def is_open(self, engine: str) -> bool:
         """Whether a granted request can be sent to this engine."""

@@ -32,46 +32,55 @@ class Placements:
     def __init__(self, place_of: Callable[[ActorRequest], SessionPlace | None]) -> None:
         self._place_of = place_of
         self._by_router: dict[str, dict[str, ActorRequest]] = {}  # by router and ticket
+        self._by_session: dict[str, dict[str, ActorRequest]] = {}  # those of sessions, by lease and ticket
         self._changed = ModelTurns[ActorRequest]()  # by ticket
 
     def set(self, request: ActorRequest) -> SessionPlace | None:
         """Set where a request may be granted from now on; returns the place of its session."""
-        place = self._place_of(request)
+        place = request.place = self._place_of(request)
         only, avoided = _constraint(request, place)
         request.arrival = replace(request.arrival, only_replica=only, avoid_replicas=avoided)
-        if avoided or request.arrival.session is not None:
+        lease = request.arrival.session
+        self.forget(request)
+        if avoided or lease is not None:
             self._by_router.setdefault(request.router, {})[request.arrival.request_id] = request
-        else:
-            self.forget(request)
+        if lease is not None:
+            self._by_session.setdefault(lease, {})[request.arrival.request_id] = request
         return place
 
     def forget(self, request: ActorRequest) -> None:
         """A request has ended, or may be granted anywhere. An unknown one changes nothing."""
-        requests = self._by_router.get(request.router, {})
-        ticket = request.arrival.request_id
-        if requests.get(ticket) is request:
-            del requests[ticket]
-            if not requests:
-                del self._by_router[request.router]
+        _discard(self._by_router, request.router, request)
+        _discard(self._by_session, request.arrival.session or "", request)
 
     def forget_router(self, router: str) -> None:
-        """A router's incarnation has ended."""
+        """A router's incarnation has ended; its requests are forgotten one by one."""
         self._by_router.pop(router, None)
 
     def is_outdated(self, request: ActorRequest | None) -> bool:
         """Whether a request waits, and may be granted elsewhere than it knows."""
         if request is None or request.engine or not request.is_known:
             return False
-        arrival = request.arrival
-        return (arrival.only_replica, arrival.avoid_replicas) != _constraint(request, self._place_of(request))
+        known = request.arrival.only_replica, request.arrival.avoid_replicas
+        place = self._place_of(request)
+        return request.place != place or known != _constraint(request, place)
 
     def on_reachability(self, router: str) -> None:
         """A router reaches other engines. O(n log n) for its n requests that may not be granted just anywhere."""
         for request in sorted(self._by_router.get(router, {}).values(), key=attrgetter("arrived_s")):
-            self.on_change(request)
+            self._on_change(request)
 
-    def on_change(self, request: ActorRequest) -> None:
-        """Where a request may be granted may have changed."""
+    def on_opened(self) -> None:
+        """Engines are open again. O(n log n) for all requests that may not be granted just anywhere."""
+        for router in list(self._by_router):
+            self.on_reachability(router)
+
+    def on_session(self, lease: str) -> None:
+        """A session has ended, or its engine has other room. O(its requests)."""
+        for request in self._by_session.get(lease, {}).values():
+            self._on_change(request)
+
+    def _on_change(self, request: ActorRequest) -> None:
         self._changed.add(request.queue.name, request.arrival.request_id, request)
 
     def next_outdated(self) -> ActorRequest | None:
@@ -80,6 +89,16 @@ class Placements:
             if self.is_outdated(request):
                 return request
         return None
+
+
+def _discard(index: dict[str, dict[str, ActorRequest]], name: str, request: ActorRequest) -> None:
+    """Remove a request from an index."""
+    requests = index.get(name, {})
+    ticket = request.arrival.request_id
+    if requests.get(ticket) is request:
+        del requests[ticket]
+        if not requests:
+            del index[name]
 
 
 def _constraint(request: ActorRequest, place: SessionPlace | None) -> tuple[str | None, frozenset[str]]:

@@ -14,6 +14,7 @@ Invariant: a ticket is known from its arrival to its end; no state of it remains
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from serve_app.core.queue import Action, Admission, Arrival, BegunRun, Grant, Re
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.incarnations import ActorRequest, Incarnations
 from serve_app.core.shared_queue.kv_debt import KvDebt
-from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, Done
+from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, CreditUsage, Done, SessionDraw
 from serve_app.core.shared_queue.model_state import ModelState
 from serve_app.core.shared_queue.placements import Placements
 from serve_app.core.shared_queue.scope import AT_ONCE, StepScope, lost
@@ -60,6 +61,7 @@ class ActorRequests:
         self._left_models: set[str] = set()  # models of ended incarnations' requests
         self.grants_to_retry: dict[str, Grant] = {}  # that a router cannot reach, by ticket
         self._placements = Placements(self._place_of)
+        self.of_sessions: Counter[str] = Counter()  # requests that wait or run, by the lease of their session
         self._moves_left = AT_ONCE  # in this event
         self.is_unfinished = False  # whether the last event has left requests for the next one
 
@@ -102,6 +104,8 @@ class ActorRequests:
             self._forget(before, now)  # its router has begun to count its tickets anew
         request = ActorRequest(router, incarnation, model_state, arrival, arrived_s)
         self.by_ticket[ticket] = incarnation.requests[ticket] = request
+        if arrival.session is not None:
+            self.of_sessions[arrival.session] += 1
         return request
 
     def done(self, router: str, event: Done, now: float) -> None:
@@ -160,7 +164,7 @@ class ActorRequests:
             for ticket in due:
                 if not self._moves_left:
                     break
-                del self.grants_to_retry[ticket]
+                self.grants_to_retry.pop(ticket, None)
                 request = self.by_ticket.get(ticket)
                 if request is not None and not request.engine:  # else it was queued again and granted since
                     self._move(request, partial(self._retry, request, now), now)
@@ -225,8 +229,13 @@ class ActorRequests:
     def _remove(self, request: ActorRequest) -> None:
         """A request is no longer known by ticket."""
         ticket = request.arrival.request_id
-        self.by_ticket.pop(ticket, None)
+        lease = request.arrival.session
+        if self.by_ticket.pop(ticket, None) is not None and lease is not None:
+            self.of_sessions[lease] -= 1
+            if not self.of_sessions[lease]:
+                del self.of_sessions[lease]
         request.incarnation.requests.pop(ticket, None)
+        self._placements.forget(request)
 
     def requeue_router(self, router: str, now: float) -> None:
         """A router reaches other engines: queue its requests again that avoid them, the oldest first. O(n log n) for
@@ -238,22 +247,32 @@ class ActorRequests:
         while self._moves_left and (request := self._placements.next_outdated()) is not None:
             self._move(request, partial(self._requeue, request.arrival.request_id, now), now)
 
+    def on_opened(self) -> None:
+        """Engines are open again: requests that may run there now are queued again, by and by."""
+        self._placements.on_opened()
+
+    def on_room(self, leases: Iterable[str]) -> None:
+        """The engine of these sessions has other room: what waits for it is queued again, by and by, if it may run
+        elsewhere now. O(requests of these sessions)."""
+        for lease in leases:
+            self._placements.on_session(lease)
+
     def leave_session(self, queue: ModelState, lease: str, now: float) -> None:
-        """A session has ended: queue the requests that waited for it again, as ordinary ones. O(these)."""
-        for ticket in queue.admission.end_session(lease):
-            self._placements.on_change(self.by_ticket[ticket])
+        """A session has ended: queue the requests that waited for it again, as ordinary ones. O(its requests)."""
+        queue.admission.end_session(lease)
+        self._placements.on_session(lease)
         self._requeue_next(now)
 
     def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
         """An engine is gone: forget the requests of these routers there."""
         known = [one.requests for one in self.incarnations.ended] + [*map(self.incarnations.requests, routers)]
         for request in [one for requests in known for one in requests.values() if one.engine == engine]:
-            self._placements.forget(request)
             self._remove(request)
 
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""
         self._moves_left = max(0, self._moves_left - 1)
+        self.grants_to_retry.pop(ticket, None)
         request = self._take_from_queue(ticket, now)
         request.arrival = replace(request.arrival, accepted=True)
         self._enter_queue(request, now, WaitReason.PLACEMENT)
@@ -300,7 +319,6 @@ class ActorRequests:
         request = self.live(ticket)
         if request is None:
             return None
-        self._placements.forget(request)
         self._remove(request)
         if request.owed is not None:
             self._kv_debt.end(request.engine, request.owed)
@@ -329,6 +347,8 @@ class ActorRequests:
             elif isinstance(action, Grant) and not self._begin(request, action):
                 self.grants_to_retry[action.request_id] = action
                 continue
+            if request.lease:  # a router of release 0.5.0 knows by this that it has the place
+                self._send(request.router, SessionDraw(action.request_id, request.lease, 1, request.arrival.cost))
             self._send(request.router, action)
 
     def _begin(self, request: ActorRequest, grant: Grant) -> bool:

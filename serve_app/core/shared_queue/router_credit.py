@@ -127,6 +127,10 @@ class RouterCredit:
         account = self.by_engine.get(engine)
         return (0, 0) if account is None else (account.credit_slots, account.credit_tokens)
 
+    def tokens(self, engine: str) -> int:
+        """KV tokens of the account there, held plus credit; zero if unknown."""
+        return self.held(engine)[1] + self.credit(engine)[1]
+
     def held(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold there; zero if unknown."""
         account = self.by_engine.get(engine)

@@ -407,7 +407,7 @@ class InFlight:
     def _reclaim(self, engine: str, above: RequestClass, now: float) -> None:
         """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
         for run in self.running.values():
-            more = run.tokens - run.estimated_tokens
+            more = min(run.tokens - run.estimated_tokens, self._accounts.tokens(engine))  # no more than is booked
             if run.engine == engine and run.arrival.request_class < above and more > 0:
                 self._accounts.change(engine, held=(0, -more))
                 run.tokens -= more

@@ -95,7 +95,7 @@ class SessionAdmission:
         self._capacities: dict[str, _Capacity] = {}  # of this event, by model
         self._outcomes: dict[str, Session | ServeAppError] = {}
         self._reviewed_at = math.inf  # infinite: not yet
-        self._reclaim = SessionReclaim(sessions)
+        self._reclaim = SessionReclaim(sessions, lambda: self._granting.requests.of_sessions)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits, and `take_outcomes` returns its outcome. Repeating it renews the session.

@@ -17,7 +17,7 @@ Invariant: only sessions under notice are taken back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Container, Mapping, Set
 
 from serve_app.core.memory import SessionEntry, SessionLeases
 from serve_app.core.queue import QueuePolicy
@@ -34,10 +34,12 @@ class SessionReclaim:
 
     Args:
         sessions: has the notices, so that a session's state says them.
+        used: returns the leases of sessions with a request that waits or runs.
     """
 
-    def __init__(self, sessions: SessionLeases) -> None:
+    def __init__(self, sessions: SessionLeases, used: Callable[[], Container[str]]) -> None:
         self._sessions = sessions
+        self._used = used
 
     def due(self, model: str, total: int, demand: Demand, policy: QueuePolicy, now: float) -> list[str]:
         """Give and withdraw notices; returns the sessions whose notice is over.
@@ -99,7 +101,8 @@ class SessionReclaim:
 
     def _order(self, one: SessionEntry) -> tuple[bool, bool, float]:
         sessions = self._sessions
-        return one.lease not in sessions.notices, sessions.in_use(one.lease), sessions.used_at(one.lease)
+        is_used = sessions.in_use(one.lease) or one.lease in self._used()
+        return one.lease not in sessions.notices, is_used, sessions.used_at(one.lease)
 
 
 def parts_of(tenants: Set[str], policy: QueuePolicy) -> dict[str, float]:

@@ -72,7 +72,7 @@ def test_the_place_of_a_session_that_has_ended_is_granted_to_nobody() -> None:
     place = session_place()
     for name in ("a", "b", "c"):
         queue.on_arrive(request(name), 0.0, place=place)
-    assert queue.end_session(LEASE) == ["c"]
+    queue.end_session(LEASE)
     assert grants(queue.on_done("a", 1.0)) == []
     assert grants(queue.on_place_returned(LEASE, 1.0)) == []
     assert grants(queue.on_done("b", 2.0)) == [("c", "e")]
@@ -88,6 +88,20 @@ def test_a_request_whose_holder_has_ended_does_not_take_the_place() -> None:
     queue.on_arrive(request("c"), 0.0, place=place)
     ended.is_final = True
     assert grants(queue.on_done("a", 1.0)) == [("c", LEASE)]
+
+
+def test_what_waits_behind_a_request_that_has_taken_the_place_is_served_in_the_same_event() -> None:
+    """The request for which a replica was held back took the place, and a small one behind it waited for a tick."""
+    queue = admission(4)
+    queue.on_replica("e", 4, 0.0, 100)
+    place = session_place(80)
+    other = Holder("other")
+    place.take(other, 10)
+    assert grants(queue.on_arrive(Arrival("big", NORMAL, "u", 1, 50), 1.0)) == [("big", "e")]
+    assert grants(queue.on_arrive(request("mine", 60), 1.0, place=place)) == []
+    assert grants(queue.on_arrive(Arrival("small", LOW, "u", 1, 20), 1.0)) == []
+    other.release()
+    assert grants(queue.on_place_returned(LEASE, 2.0)) == [("mine", LEASE), ("small", "e")]
 
 
 def test_a_replica_that_is_gone_ends_what_runs_in_places_on_it() -> None:

@@ -85,7 +85,7 @@ class Faults:
         self.world.faulty = True
         self.step = step
         self.after = after
-        self.fail_at = self.draw.randint(1, 12)
+        self.fail_at = self.draw.randint(1, 2 if step[1] == "add_usage" else 12)  # that one is seldom
         self.calls = 0
 
     def failing(self) -> Any:

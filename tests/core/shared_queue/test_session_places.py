@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.shared_queue.messages import Amount, Booked
+from serve_app.core.memory import SessionRequest
+from serve_app.core.queue import Grant
+from serve_app.core.shared_queue.messages import Amount, Booked, SessionDraw
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_sessions import lease, opened, world
-from tests.core.shared_queue.world import MODEL
+from tests.core.shared_queue.world import MODEL, World
 
 LOW, NORMAL, HIGH, CRITICAL = RequestClass
 
@@ -192,3 +194,116 @@ def test_what_an_actor_could_not_book_of_a_session_is_on_no_request_any_more() -
     assert held.places() == (first.place,)
     held.on_action(Booked((first.place,), ()), there.now)
     assert held.places() == ()
+
+
+# Nothing of a place is lost or granted twice, and who waits for it waits no longer than need be
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_router_that_drops_the_engine_of_a_session_is_granted_its_place_no_more(is_back: bool) -> None:
+    """The place was granted to another request of the router that had just dropped it, and its charge given back."""
+    there = world(slots=2)
+    opened(there, "s", 600)
+    first = there.arrive("r0", NORMAL, tokens=400, session=lease(there, "s"))
+    others = [there.arrive("r0", NORMAL, tokens=400, session=lease(there, "s")) for _ in range(2)]
+    there.settle(2)
+    assert [one.state for one in others] == ["waits"] * 2
+    router = there.routers["r0"]
+    incarnation = router.line.router_session.incarnation
+    router.running.pop(f"q{first.number}").state = "done"
+    router.line.in_flight.drop_engine("e0")
+    if is_back:
+        router.line.set_reachability(MODEL, "e0", True, there.now)
+    there.settle(6)
+    assert router.line.router_session.incarnation == incarnation
+    assert sum(one.state == "runs" for one in others) == is_back
+    there.bring_to_rest()
+
+
+def test_service_while_nobody_waits_puts_a_tenant_behind_nobody_though_an_agents_request_runs() -> None:
+    """An agent's request kept the counters of its class: what a tenant had in a quiet hour counted against it later."""
+    there = world(slots=1)
+    opened(there, "s", 100)
+    there.arrive("r0", NORMAL, tokens=100, session=lease(there, "s"), tenant="t0")
+    there.settle(10)
+    router = there.routers["r0"]
+    for _ in range(20):
+        alone = there.arrive("r0", NORMAL, tokens=20, tenant="a")
+        router.running.pop(f"q{alone.number}").state = "done"
+        there.perform(router, router.line.on_done(f"q{alone.number}", there.now, 1000, 500))
+        there.settle(1)
+    there.settle(5)
+    holder = there.arrive("r0", NORMAL, tokens=20, tenant="x")
+    there.settle(1)
+    many = [there.arrive("r0", NORMAL, tokens=20, tenant="b") for _ in range(10)]
+    there.settle(1)
+    late = there.arrive("r0", NORMAL, tokens=20, tenant="a")
+    there.settle(1)
+    ended = 0
+    while late.state == "waits":
+        for one in (holder, *many):
+            if one.state == "runs":
+                there.finish("r0", f"q{one.number}")
+                ended += 1
+        there.settle(1)
+    assert ended <= 2
+    there.bring_to_rest()
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_session_does_not_end_while_a_request_of_it_runs_or_waits_elsewhere(slots: int) -> None:
+    there = world(slots=slots)
+    opened(there, "s", 100, ttl_s=3.0)
+    there.arrive("r0", NORMAL, tokens=50)
+    there.settle(1)
+    step = there.arrive("r0", NORMAL, tokens=160, session=lease(there, "s"))
+    there.settle(40)
+    assert (step.state, step.place) == ("waits" if slots == 1 else "runs", None)
+    assert "t0 s" in there.quota.sessions.by_session_id
+    there.bring_to_rest()
+
+
+@pytest.mark.parametrize("how", ["the engine drains", "the router does not reach it", "another session takes its room"])
+def test_a_request_that_waits_for_its_sessions_engine_runs_elsewhere_once_that_cannot_take_it(how: str) -> None:
+    there = World({"e0": (1, 2000), "e1": (1, 1000)}, 2)
+    there.settle(6)
+    session = opened(there, "s", 100)
+    assert session.engine == "e0"
+    first = there.arrive("r1", NORMAL, tokens=100, session=lease(there, "s"))
+    there.settle(1)
+    second = there.arrive("r1", NORMAL, tokens=50, session=lease(there, "s"))
+    third = there.arrive("r1", NORMAL, tokens=50)
+    there.settle(1)
+    waits = there.arrive("r0", NORMAL, tokens=600, session=lease(there, "s"))
+    there.settle(1)
+    assert [(one.state, one.engine) for one in (first, second, third)] == [("runs", "e0")] * 2 + [("runs", "e1")]
+    if how == "the engine drains":
+        there.quota.grants.drains.active = lambda: {"e0": 0}  # type: ignore[assignment, method-assign, return-value]
+    elif how == "the router does not reach it":
+        router = there.routers["r0"]
+        there.perform(router, router.line.set_reachability(MODEL, "e0", False, there.now))
+    else:
+        asked = SessionRequest("t9 u", MODEL, 1300, 60.0, there.now + 50.0, request_class=CRITICAL)
+        there.quota.on_open_session(asked, there.now)
+        there.settle(1)
+        there.finish("r1", f"q{second.number}")
+        there.settle(1)
+    there.settle(1)
+    there.finish("r1", f"q{third.number}")
+    there.settle(4)
+    assert (waits.state, waits.engine) == ("runs", "e1")
+
+
+def test_a_router_of_the_release_before_is_told_of_the_place_as_it_knows_it() -> None:
+    there = world()
+    opened(there, "s", 100)
+    sent = list[object]()
+    perform = there.routers["r0"].line.on_action
+    there.routers["r0"].line.on_action = lambda action, now: sent.append(action) or perform(action, now)  # type: ignore[method-assign, func-returns-value]
+    step = there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s"))
+    there.settle(1)
+    assert step.place is not None
+    drawn, granted = sent[-2:]
+    assert isinstance(granted, Grant)
+    assert drawn == SessionDraw(granted.request_id, lease(there, "s"), 1, 60)
+    there.bring_to_rest()
