@@ -12,6 +12,9 @@ BIN := .venv/bin
 MAX_FAILURES := 5
 # processes: they take groups of tests, those that start a stack first (tests/conftest.py)
 TEST_PROCESSES := -n 2 --dist loadscope --max-worker-restart=0
+# what decides, and starts no process; and the rules that look at sources
+CHECKED := tests/core tests/autoscaling tests/quota tests/test_dependencies.py tests/test_docs.py tests/test_groups.py \
+	tests/test_house.py tests/test_imports.py tests/test_suite_rules.py tests/test_times.py
 # a test that takes longer than any of ours prints where it stands, ends its process and with that the run
 STUCK_S := 600
 test-long test-cluster: STUCK_S := 3600
@@ -22,7 +25,7 @@ export TORCH_INDEX MODEL CONFIG PORT
 # a caller's search path must not reach into .venv
 unexport PYTHONHOME PYTHONPATH
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long test-cluster test-first-hour gpu-check lint lock clean setup
+.PHONY: help serve check test test-long test-cluster test-first-hour gpu-check lint lock clean setup
 
 help: ## show this list
 	@echo 'make TARGET [NAME=value ...]'
@@ -48,6 +51,9 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	if [ -n "$$MODEL" ]; then set -- "$$@" --model "$$MODEL"; fi; \
 	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
 	exec $(BIN)/serve-app up "$$@"
+
+check: lint ## the checks, the rules of the house and the pure cores, for every commit (under 2 minutes on 2 cores)
+	@exec $(BIN)/python -m pytest -m 'not long' $(CHECKED) $(TEST_PROCESSES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test: lint ## the checks and the default tests, in two processes (28 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)

@@ -35,16 +35,17 @@ WITH_PROCESSES = (
 )
 CI_RERUNS = 1
 
-# End-to-end modules by what they share: a stack, a fixture of tests/e2e/conftest.py, or the engine of `continuations`;
-# the others of them have one of their own. A module that is not named here has `stack`.
+# End-to-end modules by what they share: a stack, a fixture of tests/e2e/conftest.py, or the engine of `continuations`
+# or `attacks`; the others of them have one of their own. A module that is not named here has `stack`.
 STACKS = {
     "three": (
         "actor_killed", "affinity", "edge_deaths", "explain", "handle_router_lost", "idempotency", "keys", "limits",
         "scaling", "three_routers", "usage", "wire_loss",
     ),
-    "changing": ("model_changes", "quota", "sessions"),
+    "changing": ("model_changes", "quota", "serve_ways", "sessions"),
     "continuations": ("continued_streams", "preemption"),
-    "": ("chaos", "gcs_still", "grammar_bounds", "large_requests", "plain_serve", "redis_streams", "serve_ways"),
+    "attacks": ("grammar_bounds", "large_requests"),
+    "": ("chaos", "gcs_still", "plain_serve", "redis_streams"),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END = "tests/e2e/"

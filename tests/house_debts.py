@@ -25,9 +25,26 @@ UNRELATED_BINDINGS: dict[str, int] = {
     "serve_app/router/usage_journal.py": 1,
     "tests/core/memory/test_engine_grants.py": 1,
     "tests/core/shared_queue/test_bounds.py": 1,
-    "tests/core/shared_queue/test_counted_prompts.py": 1,
     "tests/engine/batched.py": 1,
     "tests/quota/test_shared_queue.py": 2,
     "tests/ray_adapter/test_head_actor.py": 1,
     "tests/router/test_ejection.py": 1,
+}
+
+# How often tests reach behind the doors of other rooms (`suite_rules.deep_reaches`).
+DEEP_REACHES: dict[str, int] = {
+    "core/shared_queue/test_applied_actions.py": 1,
+    "core/shared_queue/test_applied_events.py": 1,
+    "core/test_quota_crashes.py": 4,
+    "fakes/failing_engines.py": 1,
+    "fakes/quota.py": 2,
+    "fakes/sessions.py": 1,
+    "http/test_app_receipts.py": 3,
+    "http/test_app_usage.py": 1,
+    "http/test_isolation.py": 1,
+    "http/test_lost_requests.py": 1,
+    "http/test_prompt_list.py": 1,
+    "http/test_scores.py": 2,
+    "http/test_session_shares.py": 3,
+    "router/test_lengths.py": 2,
 }

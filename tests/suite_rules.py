@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from tests.house_rules import FLOOR_OF, House
 
 # Names of other projects, which have no public one for it; each is used where its reason stands.
 FOREIGN_PRIVATE = frozenset({
@@ -19,6 +22,8 @@ FOREIGN_PRIVATE = frozenset({
     "_shutdown",  # vLLM's tests: how their server is ended
 })  # fmt: skip
 SENDS = frozenset({"send_signal", "kill", "killpg"})
+DEEP = 3  # names: `queue.core.in_flight`
+COLLECTIONS = frozenset(name for kind in (dict, list, set, str) for name in dir(kind))
 NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_field_defaults", "_make"})
 
 
@@ -37,6 +42,69 @@ def private_reads(texts: Mapping[str, str], allowed: frozenset[str] = FOREIGN_PR
                 continue
             found += [f"{path}:{node.lineno}: {name}" for name in names if _is_private(name) and name not in own]
     return found
+
+
+def room_names(house: House) -> dict[str, set[str]]:
+    """What the classes of our rooms define, by name: the rooms that have it."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for module, tree in house.trees.items():
+        for name in _names_in_classes(tree):
+            found[name].add(house.room_of(module))
+    return found
+
+
+def deep_reaches(texts: Mapping[str, str], rooms: Mapping[str, set[str]]) -> dict[str, int]:
+    """How often the files reach through an object of a room to what another room has behind it, by path.
+
+    Such a reach is a chain of `DEEP` names or more that classes of our rooms define. A name before them that a class of
+    the tests has is the tests' own object; what the tests' own room defines, it may read.
+    """
+    trees = {path: ast.parse(text, path) for path, text in texts.items()}
+    own = {name for tree in trees.values() for name in _names_in_classes(tree)}
+    found: Counter[str] = Counter()
+    for path, tree in trees.items():
+        room = _room_of_tests(path)
+        for names in _chains(tree):
+            chain = names[1:] if names[0] in own else names
+            while chain and (chain[-1] not in rooms or chain[-1] in COLLECTIONS):
+                chain = chain[:-1]
+            reach = chain[-DEEP:]
+            if len(reach) == DEEP and all(name in rooms for name in reach) and room not in rooms[reach[-1]]:
+                found[path] += 1
+    return dict(found)
+
+
+def _chains(tree: ast.Module) -> Iterator[list[str]]:
+    """The names of each attribute of an attribute, but of imported modules and of the official SDK; of `self.a.b` those
+    behind `a`, which is its own."""
+    imported = {alias.asname or alias.name for node in ast.walk(tree) for alias in _imported(node)}
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        names: list[str] = []
+        start: ast.expr | None = node if isinstance(node, ast.Attribute) and id(node) not in inner else None
+        while isinstance(start, ast.Attribute):
+            names.insert(0, start.attr)
+            start = start.value
+        base = start.id if isinstance(start, ast.Name) else ""
+        if names and base not in imported and "openai" not in names:
+            yield names[1:] or names if base == "self" else names
+
+
+def _imported(node: ast.AST) -> Iterable[ast.alias]:
+    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else ()
+
+
+def _names_in_classes(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from _own_names(node)
+
+
+def _room_of_tests(path: str) -> str:
+    """The room that a file in `tests` is for, or an empty name."""
+    parts = path.split("/")[:-1]
+    named = (".".join(("serve_app", *parts[:count])) for count in range(len(parts), 0, -1))
+    return next((name for name in named if name in FLOOR_OF), "")
 
 
 def unexplained_sleeps(texts: Mapping[str, str]) -> list[str]:
@@ -69,7 +137,7 @@ def uninterruptible(texts: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _own_names(tree: ast.Module) -> Iterator[str]:
+def _own_names(tree: ast.AST) -> Iterator[str]:
     """What the module itself defines: functions, classes, attributes of `self`, annotated fields."""
     for node in ast.walk(tree):
         match node:

@@ -78,6 +78,7 @@ def test_make_alone_lists_the_targets(checkout: Path) -> None:
     assert done.returncode == 0
     for target in (
         "serve",
+        "check",
         "test",
         "test-long",
         "test-cluster",

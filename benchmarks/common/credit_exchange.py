@@ -21,7 +21,6 @@ from serve_app.core.queue import Arrival, Grant, QueuePolicy
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue
 from serve_app.core.times import ACTOR_TICK_S, ROUTER_HEARTBEAT_S
-from serve_app.router.queue_client import CALM_REPORT_S, MAX_CALLS, REPORT_PER_REQUEST_S
 from serve_app.types import RequestClass
 
 MODEL = "m"
@@ -35,6 +34,9 @@ PROGRESS_S = 0.1  # between the counted tokens of a request
 TOKENS = 5  # counted each time
 PROMPT = 310  # tokens, as the engine counts them
 BEGIN_S = 1.0  # until the routers have credit
+MAX_CALLS = 4  # these three as in `serve_app.router.queue_client`
+CALM_REPORT_S = 0.5
+REPORT_PER_REQUEST_S = 0.0005
 WARM_UP_S = 3.0
 
 

@@ -23,6 +23,11 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, (TimeoutError, OSError)) or (isinstance(error, ServeAppError) and error.status >= 500)
 
 
+def loop_time() -> float:
+    """Seconds of the running event loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
 async def bounded(call: Awaitable[T], bound_s: float = BATCH_CALL_S) -> T:
     """The answer. Raises TimeoutError after `bound_s`."""
     async with asyncio.timeout(bound_s):

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from serve_app.batch.calls import bounded
+from serve_app.batch.calls import bounded, loop_time
 from serve_app.batch.interfaces import Figures
 from serve_app.core.batches import ModelFigures, ModelPace, WaitingRows, share_rows
 
@@ -55,11 +55,11 @@ class ModelPaces:
         return self._paces.keys()
 
     def ends_per_s(self, model: str) -> float:
-        return self._paces[model].ends_per_s(_now()) if model in self._paces else 0.0
+        return self._paces[model].ends_per_s(loop_time()) if model in self._paces else 0.0
 
     def may_start(self, model: str, sender: RowSender) -> int:
         """Rows of a sender that may be sent now, if it has so many."""
-        free = self._paces[model].may_start(_now()) if model in self._paces else 1
+        free = self._paces[model].may_start(loop_time()) if model in self._paces else 1
         rows = {str(number): one.waiting.get(model, 0) for number, one in enumerate(self._senders) if one is not sender}
         if not free or not any(rows.values()):
             return free
@@ -69,11 +69,11 @@ class ModelPaces:
         return share_rows(free, waiting, in_flight, {}).get(mine, 0)
 
     def on_start(self, model: str) -> None:
-        self._pace_of(model).on_start(_now())
+        self._pace_of(model).on_start(loop_time())
         self._wanted.set()
 
     def on_end(self, model: str) -> None:
-        self._paces[model].on_end(_now())
+        self._paces[model].on_end(loop_time())
         self._changed()
 
     async def run(self) -> None:
@@ -82,7 +82,7 @@ class ModelPaces:
         while True:
             await self._wanted.wait()
             in_flight = {model: pace.in_flight for model, pace in self._paces.items()}
-            asked_at = _now()
+            asked_at = loop_time()
             try:
                 self._follow(await bounded(self._figures.get(), FIGURES_S), in_flight, asked_at)
                 is_away = False
@@ -95,7 +95,7 @@ class ModelPaces:
             await asyncio.sleep(AWAY_EVERY_S if is_away else FIGURES_EVERY_S)
 
     def _follow(self, figures: Mapping[str, ModelFigures], in_flight: Mapping[str, int], asked_at: float) -> None:
-        hand_over_s = _now() - asked_at + max((one.prepare_s for one in self._senders), default=0.0)
+        hand_over_s = loop_time() - asked_at + max((one.prepare_s for one in self._senders), default=0.0)
         for model, found in figures.items():
             self._pace_of(model).on_figures(found, in_flight.get(model, 0), asked_at, hand_over_s)
         for model, pace in list(self._paces.items()):
@@ -164,7 +164,3 @@ class RowSender:
     def close(self) -> None:
         """No row of it waits any more."""
         self._paces.remove(self)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

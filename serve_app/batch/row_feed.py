@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from serve_app.batch.calls import bounded, is_away
+from serve_app.batch.calls import bounded, is_away, loop_time
 from serve_app.batch.model_paces import RowSender
 from serve_app.batch.result_writer import ResultWriter, Return, RowKey
 from serve_app.batch.row_run import Ended, RowRun
@@ -190,7 +190,7 @@ class RowFeed:
 
     def _next_claims(self, model: str, rows: ModelRows) -> dict[str, int]:
         """How many rows of which batch to claim now."""
-        now = _now()
+        now = loop_time()
         ahead = min(math.ceil(self._sender.ends_per_s(model) * AHEAD_S), self._sender.max_in_flight)
         need = self._sender.may_start(model) - len(rows.ready)
         if (need <= 0 and len(rows.ready) > ahead // 2) or rows.delayed >= MAX_DELAYED_ROWS:
@@ -307,7 +307,7 @@ class RowFeed:
     def _pause(self, key: str, model: str, pause_s: float) -> None:
         """Send no rows of a key and a model for a time; other workers may have those that were ready. Other keys of its
         tenant have limits of their own."""
-        self._pauses.pause(key, model, _now() + pause_s)
+        self._pauses.pause(key, model, loop_time() + pause_s)
         for held in list(self._models[model].ready):
             if held.batch.payer == key and not held.is_ending:
                 self._give_back(held)
@@ -325,7 +325,3 @@ class RowFeed:
         self.held.pop(key, None)
         if not self.held:
             self.on_idle()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from serve_app.batch.calls import RETRY_S, bounded, is_away, until_answered
+from serve_app.batch.calls import RETRY_S, bounded, is_away, loop_time, until_answered
 from serve_app.batch.files import FileStorage
 from serve_app.batch.interfaces import ModelCheck, RowRunner
 from serve_app.batch.model_paces import ModelPaces
@@ -155,7 +155,7 @@ class BatchWorker:
         """Take a step again and again; one that fails is repeated soon."""
         failures = 0
         while True:
-            began = _now()
+            began = loop_time()
             try:
                 await step()
                 failures = 0
@@ -169,7 +169,7 @@ class BatchWorker:
             if name != "work":
                 await asyncio.sleep(wait_s)
                 continue
-            await asyncio.sleep(LOOK_REST * (_now() - began))
+            await asyncio.sleep(LOOK_REST * (loop_time() - began))
             try:
                 async with asyncio.timeout(wait_s):
                     await self._kick.wait()
@@ -183,7 +183,7 @@ class BatchWorker:
         self._touched = set(self._changes)
         work = await bounded(self._store.work())
         self.feed.on_work(work)
-        now = _now()
+        now = loop_time()
         self._wanted = {}
         for one in work:
             batch = one.batch
@@ -246,7 +246,7 @@ class BatchWorker:
         before = self._failures.get(batch.batch_id)
         count = 1 if before is None or before.status is not batch.status else before.count + 1
         wait_s = CHANGE_RETRY_S * 2.0 ** (count - 1)
-        self._failures[batch.batch_id] = Failures(batch.status, min(count, CHANGE_ATTEMPTS), _now() + wait_s)
+        self._failures[batch.batch_id] = Failures(batch.status, min(count, CHANGE_ATTEMPTS), loop_time() + wait_s)
         if count < CHANGE_ATTEMPTS:
             logger.exception("%s (%s) cannot go on; trying again in %d s", batch.batch_id, batch.status, wait_s)
             return
@@ -308,7 +308,3 @@ class BatchWorker:
             await bounded(self._files.delete(record.file_id))
             await bounded(self._store.content_removed(record.file_id, now))
         await bounded(self._store.forget_records(now - self._options.records_keep_s, SWEEP_RECORDS))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -25,17 +25,12 @@ from serve_app.cli.chat import Endpoint
 from serve_app.cli.command_line import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
-    InstanceOption,
+    EndpointOptions,
     JsonOption,
-    KeyOption,
-    StateOption,
-    UrlOption,
     command,
-    endpoint_at,
     print_found,
 )
 from serve_app.cli.progress import ByteProgress
-from serve_app.cluster.local import DEFAULT_INSTANCE
 from serve_app.core.batches import BatchStatus
 from serve_app.errors import BadRequest
 
@@ -53,6 +48,7 @@ def submit(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON Lines, a request each: custom_id, method, url, body.")
     ],
+    at: EndpointOptions,
     route: Annotated[
         str | None,
         typer.Option("--endpoint", help="What its rows are for; by default the `url` of its first row."),
@@ -65,93 +61,74 @@ def submit(
     ] = None,
     watch_it: Annotated[bool, typer.Option("--watch", help="Then follow it, as `serve-app batch watch` does.")] = False,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Check a file, upload it and make a batch of it. Nothing is sent if a line is wrong."""
     errors = Console(stderr=True)
     pairs = _pairs(metadata or ())
     found = checked(file, route, errors)
-    endpoint = endpoint_at(url, key, instance, state_dir)
+    endpoint = at.endpoint()
     batch = batches.submit(endpoint, file, found.size, found.route, window, pairs, errors)
     if watch_it:
-        return _follow(endpoint, batch, _options(url, instance), as_json=as_json)
+        return _follow(endpoint, batch, at.repeated, as_json=as_json)
     print_found(batch, as_json, batches.show)
-    _hint(f"follow it: serve-app batch watch {batch['id']}{_options(url, instance)}", as_json)
+    _hint(f"follow it: serve-app batch watch {batch['id']}{at.repeated}", as_json)
     return 0
 
 
 @command(app, "list")
 def list_batches(
+    at: EndpointOptions,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = DEFAULT_LIMIT,
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Those made before this one.")] = None,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show the batches, the newest first."""
-    print_found(batches.page(endpoint_at(url, key, instance, state_dir), limit, after), as_json, batches.show_list)
+    print_found(batches.page(at.endpoint(), limit, after), as_json, batches.show_list)
 
 
 @_command
 def status(
     batch_id: IdArgument,
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show a batch: its rows, rate and expected end, its files, what is wrong with its lines."""
-    print_found(batches.get(endpoint_at(url, key, instance, state_dir), batch_id), as_json, batches.show)
+    print_found(batches.get(at.endpoint(), batch_id), as_json, batches.show)
 
 
 @_command
 def watch(
     batch_id: IdArgument,
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Follow a batch until it ends; exit status 0 if it completed. Ctrl-C ends only the watch."""
-    endpoint = endpoint_at(url, key, instance, state_dir)
-    return _follow(endpoint, batches.get(endpoint, batch_id), _options(url, instance), as_json=as_json)
+    endpoint = at.endpoint()
+    return _follow(endpoint, batches.get(endpoint, batch_id), at.repeated, as_json=as_json)
 
 
 @_command
 def cancel(
     batch_id: IdArgument,
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """End a batch: rows that run are finished, no other begins. What is answered stays in its files."""
-    found = batches.get(endpoint_at(url, key, instance, state_dir), batch_id, cancel=True)
+    found = batches.get(at.endpoint(), batch_id, cancel=True)
     print_found(found, as_json, batches.show)
 
 
 @_command
 def results(
     batch_id: IdArgument,
+    at: EndpointOptions,
     of_errors: Annotated[bool, typer.Option("--errors", help="The rows that failed, instead of the answers.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Written here, complete or not at all.")
     ] = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Print the answers of a batch that has ended, a line each."""
-    endpoint = endpoint_at(url, key, instance, state_dir)
+    endpoint = at.endpoint()
     batch = batches.get(endpoint, batch_id)
     file_id = batches.file_of_results(batch, errors=of_errors)
     if file_id is None:
@@ -164,7 +141,7 @@ def results(
             size = batches.write_results(batches.content(endpoint, file_id, progress), out)
         _hint(f"{out}: {size:,} bytes", quiet=False)
     if not of_errors and batch.get("error_file_id"):
-        _hint(f"rows failed: serve-app batch results {batch_id} --errors{_options(url, instance)}", quiet=False)
+        _hint(f"rows failed: serve-app batch results {batch_id} --errors{at.repeated}", quiet=False)
 
 
 def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json: bool) -> int:
@@ -193,13 +170,6 @@ def _hint(text: str, quiet: bool) -> None:
     """What to do next, beside the output."""
     if not quiet:
         Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _options(url: str | None, instance: str) -> str:
-    """What a next command needs to find the same endpoint."""
-    if url is not None:
-        return f" --url {url}"
-    return "" if instance == DEFAULT_INSTANCE else f" --instance {instance}"
 
 
 def _pairs(given: list[str] | tuple[str, ...]) -> dict[str, str]:

@@ -5,17 +5,20 @@ Invariant: every error a user can cause is one line on stderr and an exit status
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from serve_app.cli import chat as talk
-from serve_app.cluster.local import InstanceState
+from serve_app.cluster.local import DEFAULT_INSTANCE, InstanceState
 from serve_app.errors import BadRequest, ConfigError, ServeAppError
 from serve_app.names import DISTRIBUTION, RELEASE
 
@@ -23,8 +26,6 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
-
-P = ParamSpec("P")
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
 CONFIG_HELP = "YAML configuration; `serve-app help settings` lists what it may have."
@@ -61,15 +62,74 @@ def options_of_all(
     """The options of `serve-app` itself, before a command."""
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
-    """Add a function to `app`. Its result becomes the exit status, a `ServeAppError` one line."""
+@dataclass(frozen=True)
+class InstanceOptions:
+    """The options that name an instance of this machine."""
 
-    def add(function: Callable[P, int | None]) -> Callable[P, None]:
-        @app.command(name)
+    instance: InstanceOption = DEFAULT_INSTANCE
+    state_dir: StateOption = None
+
+    @property
+    def state(self) -> InstanceState:
+        return InstanceState(self.instance, self.state_dir)
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """The options that name an endpoint."""
+
+    url: UrlOption = None
+    key: KeyOption = None
+    instance: InstanceOption = DEFAULT_INSTANCE
+    state_dir: StateOption = None
+
+    def endpoint(self) -> talk.Endpoint:
+        """The endpoint at `url`, by default the instance's.
+
+        Raises:
+            typer.Exit: the instance does not run, and a message was printed.
+            ConfigError: the instance's key cannot be read.
+        """
+        if self.url is not None:
+            return talk.Endpoint(self.url, self.key)
+        found = InstanceState(self.instance, self.state_dir).read()
+        if found is None:
+            Console(stderr=True).print(f"{self.instance}: nothing runs; start it with `serve-app up`", markup=False)
+            raise typer.Exit(EXIT_NOTHING_RUNS)
+        path = found.api_key_file
+        try:
+            key = self.key or (Path(path).read_text().strip() if path else None)
+        except OSError as error:
+            raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
+        return talk.Endpoint(found.url, key, found.certificate)
+
+    @property
+    def repeated(self) -> str:
+        """What the next command needs to find the same endpoint."""
+        if self.url is not None:
+            return f" --url {self.url}"
+        return "" if self.instance == DEFAULT_INSTANCE else f" --instance {self.instance}"
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Add a function to `app`. Its result becomes the exit status, a `ServeAppError` one line. A parameter of a class
+    of options, `InstanceOptions` or `EndpointOptions`, stands for all of them."""
+
+    def add(function: Callable[..., int | None]) -> Callable[..., None]:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        groups: dict[str, type[InstanceOptions | EndpointOptions]] = {
+            one.name: one.annotation for one in parameters if one.annotation in (InstanceOptions, EndpointOptions)
+        }
+        shown = [one for one in parameters if one.name not in groups]
+        for group in groups.values():
+            shown += inspect.signature(group, eval_str=True).parameters.values()
+
         @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        def run(**given: Any) -> None:
+            for parameter, group in groups.items():
+                given[parameter] = group(**{one.name: given.pop(one.name) for one in dataclasses.fields(group)})
             try:
-                code = function(*args, **kwargs) or 0
+                code = function(**given) or 0
             except ServeAppError as error:
                 Console(stderr=True).print(
                     f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
@@ -79,6 +139,9 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[P, 
                 code = EXIT_INTERRUPTED
             raise typer.Exit(code)
 
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in shown}
+        app.command(name)(run)
         return run
 
     return add
@@ -89,23 +152,3 @@ def print_found(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, 
         print(json.dumps(found))
     else:
         show(found, Console())
-
-
-def endpoint_at(url: str | None, key: str | None, instance: str, state_dir: str | None) -> talk.Endpoint:
-    """The endpoint at `url`, by default the instance's.
-
-    Raises:
-        typer.Exit: the instance does not run, and a message was printed.
-        ConfigError: the instance's key cannot be read.
-    """
-    if url is not None:
-        return talk.Endpoint(url, key)
-    found = InstanceState(instance, state_dir).read()
-    if found is None:
-        Console(stderr=True).print(f"{instance}: nothing runs; start it with `serve-app up`", markup=False)
-        raise typer.Exit(EXIT_NOTHING_RUNS)
-    path = found.api_key_file
-    try:
-        return talk.Endpoint(found.url, key or (Path(path).read_text().strip() if path else None), found.certificate)
-    except OSError as error:
-        raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None

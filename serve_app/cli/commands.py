@@ -39,13 +39,12 @@ from serve_app.cli.command_line import (
     AddressOption,
     CheckOption,
     ConfigOption,
+    EndpointOptions,
     InstanceOption,
+    InstanceOptions,
     JsonOption,
-    KeyOption,
     StateOption,
-    UrlOption,
     command,
-    endpoint_at,
     options_of_all,
     print_found,
 )
@@ -134,6 +133,7 @@ def up(
 @_command
 def check(
     config: Annotated[Path, typer.Argument(help=CONFIG_HELP)],
+    at: InstanceOptions,
     as_json: JsonOption = False,
     address: AddressOption = None,
     assume: Annotated[
@@ -143,20 +143,16 @@ def check(
             help="Check against a node like 4xL4, or nodes like 2x4xH100, instead of this machine; may be given again.",
         ),
     ] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Show all that is wrong with a configuration; exit status 2 for an error. Nothing is started or changed."""
-    if assume:
-        place = checking.Place(None, False, assumed_nodes(assume))
-    else:
-        place = checking.place(address, InstanceState(instance, state_dir))
+    place = checking.Place(None, False, assumed_nodes(assume)) if assume else checking.place(address, at.state)
     return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=False) else 0
 
 
 @_command
 def deploy(
     config: ConfigOption,
+    at: InstanceOptions,
     address: Annotated[
         str | None,
         typer.Option(
@@ -180,11 +176,9 @@ def deploy(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="The longest wait, in seconds.")
     ] = DEPLOY_TIMEOUT_S,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
-    state = InstanceState(instance, state_dir)
+    state = at.state
     console = Console()
     errors = Console(stderr=True)
     if plan_only:
@@ -218,14 +212,13 @@ def export(
 
 @_command
 def status(
+    at: InstanceOptions,
     as_json: JsonOption = False,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Show models, replicas and their states. Exit status 3 when nothing runs."""
-    found = instances.status(InstanceState(instance, state_dir))
+    found = instances.status(at.state)
     if found is None:
-        print(json.dumps({"instance": instance, "state": "stopped"}) if as_json else f"{instance}: nothing runs")
+        print(json.dumps({"instance": at.instance, "state": "stopped"}) if as_json else f"{at.instance}: nothing runs")
         return EXIT_NOTHING_RUNS
     print_found(found, as_json, instances.show)
     return 0
@@ -233,26 +226,24 @@ def status(
 
 @_command
 def quota(
+    at: InstanceOptions,
     as_json: JsonOption = False,
     address: AddressOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show how GPU memory is used: devices, engines, sessions, and the engines that wait for memory."""
-    target = deploying.find(address, InstanceState(instance, state_dir))
+    target = deploying.find(address, at.state)
     print_found(ledger.ask_actor("quota", target.environment), as_json, ledger.show)
 
 
 @_command
 def defrag(
+    at: InstanceOptions,
     plan_only: Annotated[bool, typer.Option("--plan", help="Only print the plan.")] = False,
     as_json: JsonOption = False,
     address: AddressOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
-    target = deploying.find(address, InstanceState(instance, state_dir))
+    target = deploying.find(address, at.state)
     answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
     print_found(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
 
@@ -260,24 +251,24 @@ def defrag(
 @_command
 def drain(
     name: Annotated[str, typer.Argument(help="A replica's id or its beginning, or a node's address, host name or id.")],
+    at: InstanceOptions,
     within: Annotated[
         str | None,
         typer.Option("--within", help="When what still runs is moved, such as 30s; by default the model's drain_s."),
     ] = None,
     as_json: JsonOption = False,
     address: AddressOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Take a replica or a node out of service: requests finish or move to other replicas, none is lost."""
     within_s = None if within is None else key_commands.seconds(within, "--within")
-    environment = deploying.find(address, InstanceState(instance, state_dir)).environment
+    environment = deploying.find(address, at.state).environment
     found = draining.drain(name, within_s, environment, None if as_json else Console())
     print_found(found, as_json, draining.show_end)
 
 
 @_command
 def chat(
+    at: EndpointOptions,
     prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Which model; by default the first.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
@@ -287,13 +278,9 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Of an answer; by default the model ends it.")
     ] = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Chat with a model of a running instance; the answer is streamed."""
-    endpoint = endpoint_at(url, key, instance, state_dir)
+    endpoint = at.endpoint()
     chosen = talk.first_model(endpoint) if model is None else model
     messages = [{"role": "system", "content": system}] if system else []
     conversation = talk.Conversation(endpoint, chosen, Console(), priority, messages, max_tokens)
@@ -304,10 +291,10 @@ def chat(
 
 
 @_command
-def down(instance: InstanceOption = DEFAULT_INSTANCE, state_dir: StateOption = None) -> None:
+def down(at: InstanceOptions) -> None:
     """End an instance, wherever it was started. Without a running instance it does nothing."""
-    ended = instances.down(InstanceState(instance, state_dir))
-    print(f"{instance}: ended" if ended else f"{instance}: nothing runs")
+    ended = instances.down(at.state)
+    print(f"{at.instance}: ended" if ended else f"{at.instance}: nothing runs")
 
 
 @_command
@@ -320,15 +307,14 @@ def presets(
 
 @_command
 def doctor(
+    at: InstanceOptions,
     as_json: JsonOption = False,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = running.DEFAULT_PORT,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = LOOPBACK,
     address: AddressOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Check this machine, the endpoint's port, and the instance or cluster if one runs. Exit status 1 for a failure."""
-    found = examining.as_json(examining.checks(InstanceState(instance, state_dir), address, host, port))
+    found = examining.as_json(examining.checks(at.state, address, host, port))
     print_found(found, as_json, examining.show)
     return EXIT_FAILED if found["state"] == "fail" else 0
 
@@ -338,19 +324,17 @@ def explain(
     request_id: Annotated[
         str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
     ],
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show how a request ended, and why: its wait, its replica, its tokens, its refusal."""
-    endpoint = endpoint_at(url, key, instance, state_dir)
+    endpoint = at.endpoint()
     print_found(explaining.receipt(endpoint, request_id), as_json, explaining.show)
 
 
 @_command
 def usage(
+    at: EndpointOptions,
     by: Annotated[
         list[UsageGroup] | None, typer.Option("--by", help="A sum for each; may be given again. By default tenant.")
     ] = None,
@@ -358,14 +342,10 @@ def usage(
     to_day: Annotated[str | None, typer.Option("--to", help="The last day.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV instead of a table.")] = False,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show what keys, tenants and models have used, and its cost; with a tenant's key that of the tenant."""
     groups = by or [UsageGroup.TENANT]
-    found = usages.report(endpoint_at(url, key, instance, state_dir), groups, from_day, to_day)
+    found = usages.report(at.endpoint(), groups, from_day, to_day)
     if as_csv:
         usages.write_csv(found, sys.stdout)
     else:
@@ -374,6 +354,7 @@ def usage(
 
 @_command
 def logs(
+    at: InstanceOptions,
     source: Annotated[
         str,
         typer.Argument(help="A model, or router, batch, controller, proxy, quota; by default all.", show_default=False),
@@ -383,11 +364,9 @@ def logs(
     request: Annotated[str, typer.Option("--request", help="Lines of routers and engines about this request.")] = "",
     lines: Annotated[int, typer.Option("--lines", min=1, max=MAX_LINES, help="The last ones of each file.")] = LINES,
     address: AddressOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> int:
     """Show log lines; of an instance also after its end."""
-    state = InstanceState(instance, state_dir)
+    state = at.state
     wanted = reading.wanted_lines(source, replica, request)
     if address is None and "RAY_ADDRESS" not in os.environ:
         batches = reading.of_instance(state, wanted, lines, follow=follow)

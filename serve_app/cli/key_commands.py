@@ -16,17 +16,12 @@ from rich.console import Console
 
 from serve_app.cli.chat import Endpoint, request, session
 from serve_app.cli.command_line import (
-    InstanceOption,
+    EndpointOptions,
     JsonOption,
-    KeyOption,
-    StateOption,
-    UrlOption,
     command,
-    endpoint_at,
     print_found,
 )
 from serve_app.cli.layout import Listing
-from serve_app.cluster.local import DEFAULT_INSTANCE
 from serve_app.errors import BadRequest
 
 PATH = "/admin/keys"
@@ -59,6 +54,7 @@ def limit(flag: str, text: str) -> Any:
 @_command
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, or what for; in reports.")],
+    at: EndpointOptions,
     tenant: Annotated[str, typer.Option("--tenant", help="Its tenant.")] = "default",
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A model that it may use; may be given again. By default all.")
@@ -78,10 +74,6 @@ def create(
     budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None,
     batch_limit: BatchLimitOption = None,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Make a key and print it, this once. Every router takes it within a second."""
     limits = {
@@ -107,7 +99,7 @@ def create(
         "limits": given or None,
         "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
     }
-    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", json=body), as_json)
+    _print_change(_ask(at.endpoint(), "POST", json=body), as_json)
 
 
 def limit_changes(option: str, given: Iterable[str]) -> dict[str, float | None]:
@@ -126,6 +118,7 @@ def limit_changes(option: str, given: Iterable[str]) -> dict[str, float | None]:
 @_command
 def update(
     key_id: IdArgument,
+    at: EndpointOptions,
     name: Annotated[str | None, typer.Option("--name", help="Whose it is, or what for.")] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", help="The models that it may use, in place of those before.")
@@ -142,10 +135,6 @@ def update(
     ] = None,
     batch_limit: Annotated[list[str] | None, typer.Option("--batch-limit", help="The same, of its batches.")] = None,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Change what a key may do, not the key itself; what is not named stays. Every router takes it within a second."""
     if model and all_models:
@@ -167,62 +156,50 @@ def update(
         body["expires_at"] = None if expires == NEVER else expiry(expires, datetime.now(UTC))
     if not body:
         raise BadRequest("nothing is to be changed: `serve-app keys update --help` has the options", param="update")
-    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", key_id, json=body), as_json)
+    _print_change(_ask(at.endpoint(), "POST", key_id, json=body), as_json)
 
 
 @command(app, "list")
 def list_keys(
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show all keys, those of the configuration and revoked ones too; never a key itself."""
-    print_found(_ask(endpoint_at(url, key, instance, state_dir), "GET"), as_json, show)
+    print_found(_ask(at.endpoint(), "GET"), as_json, show)
 
 
 @_command
 def revoke(
     key_id: IdArgument,
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """End a key: every router refuses it within a second. Requests that run are finished."""
-    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "DELETE", key_id), as_json)
+    _print_change(_ask(at.endpoint(), "DELETE", key_id), as_json)
 
 
 @_command
 def rotate(
     key_id: IdArgument,
+    at: EndpointOptions,
     grace: Annotated[
         str, typer.Option("--grace", help="How long the old key stays valid; 0: it ends at once.")
     ] = "24h",
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Replace a key by a new one with the same id and rights, and print the new one, this once."""
     body = {"grace_s": seconds(grace, "--grace")}
-    _print_change(_ask(endpoint_at(url, key, instance, state_dir), "POST", key_id, "/rotate", json=body), as_json)
+    _print_change(_ask(at.endpoint(), "POST", key_id, "/rotate", json=body), as_json)
 
 
 @_command
 def show_limits(
     key_id: IdArgument,
+    at: EndpointOptions,
     as_json: JsonOption = False,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    state_dir: StateOption = None,
 ) -> None:
     """Show all limits that requests of a key have to be within: its own, its tenant's, those of single models."""
-    print_found(_ask(endpoint_at(url, key, instance, state_dir), "GET", key_id), as_json, show_key_limits)
+    print_found(_ask(at.endpoint(), "GET", key_id), as_json, show_key_limits)
 
 
 def _ask(endpoint: Endpoint, method: str, key_id: str = "", after: str = "", **options: Any) -> dict[str, Any]:

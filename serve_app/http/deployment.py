@@ -28,9 +28,8 @@ from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, ROWS_PREFIX, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
-    ChosenReplica,
-    EveryReplica,
     Handle,
+    NamedReplicas,
     bound_bodies,
     end_on_sigterm,
     freeze_heap,
@@ -107,11 +106,12 @@ class RouterReplica:
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
-        self._receipt_search = ReceiptSearch(receipts, EveryReplica(ROUTER, replica.app_name, "receipt"))
-        self._scrape = Scrape(name, self._metrics, models, EveryReplica(ROUTER, replica.app_name, "metrics"))
-        self._follower = KeyFollower(settings.store.url, EveryReplica(ROUTER, replica.app_name, "known_keys"))
+        routers = NamedReplicas(ROUTER, replica.app_name)
+        self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
+        self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"))
+        self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
-        self._keyed_runs = KeyedRuns(name, quota.call, ChosenReplica(ROUTER, replica.app_name))
+        self._keyed_runs = KeyedRuns(name, quota.call, routers)
         in_fresh_context(self._keyed_runs.start(), "claims")
         self._files_url = settings.batch.files_url
         self._files = storage_at(settings.batch.files_url)

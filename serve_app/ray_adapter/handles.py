@@ -208,31 +208,9 @@ async def _answer(response: Any) -> Any:
         raise
 
 
-class EveryReplica:
-    """Calls one method of all replicas of a deployment, including the calling one."""
-
-    def __init__(self, deployment: str, application: str, method: str) -> None:
-        self._deployment = deployment
-        self._application = application
-        self._method = method
-
-    @functools.cached_property
-    def _handle(self) -> DeploymentHandle[Any]:
-        """Created at the first call; follows the replicas from then on."""
-        return DeploymentHandle(self._deployment, self._application).options(**GRPC)
-
-    async def __call__(self, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
-        """Call all replicas; returns their answers, to be awaited one by one. The call and the answers raise
-        CALL_ERRORS.
-
-        Serve's own reading of the answers waits for the last one, which may never come.
-        """
-        response = self._handle.broadcast(self._method, *arguments)
-        return [result.get_async() for result in await response._fetch_replica_results_async()]
-
-
-class ChosenReplica:
-    """Calls one replica of a deployment whose other calls Serve spreads over its replicas."""
+class NamedReplicas:
+    """Calls one or all replicas of a deployment, the calling one included, whose other calls Serve spreads over
+    them."""
 
     def __init__(self, deployment: str, application: str) -> None:
         self._deployment = deployment
@@ -245,14 +223,20 @@ class ChosenReplica:
 
     def names(self) -> frozenset[str]:
         """Unique ids of the replicas that accept calls, the calling one included; empty until Serve has sent them."""
-        return frozenset(self._replicas())
+        return frozenset(running_replicas(self._handle))
 
-    def _replicas(self) -> dict[str, RunningReplica]:
-        return running_replicas(self._handle)
+    async def call_all(self, method: str, *arguments: Any) -> list[Coroutine[Any, Any, Any]]:
+        """Call all replicas; returns their answers, to be awaited one by one. The call and the answers raise
+        CALL_ERRORS.
+
+        Serve's own reading of the answers waits for the last one, which may never come.
+        """
+        response = self._handle.broadcast(method, *arguments)
+        return [result.get_async() for result in await response._fetch_replica_results_async()]
 
     async def call(self, replica_id: str, method: str, *arguments: Any) -> Any:
         """A unary call; cancelling it cancels it there. Raises CALL_ERRORS."""
-        replica = self._replicas().get(replica_id)
+        replica = running_replicas(self._handle).get(replica_id)
         if replica is None:
             raise ConnectionError(f"replica {replica_id} has left")
         handle: Any = self._handle

@@ -128,7 +128,7 @@ class RouterMetrics:
             self._gauges[Metric.SLOTS].labels(name, replica, "total").set(replicas.slots[replica])
         for (key, place), count in model.placed.items():
             self._gauges[Metric.PLACED].labels(name, key, place).set(count)
-        self._gauges[Metric.EJECTED].labels(name).set(replicas.outliers.ejected_count)
+        self._gauges[Metric.EJECTED].labels(name).set(replicas.ejected_count)
         for why, count in replicas.ejections.items():
             self._gauges[Metric.EJECTIONS].labels(name, why.value).set(count)
 

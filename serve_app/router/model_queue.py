@@ -120,6 +120,10 @@ class ModelQueue:
         self.core.in_flight.grow(request_id, tokens, time.monotonic())
         self._client.apply_actions([])
 
+    def progress(self, request_id: str, output_tokens: int, prompt_tokens: int = 0) -> None:
+        """Count tokens that an engine has produced for a granted request, and its prompt once that is counted."""
+        self.core.in_flight.progress(request_id, output_tokens, prompt_tokens)
+
     def set_replica(self, replica_id: str, usable: bool, one_request: bool = False) -> None:
         """Set whether a replica takes requests now, however many run there; `one_request`: one at a time."""
         if self._closed:

@@ -286,6 +286,11 @@ class ReplicaSet:
         if replica_id in self.running:
             self._update_availability(replica_id)
 
+    @property
+    def ejected_count(self) -> int:
+        """Replicas that get no requests since they have failed."""
+        return self.outliers.ejected_count
+
     def takes_requests(self, replica_id: str) -> tuple[bool, bool]:
         """Whether a replica takes a request now, and whether it takes one at a time."""
         single = replica_id in self._probes and len(self.running) > 1

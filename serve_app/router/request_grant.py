@@ -74,7 +74,7 @@ class RequestGrant:
         more = self.budget.on_output(tokens)
         if more:
             self.queue.request_kv_tokens(request_id, more)
-        self.queue.core.in_flight.progress(request_id, tokens, *([counted] if counted else []))
+        self.queue.progress(request_id, tokens, counted)
 
     def release(self, usage: TokenUsage | None = None) -> None:
         """Release the grant. Idempotent.

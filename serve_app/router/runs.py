@@ -126,7 +126,7 @@ class RequestRuns:
         """A run begins; returns its request, which continues what earlier runs have produced."""
         if self.has_run:
             submit = msgspec.structs.replace(submit, accepted=True)
-        if self.has_run and self.to_continue is not None:
+        if self.to_continue is not None:
             produced = self.to_continue.produced
             prompt = self.to_continue.prompt or TokenUsage()
             submit = msgspec.structs.replace(

@@ -313,11 +313,6 @@ class ModelSettings(FrozenSettings):
         return LengthRule.of_batch(self.max_num_seqs, self.max_long_seqs, self.long_from_tokens)
 
     @property
-    def long_weight(self) -> int:
-        """The slots that one sequence takes at most."""
-        return 1 if self.length_rule is None else self.length_rule.long_weight
-
-    @property
     def engine_seqs(self) -> int:
         """Sequences one step of the engine runs: those the routers grant, and those of sessions."""
         return self.max_num_seqs + self.effective_session_slots

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     CursorResult,
     Row,
@@ -145,32 +144,23 @@ class SqlStore:
             }
             connection.execute(update(USAGE_SOURCES).where(named).values(state))
 
-    def end_source(self, source: str) -> int:
-        """Count what a source that is gone had in flight as unsettled. Returns how many requests; again: 0."""
-        return self._end_sources(USAGE_SOURCES.c.source == source)
-
     def _end_silent(self) -> None:
-        """End the sources that have requests in flight and have not reported for `USAGE_SILENT_S`: whoever asks for use
-        does it, so no process has to watch. One that comes back changes that (`add_usage`)."""
+        """End the sources that have requests in flight and have not reported for `USAGE_SILENT_S`: what they had in
+        flight is unsettled. Whoever asks for use does it, so no process has to watch. One that comes back changes that
+        (`add_usage`)."""
         table = USAGE_SOURCES.c
         silent = and_(table.in_flight != "[]", ~table.ended, table.seen_at < self._now() - USAGE_SILENT_S)
         with self._reading() as connection:
             if connection.execute(select(table.source).where(silent).limit(1)).first() is None:
                 return
-        self._end_sources(silent)
-
-    def _end_sources(self, chosen: ColumnElement[bool]) -> int:
         with self._writing() as connection:
-            table = USAGE_SOURCES.c
-            chosen = and_(chosen, ~table.ended)
-            found = select(table.source, table.in_flight).where(chosen).order_by(table.source).with_for_update()
+            found = select(table.source, table.in_flight).where(silent).order_by(table.source).with_for_update()
             ended = {source: in_flight_of(text) for source, text in connection.execute(found)}
             entries = [entry for in_flight in ended.values() for entry in in_flight]
             self._add(connection, _unsettled(entries, 1))
             connection.execute(update(USAGE_SOURCES).where(table.source.in_(ended)).values(ended=True))
             idle = or_(table.in_flight == "[]", table.ended)
             connection.execute(delete(USAGE_SOURCES).where(idle, table.seen_at < self._now() - SOURCE_KEPT_S))
-            return sum(entry.count for entry in entries)
 
     def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Sums of use, ordered by what they are grouped by. Raises ValueError: `by` has an unknown word."""

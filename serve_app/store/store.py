@@ -98,10 +98,6 @@ class Store:
         """Add a batch of use; one sent twice counts once."""
         await self._call("add_usage", batch)
 
-    async def end_source(self, source: str) -> int:
-        """Count what a source that is gone had in flight as unsettled. Returns how many requests; again: 0."""
-        return await self._call("end_source", source)  # type: ignore[no-any-return]
-
     async def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Sums of use, ordered by what they are grouped by."""
         return await self._call("usage", query)  # type: ignore[no-any-return]

@@ -21,8 +21,8 @@ from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
-from tests.fakes.engines import FakeCluster, model, run, until
-from tests.fakes.handle_calls import client_on
+from tests.fakes.engines import FakeCluster, model, until
+from tests.fakes.handle_calls import client_on, run
 from tests.fakes.router import LONG, SOON_S, said
 
 HELLO = [{"role": "user", "content": "Hi"}]

@@ -19,8 +19,8 @@ from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.client.test_client import gone, started
 from tests.fakes.asgi_client import KEY
-from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
-from tests.fakes.handle_calls import client_of, client_on, home
+from tests.fakes.engines import MODEL, FakeCluster, model, turns, until
+from tests.fakes.handle_calls import client_of, client_on, home, run
 from tests.fakes.router import LONG, SOON_S, said
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

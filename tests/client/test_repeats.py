@@ -16,8 +16,8 @@ from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.types import Outcome
 from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
-from tests.fakes.engines import FakeCluster, run, until
-from tests.fakes.handle_calls import client_on
+from tests.fakes.engines import FakeCluster, until
+from tests.fakes.handle_calls import client_on, run
 from tests.fakes.router import SOON_S, said
 
 TOKENS = 6

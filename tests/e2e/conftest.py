@@ -43,9 +43,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="package")
 def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A cluster, for as long, in which each module first declares its configuration."""
+    """A cluster with Ray's dashboard, for as long, in which each module first declares its configuration."""
     requires("linux")
-    with place(tmp_path_factory.mktemp("changes")) as started:
+    with place(tmp_path_factory.mktemp("changes"), dashboard=True) as started:
         yield started
 
 

@@ -1,4 +1,4 @@
-"""An engine alone under grammars that cost much: `python -m tests.e2e.grammar_attack` prints what it saw as JSON.
+"""An engine alone under grammars that cost much.
 
 One tenant sends them and leaves after `STAYS_S`; another one's trivial request comes a second after them.
 """
@@ -6,14 +6,12 @@ One tenant sends them and leaves after `STAYS_S`; another one's trivial request 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from typing import Any
 
 import psutil
 
-from serve_app.engine.deployment import make_backend
 from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
@@ -66,50 +64,40 @@ async def ask(
     return {"status": status, "seconds": time.monotonic() - began, "answer": answer.decode()}
 
 
-async def main() -> dict[str, Any]:
-    backend = make_backend(
-        BUILT_IN_MODEL.model_copy(update={"enforce_eager": True})
-    )  # nothing is compiled but grammars
-    await backend.start()
+async def seen(backend: EngineBackend) -> dict[str, Any]:
+    """What becomes of them."""
+    await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
+    long = [{"role": "user", "content": "word " * 20_000}]  # starts the process that reads large requests
+    await asyncio.wait_for(ask(backend, "other", TRIVIAL, messages=long), LATE_S)
+    alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
+    before = cpu_s()
+    attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]
+    await asyncio.sleep(1.0)  # the attack is under way
+    under = asyncio.create_task(ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "2"}}))
+    await asyncio.sleep(STAYS_S - 1.0)  # the attackers stay, and then leave
+    ended = [task.result() for task in attack if task.done()]
+    for task in attack:
+        task.cancel()
     try:
-        await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
-        long = [{"role": "user", "content": "word " * 20_000}]  # starts the process that reads large requests
-        await asyncio.wait_for(ask(backend, "other", TRIVIAL, messages=long), LATE_S)
-        alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
-        before = cpu_s()
-        attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]
-        await asyncio.sleep(1.0)  # the attack is under way
-        under = asyncio.create_task(ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "2"}}))
-        await asyncio.sleep(STAYS_S - 1.0)  # the attackers stay, and then leave
-        ended = [task.result() for task in attack if task.done()]
-        for task in attack:
-            task.cancel()
-        try:
-            trivial = await asyncio.wait_for(under, LATE_S)
-        except TimeoutError:
-            trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
-        until = time.monotonic() + SETTLED_S
-        while True:
-            used = cpu_s() - before
-            later = cpu_s()
-            await asyncio.sleep(SPAN_S)  # the span in which idle CPU is measured
-            after = cpu_s() - later
-            if after < IDLE_CPU_S or time.monotonic() > until + SPAN_S:
-                break
-        return {
-            "alone": alone,
-            "under": trivial,
-            "ended": [{"status": one["status"], "answer": one["answer"][:500]} for one in ended],
-            "attack_cpu_s": used,
-            "after_cpu_s": after,
-            "refused": await ask(backend, "third", ATTACKS[4]),
-            "refused_stream": await ask(backend, "third", ATTACKS[5], stream=True),
-            "refused_size": await ask(backend, "third", ATTACKS[0]),
-            "ambiguous": await ask(backend, "third", AMBIGUOUS, tokens=900),
-        }
-    finally:
-        await backend.shutdown()
-
-
-if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main())), flush=True)
+        trivial = await asyncio.wait_for(under, LATE_S)
+    except TimeoutError:
+        trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
+    until = time.monotonic() + SETTLED_S
+    while True:
+        used = cpu_s() - before
+        later = cpu_s()
+        await asyncio.sleep(SPAN_S)  # the span in which idle CPU is measured
+        after = cpu_s() - later
+        if after < IDLE_CPU_S or time.monotonic() > until + SPAN_S:
+            break
+    return {
+        "alone": alone,
+        "under": trivial,
+        "ended": [{"status": one["status"], "answer": one["answer"][:500]} for one in ended],
+        "attack_cpu_s": used,
+        "after_cpu_s": after,
+        "refused": await ask(backend, "third", ATTACKS[4]),
+        "refused_stream": await ask(backend, "third", ATTACKS[5], stream=True),
+        "refused_size": await ask(backend, "third", ATTACKS[0]),
+        "ambiguous": await ask(backend, "third", AMBIGUOUS, tokens=900),
+    }

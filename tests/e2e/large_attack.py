@@ -1,4 +1,4 @@
-"""An engine alone under large requests: `python -m tests.e2e.large_attack` prints what it saw as JSON.
+"""An engine alone under large requests.
 
 One tenant sends twenty of a kind at once; another one's trivial requests come beside them. What fits the model is
 answered as ever.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
 import selectors
 import time
 from typing import Any
 
-from serve_app.engine.deployment import make_backend
 from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
@@ -71,37 +69,27 @@ async def ask(backend: EngineBackend, tenant: str, operation: Operation, body: d
     return {"status": status, "seconds": time.monotonic() - began, "answer": answer.decode()}
 
 
-async def main(meter: TurnMeter) -> dict[str, Any]:
-    backend = make_backend(BUILT_IN_MODEL.model_copy(update={"enforce_eager": True}))
-    await backend.start()
-    try:
-        for operation in (Operation.CHAT, Operation.CHAT, Operation.RESPONSES):  # imports, caches
-            body = TRIVIAL if operation is Operation.CHAT else {"input": "Say.", "max_output_tokens": 8}
-            await ask(backend, "other", operation, body)
-        fits = {name: await ask(backend, "other", *one) for name, one in FITS.items()}
-        gc.collect()
-        gc.freeze()  # as an engine replica does once it is up
-        await asyncio.sleep(0)  # the collection is a turn of its own
-        under: dict[str, Any] = {}
-        for name, (operation, body) in ATTACKS.items():
-            meter.take()
-            attack = [asyncio.create_task(ask(backend, "attacker", operation, body)) for _ in range(AT_ONCE)]
-            trivial = [await ask(backend, "other", Operation.CHAT, TRIVIAL) for _ in range(TRIVIALS)]
-            ended = await asyncio.gather(*attack)
-            under[name] = {
-                "longest_turn_ms": meter.take(),
-                "trivial": [one["status"] for one in trivial],
-                "trivial_s": round(max(one["seconds"] for one in trivial), 3),
-                "attack": sorted({one["status"] for one in ended}),
-                "attack_s": round(max(one["seconds"] for one in ended), 3),
-                "answer": ended[0]["answer"][:200],
-            }
-        return {"fits": fits, "under": under}
-    finally:
-        await backend.shutdown()
-
-
-if __name__ == "__main__":
-    turns = TurnMeter()
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
-        print(json.dumps(runner.run(main(turns))), flush=True)
+async def seen(backend: EngineBackend, meter: TurnMeter) -> dict[str, Any]:
+    """What becomes of them. `meter`: of the running loop."""
+    for operation in (Operation.CHAT, Operation.CHAT, Operation.RESPONSES):  # imports, caches
+        body = TRIVIAL if operation is Operation.CHAT else {"input": "Say.", "max_output_tokens": 8}
+        await ask(backend, "other", operation, body)
+    fits = {name: await ask(backend, "other", *one) for name, one in FITS.items()}
+    gc.collect()
+    gc.freeze()  # as an engine replica does once it is up
+    await asyncio.sleep(0)  # the collection is a turn of its own
+    under: dict[str, Any] = {}
+    for name, (operation, body) in ATTACKS.items():
+        meter.take()
+        attack = [asyncio.create_task(ask(backend, "attacker", operation, body)) for _ in range(AT_ONCE)]
+        trivial = [await ask(backend, "other", Operation.CHAT, TRIVIAL) for _ in range(TRIVIALS)]
+        ended = await asyncio.gather(*attack)
+        under[name] = {
+            "longest_turn_ms": meter.take(),
+            "trivial": [one["status"] for one in trivial],
+            "trivial_s": round(max(one["seconds"] for one in trivial), 3),
+            "attack": sorted({one["status"] for one in ended}),
+            "attack_s": round(max(one["seconds"] for one in ended), 3),
+            "answer": ended[0]["answer"][:200],
+        }
+    return {"fits": fits, "under": under}

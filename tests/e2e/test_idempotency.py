@@ -37,7 +37,9 @@ def restarts(there: Stack) -> float:
     """Runs that were started anew, by the metrics of all routers."""
     lines = there.get("/metrics").text.splitlines()
     return sum(
-        float(line.rpartition(" ")[2]) for line in lines if "idempotent_requests_total" in line and "restarted" in line
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("serve_app_idempotent_requests_total{") and "restarted" in line
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.attacks import found
 from tests.e2e.large_attack import ATTACKS, FITS, TRIVIALS
-from tests.e2e.one_engine import run_module
 
 # CPU of one turn of the loop: 3 ms where the helper reads them, half a second and more where the loop does.
 LONGEST_TURN_MS = 50.0
@@ -16,7 +16,7 @@ LONGEST_TURN_MS = 50.0
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return run_module("tests.e2e.large_attack")
+    return found()["large"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", FITS)

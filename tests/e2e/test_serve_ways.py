@@ -1,4 +1,4 @@
-"""Serve's own commands and its REST interface, each executed on a cluster of our own with token authentication."""
+"""Serve's own commands and its REST interface, each executed on a cluster with token authentication."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ import yaml
 from serve_app.cli.deploy import export
 from serve_app.names import APPLICATION, ROUTER, deployment_of
 from serve_app.settings import parse
-from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, place, running
+from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, running
 from tests.interruptible import interruptible
-from tests.requires import requires
 
 BASE = configured(model(OTHER))
 COMMAND_S = 120.0  # of one command: Python and Ray, five seconds on an idle machine
@@ -28,10 +26,8 @@ API_S = 30.0  # of one call of the REST interface
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    requires("linux")
-    with place(tmp_path_factory.mktemp("ways"), dashboard=True) as started:
-        yield started
+def there(changing: Place) -> Place:
+    return changing
 
 
 @pytest.fixture
@@ -182,7 +178,8 @@ def test_serve_build_prints_every_deployment_as_serve_is_asked_for_it(file: Path
 def test_serve_run_refuses_a_wrong_file_and_takes_over_with_a_right_one(
     there: Place, file: Path, tmp_path: Path
 ) -> None:
-    """It builds before it connects. As Serve has it, Serve ends with it: the last test of this module."""
+    """It builds before it connects. As Serve has it, Serve ends with it: the last test of this module, and the next
+    module declares its configuration to a Serve that is not there."""
     there.become(BASE)
     there.wait_serving(STEADY, OTHER)
     before = there.replicas()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.core.receipts import Receipts
+from serve_app.core.usage import UsageMeter
 from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.local_routes import LocalRoutes
 from serve_app.http.app import RouterApp
@@ -254,6 +255,11 @@ class Client:
     def outcomes(self) -> dict[str, int]:
         """How many requests ended how."""
         return {key: int(n) for (key,), n in self.figures("serve_app_requests_total", "outcome").items()}
+
+    @property
+    def usage_meter(self) -> UsageMeter:
+        """What has counted the requests for the store."""
+        return self.edge.usage.meter
 
     def engine_steps(self) -> int:
         """The steps of all engines so far."""

@@ -91,7 +91,7 @@ class FakeClaims:
         self.unknown.add(router)
         self.book.on_router_gone(router, self._clock())
 
-    # As `ChosenReplica`
+    # As `NamedReplicas`
 
     def names(self) -> frozenset[str]:
         return frozenset(self.routers) - self.unknown

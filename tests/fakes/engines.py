@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 import gc
 import pickle
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from unittest import mock
@@ -35,6 +36,7 @@ from serve_app.transport.tcp_server import RunRequest
 from tests.fakes import quota as fake_quota
 from tests.fakes.quota import MODEL, SOON_S, FakeQuota
 from tests.fakes.until import POLL_S, TURNS, turns, until
+from tests.fakes.virtual_time import TURN_S, virtual_runner
 
 BOUND_S = 60.0  # of one scenario, against hanging: they take under 2 s, many times that on a machine that is busy
 SETTLE_S = 5.0  # within which everything must have ended after a scenario; the short waits below add up to 0.5 s
@@ -69,6 +71,7 @@ class FakeReplica:
         self._thawed.set()
         if isinstance(engine.backend, SimulatedEngine):
             engine.backend.sleep = self._sleep
+            engine.backend.clock = time.monotonic  # that of the scenario's loop
 
     async def _sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)  # bound: one step of the engine
@@ -340,7 +343,7 @@ def run(
     Args:
         settings: the model; `model()` by default.
         waits: constants to set, over `WAITS`.
-        loop: makes the event loop; asyncio's own by default.
+        loop: makes the event loop, with the clock of the wall; by default it is that of `virtual_time`.
         bound_s: of the scenario.
     """
     with contextlib.ExitStack() as patches:
@@ -349,7 +352,7 @@ def run(
         gc.freeze()  # so that the collection at the end looks at what the scenario has made and not at all of Ray
         patches.enter_context(mock.patch.object(deployment.ray.util, "get_node_ip_address", return_value=LOOPBACK))
         try:
-            with asyncio.Runner(loop_factory=loop) as runner:
+            with virtual_runner(TURN_S) if loop is None else asyncio.Runner(loop_factory=loop) as runner:
                 return runner.run(_checked(scenario, settings or model(), bound_s))
         finally:
             gc.unfreeze()

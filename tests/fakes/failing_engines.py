@@ -41,7 +41,7 @@ def takes(router: Router) -> dict[str, str]:
 
 async def ejected(router: Router, name: str) -> None:
     """Requests that prefer this replica until it is ejected; by credit alone they may all run on another."""
-    while not router.model.replica_set.outliers.ejected_count:
+    while not router.model.replica_set.ejected_count:
         await router.ask(affinity=name)
 
 

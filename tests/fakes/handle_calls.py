@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -12,8 +13,11 @@ from serve_app.client import Client
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.http import AnswerPiece, HttpRequest
 from serve_app.http.asgi_bridge import AsgiBridge
+from tests.fakes import engines
 
 JOIN_S = 5.0  # for a thread that has nothing left to do
+
+run = functools.partial(engines.run, loop=asyncio.new_event_loop)  # in real time: handles have loops in other threads
 
 
 class NearCalls:

@@ -27,6 +27,7 @@ from serve_app.router.model_queue import ModelQueue
 from serve_app.types import RequestClass
 from tests.fakes.bad_network import Away, Network
 from tests.fakes.until import SOON_S, until
+from tests.fakes.virtual_time import TURN_S, virtual_runner
 
 TICK_S = 0.05
 TOKENS = 100_000
@@ -235,6 +236,16 @@ class FakeQuota:
         """Slots and tokens of an engine that nobody has."""
         return self.core.queue.accounts.free(engine)
 
+    @property
+    def requests(self) -> dict[str, Any]:
+        """What it knows of routers' requests, waiting or granted, by ticket."""
+        return self.core.queue.granting.requests.by_ticket
+
+    @property
+    def limits(self) -> Any:
+        """What decides on limits of keys and tenants."""
+        return self.core.queue.limits
+
     def whole(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens of an engine."""
         pool = self.core.ledger.pool(engine)
@@ -248,6 +259,7 @@ class Caller:
     def __init__(self, actor: FakeQuota, name: str, order: list[str] | None = None, **bounds: Any) -> None:
         self.name = name
         self.shared = QueueClient(name, actor.exchange, actor.watch)
+        self.core = self.shared.core
         self.order = [] if order is None else order
         self.policy = QueuePolicy(**{"max_queued": 1000, "max_wait_s": 60.0, "min_share": 0.0} | bounds)
         self.end = self.join()
@@ -286,13 +298,27 @@ class Caller:
 
     def credit(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens that it could grant by itself."""
-        return self.shared.core.accounts.credit(engine)
+        return self.core.accounts.credit(engine)
+
+    def used(self, engine: str = ENGINE) -> tuple[int, int]:
+        """Slots and tokens that its requests hold."""
+        return self.core.accounts.held(engine)
+
+    @property
+    def runs(self) -> list[Any]:
+        """Its requests on engines."""
+        return list(self.core.in_flight.running.values())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no actor knows it."""
+        return self.core.alone
 
     @property
     def unheard(self) -> int:
         """Things kept for requests that have not ended."""
-        line = self.shared.core
-        pending = self.shared.core.pending
+        line = self.core
+        pending = line.pending
         kept = (
             self.shared.requests,
             pending.by_request_id,
@@ -307,24 +333,22 @@ class Caller:
         names = [f"holder {number}" for number in range(slots)]
         for name in names:
             await asyncio.wait_for(self.granted(name), SOON_S)
-        await until(lambda: not self.shared.core.router_session.state.contended, SOON_S, "the line is calm")
+        await until(lambda: not self.core.router_session.state.contended, SOON_S, "the line is calm")
         self.order.clear()
         return names
 
 
 async def spoken(*callers: Caller) -> None:
     """Until all routers are known to the actor and have heard so."""
-    await until(lambda: not any(one.shared.core.alone for one in callers), SOON_S, "all routers are booked")
+    await until(lambda: not any(one.is_alone for one in callers), SOON_S, "all routers are booked")
 
 
 async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
     """Until requests that were asked for wait in the actor's line."""
 
     def there() -> bool:
-        line = {
-            one.arrival.request_id for one in actor.core.queue.granting.requests.by_ticket.values() if not one.engine
-        }
-        handed_in = [caller.shared.core.pending.by_request_id.get(name) for name in names]
+        line = {one.arrival.request_id for one in actor.requests.values() if not one.engine}
+        handed_in = [caller.core.pending.by_request_id.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
     await until(there, SOON_S, f"{names} wait in the line")
@@ -334,9 +358,9 @@ async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
     """Until nothing runs or waits, both ends count the same, and the ledger holds the routers' credit and no more."""
 
     def rest() -> bool:
-        if not actor.up or actor.core.recovering or actor.core.queue.granting.requests.by_ticket:
+        if not actor.up or actor.core.recovering or actor.requests:
             return False
-        if any(one.shared.core.in_flight.running or one.shared.core.pending.counts[MODEL] for one in callers):
+        if any(one.runs or one.end.waiting for one in callers):
             return False
         for engine in actor.slots:
             credit = [one.credit(engine) for one in callers]
@@ -385,7 +409,7 @@ def run(scenario: Callable[[], Any], waits: dict[Any, float] | None = None) -> N
     with contextlib.ExitStack() as patches:
         for (module, name), seconds in (WAITS | (waits or {})).items():
             patches.enter_context(mock.patch.object(module, name, seconds))
-        asyncio.run(checked())
+        patches.enter_context(virtual_runner(TURN_S)).run(checked())
 
 
 async def refused(asked: asyncio.Task[Grant]) -> ServeAppError:

@@ -23,10 +23,10 @@ WITH_USAGE = {"stream_options": {"include_usage": True}}
 
 def used(client: Client) -> UsageRow:
     """The sum of all that the router would report, and has reported to nobody."""
-    batch = client.edge.usage.meter.next_batch()
+    batch = client.usage_meter.next_batch()
     if batch is None:
         return UsageRow()
-    client.edge.usage.meter.acknowledge(batch.seq)
+    client.usage_meter.acknowledge(batch.seq)
     assert len(batch.rows) <= 1
     return batch.rows[0] if batch.rows else UsageRow()
 
@@ -82,7 +82,7 @@ def test_refused_requests_and_work_without_a_slot_do_not_count() -> None:
         assert refused
         await cancel(task)
         assert used(client).requests == 1 + len(others) - len(refused)
-        assert client.edge.usage.meter.next_batch() is None
+        assert client.usage_meter.next_batch() is None
 
     run(scenario)
 
@@ -102,10 +102,10 @@ def test_a_cut_answer_counts_with_what_was_generated() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         task, reply = await running(client)
-        batch = client.edge.usage.meter.next_batch()
+        batch = client.usage_meter.next_batch()
         assert batch is not None
         assert [entry.count for entry in batch.in_flight] == [1]
-        client.edge.usage.meter.acknowledge(batch.seq)
+        client.usage_meter.acknowledge(batch.seq)
         await cancel(task)
         row = used(client)
         sent = len([event for event in reply.events if event.get("choices") and event["choices"][0]["text"]])
@@ -119,11 +119,11 @@ def test_an_answer_that_its_client_left_before_its_only_frame_is_unsettled() -> 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         task = client.posting(ask("a", LONG, stream=False))
-        await until(lambda: client.edge.usage.meter.has_news, SOON_S, "the engine has it")
+        await until(lambda: client.usage_meter.has_news, SOON_S, "the engine has it")
         await cancel(task)
         row = used(client)
         assert (row.requests, row.unsettled, row.output_tokens) == (0, 1, 0)
-        assert client.edge.usage.meter.next_batch() is None
+        assert client.usage_meter.next_batch() is None
 
     run(scenario)
 
@@ -132,7 +132,7 @@ def test_a_request_that_runs_again_after_the_loss_of_its_engine_counts_once() ->
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         task = client.posting(ask("a b", 60, stream=False))
-        await until(lambda: client.edge.usage.meter.has_news, SOON_S, "an engine has it")
+        await until(lambda: client.usage_meter.has_news, SOON_S, "an engine has it")
         name = next(name for name in ("r1", "r2") if client.model.queue.core.account(name)[0])
         cluster.kill(name)
         reply = await task

@@ -135,10 +135,10 @@ def test_a_list_fills_no_queue_and_its_deadline_bounds_its_start() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", admission={"max_queued": 3})
         began = time.monotonic()
-        await client.post(ask("a", LONG // 4))
+        await client.post(ask("a", LONG // 50))
         one_s = time.monotonic() - began
         headers = {"X-Deadline-Ms": str(round(2000 * one_s))}
-        reply = await client.post(ask(PROMPTS, LONG // 4, stream=False), headers=headers)
+        reply = await client.post(ask(PROMPTS, LONG // 50, stream=False), headers=headers)
         assert reply.status == 200, reply.body
         assert len(texts(reply)) == len(PROMPTS)
 

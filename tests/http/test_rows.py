@@ -149,7 +149,7 @@ def test_a_row_sent_again_gets_the_answer_of_its_first_run_and_costs_a_client_s_
         assert (first[0], first[2]) == (again[0], again[2])
         own = await client.post(ask("another", 3, stream=False), headers={"Idempotency-Key": "batch_1-1"})
         assert own.status == 200, "a client's key is another one, though it reads the same"
-        used = client.edge.usage.meter.next_batch()
+        used = client.usage_meter.next_batch()
         assert used is not None
         assert {(row.model, row.requests) for row in used.rows} == {(MODEL, 1), (f"{MODEL} (batch)", 1)}
 
@@ -193,7 +193,7 @@ def test_rows_at_the_same_time_are_joined_by_their_key() -> None:
     async def scenario(client: Client) -> None:
         answers = await asyncio.gather(*(answer_of(client, ask("one", 50)) for _ in range(3)))
         assert len({body for _, _, body in answers}) == 1
-        used = client.edge.usage.meter.next_batch()
+        used = client.usage_meter.next_batch()
         assert used is not None
         assert [row.requests for row in used.rows] == [1]
 

@@ -103,7 +103,7 @@ def test_a_score_waits_counts_and_leaves_a_receipt_as_the_embeddings_of_its_text
         assert [(one.outcome, one.prompt_tokens, one.output_tokens) for one in left] == [(Outcome.OK, 6, 0)] * 3
         assert len({(one.trace.measure.slots, one.trace.measure.cost.prompt_tokens) for one in left}) == 1
         assert client.figures("serve_app_prompt_tokens_total", "model") == {(MODEL,): 18}
-        batch = client.edge.usage.meter.next_batch()
+        batch = client.usage_meter.next_batch()
         assert batch is not None
         assert (batch.rows[0].requests, batch.rows[0].prompt_tokens) == (3, 18)
         found = client.edge.receipts.find(f"score-{left[1].request_id}", None)

@@ -38,7 +38,7 @@ async def routers(count: int) -> AsyncIterator[tuple[FakeQuota, list[LimitClient
 
 def balance(actor: FakeQuota) -> dict[str, float]:
     """What is at the actor, by kind."""
-    return {pool.kind.name: pool.level + pool.spare for pool in actor.core.queue.limits.scopes[SCOPE].pools.values()}
+    return {pool.kind.name: pool.level + pool.spare for pool in actor.limits.scopes[SCOPE].pools.values()}
 
 
 def test_routers_share_one_limit_and_an_end_lets_the_next_one_in() -> None:
@@ -82,13 +82,13 @@ def test_a_caller_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
         async with routers(2) as (actor, (first, second)):
             charge = await first.acquire(request(limits))
             waiting = asyncio.create_task(second.acquire(request(limits, may_wait=True)))
-            await until(lambda: bool(actor.core.queue.limits.reservations.tickets), SOON_S, "it waits")
+            await until(lambda: bool(actor.limits.reservations.tickets), SOON_S, "it waits")
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             charge.refund()
             await until(lambda: balance(actor) == {"CONCURRENT": 1.0}, SOON_S, "the slot is back")
-            assert not actor.core.queue.limits.reservations.tickets
+            assert not actor.limits.reservations.tickets
 
     run(scenario)
 

@@ -34,7 +34,7 @@ def test_an_ejected_replica_is_probed_by_one_request_at_a_time_until_one_succeed
         await asyncio.wait_for(asked_until(lambda: replicas.ejections[FailureKind.PROBE] == 2), SOON_S)
         assert broken.calls == MAX_CONSECUTIVE_FAILURES + 2
         broken.mend()
-        await asyncio.wait_for(asked_until(lambda: not replicas.outliers.ejected_count), SOON_S)
+        await asyncio.wait_for(asked_until(lambda: not replicas.ejected_count), SOON_S)
         assert takes(router) == {"r1": "all", "r2": "all"}
         assert Placed.PROBE in router.why.values()
         await asyncio.gather(*(router.ask() for _ in range(8)))
@@ -55,7 +55,7 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         sent = ResultReporter(replicas, "r1", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
-        assert replicas.outliers.ejected_count == 1
+        assert replicas.ejected_count == 1
         freeze(cluster, "r1")
         await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         requests = [router.asking() for _ in range(12)]
@@ -66,7 +66,7 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         assert (router.used["r1"], takes(router)["r1"]) == (2, "none")  # the other long one, and the probe
         thaw(cluster, "r1")
         await asyncio.gather(*requests)
-        assert not replicas.outliers.ejected_count
+        assert not replicas.ejected_count
         for request in running:
             request.cancel()
         await router.settled()
@@ -139,7 +139,7 @@ def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
         thaw(cluster, "r1")
         await probe_is_due(router, "r1")
         await router.ask()
-        assert not replicas.outliers.ejected_count
+        assert not replicas.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -158,7 +158,7 @@ def test_a_probes_place_that_nobody_used_is_for_the_next_request() -> None:
             assert (granted.replica_id, replicas.replica_to_probe()) == ("r1", None)
         await probe_is_due(router, "r1")
         await router.ask()
-        assert not replicas.outliers.ejected_count
+        assert not replicas.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)
@@ -174,7 +174,7 @@ def test_a_probe_counts_by_its_first_frame() -> None:
         broken.mend()
         await probe_is_due(router, "r1")
         probe = router.asking(LONG)
-        await until(lambda: not replicas.outliers.ejected_count, SOON_S, "it is back")
+        await until(lambda: not replicas.ejected_count, SOON_S, "it is back")
         assert not probe.done()
         assert takes(router) == {"r1": "all", "r2": "all"}
         probe.cancel()
@@ -192,11 +192,11 @@ def test_an_only_replica_on_probation_serves_requests_of_any_size() -> None:
             await router.ask()
         broken.mend()
         replicas = router.model.replica_set
-        assert replicas.outliers.ejected_count == 1
+        assert replicas.ejected_count == 1
         await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         assert takes(router) == {"r1": "all"}
         await router.ask(slots=4)
-        assert not replicas.outliers.ejected_count
+        assert not replicas.ejected_count
         await router.settled()
 
     run(scenario, waits=SHORT)

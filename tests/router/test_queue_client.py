@@ -70,7 +70,7 @@ def test_while_nobody_waits_a_request_is_granted_in_the_call_and_nobody_is_asked
                 place.send(None)
             assert (ended.value.value.replica_id, ended.value.value.waited_s) == ("r1", 0.0)
             assert actor.calls["exchange"] == asked
-            assert [run.is_known for run in callers[0].shared.core.in_flight.running.values()] == [False], "on credit"
+            assert [run.is_known for run in callers[0].runs] == [False], "on credit"
             callers[0].done("a")
             await at_rest(actor, *callers)
 
@@ -205,11 +205,11 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
             await until(lambda: first.credit()[1] > 10_000, SOON_S, "credit")
             await first.granted("credit")
             first.end.request_kv_tokens("credit", 500)
-            assert first.shared.core.accounts.held("r1")[1] == 510
+            assert first.used("r1")[1] == 510
             whole = first.credit()[1] + 20_000
             first.end.request_kv_tokens("credit", whole)
-            assert first.shared.core.accounts.held("r1")[1] == 510, "that is more than its credit"
-            await until(lambda: first.shared.core.accounts.held("r1")[1] == 510 + whole, SOON_S, "it has it")
+            assert first.used("r1")[1] == 510, "that is more than its credit"
+            await until(lambda: first.used("r1")[1] == 510 + whole, SOON_S, "it has it")
             await second.hold_all(7)
             waiting = first.asking("line")
             await turns(1)
@@ -217,9 +217,9 @@ def test_a_running_request_grows_from_credit_and_else_by_a_question() -> None:
             second.done("holder 0")
             await asyncio.wait_for(waiting, SOON_S)
             before = actor.free()[1]
-            held = first.shared.core.accounts.held("r1")
+            held = first.used("r1")
             first.end.request_kv_tokens("line", 300)
-            assert first.shared.core.accounts.held("r1") == held, "what the line has granted grows by a question"
+            assert first.used("r1") == held, "what the line has granted grows by a question"
             await until(lambda: actor.free()[1] == before - 300, SOON_S, "it has it")
             first.done("line")
             first.done("credit")
@@ -246,7 +246,7 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await waits(first, actor, "runs")
                 second.done("holder 0")
             await asyncio.wait_for(runs, SOON_S)
-            [run] = first.shared.core.in_flight.running.values()
+            [run] = first.runs
             assert run.is_known == (how == "line")
             if how == "credit":
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
@@ -256,8 +256,8 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 asked.append(one.asking(name, tenant=tenant))
                 await turns(1)
                 await waits(one, actor, name)
-            first.end.core.in_flight.progress("runs", 5000)
-            await until(lambda: not first.shared.core.has_reports, SOON_S, "it is told")
+            first.end.progress("runs", 5000)
+            await until(lambda: not first.core.has_reports, SOON_S, "it is told")
             await until(lambda: not first.shared.calls, SOON_S, "and heard")
             second.done("holder 1")
             await asyncio.wait_for(asked[1], SOON_S)

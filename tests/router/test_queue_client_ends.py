@@ -31,7 +31,7 @@ def test_while_the_actor_is_away_credit_is_used_and_who_waits_is_served_in_order
             epoch = actor.core.epoch
             credit = first.credit()[0]
             actor.die()
-            await until(lambda: first.shared.core.alone and second.shared.core.alone, SOON_S, "they know")
+            await until(lambda: first.is_alone and second.is_alone, SOON_S, "they know")
             here = [f"here {number}" for number in range(credit)]
             for name in here:
                 await asyncio.wait_for(first.granted(name), SOON_S)
@@ -70,7 +70,7 @@ def test_who_waits_in_the_line_of_an_actor_that_dies_is_served_in_order_by_the_n
                 await turns(1)
                 await waits(one, actor, name)
             actor.die()
-            await until(lambda: first.shared.core.alone and second.shared.core.alone, SOON_S, "they know")
+            await until(lambda: first.is_alone and second.is_alone, SOON_S, "they know")
             assert not order, "nobody has credit, so nobody begins"
             actor.start()
             await spoken(first, second)
@@ -96,7 +96,7 @@ def test_an_actor_that_stands_still_for_longer_than_a_question_may_last_loses_no
             with actor.standing_still():
                 callers[0].done(held[0])
                 asked += [asyncio.create_task(one.run(f"during {one.name}")) for one in callers]
-                await until(lambda: all(one.shared.core.alone for one in callers), SOON_S, "no answer came")
+                await until(lambda: all(one.is_alone for one in callers), SOON_S, "no answer came")
             await asyncio.wait_for(asyncio.gather(*asked), SOON_S)
             callers[0].done(held[1])
             await at_rest(actor, *callers)
@@ -188,14 +188,14 @@ def test_a_model_that_is_retired_leaves_nothing_at_its_router_though_its_engines
             await asyncio.wait_for(first.run("a"), SOON_S)
             first.end.close()
             first.end.set_replica("r1", True)  # a timer that was still running
-            assert first.shared.core.accounts.by_engine == {}
+            assert first.core.accounts.by_engine == {}
             await until(lambda: actor.held(first.name) == (0, 0), SOON_S, "its credit is the actor's")
             both = [asyncio.create_task(second.granted(f"{n}")) for n in range(4)]
             await asyncio.wait_for(asyncio.gather(*both), SOON_S)
             for n in range(4):
                 second.done(f"{n}")
             await at_rest(actor, second)
-            assert "r1" not in first.shared.core.in_flight.dropped_engines
+            assert "r1" not in first.core.in_flight.dropped_engines
 
     run(scenario)
 
@@ -287,7 +287,7 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
                         continue
                     await one.granted(name)
                     by_actor[one.name] += one.end.core.in_flight.running[name].is_known
-                    one.end.core.in_flight.progress(name, 3)
+                    one.end.progress(name, 3)
                     await turns(1)
                     one.done(name, 3)
 
@@ -295,11 +295,11 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
             assert began == requests
             assert all(by_actor[one.name] > requests // 100 for one in callers), "the line was used"
             await at_rest(actor, *callers)
-            await until(lambda: not any(one.shared.core.has_reports for one in callers), SOON_S, "all is told")
+            await until(lambda: not any(one.core.has_reports for one in callers), SOON_S, "all is told")
             for one in callers:
                 assert one.shared.calls == set() or len(one.shared.calls) <= 1
-                assert len(one.shared.core.router_session.sending) <= 2
-                assert one.shared.core.in_flight.dropped_engines == {}
+                assert len(one.core.router_session.sending) <= 2
+                assert one.core.in_flight.dropped_engines == {}
             assert actor.core.queue.granting.requests.incarnations.requests("c0") == {}
 
     run(scenario)

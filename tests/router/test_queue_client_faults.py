@@ -57,7 +57,7 @@ class Room:
         self.served[name] += 1
         self.running += 1
         self.most = max(self.most, self.running)
-        caller.end.core.in_flight.progress(name, draw.randrange(5))
+        caller.end.progress(name, draw.randrange(5))
         if draw.random() < 0.2:
             caller.end.request_kv_tokens(name, 16)
         await asyncio.sleep(draw.random() * HOLD_S)  # the request runs, at most HOLD_S
@@ -211,7 +211,7 @@ def test_an_actor_that_stands_still_for_three_seconds_costs_three_seconds() -> N
             with actor.standing_still():
                 await asyncio.sleep(3.0)  # the span under test
                 assert not load.done()
-                assert not any(one.shared.core.alone for one in callers)
+                assert not any(one.is_alone for one in callers)
             await asyncio.wait_for(load, 40.0)
             assert room.most <= SLOTS
             assert set(room.served.values()) == {1}
@@ -226,7 +226,7 @@ def test_no_question_is_repeated_faster_than_its_pause_while_nobody_answers() ->
         async with fleet(actor, 1) as (caller,):
             await asyncio.wait_for(caller.granted("holder"), SOON_S)
             actor.die()
-            await until(lambda: caller.shared.core.alone, SOON_S, "it knows")
+            await until(lambda: caller.is_alone, SOON_S, "it knows")
             asked = [caller.asking(f"{n}") for n in range(50)]
             before = sum(actor.calls.values())
             for n in range(10):
@@ -290,7 +290,7 @@ def test_timers_that_come_late_lose_nothing() -> None:
             await turns(1)
             gone = caller.asking("gone")
             await turns(1)
-            assert "gone" in caller.shared.core.pending.by_request_id
+            assert "gone" in caller.core.pending.by_request_id
             gone.cancel()
             for asked in late:
                 assert (await refused(asked)).code == "deadline"

@@ -16,11 +16,10 @@ from serve_app.types import RequestClass
 
 
 class Recorder:
-    """The queue, its core and the replicas: what they are told, in order."""
+    """The queue and the replicas: what they are told, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.core = self.in_flight = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self.told.append((name, *given))
@@ -74,7 +73,7 @@ def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_
     told = Recorder()
     grant = granted(told, tokens=10)
     grant.on_output(9)
-    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9)]
+    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9, 0)]
 
 
 def test_the_prompt_as_its_engine_has_counted_it_corrects_budget_and_counters_once(clock: list[float]) -> None:
@@ -87,9 +86,9 @@ def test_the_prompt_as_its_engine_has_counted_it_corrects_budget_and_counters_on
     grant.on_output(0)
     grant.on_output(1)
     assert [one for one in told.told if one[0] == "progress"] == [
-        ("progress", "a", 0),
+        ("progress", "a", 0, 0),
         ("progress", "a", 0, 100_000),
-        ("progress", "a", 1),
+        ("progress", "a", 1, 0),
     ]
     asked = [tokens for name, *_, tokens in told.told if name == "request_kv_tokens"]
     assert grant.budget.tokens == 10 + sum(asked) >= 100_000

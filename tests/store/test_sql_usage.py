@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.usage import InFlightUse, UsageBatch, UsageRow
+from serve_app.core.usage import UsageBatch, UsageRow
 from serve_app.store.records import UsageQuery, Used
 from tests.store.conftest import OpenStore
 
 ROW = UsageRow("2026-11-25", "k", "t", "m/x", 2, 10, 4, 5, kv_token_ms=2**40, wait_ms=9, cost_micro=7)
-FLYING = InFlightUse("2026-11-25", "k", "t", "m/x", 3)
 
 
 def test_a_batch_counts_once_however_often_it_is_sent(open_store: OpenStore) -> None:
@@ -26,18 +25,6 @@ def test_a_batch_counts_once_however_often_it_is_sent(open_store: OpenStore) -> 
         await store.add_usage(replace(batch, source="another"))
         (found,) = await store.usage(UsageQuery())
         assert (found.requests, found.kv_token_ms) == (3 * ROW.requests, 3 * ROW.kv_token_ms)
-
-    asyncio.run(scenario())
-
-
-def test_what_an_ended_source_had_in_flight_is_unsettled_once(open_store: OpenStore) -> None:
-    async def scenario() -> None:
-        store = open_store()
-        await store.add_usage(UsageBatch("router", 1, (ROW,), (FLYING,)))
-        assert (await store.end_source("router"), await store.end_source("router")) == (3, 0)
-        assert await store.end_source("nobody") == 0
-        assert await store.usage(UsageQuery()) == [replace(ROW, unsettled=3)]
-        assert await store.used("key:k", "2026-11-25") == Used(5, 15, 7)
 
     asyncio.run(scenario())
 

@@ -73,7 +73,8 @@ def test_what_a_killed_router_had_in_flight_is_unsettled_once_it_is_silent(store
     clock.now += 2
     assert (total(store).unsettled, total(store).requests) == (3, 4)
     assert store.used("key:k", "d1") == Used(requests=7, tokens=30, cost_micro=14)
-    assert store.end_source("r") == 0
+    clock.now += USAGE_SILENT_S + 1
+    assert total(store).unsettled == 3
 
 
 def test_a_router_that_was_thought_dead_and_comes_back_counts_nothing_twice(store: SqlStore, clock: Clock) -> None:
@@ -84,14 +85,15 @@ def test_a_router_that_was_thought_dead_and_comes_back_counts_nothing_twice(stor
     store.add_usage(batch)  # the answer was lost
     store.add_usage(UsageBatch("r", 2, (ROW,), (InFlightUse("d1", "k", "t", "m/x", 1),)))
     assert (total(store).unsettled, total(store).requests) == (0, 4)
-    assert store.end_source("r") == 1
+    clock.now += USAGE_SILENT_S + 1
+    assert total(store).unsettled == 1
     store.add_usage(UsageBatch("r", 3, ()))
     assert (total(store).unsettled, total(store).requests) == (0, 4)
 
 
-def test_rows_in_which_nothing_is_left_are_not_shown(store: SqlStore) -> None:
+def test_rows_in_which_nothing_is_left_are_not_shown(store: SqlStore, clock: Clock) -> None:
     store.add_usage(UsageBatch("r", 1, (), (OPEN,)))
-    assert store.end_source("r") == 3
+    clock.now += USAGE_SILENT_S + 1
     assert len(store.usage(UsageQuery())) == 1
     store.add_usage(UsageBatch("r", 2, ()))
     assert store.usage(UsageQuery()) == []

@@ -104,7 +104,7 @@ def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channe
             link.retire()
         assert set(told) == {"unreachable", "whole"}
 
-    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.02})
+    run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.02}, loop=asyncio.new_event_loop)  # it blocks: in real time
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), RuntimeError("a bug"), asyncio.CancelledError()], ids=repr)

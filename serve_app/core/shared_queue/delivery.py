@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, ActorState, Amount, RouterEvent, RouterMessage
-from serve_app.core.shared_queue.states import SESSION, SessionCall, SessionReply, SessionState
+from serve_app.core.shared_queue.states import SESSION, SessionReply, SessionState, SessionStep
 from serve_app.core.times import UNRESPONSIVE_S
 from serve_app.types import RequestClass
 
@@ -153,11 +153,11 @@ class RouterSession:
         self.reports_wanted = False  # whether the next reports go in a message of their own
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
-        self.advance(SessionCall.RENEWED)
+        self.advance(SessionStep.RENEWED)
         self.state = UNKNOWN_STATE
         self.figures: dict[str, messages.QueueFigures] = {}
 
-    def advance(self, event: SessionCall | SessionReply) -> None:
+    def advance(self, event: SessionStep | SessionReply) -> None:
         """An event of the session (`core.shared_queue.states`)."""
         self.standing = SESSION.after(self.standing, event)
 
@@ -248,7 +248,7 @@ class RouterSession:
         """A message or its reply may be lost: send again."""
         self.sending.resend_unacked()
         self._resend_wanted = True
-        self.advance(SessionCall.LOST)
+        self.advance(SessionStep.LOST)
 
     def on_reply(self, reply: ActorReply) -> Sequence[ActorAction]:
         """Take a reply's state, if it is newer, and return its actions in order."""

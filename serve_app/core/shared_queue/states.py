@@ -37,7 +37,7 @@ class SessionState(enum.Enum):
     )
 
 
-class SessionCall(OwnEvent):
+class SessionStep(OwnEvent):
     LOST = "a call fails, or is answered later than `FENCE_S`"
     RENEWED = "more than `MAX_UNACKED_EVENTS` wait, or an account of a limit is unsure"
 
@@ -142,7 +142,7 @@ class RouterEvent(PeerEvent):
 S = TypeVar("S", bound=enum.Enum)
 
 
-class Row(NamedTuple, Generic[S]):
+class Transition(NamedTuple, Generic[S]):
     """Events with one effect. `states`: in which they occur; empty: before the first one. `then`: None: it stays."""
 
     states: tuple[S, ...]
@@ -155,7 +155,7 @@ class StateTable(Generic[S]):
     """The states of one thing, and the events that change them. O(1)."""
 
     def __init__(
-        self, title: str, states: type[S], kinds: tuple[type[OwnEvent], type[PeerEvent]], rows: Iterable[Row[S]]
+        self, title: str, states: type[S], kinds: tuple[type[OwnEvent], type[PeerEvent]], rows: Iterable[Transition[S]]
     ) -> None:
         self.title = title
         self.states = states
@@ -181,103 +181,111 @@ class StateTable(Generic[S]):
         return state if then is None else then
 
 
-def _session_rows() -> Iterable[Row[SessionState]]:
+def _session_rows() -> Iterable[Transition[SessionState]]:
     new, booked, alone = SessionState
-    call = SessionCall
+    step = SessionStep
     reply = SessionReply
     known = "`CreditChange`, `CreditGrant`, `Reclaim`, `SessionEntry`, `SessionEnded`, `EngineDropAcknowledged`"
     renewed = "a new incarnation: reports accounts, policies and running requests"
     return (
-        Row((new,), (reply.BOOKED,), booked, "waiting requests are submitted"),
-        Row((new,), (reply.OTHER,), None, "nothing but its state and figures"),
-        Row((new, alone), (call.LOST,), None, "events are sent again"),
-        Row((booked,), (call.LOST,), alone, "the same"),
-        Row((booked, alone), (reply.OTHER,), booked, f"{known} and those of requests are applied, in order, each once"),
-        Row(tuple(SessionState), (call.RENEWED, reply.STALE), new, renewed),
-        Row(tuple(SessionState), (reply.OLD,), None, "ignored"),
+        Transition((new,), (reply.BOOKED,), booked, "waiting requests are submitted"),
+        Transition((new,), (reply.OTHER,), None, "nothing but its state and figures"),
+        Transition((new, alone), (step.LOST,), None, "events are sent again"),
+        Transition((booked,), (step.LOST,), alone, "the same"),
+        Transition(
+            (booked, alone), (reply.OTHER,), booked, f"{known} and those of requests are applied, in order, each once"
+        ),
+        Transition(tuple(SessionState), (step.RENEWED, reply.STALE), new, renewed),
+        Transition(tuple(SessionState), (reply.OLD,), None, "ignored"),
     )
 
 
-def _request_rows() -> Iterable[Row[RequestState]]:
+def _request_rows() -> Iterable[Transition[RequestState]]:
     waiting, submitted, running, ended = RequestState
     step = RequestStep
     action = RequestAction
     left = (action.GRANT, action.REFUSE, action.STATUS, action.PREEMPT)
     more = "`KvTokenRequest` with `reclaimed`: tokens beyond its estimate return"
     return (
-        Row((), (step.ARRIVED,), waiting, ""),
-        Row((waiting,), (step.SUBMITTED,), submitted, "`Arrive`"),
-        Row((waiting, submitted), (step.BEGUN,), running, "`Began`, with the next message; if submitted, `Cancel`"),
-        Row((waiting, submitted), (step.REFUSED, step.CANCELLED), ended, "if submitted, `Cancel`"),
-        Row((waiting, submitted), (step.STATUS,), None, "by the last figures; if submitted, `StatusRequest`"),
-        Row((waiting, submitted), (step.INCARNATION,), waiting, "keeps its age"),
-        Row((submitted,), (action.GRANT,), running, "its account grows"),
-        Row((submitted,), (action.REFUSE,), ended, ""),
-        Row((submitted,), (action.STATUS,), None, "its position"),
-        Row((running,), (step.UNREACHED,), waiting, "`Done`; keeps its age"),
-        Row((running,), (step.PROGRESS,), None, "`TokenProgress`, in sums"),
-        Row((running,), (step.GROWN,), None, "from credit, else `KvTokenRequest`"),
-        Row((running,), (step.INCARNATION,), None, "`Began`, with a new ticket"),
-        Row((running,), (action.PREEMPT,), None, "its engine stops it: it ends, and arrives again"),
-        Row((running,), (action.TOKENS,), None, "holds more"),
-        Row((running,), (step.RECLAIMED,), None, more),
-        Row((running,), (step.DONE, step.CANCELLED), ended, "`Done`: slots and tokens return, or stay as credit"),
-        Row((running,), (step.DROPPED,), ended, "`EngineDropped`"),
-        Row(
+        Transition((), (step.ARRIVED,), waiting, ""),
+        Transition((waiting,), (step.SUBMITTED,), submitted, "`Arrive`"),
+        Transition(
+            (waiting, submitted), (step.BEGUN,), running, "`Began`, with the next message; if submitted, `Cancel`"
+        ),
+        Transition((waiting, submitted), (step.REFUSED, step.CANCELLED), ended, "if submitted, `Cancel`"),
+        Transition((waiting, submitted), (step.STATUS,), None, "by the last figures; if submitted, `StatusRequest`"),
+        Transition((waiting, submitted), (step.INCARNATION,), waiting, "keeps its age"),
+        Transition((submitted,), (action.GRANT,), running, "its account grows"),
+        Transition((submitted,), (action.REFUSE,), ended, ""),
+        Transition((submitted,), (action.STATUS,), None, "its position"),
+        Transition((running,), (step.UNREACHED,), waiting, "`Done`; keeps its age"),
+        Transition((running,), (step.PROGRESS,), None, "`TokenProgress`, in sums"),
+        Transition((running,), (step.GROWN,), None, "from credit, else `KvTokenRequest`"),
+        Transition((running,), (step.INCARNATION,), None, "`Began`, with a new ticket"),
+        Transition((running,), (action.PREEMPT,), None, "its engine stops it: it ends, and arrives again"),
+        Transition((running,), (action.TOKENS,), None, "holds more"),
+        Transition((running,), (step.RECLAIMED,), None, more),
+        Transition(
+            (running,), (step.DONE, step.CANCELLED), ended, "`Done`: slots and tokens return, or stay as credit"
+        ),
+        Transition((running,), (step.DROPPED,), ended, "`EngineDropped`"),
+        Transition(
             (waiting, ended),
             left,
             None,
             "of a ticket that it has left: ignored; its `Cancel` or `Done` returns the grant",
         ),
-        Row((ended,), (action.TOKENS,), None, "becomes credit"),
+        Transition((ended,), (action.TOKENS,), None, "becomes credit"),
     )
 
 
-def _ticket_rows() -> Iterable[Row[TicketState]]:
+def _ticket_rows() -> Iterable[Transition[TicketState]]:
     postponed, waiting, running, ended = TicketState
     step = TicketStep
     event = TicketEvent
     known = (postponed, waiting, running)
     crossing = (event.CANCEL, event.DONE, event.PROGRESS, event.TOKENS)
     return (
-        Row((), (event.ARRIVE,), waiting, ""),
-        Row((), (event.POSTPONED,), postponed, ""),
-        Row((), (event.BEGAN,), running, "its account has its slots and tokens already"),
-        Row((postponed,), (step.RECOVERED,), waiting, "with all others of its model, in order"),
-        Row((waiting,), (step.GRANTED,), running, "`Grant`, charged to its router's account"),
-        Row((waiting,), (step.UNREACHED, step.ENGINE_GONE), None, "queued again; keeps its age"),
-        Row((waiting,), (step.REFUSED,), ended, "`Refuse`"),
-        Row((waiting,), (event.STATUS,), None, "`QueueStatus`"),
-        Row((running,), (step.STOPPED,), None, "`Preempt`"),
-        Row((running,), (step.PAID,), None, "`KvTokenGrant`"),
-        Row((running,), (event.PROGRESS,), None, "charged to its tenant"),
-        Row((running,), (event.TOKENS,), None, "KV debt, paid from free tokens"),
-        Row((running,), (event.DONE,), ended, "returns what it held, but for what stays as credit"),
-        Row((running,), (step.ENGINE_GONE,), ended, "the account there is zero"),
-        Row(known, (event.CANCEL,), ended, "returns what it holds"),
-        Row(known, (step.ROUTER_GONE,), ended, "forgotten, a part in each event; its account stays as it is"),
-        Row((postponed, running, ended), (event.STATUS,), None, "no answer"),
-        Row((ended,), crossing, None, "ignored"),
+        Transition((), (event.ARRIVE,), waiting, ""),
+        Transition((), (event.POSTPONED,), postponed, ""),
+        Transition((), (event.BEGAN,), running, "its account has its slots and tokens already"),
+        Transition((postponed,), (step.RECOVERED,), waiting, "with all others of its model, in order"),
+        Transition((waiting,), (step.GRANTED,), running, "`Grant`, charged to its router's account"),
+        Transition((waiting,), (step.UNREACHED, step.ENGINE_GONE), None, "queued again; keeps its age"),
+        Transition((waiting,), (step.REFUSED,), ended, "`Refuse`"),
+        Transition((waiting,), (event.STATUS,), None, "`QueueStatus`"),
+        Transition((running,), (step.STOPPED,), None, "`Preempt`"),
+        Transition((running,), (step.PAID,), None, "`KvTokenGrant`"),
+        Transition((running,), (event.PROGRESS,), None, "charged to its tenant"),
+        Transition((running,), (event.TOKENS,), None, "KV debt, paid from free tokens"),
+        Transition((running,), (event.DONE,), ended, "returns what it held, but for what stays as credit"),
+        Transition((running,), (step.ENGINE_GONE,), ended, "the account there is zero"),
+        Transition(known, (event.CANCEL,), ended, "returns what it holds"),
+        Transition(known, (step.ROUTER_GONE,), ended, "forgotten, a part in each event; its account stays as it is"),
+        Transition((postponed, running, ended), (event.STATUS,), None, "no answer"),
+        Transition((ended,), crossing, None, "ignored"),
     )
 
 
-def _router_rows() -> Iterable[Row[RouterState]]:
+def _router_rows() -> Iterable[Transition[RouterState]]:
     unknown, known = RouterState
     check = RouterCheck
     event = RouterEvent
     news = (event.MODEL, event.STORE, event.REACHABILITY, event.DROPPED)
     of_account = (event.USAGE, event.GIVE_BACK, event.CREDIT, event.REPORT)
     return (
-        Row((unknown, known), (event.FIRST,), known, "`Booked`; an incarnation before this one ends"),
-        Row((unknown, known), (event.LATE,), None, "a stale reply; no event is applied"),
-        Row((known,), news, None, "the queues follow; `EngineDropAcknowledged`"),
-        Row((known,), of_account, None, "`CreditGrant`, `CreditChange`"),
-        Row((known,), (check.UNRESPONSIVE, check.UNSURE), unknown, "its requests end; its next message is stale"),
-        Row((unknown, known), (check.SILENT,), unknown, "its account is free for others"),
+        Transition((unknown, known), (event.FIRST,), known, "`Booked`; an incarnation before this one ends"),
+        Transition((unknown, known), (event.LATE,), None, "a stale reply; no event is applied"),
+        Transition((known,), news, None, "the queues follow; `EngineDropAcknowledged`"),
+        Transition((known,), of_account, None, "`CreditGrant`, `CreditChange`"),
+        Transition(
+            (known,), (check.UNRESPONSIVE, check.UNSURE), unknown, "its requests end; its next message is stale"
+        ),
+        Transition((unknown, known), (check.SILENT,), unknown, "its account is free for others"),
     )
 
 
-SESSION = StateTable("Session in the router", SessionState, (SessionCall, SessionReply), _session_rows())
+SESSION = StateTable("Session in the router", SessionState, (SessionStep, SessionReply), _session_rows())
 REQUEST = StateTable("Request in the router", RequestState, (RequestStep, RequestAction), _request_rows())
 TICKET = StateTable("Request at the actor", TicketState, (TicketStep, TicketEvent), _ticket_rows())
 ROUTER = StateTable("Router at the actor", RouterState, (RouterCheck, RouterEvent), _router_rows())

@@ -12,10 +12,10 @@ import msgspec
 from serve_app.batch import FileStorage
 from serve_app.core.batches import FileRecord
 from serve_app.errors import BadRequest, NotFound, StoreAway
+from serve_app.http.api.routes import SHOWN_ID_CHARS
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.store import BatchStore
 
-SHOWN_ID_CHARS = 64  # of an unknown id, in the error
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 

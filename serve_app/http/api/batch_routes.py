@@ -26,7 +26,6 @@ from serve_app.errors import BadRequest, BatchConflict, NotFound
 from serve_app.http.api.batch_lane import (
     BATCH_ID,
     FILE_ID,
-    SHOWN_ID_CHARS,
     BatchLane,
     cursor,
     file_not_found,
@@ -36,7 +35,7 @@ from serve_app.http.api.batch_lane import (
     seconds,
 )
 from serve_app.http.api.key_routes import ReadBody
-from serve_app.http.api.routes import BatchCall, HttpRoute
+from serve_app.http.api.routes import SHOWN_ID_CHARS, BatchCall, HttpRoute
 from serve_app.http.contract import idempotency_key
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields, query_number, query_words

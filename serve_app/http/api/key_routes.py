@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, KeyConflict, NotFound, StoreAway
 from serve_app.http.api.local_routes import not_an_operator
-from serve_app.http.api.routes import HttpRoute, KeyCall
+from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, KeyCall
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields
 from serve_app.http.keys import KeyRing, utc
@@ -40,7 +40,6 @@ logger = logging.getLogger("ray.serve")
 DEFAULT_GRACE_S = 86_400.0  # a day: every program that has the old key gets the new one at its next deployment
 MAX_GRACE_S = 90 * 86_400.0  # of a rotation; what is to last longer is another key
 MAX_MODELS = 256  # that a key may name
-SHOWN_ID_CHARS = 64  # of an unknown id, in the error
 NOT_KEPT = (b"cache-control", b"no-store")  # of an answer with a key
 
 ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], bytes]]]  # decoded, and as it was sent

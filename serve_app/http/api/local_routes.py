@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
-from serve_app.http.api.routes import HttpRoute, LocalCall
+from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.names import RELEASE
@@ -31,7 +31,6 @@ from serve_app.router import ModelRouter
 from serve_app.types import Identity
 
 ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within seconds after its own death
-SHOWN_ID_CHARS = 64  # of an unknown request id, in the error
 
 GetFigures = Callable[[], Awaitable[dict[str, Any]]]
 FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]

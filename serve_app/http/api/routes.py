@@ -19,6 +19,7 @@ from serve_app.errors import Forbidden, MethodNotAllowed, NotFound
 from serve_app.types import Identity, Operation
 
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
+SHOWN_ID_CHARS = 64  # of an unknown id, in the error
 
 
 class LocalCall(enum.StrEnum):

@@ -35,7 +35,6 @@ ROUTER_STEPS: list[tuple[type, str]] = [
     (router_requests.InFlight, "_on_kv_token_grant"),
     (delivery.RouterSession, "put"),
     (delivery.RouterSession, "end_request"),
-    (delivery.RouterSession, "add_usage"),
     (router_requests.RunningRequest, "announcement"),
     (delivery.RouterSession, "on_reply"),
     (router_requests.PendingRequests, "add"),
@@ -119,9 +118,6 @@ class Faults:
                 name = draw.choice(list(world.routers))
                 router = world.routers[name]
                 self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
-                unannounced = [run.arrival.request_id for run in router.line.in_flight.unannounced.values()]
-                if unannounced and unannounced[0] in router.running and draw.random() < 0.3:
-                    self.tried(world.finish, name, unannounced[0])
                 if router.running and draw.random() < 0.5:
                     self.tried(router.line.in_flight.progress, draw.choice(list(router.running)), 3)
                     self.tried(router.line.in_flight.grow, draw.choice(list(router.running)), 40, world.now)

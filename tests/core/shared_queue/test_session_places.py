@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.memory import SessionRequest
+from serve_app.core.memory import DrainRequest, SessionRequest
 from serve_app.core.queue import Grant
 from serve_app.core.shared_queue.messages import Amount, Booked, SessionDraw
 from serve_app.types import RequestClass
@@ -278,7 +278,7 @@ def test_a_request_that_waits_for_its_sessions_engine_runs_elsewhere_once_that_c
     there.settle(1)
     assert [(one.state, one.engine) for one in (first, second, third)] == [("runs", "e0")] * 2 + [("runs", "e1")]
     if how == "the engine drains":
-        there.quota.grants.drains.active = lambda: {"e0": 0}  # type: ignore[assignment, method-assign, return-value]
+        there.quota.drain(DrainRequest("e0"), there.now)
     elif how == "the router does not reach it":
         router = there.routers["r0"]
         there.perform(router, router.line.set_reachability(MODEL, "e0", False, there.now))

@@ -18,9 +18,9 @@ from serve_app.core.shared_queue.states import (
     RequestAction,
     RequestState,
     RequestStep,
-    SessionCall,
     SessionReply,
     SessionState,
+    SessionStep,
     StateTable,
     TicketEvent,
     TicketState,
@@ -106,7 +106,7 @@ def test_only_a_faulty_peer_sends_these(table: StateTable[Any], state: Any, even
 def test_a_session_is_booked_once_and_lost_and_found_as_often_as_calls_fail() -> None:
     state = SessionState.NEW
     seen = []
-    events: list[OwnEvent | PeerEvent] = [SessionReply.OTHER, SessionReply.BOOKED, SessionCall.LOST, SessionReply.OTHER]
+    events: list[OwnEvent | PeerEvent] = [SessionReply.OTHER, SessionReply.BOOKED, SessionStep.LOST, SessionReply.OTHER]
     for event in [*events, SessionReply.STALE]:
         state = SESSION.after(state, event)
         seen.append(state.name)
