@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.fakes.virtual_time import TURN_S, now, run_in_virtual_time, virtual_runner
+from tests.fakes.virtual_time import EARLY_S, TURN_S, now, run_in_virtual_time, virtual_runner
 
 HOUR_S = 3600.0
 
@@ -65,6 +65,27 @@ def test_a_scenario_that_only_turns_sees_its_timers() -> None:
 
     with virtual_runner(TURN_S) as runner:
         assert runner.run(scenario()) == pytest.approx(0.01, abs=2 * TURN_S)
+
+
+def test_a_timer_that_fires_early_and_is_set_again_for_its_moment_comes_to_it() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        came = asyncio.Event()
+        due = HOUR_S + EARLY_S / 2
+
+        def look() -> None:
+            if loop.time() >= due:
+                came.set()
+            else:
+                loop.call_at(due, look)
+                loop.call_soon(int)  # and something else has to run
+
+        await asyncio.sleep(HOUR_S)  # virtual
+        loop.call_at(due, look)
+        async with asyncio.timeout(1.0):
+            await came.wait()
+
+    run_in_virtual_time(scenario())
 
 
 def test_a_scenario_that_waits_for_nothing_is_told_so() -> None:

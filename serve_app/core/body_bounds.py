@@ -11,7 +11,7 @@ prompt of a list is bounded by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,53 +178,6 @@ def _truncates(operation: Operation, body: Mapping[str, Any], field: str) -> boo
     return operation.is_scoring and type(each) is int and each > 0
 
 
-class _Node(NamedTuple):
-    """An object, a list, or a text that is the whole of a field: its own texts, numbers and nulls, without those in the
-    objects and lists in it (`inner` of them), and without media."""
-
-    kind: type
-    texts: list[str]
-    numbers: int = 0  # and other values; nulls are among them
-    nulls: int = 0
-    inner: int = 0
-    name_chars: int = 0
-    has_media: bool = False
-
-
-def _nodes(value: Any, field: str) -> Iterator[_Node]:
-    """What the value of a field has in it."""
-    left: list[tuple[Any, bool]] = []  # with whether it is, or has, a message, an item or a part
-    if type(value) is str:
-        yield _Node(str, [value])
-    elif type(value) is dict or type(value) is list:
-        left.append((value, field in _HAVE_PARTS))
-    while left:
-        node, is_part = left.pop()
-        if type(node) is list:
-            texts = [child for child in node if type(child) is str]
-            inner = [(child, is_part) for child in node if type(child) is dict or type(child) is list]
-            others = len(node) - len(texts) - len(inner)
-            yield _Node(list, texts, others, node.count(None) if others else 0, len(inner))
-        else:
-            not_text = _not_text(node) if is_part and not _NOT_TEXT.keys().isdisjoint(node) else ()
-            texts = []
-            inner = []
-            others = 0
-            for name, child in node.items():
-                if name in not_text:
-                    continue
-                if type(child) is str:
-                    texts.append(child)
-                elif type(child) is dict or type(child) is list:
-                    inner.append((child, is_part and name in _LISTS_OF_PARTS))
-                else:
-                    others += 1
-            names = sum(map(len, node))
-            is_media = not MEDIA.keys().isdisjoint(not_text)
-            yield _Node(dict, texts, others, 0, len(inner), names, is_media)
-        left += inner
-
-
 def _not_text(part: Mapping[str, Any]) -> list[str]:
     """The names of a part that hold a medium, or what only OpenAI can read."""
     kind = part.get("type")
@@ -232,15 +185,36 @@ def _not_text(part: Mapping[str, Any]) -> list[str]:
 
 
 def _size(prompt: Any, field: str, per_object: int) -> PromptSize:
-    entries = numbers = size = chars = work = 0
+    texts = [prompt] if type(prompt) is str else []
+    # with whether it is, or has, a message, an item or a part
+    left = [(prompt, field in _HAVE_PARTS)] if type(prompt) in (list, dict) else []
+    entries = numbers = name_chars = work = 0
     has_media = False
-    for node in _nodes(prompt, field):
-        size += sum(map(text_bytes, node.texts)) + node.name_chars
-        chars += sum(map(len, node.texts)) + node.name_chars
-        has_media |= node.has_media
-        work += node.numbers + (node.kind is not str) * per_object
-        if node.kind is list:
-            entries += len(node.texts) + node.inner
-            numbers += node.numbers
-            work += NUMBERS_PER_OBJECT // TEXTS_PER_OBJECT * (len(node.texts) + node.nulls)
-    return PromptSize(entries, numbers, size, chars, work, has_media)
+    while left:
+        node, is_part = left.pop()
+        work += per_object
+        if type(node) is list:
+            own = [child for child in node if type(child) is str]
+            inner = [(child, is_part) for child in node if type(child) is dict or type(child) is list]
+            others = len(node) - len(own) - len(inner)
+            nulls = node.count(None) if others else 0
+            entries += len(own) + len(inner)
+            numbers += others
+            work += others + NUMBERS_PER_OBJECT // TEXTS_PER_OBJECT * (len(own) + nulls)
+            texts += own
+            left += inner
+            continue
+        not_text = _not_text(node) if is_part and not _NOT_TEXT.keys().isdisjoint(node) else ()
+        for name, child in node.items():
+            if name in not_text:
+                continue
+            if type(child) is str:
+                texts.append(child)
+            elif type(child) is dict or type(child) is list:
+                left.append((child, is_part and name in _LISTS_OF_PARTS))
+            else:
+                work += 1
+        name_chars += sum(map(len, node))
+        has_media |= not MEDIA.keys().isdisjoint(not_text)
+    size = sum(map(text_bytes, texts)) + name_chars
+    return PromptSize(entries, numbers, size, sum(map(len, texts)) + name_chars, work, has_media)

@@ -41,7 +41,7 @@ class Arrival:
         only_replica: the one replica that it may run on (that of its session); None: any.
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the lease of the session in whose place it may run (`core.queue.session_place`); None: no session.
-        fingerprint: that of the engine which has begun it: it goes on at engines with the same one; None: it may run on
+        fingerprint: that of the engine which has begun it: it continues at those with the same one; None: it may run on
             any (`core.shared_queue.granting`).
 
     Raises:

@@ -9,7 +9,7 @@ Rules
   (`core.queue.drain_rate`) this holds from its first grant: such a class overloads itself, and in the moments when none
   of it waits lower requests begin, which would be stopped at once, their prefill wasted.
 - A request of the same class stops for a shorter one once it has run for `QUANTUM_S`, which doubles each time it was
-  stopped, and goes on behind those that wait. So one very long answer does not keep the others out. These are the
+  stopped, and continues behind those that wait. So one very long answer does not keep the others out. These are the
   doubling quanta of multi-level feedback queues (Corbato et al., 1962; for language models FastServe, Wu et al., 2023).
 - A request that was due by the minimum share is never stopped: that would undo the minimum share.
 - Free guard slots are no room for a class below the guarded ones: a lower class stops for it. None stops while guard

@@ -5,7 +5,7 @@ Rules
 - An engine is in a queue while some router of the model reports that it can reach it.
 - While no request waits, half of an engine is divided among the routers as credit; the rest is for requests at the
   actor.
-- What an engine has begun goes on at engines with the same fingerprint; if none runs or starts and others do, it is
+- What an engine has begun continues at engines with the same fingerprint; if none runs or starts and others do, it is
   refused at the next tick.
 - An engine that was declared gone and returns is used again once every router with an account there has reported what
   runs there. The same holds for a closed engine (holdings unknown since the actor's crash).

@@ -1,7 +1,7 @@
 """Where a waiting request may be granted, and the requests for which this has changed.
 
 Rules
-- A request avoids the engines that its router cannot reach, or that may not go on with what another engine has begun.
+- A request avoids the engines that its router cannot reach, or that may not continue what another engine has begun.
 - A request of a session may take the session's place, and otherwise waits for its engine; for any, if that engine is
   too small for it beside its sessions.
 - When its router reaches other engines, or its session has ended, it is queued again, a part in each event, models in

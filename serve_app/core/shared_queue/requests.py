@@ -2,7 +2,7 @@
 
 Rules
 - The queue charges a grant to its router's account, and returns it when the request ends.
-- A request avoids the engines that its router cannot reach or that may not go on with it. When these change it is
+- A request avoids the engines that its router cannot reach or that may not continue it. When these change it is
   queued again with its original arrival time: at once if there are more for it, else when it would be granted one that
   it avoids.
 - A request of a session may take the session's place (`core.queue.session_place`) while its router reaches the engine;

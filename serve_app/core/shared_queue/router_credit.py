@@ -41,7 +41,7 @@ class RouterAccount:
     fingerprint: str | None = None
 
     def may_continue(self, fingerprint: str | None) -> bool:
-        """Whether it may go on with what an engine with this fingerprint has begun; None: none has."""
+        """Whether it may continue what an engine with this fingerprint has begun; None: none has."""
         return fingerprint is None or fingerprint == self.fingerprint
 
     def may_have_credit(self, engine: str, state: ActorState) -> bool:
@@ -86,7 +86,7 @@ class RouterCredit:
         self, model: str, slots: int, tokens: int, affinity: str | None, fingerprint: str | None = None
     ) -> str | None:
         """An engine with this much credit: the affinity's, else the one with most slots, else any. O(engines) if the
-        one with most slots has too few tokens, or may not go on with what one with this fingerprint has begun."""
+        one with most slots has too few tokens, or may not continue what one with this fingerprint has begun."""
         if affinity is not None and self._fits(affinity, model, slots, tokens, fingerprint):
             return affinity
         open_ones = self.engines_with_credit.get(model)

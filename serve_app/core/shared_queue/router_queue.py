@@ -344,8 +344,8 @@ class RouterQueue:
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 
     def _prefers_other(self, arrival: Arrival) -> bool:
-        """Whether it has begun before, and there is no credit where it is to go on: what there is may be credit of the
-        engine that has failed it."""
+        """Whether it has begun before, and there is no credit where it is to continue: what there is may be that of
+        the engine that has failed it."""
         slots, tokens = self.accounts.credit(arrival.affinity or "")
         return arrival.accepted and arrival.affinity is not None and (slots < arrival.slots or tokens < arrival.cost)
 

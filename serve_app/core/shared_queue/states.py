@@ -226,7 +226,10 @@ def _request_rows() -> Iterable[Transition[RequestState]]:
         Transition((running,), (action.TOKENS,), None, "holds more"),
         Transition((running,), (step.RECLAIMED,), None, more),
         Transition(
-            (running,), (step.DONE, step.CANCELLED), ended, "`Done`: slots and tokens return, or stay as credit"
+            (running,),
+            (step.DONE, step.CANCELLED),
+            ended,
+            "`Done`, or `CreditUsage` if the actor does not know it; what it held returns or becomes credit",
         ),
         Transition((running,), (step.DROPPED,), ended, "`EngineDropped`"),
         Transition(
@@ -235,7 +238,7 @@ def _request_rows() -> Iterable[Transition[RequestState]]:
             None,
             "of a ticket that it has left: ignored; its `Cancel` or `Done` returns the grant",
         ),
-        Transition((ended,), (action.TOKENS,), None, "becomes credit"),
+        Transition((ended,), (action.TOKENS,), None, "becomes credit, or `GiveBack`"),
     )
 
 
@@ -244,11 +247,11 @@ def _ticket_rows() -> Iterable[Transition[TicketState]]:
     step = TicketStep
     event = TicketEvent
     known = (postponed, waiting, running)
-    crossing = (event.CANCEL, event.DONE, event.PROGRESS, event.TOKENS)
+    crossing = (event.CANCEL, event.PROGRESS, event.TOKENS)
     return (
         Transition((), (event.ARRIVE,), waiting, ""),
         Transition((), (event.POSTPONED,), postponed, ""),
-        Transition((), (event.BEGAN,), running, "its account has its slots and tokens already"),
+        Transition((), (event.BEGAN,), running, "charged already; ENDED if its engine or session is gone"),
         Transition((postponed,), (step.RECOVERED,), waiting, "with all others of its model, in order"),
         Transition((waiting,), (step.GRANTED,), running, "`Grant`, charged to its router's account"),
         Transition((waiting,), (step.UNREACHED, step.ENGINE_GONE), None, "queued again; keeps its age"),
@@ -263,6 +266,7 @@ def _ticket_rows() -> Iterable[Transition[TicketState]]:
         Transition(known, (event.CANCEL,), ended, "returns what it holds"),
         Transition(known, (step.ROUTER_GONE,), ended, "forgotten, a part in each event; its account stays as it is"),
         Transition((postponed, running, ended), (event.STATUS,), None, "no answer"),
+        Transition((ended,), (event.DONE,), None, "the account returns what it says"),
         Transition((ended,), crossing, None, "ignored"),
     )
 

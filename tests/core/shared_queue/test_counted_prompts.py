@@ -44,7 +44,7 @@ def test_a_prompt_is_charged_as_its_engine_has_counted_it_before_the_request_end
 
 
 @pytest.mark.parametrize("is_counted", [False, True], ids=["at the end", "while it runs"])
-def test_a_request_that_goes_on_on_credit_and_is_never_announced_has_paid_for_its_prompt(is_counted: bool) -> None:
+def test_a_request_that_continues_on_credit_and_is_never_announced_has_paid_for_its_prompt(is_counted: bool) -> None:
     session = RouterSession("r", 0)
     credit = RouterCredit()
     session.advance(SessionReply.BOOKED)

@@ -1,4 +1,4 @@
-"""What an engine has begun goes on at engines with the same fingerprint, whichever router asks, and nowhere else."""
+"""What an engine has begun continues at engines with the same fingerprint, whichever router asks, and nowhere else."""
 
 from __future__ import annotations
 
