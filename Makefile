@@ -52,7 +52,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 	if [ -n "$$PORT" ]; then set -- "$$@" --port "$$PORT"; fi; \
 	exec $(BIN)/serve-app up "$$@"
 
-check: lint ## the checks, the rules of the house and the pure cores, for every commit (under 2 minutes on 2 cores)
+check: lint ## the checks, the rules of the house and the pure cores, for every commit (2 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(CHECKED) $(TEST_PROCESSES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test: lint ## the checks and the default tests, in two processes (28 minutes on 2 cores)

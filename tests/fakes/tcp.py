@@ -23,11 +23,11 @@ from serve_app.types import Operation
 from tests.fakes.engines import LOOPBACK, FakeCluster, FakeHandle, FakeReplica, until
 from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, asked, heard, nothing, said
 
-Loop = Callable[[], asyncio.AbstractEventLoop] | None  # None: that of `virtual_time`
+Loop = Callable[[], asyncio.AbstractEventLoop]
 SO_ATTACH_FILTER = 26  # Linux's
 BPF_DROP = 0x06  # the program `return 0`: of each packet no byte is kept
 # Ray's workers run uvloop where it is installed
-loops = pytest.mark.parametrize("loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 def known(replica: FakeReplica) -> dict[str, int]:

@@ -48,6 +48,7 @@ from serve_app.core.shared_queue.postponed import PostponedRequests
 from serve_app.core.shared_queue.published_state import PublishedState
 from serve_app.core.shared_queue.scope import StepScope
 from serve_app.core.shared_queue.session_admission import SessionAdmission
+from serve_app.core.shared_queue.states import TICKET, TICKET_EVENTS, TicketState
 
 
 class ActorQueue:
@@ -245,6 +246,9 @@ class ActorQueue:
     def _apply_event(self, router: str, event: RouterEvent, now: float) -> None:
         granting = self.granting
         granting.follow(now)  # what the events before it have returned
+        about_ticket = TICKET_EVENTS.get(type(event))
+        if about_ticket is not None:
+            TICKET.require(self.state_of(router, event.ticket), about_ticket)  # type: ignore[union-attr]
         match event:
             case messages.Arrive(model, arrival, waited_s):
                 self._arrive(router, model, arrival, waited_s, now)
@@ -286,6 +290,13 @@ class ActorQueue:
             case _:
                 if not isinstance(event, messages.CreditRequest):
                     self.limits.on_event(router, event, now)
+
+    def state_of(self, router: str, ticket: str) -> TicketState:
+        """The state of a request, by its ticket."""
+        request = self.granting.requests.live(ticket)
+        if request is not None:
+            return TicketState.RUNNING if request.engine else TicketState.WAITING
+        return TicketState.POSTPONED if self.postponed.has(router, ticket) else TicketState.ENDED
 
     def _grant_credit(self, router: str, event: RouterEvent, now: float) -> None:
         if isinstance(event, messages.CreditRequest):

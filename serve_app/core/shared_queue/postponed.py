@@ -49,6 +49,10 @@ class PostponedRequests:
         if model in self._ready:
             self._ready.add(model, arrival.request_id, (router, arrival.request_id))
 
+    def has(self, router: str, ticket: str) -> bool:
+        """Whether a request is here."""
+        return ticket in self.by_router.get(router, ())
+
     def forget(self, router: str, ticket: str) -> PostponedRequest | None:
         """A request has ended, or is admitted; returns it. An unknown ticket changes nothing."""
         requests = self.by_router.get(router, {})

@@ -85,16 +85,15 @@ class RouterCredit:
     def choose(
         self, model: str, slots: int, tokens: int, affinity: str | None, fingerprint: str | None = None
     ) -> str | None:
-        """An engine with this much credit: the affinity's, else the one with most slots, else any. O(engines) if the
-        one with most slots has too few tokens, or may not continue what one with this fingerprint has begun."""
+        """An engine with this much credit: the affinity's, else the one with most slots up to its target, else any.
+        O(engines) if that one has too little, or may not continue what one with this fingerprint has begun."""
         if affinity is not None and self._fits(affinity, model, slots, tokens, fingerprint):
             return affinity
         open_ones = self.engines_with_credit.get(model)
         top = None if open_ones is None else open_ones.peek()
-        if top is None or -top[0][0] < slots:
+        if top is None:
             return None
-        account = self.by_engine[top[1]]
-        if account.credit_tokens >= tokens and account.may_continue(fingerprint):
+        if self._fits(top[1], model, slots, tokens, fingerprint):
             return top[1]
         return next((name for name in self.by_engine if self._fits(name, model, slots, tokens, fingerprint)), None)
 
@@ -158,11 +157,14 @@ class RouterCredit:
         return self.account_amounts()
 
     def keeps(self, engine: str, state: ActorState) -> bool:
-        """Whether what a request that ends has held becomes credit: it may stay here, or the actor has less than this
-        router counts."""
+        """Whether what a request on credit has held stays here when it ends."""
         account = self.by_engine[engine]
-        lacks = account.credit_slots < 0 or account.credit_tokens < 0
-        return lacks or account.model in state.recovering or account.may_have_credit(engine, state)
+        return account.model in state.recovering or account.may_have_credit(engine, state)
+
+    def lacks(self, engine: str) -> bool:
+        """Whether the actor has less for this router than its requests hold."""
+        account = self.by_engine[engine]
+        return account.credit_slots < 0 or account.credit_tokens < 0
 
     def balance(self, engine: str, state: ActorState, now: float) -> GiveBack | CreditRequest | None:
         """Surplus credit, taken off the account to return it, or a request for more if at most half of the target is
@@ -194,6 +196,7 @@ class RouterCredit:
     def _index(self, engine: str, account: RouterAccount) -> None:
         open_ones = self.engines_with_credit.setdefault(account.model, KeyedHeap())
         if account.usable and account.credit_slots > 0:
-            open_ones.set(engine, (-account.credit_slots, account.last_grant))
+            wanted = min(account.credit_slots, account.target_slots)  # what is above that draws no request there
+            open_ones.set(engine, (-wanted, account.last_grant))
         else:
             open_ones.discard(engine)

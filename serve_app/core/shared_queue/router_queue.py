@@ -5,8 +5,7 @@ The same style as `core.queue.admission`: events in, `Grant` and `Refuse` out, b
 
 Rules
 - A request is granted here if its model is not contended in the actor's last state, no request of this router waits for
-  the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies. One that comes
-  back begins here only on the engine that it prefers: the credit may be that of the engine which has failed it.
+  the model, and an engine has enough credit; otherwise it is submitted, and the actor's order applies.
 - A request of a session is submitted whenever the actor is reachable, because the actor has all sessions' places. The
   actor sends the open sessions; while it is away, the last known ones count, and such a request runs on credit of its
   session's engine.
@@ -39,7 +38,14 @@ from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
 from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
-from serve_app.core.shared_queue.states import SessionReply, SessionState
+from serve_app.core.shared_queue.states import (
+    REQUEST,
+    REQUEST_ACTIONS,
+    RequestState,
+    RequestStep,
+    SessionReply,
+    SessionState,
+)
 from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
 
@@ -113,7 +119,7 @@ class RouterQueue:
         if arrival.session is not None and not alone:
             self._add_pending(waiting, now)
             return []
-        asks = not alone and (model in self.router_session.state.contended or self._prefers_other(arrival))
+        asks = not alone and model in self.router_session.state.contended
         if not asks and not self.pending.counts[model]:
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
@@ -137,6 +143,7 @@ class RouterQueue:
 
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """Cancel a waiting or running request; its generated tokens count. An unknown id changes nothing."""
+        REQUEST.require(self.state_of(request_id), RequestStep.CANCELLED)
         if self._withdraw(request_id) is not None or (run := self.in_flight.running.get(request_id)) is None:
             return []
         return self.on_done(request_id, now, None, run.output_tokens)
@@ -144,10 +151,13 @@ class RouterQueue:
     def on_done(
         self, request_id: str, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
     ) -> list[Action]:
-        """A granted request has ended after this many tokens; None: unknown, its estimate counts.
+        """A granted request has ended after this many tokens; None: unknown, its estimate counts. An unknown id changes
+        nothing.
 
-        An unknown id, or one that waits, changes nothing.
+        Raises:
+            UnexpectedEvent: it waits.
         """
+        REQUEST.require(self.state_of(request_id), RequestStep.DONE)
         run = self.in_flight.end(request_id, prompt_tokens, output_tokens, is_alone=self.alone)
         if run is None:
             return []
@@ -299,7 +309,23 @@ class RouterQueue:
             ),
         )
 
+    def state_of(self, request_id: str) -> RequestState:
+        """The state of a request."""
+        waiting = self.pending.by_request_id.get(request_id)
+        if waiting is not None:
+            return RequestState.SUBMITTED if waiting.ticket else RequestState.WAITING
+        return RequestState.RUNNING if request_id in self.in_flight.running else RequestState.ENDED
+
+    def _state_of_ticket(self, ticket: str) -> RequestState:
+        if ticket in self.pending.tickets:
+            return RequestState.SUBMITTED
+        return RequestState.RUNNING if ticket in self.in_flight.by_ticket else RequestState.ENDED
+
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
+        about_request = REQUEST_ACTIONS.get(type(action))
+        if about_request is not None:
+            ticket = action.ticket if isinstance(action, messages.KvTokenGrant) else action.request_id  # type: ignore[union-attr]
+            REQUEST.require(self._state_of_ticket(ticket), about_request)
         match action:
             case Grant():
                 return self._on_grant(action, now)
@@ -342,12 +368,6 @@ class RouterQueue:
         self.in_flight.begin_granted(waiting, engine, now, granted.lease)
         waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
-
-    def _prefers_other(self, arrival: Arrival) -> bool:
-        """Whether it has begun before, and there is no credit where it is to continue: what there is may be that of
-        the engine that has failed it."""
-        slots, tokens = self.accounts.credit(arrival.affinity or "")
-        return arrival.accepted and arrival.affinity is not None and (slots < arrival.slots or tokens < arrival.cost)
 
     def _grant_on_credit(self, waiting: PendingRequest, now: float) -> Grant | None:
         """Grant on credit; None: there is not enough, or it may belong to another router by now."""

@@ -5,9 +5,9 @@ Rules
   queue is marked accepted: it keeps its age in another queue, or in the next actor's.
 - A running request has a ticket. One granted on credit is announced to the actor (`Began`) with the next message that
   goes anyway. One that outlives the incarnation gets another ticket, and is announced again.
-- What a request held of its engine becomes credit when it ends, if the router may have credit there; else its end
-  returns it (`Done`), as it returns the place of a session. So both ends agree on the accounts, whatever the actor
-  knows of the request.
+- The end of a request says what it returns (`Done`), so both ends agree on the accounts, whatever the actor knows of
+  it: what the actor has granted, and the place of a session. What began on credit stays credit, if the router may have
+  credit there. So it is with what has outlived an incarnation.
 - One on credit that ends before it was announced is not told at all: its use is reported in sums.
 
 Invariant: a waiting request is in every index or in none.
@@ -196,6 +196,7 @@ class RunningRequest:
     ticket: str
     begun_s: float
     is_known: bool
+    on_credit: bool
     place: Amount | None = None
     output_tokens: int = 0  # output tokens so far
     prompt_tokens: int = 0  # as its engine has counted them; 0: not yet
@@ -302,7 +303,9 @@ class InFlight:
             slots = arrival.slots
             tokens = arrival.cost
             ticket = self._router_session.new_ticket()
-            run = RunningRequest(waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=False)
+            run = RunningRequest(
+                waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=False, on_credit=True
+            )
             self.unannounced[ticket] = run
             self._begin(run)
         return engine
@@ -317,7 +320,17 @@ class InFlight:
         self._accounts.change(engine, held=(slots, tokens))
         self._begin(
             RunningRequest(
-                waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=True, place=place
+                waiting.model,
+                engine,
+                arrival,
+                slots,
+                tokens,
+                tokens,
+                ticket,
+                now,
+                is_known=True,
+                on_credit=False,
+                place=place,
             )
         )
 
@@ -335,6 +348,7 @@ class InFlight:
         for run in self.running.values():
             run.is_paid |= run.is_known
             run.is_known = False
+            run.on_credit = True
             run.ticket = self._router_session.new_ticket()
             self.by_ticket[run.ticket] = run
             if run.slots or run.place is not None:  # else its session has ended, and it holds nothing
@@ -351,7 +365,7 @@ class InFlight:
         self, request_id: str, prompt_tokens: int | None, output_tokens: int | None, *, is_alone: bool = False
     ) -> RunningRequest | None:
         """A request has ended after so many tokens (None: not known, its estimate counts); None: it did not run.
-        `is_alone`: the actor is away, so what it held of its engine stays here."""
+        `is_alone`: the actor is away, so what was credit stays here."""
         run = self.running.get(request_id)
         if run is None:
             return None
@@ -367,8 +381,8 @@ class InFlight:
             session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
             return run
         returned = run.place or Amount(run.engine, 0, 0)
-        stays = session.takes_begun and (is_alone or self._accounts.keeps(run.engine, session.state))
-        if run.place is not None or stays:
+        stays = run.on_credit and (is_alone or self._accounts.keeps(run.engine, session.state))
+        if run.place is not None or stays or self._accounts.lacks(run.engine):
             self._keep(run)
         else:
             returned = Amount(run.engine, run.slots, run.tokens)

@@ -3,8 +3,12 @@
 A router's session with the actor, a request in its router, a request at the actor, a router at the actor.
 `docs/architecture.md` shows these tables; `python -m tests.states_table` writes them there.
 
+A state is kept once: a request's is where its id or ticket is known (`RouterQueue.state_of`, `ActorQueue.state_of`).
+Both ends ask these tables before they act.
+
 Invariant: an event of this side that is in no row of its state is a fault of this code, and raises. A message of the
-other side that is in none is illegal: only a faulty peer sends it, and the state stays.
+other side that is in none is illegal: only a faulty peer sends it. It raises, too, which ends what the message is about
+(`.applied_events`, `.applied_actions`), and changes nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from serve_app.core.queue import Grant, Preempt, QueueStatus, Refuse
+from serve_app.core.shared_queue import messages
 
 
 class OwnEvent(enum.Enum):
@@ -169,6 +176,11 @@ class StateTable(Generic[S]):
         """Whether only a faulty peer sends this in this state."""
         return (state, event) not in self._then
 
+    def require(self, state: S, event: OwnEvent | PeerEvent) -> None:
+        """Raises UnexpectedEvent: the event is in no row of this state."""
+        if (state, event) not in self._then:
+            raise UnexpectedEvent(f"{self.title}: {event.value!r} while {state.name}")
+
     def after(self, state: S, event: OwnEvent | PeerEvent) -> S:
         """The state after an event; the same one after an illegal one of the other side.
 
@@ -219,6 +231,7 @@ def _request_rows() -> Iterable[Transition[RequestState]]:
         Transition((submitted,), (action.REFUSE,), ended, ""),
         Transition((submitted,), (action.STATUS,), None, "its position"),
         Transition((running,), (step.UNREACHED,), waiting, "`Done`; keeps its age"),
+        Transition((running,), (step.STATUS,), None, "none: it does not wait"),
         Transition((running,), (step.PROGRESS,), None, "`TokenProgress`, in sums"),
         Transition((running,), (step.GROWN,), None, "from credit, else `KvTokenRequest`"),
         Transition((running,), (step.INCARNATION,), None, "`Began`, with a new ticket"),
@@ -239,6 +252,9 @@ def _request_rows() -> Iterable[Transition[RequestState]]:
             "of a ticket that it has left: ignored; its `Cancel` or `Done` returns the grant",
         ),
         Transition((ended,), (action.TOKENS,), None, "becomes credit, or `GiveBack`"),
+        Transition(
+            (ended,), (step.DONE, step.CANCELLED, step.PROGRESS, step.GROWN, step.STATUS), None, "comes late: ignored"
+        ),
     )
 
 
@@ -294,3 +310,19 @@ REQUEST = StateTable("Request in the router", RequestState, (RequestStep, Reques
 TICKET = StateTable("Request at the actor", TicketState, (TicketStep, TicketEvent), _ticket_rows())
 ROUTER = StateTable("Router at the actor", RouterState, (RouterCheck, RouterEvent), _router_rows())
 TABLES: tuple[StateTable[Any], ...] = (SESSION, REQUEST, TICKET, ROUTER)
+
+# The messages of one request, and what they are in the tables
+TICKET_EVENTS: dict[type, TicketEvent] = {
+    messages.Cancel: TicketEvent.CANCEL,
+    messages.Done: TicketEvent.DONE,
+    messages.TokenProgress: TicketEvent.PROGRESS,
+    messages.KvTokenRequest: TicketEvent.TOKENS,
+    messages.StatusRequest: TicketEvent.STATUS,
+}
+REQUEST_ACTIONS: dict[type, RequestAction] = {
+    Grant: RequestAction.GRANT,
+    Refuse: RequestAction.REFUSE,
+    QueueStatus: RequestAction.STATUS,
+    Preempt: RequestAction.PREEMPT,
+    messages.KvTokenGrant: RequestAction.TOKENS,
+}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.core.queue import Arrival, Grant
 from serve_app.core.shared_queue.delivery import BATCH
 from serve_app.core.shared_queue.messages import Began, CreditUsage, Done, KvTokenRequest, RouterMessage
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import connected
-from tests.core.shared_queue.world import MODEL, Message, World
+from tests.core.shared_queue.world import Message, World
 
 LOW = RequestClass.LOW
-NORMAL = RequestClass.NORMAL
 
 
 def sent(world: World, name: str, *, beat: bool = False) -> RouterMessage | None:
@@ -162,16 +160,3 @@ def test_an_end_of_a_request_that_the_actor_does_not_know_returns_what_it_held()
     world.settle(4)
     world.accounted()
     assert not world.quota.queue.take_notes()
-
-
-def test_a_request_that_comes_back_begins_on_credit_only_where_it_is_to_go_on() -> None:
-    world = World({"e": (8, 1000), "f": (8, 1000)}, 1)
-    world.settle(4)
-    line = world.routers["r0"].line
-    line.accounts.change("f", credit=(-line.accounts.credit("f")[0], 0))
-    came = [Arrival(name, NORMAL, "t", 1, 10, accepted=name == "back", affinity="f") for name in ("new", "back")]
-    assert [type(one) for one in line.on_arrive(MODEL, came[0], world.now)] == [Grant], "where there is credit"
-    assert line.on_arrive(MODEL, came[1], world.now) == [], (
-        "the actor decides: what there is may be of the failed engine"
-    )
-    assert line.pending.by_request_id["back"].ticket

@@ -44,3 +44,19 @@ def test_what_has_begun_is_granted_on_credit_where_the_fingerprint_is_known_to_b
     assert accounts.may_run("m", "x")
     assert accounts.may_run("m", None)
     assert not accounts.may_run("m", "z")
+
+
+def test_credit_above_the_target_draws_no_request_to_its_engine() -> None:
+    accounts = RouterCredit()
+    for engine, slots in (("a", 4), ("b", 2)):
+        accounts.set_reachability("m", engine, usable=True)
+        accounts.by_engine[engine].target_slots = 2
+        accounts.change(engine, credit=(slots, 100))
+    chosen = []
+    for _ in range(4):  # one after the other: each ends before the next one begins
+        engine = accounts.choose("m", 1, 1, None)
+        assert engine is not None
+        accounts.grant(engine, 1, 1)
+        accounts.change(engine, held=(-1, -1), credit=(1, 1))
+        chosen.append(engine)
+    assert sorted(chosen) == ["a", "a", "b", "b"]
