@@ -360,7 +360,8 @@ class Admission:
     def _expire_waits(self, now: float) -> list[Action]:
         """Set the clock to `now` and refuse the requests whose wait is over."""
         self._now = now = max(now, self._now)
-        self.scheduler.drain_rate.advance(now, self.capacity.used, self.capacity.slots)
+        busy = self.capacity.used - self.scheduler.unmeasured_slots
+        self.scheduler.drain_rate.advance(now, busy, self.capacity.slots)
         actions: list[Action] = []
         while (deadline := self.queue.next_deadline()) is not None and deadline[0] <= now:
             actions.append(self._remove_and_refuse(deadline[1], RefusalReason.DEADLINE))
@@ -402,7 +403,9 @@ class Admission:
             if replica_id is None:
                 actions.append(Refuse(request_id, RefusalReason.LOST, None))
             else:
-                actions.append(Grant(request_id, replica_id, self._now - waiting.arrived_s, waiting.waits_for))
+                was_due = self.scheduler.running[request_id].was_due
+                waited_s = self._now - waiting.arrived_s
+                actions.append(Grant(request_id, replica_id, waited_s, waiting.waits_for, was_due=was_due))
             if left is not None:
                 left.count -= 1
                 self._has_more = left.count <= 0 and bool(self.queue.by_id)

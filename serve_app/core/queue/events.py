@@ -108,6 +108,7 @@ class BegunRun:
         prompt_tokens, output_tokens: so far; the prompt's as counted by its engine, 0: not yet.
         is_paid: its tenant has been charged for these already.
         lease: of the session in whose place it runs; empty: it has slots and KV tokens of the replica.
+        was_due: see `Grant`.
     """
 
     arrival: Arrival
@@ -117,6 +118,7 @@ class BegunRun:
     output_tokens: int = 0
     is_paid: bool = False
     lease: str = ""
+    was_due: bool = False
 
 
 class RefusalReason(enum.StrEnum):
@@ -159,6 +161,7 @@ class Grant:
     waited_s: float
     waited_for: WaitReason | None = field(default=None, compare=False)  # an explanation; None: it did not wait
     lease: str = ""  # of the session in whose place it runs; empty: it has slots and KV tokens of the replica
+    was_due: bool = field(default=False, compare=False)  # by the minimum share of its class: it is not stopped
 
     @property
     def pool(self) -> str:

@@ -57,6 +57,7 @@ class Scheduler:
         self._session_tokens = session_tokens
         self.policy = policy
         self.running: dict[str, GrantedRequest] = {}
+        self.unmeasured_slots = 0  # of running requests that began elsewhere
         self.in_places: dict[str, GrantedRequest] = {}  # those in the place of a session
         self.capacity = Capacity()
         self.drain_rate = DrainRate()
@@ -129,9 +130,10 @@ class Scheduler:
         if place is not None:
             self.in_places[request_id] = run
             return
+        run.began_elsewhere = True
+        run.was_due = begun.was_due
         self.capacity.add_run(begun.replica_id, request_id, arrival.slots, arrival.cost)
-        if not begun.is_paid:
-            self.drain_rate.granted[arrival.request_class] += arrival.slots
+        self.unmeasured_slots += arrival.slots
         self.preemption.begin(run)
         self._add_use(arrival.tenant, arrival.slots, arrival.cost)
 
@@ -186,7 +188,7 @@ class Scheduler:
             del self.in_places[request_id]
         else:
             self.capacity.give_back(run.replica_id, request_id, run.holder, returned)
-            if run.stopping_s is None:  # else it comes back: what drains is no faster
+            if run.stopping_s is None and not run.began_elsewhere:  # one that stops comes back: it drains no faster
                 self.drain_rate.on_released(run.arrival.slots)
         self._settle(run, prompt_tokens, output_tokens)
         return run.place
@@ -310,6 +312,7 @@ class Scheduler:
         run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * more_output)
         run.class_queue.end_run()
         if run.place is None:
+            self.unmeasured_slots -= run.arrival.slots * run.began_elsewhere
             self.preemption.end(run)
             self._add_use(run.arrival.tenant, -run.arrival.slots, -run.arrival.cost)
 

@@ -38,7 +38,8 @@ class GrantedRequest:
 
     `unconfirmed`: of these the input tokens by its estimate, until its engine has counted them. `was_due`: it was
     granted by the minimum share. `stopping_s`: since when it is to stop; None: it is not. `place`: of its session, in
-    which it runs; None: it runs on the replica's own slots and tokens.
+    which it runs; None: it runs on the replica's own slots and tokens. `began_elsewhere`: its begin and its end are
+    known late here, so they are no measure of how fast slots drain.
     """
 
     arrival: Arrival
@@ -55,6 +56,7 @@ class GrantedRequest:
     number: int = 0  # of its grant, among those that can be stopped
     group: tuple[int, int] = (0, 0)
     place: SessionPlace | None = None
+    began_elsewhere: bool = False
 
     @property
     def kv_tokens(self) -> int:

@@ -151,6 +151,7 @@ class RouterSession:
         self.progress: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self._ended: deque[messages.Done] = deque()  # that return nothing
         self.reports_wanted = False  # whether the next reports go in a message of their own
+        self._first_events = len(self.sending)
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
         self.advance(SessionStep.RENEWED)
@@ -165,6 +166,12 @@ class RouterSession:
     def is_booked(self) -> bool:
         """Whether the actor has booked the accounts."""
         return self.standing is not SessionState.NEW
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether so many events are not acknowledged, besides those with which this incarnation has begun, that a new
+        one says the same in fewer."""
+        return len(self.sending) > self._first_events + MAX_UNACKED_EVENTS
 
     @property
     def arrivals_left(self) -> int:

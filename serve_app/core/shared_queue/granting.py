@@ -95,6 +95,8 @@ class Granting:
         tokens = event.tokens
         if event.reclaimed:
             self.accounts.give_back(router, event.engine, 0, event.tokens)
+            if request is not None:
+                request.grown_tokens = max(0, request.grown_tokens - event.tokens)
         if request is None or request.engine != event.engine:
             return
         lease = request.lease
@@ -114,6 +116,9 @@ class Granting:
         except (InsufficientMemory, LeaseNotFound):
             return False
         self.kv_debt.end(engine, owed)
+        request = self.requests.live(owed.ticket)
+        if request is not None:
+            request.grown_tokens += tokens
         self._send(owed.router, messages.KvTokenGrant(owed.request_id, owed.ticket, engine, tokens))
         return True
 
@@ -190,12 +195,13 @@ class Granting:
         for lease in self._sessions.leases_on(engine):
             had |= dict.fromkeys(self.accounts.remove_engine(lease), (0, 0))
             self._sessions.forget(lease)
-        self.requests.drop_engine(engine, had)
+        routers = (had.keys() | self.requests.drop_engine(engine)) - {SESSIONS_OWNER}
         model_state = self.state_of_engine.get(engine)
         if model_state is not None:
             one = model_state.engines[engine]
-            one.unreconciled |= had.keys()
-            one.reachable_from = {name: usable for name, usable in one.reachable_from.items() if usable or name in had}
+            one.unreconciled |= routers
+            reached = one.reachable_from.items()
+            one.reachable_from = {name: usable for name, usable in reached if usable or name in routers}
             model_state.avoid_cache.clear()
             self.requests.apply_actions(model_state, model_state.admission.on_replica_gone(engine, now))
             self.remove_unused(model_state)

@@ -45,6 +45,7 @@ class ActorRequest:
     engine: str = ""  # empty: it waits
     place: SessionPlace | None = None
     lease: str = ""
+    grown_tokens: int = 0  # of its engine besides its grant: what a router of release 0.5.0 returns at its end
     owed: OwedRequest | None = None  # as it had KV debt on its engine
 
     @property

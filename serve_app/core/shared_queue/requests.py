@@ -115,6 +115,8 @@ class ActorRequests:
             self.accounts.give_back(router, event.pool, event.slots, event.tokens)
             return
         returned = (event.slots, event.tokens) if event.pool else None
+        if not event.pool:
+            self.accounts.give_back(router, request.engine, 0, request.grown_tokens)
         admission = request.queue.admission
         actions = admission.on_done(event.ticket, now, event.prompt_tokens, event.output_tokens, returned)
         self.apply_actions(request.queue, actions)
@@ -263,11 +265,12 @@ class ActorRequests:
         self._placements.on_session(lease)
         self._requeue_next(now)
 
-    def drop_engine(self, engine: str, routers: Iterable[str]) -> None:
-        """An engine is gone: forget the requests of these routers there."""
-        known = [one.requests for one in self.incarnations.ended] + [*map(self.incarnations.requests, routers)]
-        for request in [one for requests in known for one in requests.values() if one.engine == engine]:
+    def drop_engine(self, engine: str) -> set[str]:
+        """An engine is gone: forget the requests there; returns their routers. O(requests)."""
+        gone = [request for request in self.by_ticket.values() if request.engine == engine]
+        for request in gone:
             self._remove(request)
+        return {request.router for request in gone if not request.incarnation.has_ended}
 
     def _requeue(self, ticket: str, now: float) -> None:
         """Queue a waiting request again with its original arrival time."""

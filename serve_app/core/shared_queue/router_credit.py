@@ -121,6 +121,13 @@ class RouterCredit:
             account.credit_tokens += credit[1]
             self._index(engine, account)
 
+    def set_target(self, engine: str, slots: int, tokens: int) -> None:
+        """The credit that this router should have there while no request waits."""
+        account = self.by_engine[engine]
+        account.target_slots = slots
+        account.target_tokens = tokens
+        self._index(engine, account)
+
     def credit(self, engine: str) -> tuple[int, int]:
         """Slots and tokens of credit there; zero if unknown."""
         account = self.by_engine.get(engine)

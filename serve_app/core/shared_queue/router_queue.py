@@ -33,7 +33,7 @@ from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Action, Arrival, Grant, QueuePolicy, QueueStatus, RefusalReason, Refuse, WaitReason
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.applied_actions import AppliedActions
-from serve_app.core.shared_queue.delivery import MAX_UNACKED_EVENTS, RouterSession
+from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
@@ -213,12 +213,15 @@ class RouterQueue:
 
     def next_message(self, now: float, *, beat: bool = False) -> messages.RouterMessage | None:
         """The next message; None: nothing to send before the next heartbeat. `beat`: a heartbeat, with usage."""
-        if len(self.router_session.sending) > MAX_UNACKED_EVENTS:
+        if self.router_session.is_overfull:
             self.begin_incarnation(self.router_session.epoch, now)
         self._balance_credit(now, every=beat)
         if beat and not self.alone:
             self.limits.on_heartbeat(now)
-        return self.router_session.next_message(self.in_flight.announcements(now), beat=beat)
+        wanted = self.router_session.reports_wanted
+        found = self.router_session.next_message(self.in_flight.announcements(now), beat=beat)
+        self.router_session.reports_wanted = wanted and self.has_reports  # one message may not take them all
+        return found
 
     @property
     def has_reports(self) -> bool:
@@ -365,7 +368,7 @@ class RouterQueue:
             again = replace(arrival, accepted=True, session=None)
             self._add_pending(PendingRequest(waiting.model, again, waiting.arrived_s), now)
             return []
-        self.in_flight.begin_granted(waiting, engine, now, granted.lease)
+        self.in_flight.begin_granted(waiting, granted, now)
         waited_for = granted.waited_for or (WaitReason.QUOTA_ACTOR if granted.waited_s else None)  # before its hand-in
         return [Grant(arrival.request_id, engine, now - waiting.arrived_s, waited_for)]
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.memory import SessionEntry
-from serve_app.core.queue import Action, Arrival, BegunRun, ClassBound, Preempt, QueuePolicy, QueueStatus
+from serve_app.core.queue import Action, Arrival, BegunRun, ClassBound, Grant, Preempt, QueuePolicy, QueueStatus
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import (
@@ -201,7 +201,10 @@ class RunningRequest:
     output_tokens: int = 0  # output tokens so far
     prompt_tokens: int = 0  # as its engine has counted them; 0: not yet
     owed_tokens: int = 0  # KV tokens requested and not granted yet
-    is_paid: bool = False  # an incarnation before has known what it has used
+    known_in: int = 0  # the number of the event that has made it known; 0: the actor has granted it
+    is_paid: bool = False  # an incarnation before has known it
+    paid_tokens: int = 0  # output tokens that it had then
+    was_due: bool = False
 
     def announcement(self, now: float) -> Began:
         """The event that tells the actor of it."""
@@ -210,7 +213,16 @@ class RunningRequest:
         lease = "" if self.place is None else self.place.engine
         return Began(
             self.model,
-            BegunRun(arrival, self.engine, running_s, self.prompt_tokens, self.output_tokens, self.is_paid, lease),
+            BegunRun(
+                arrival,
+                self.engine,
+                running_s,
+                self.prompt_tokens,
+                self.output_tokens,
+                self.is_paid,
+                lease,
+                self.was_due,
+            ),
         )
 
 
@@ -222,7 +234,7 @@ class InFlight:
         self._router_session = session
         self.running: dict[str, RunningRequest] = {}
         self.by_ticket: dict[str, RunningRequest] = {}
-        self.unannounced: dict[str, RunningRequest] = {}  # by ticket, those that have begun first at the beginning
+        self.unannounced: OrderedDict[str, RunningRequest] = OrderedDict()  # by ticket, the first to begin first
         self.counts: Counter[str] = Counter()  # by model
         self.touched_engines: set[str] = set()  # engines whose credit has changed
         # not acknowledged yet by the actor, with their reachability since
@@ -269,8 +281,7 @@ class InFlight:
                 if isinstance(action, messages.CreditGrant):
                     account.request_pending = False
                     account.request_again_at = now + CREDIT_REQUEST_PAUSE_S
-                    account.target_slots = action.target_slots
-                    account.target_tokens = action.target_tokens
+                    self._accounts.set_target(engine, action.target_slots, action.target_tokens)
             case messages.Reclaim(engine, request_class):
                 self._reclaim(engine, request_class, now)
             case KvTokenGrant():
@@ -310,9 +321,10 @@ class InFlight:
             self._begin(run)
         return engine
 
-    def begin_granted(self, waiting: PendingRequest, engine: str, now: float, lease: str = "") -> None:
-        """Begin a request that the actor has granted; the account grows by what it holds. `lease`: of the session in
-        whose place it runs, with nothing of the engine."""
+    def begin_granted(self, waiting: PendingRequest, granted: Grant, now: float) -> None:
+        """Begin a request that the actor has granted; the account grows by what it holds."""
+        engine = granted.replica_id
+        lease = granted.lease
         arrival = waiting.arrival
         ticket = waiting.ticket
         slots, tokens = (0, 0) if lease else (arrival.slots, arrival.cost)
@@ -331,6 +343,7 @@ class InFlight:
                 is_known=True,
                 on_credit=False,
                 place=place,
+                was_due=granted.was_due,
             )
         )
 
@@ -345,8 +358,11 @@ class InFlight:
         self.by_ticket.clear()
         self.unannounced.clear()
         events: list[RouterEvent] = []
+        acked = self._router_session.sending.last_acked
         for run in self.running.values():
-            run.is_paid |= run.is_known
+            if run.is_known and run.known_in <= acked:
+                run.is_paid = True
+                run.paid_tokens = run.output_tokens
             run.is_known = False
             run.on_credit = True
             run.ticket = self._router_session.new_ticket()
@@ -359,6 +375,7 @@ class InFlight:
                 events += [self._announce(run, now), self._kv_token_request(run, run.owed_tokens)]
             elif run.place is not None:
                 events.append(self._announce(run, now))
+            run.known_in = 1  # in the first message, or one soon after
         return events
 
     def end(
@@ -378,11 +395,14 @@ class InFlight:
         session = self._router_session
         if not run.is_known:
             self._keep(run)
+            if run.is_paid:
+                prompt_tokens = 0
+                output_tokens = max(0, output_tokens - run.paid_tokens)
             session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
             return run
         returned = run.place or Amount(run.engine, 0, 0)
         stays = run.on_credit and (is_alone or self._accounts.keeps(run.engine, session.state))
-        if run.place is not None or stays or self._accounts.lacks(run.engine):
+        if run.place is not None or stays or (session.takes_begun and self._accounts.lacks(run.engine)):
             self._keep(run)
         else:
             returned = Amount(run.engine, run.slots, run.tokens)
@@ -410,7 +430,8 @@ class InFlight:
         run = self.running.get(request_id)
         if run is None:
             return False
-        if run.place is None and self._accounts.credit(run.engine)[1] >= tokens:
+        may_grow = run.place is None and (self._router_session.takes_begun or not run.is_known)
+        if may_grow and self._accounts.credit(run.engine)[1] >= tokens:
             self._accounts.grant(run.engine, 0, tokens)
             run.tokens += tokens
             self.touched_engines.add(run.engine)
@@ -440,6 +461,7 @@ class InFlight:
     def _announce(self, run: RunningRequest, now: float) -> Began:
         del self.unannounced[run.ticket]
         run.is_known = True
+        run.known_in = self._router_session.sending.last + 1  # it is put at once
         return run.announcement(now)
 
     def _on_kv_token_grant(self, grant: KvTokenGrant) -> None:
