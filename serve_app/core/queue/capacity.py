@@ -37,6 +37,8 @@ class _ReplicaCapacity:
     is_open: bool = False  # closed: it takes nothing, as if it had no slots
     session_kv: int = 0  # KV tokens held by sessions
     counted_size: _Size = (0, 0.0, 0.0)  # as it is in the totals
+    slots_left: int = 0
+    kv_left: float = 0.0
     counted_free: int = 0  # free slots that `Capacity.free` includes
     last_take: int = 0
     index_entry: IndexEntry | None = None  # its entry in the indices; None: nothing is free on it
@@ -53,17 +55,14 @@ class _ReplicaCapacity:
         limit = self.pool.space.limit
         return math.inf if limit == UNBOUNDED else limit
 
-    @property
-    def slots_left(self) -> int:
-        """Free slots; negative: it has shrunk below its use."""
-        return self.slots - self.pool.used_slots
-
-    @property
-    def kv_left(self) -> float:
-        """Free KV tokens; negative: more is used than there is, the growth reserve included."""
+    def follow_pool(self) -> None:
+        """Read what is free in the pool, once for each of its changes. Negative: it has shrunk below its use, or more
+        KV tokens are used than there are, the growth reserve included."""
         space = self.pool.space
-        left = self.kv_tokens - space.used
-        return left if left >= 0 else max(left, min(0, (space.capacity if self.is_open else 0) - space.used))
+        used = space.used
+        self.slots_left = self.slots - self.pool.used_slots
+        left = self.kv_tokens - used
+        self.kv_left = left if left >= 0 else max(left, min(0, (space.capacity if self.is_open else 0) - used))
 
     @property
     def free(self) -> int:
@@ -409,6 +408,7 @@ class Capacity:
             _discard(same, replica.index_entry)
             if not same:
                 del self._by_free[count], self._free_counts[bisect_left(self._free_counts, count)]
+        replica.follow_pool()
         free = replica.free
         kv_free = replica.kv_free
         self.free += free - replica.counted_free
