@@ -11,6 +11,7 @@ prompt of a list is bounded by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -102,13 +103,18 @@ class BodySize:
         })  # fmt: skip
 
 
-def body_size(operation: Operation, body: Mapping[str, Any]) -> BodySize:
-    """O(values of the body)."""
+def is_large(operation: Operation, body: Mapping[str, Any]) -> bool:
+    """As `BodySize.is_large`. In each field it looks at no more values than it takes to know that."""
+    return body_size(operation, body, LARGE_OBJECTS * NUMBERS_PER_OBJECT).is_large()
+
+
+def body_size(operation: Operation, body: Mapping[str, Any], most_work: float = math.inf) -> BodySize:
+    """O(values of the body). `most_work`: what is beyond it in a prompt is not counted."""
     per_object = NUMBERS_PER_OBJECT * (2 if operation in _RESPONSES else 1)
     return BodySize({
-        field: [_size(prompt, field, per_object) for prompt in value]
+        field: [_size(prompt, field, per_object, most_work) for prompt in value]
         if _holds_prompts(operation, field, value)
-        else [_size(value, field, per_object)]
+        else [_size(value, field, per_object, most_work)]
         for field, value in body.items()
         if type(value) in _SIZED
     })  # fmt: skip
@@ -184,13 +190,13 @@ def _not_text(part: Mapping[str, Any]) -> list[str]:
     return [name for name in part if name in _NOT_TEXT and kind in _NOT_TEXT[name]]
 
 
-def _size(prompt: Any, field: str, per_object: int) -> PromptSize:
+def _size(prompt: Any, field: str, per_object: int, most_work: float) -> PromptSize:
     texts = [prompt] if type(prompt) is str else []
     # with whether it is, or has, a message, an item or a part
     left = [(prompt, field in _HAVE_PARTS)] if type(prompt) in (list, dict) else []
     entries = numbers = name_chars = work = 0
     has_media = False
-    while left:
+    while left and work <= most_work:
         node, is_part = left.pop()
         work += per_object
         if type(node) is list:

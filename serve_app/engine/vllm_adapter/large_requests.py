@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from serve_app.core.body_bounds import body_size
+from serve_app.core.body_bounds import body_size, is_large
 from serve_app.engine.helper_queue import HelperQueue
 from serve_app.engine.vllm_adapter.rendered import Rendered
 from serve_app.errors import BadRequest
@@ -55,7 +55,7 @@ class LargeRequests:
             return None
         large = submit.is_large
         if large is None:
-            large = body_size(submit.operation, submit.body).is_large()
+            large = is_large(submit.operation, submit.body)
         if not (even_small or large):
             return None
         size = body_size(submit.operation, submit.body) if self._reads_media else None
