@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import reserved_block
-from serve_app.engine import environment as of_engine
+from serve_app.engine.start import environment as of_engine
 from serve_app.settings import application, parse
 from serve_app.system import environment
 from tests.requires import requires
