@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import socket
 import threading
 import time
@@ -93,4 +94,16 @@ def test_a_scenario_that_waits_for_nothing_is_told_so() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(RuntimeError, match="never happens"):
+        run_in_virtual_time(scenario())
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "multiprocessing"])
+def test_a_scenario_with_another_process_is_told_that_the_clock_would_not_wait_for_it(kind: str) -> None:
+    async def scenario() -> None:
+        if kind == "asyncio":
+            await asyncio.create_subprocess_exec("true")
+        else:
+            multiprocessing.get_context("spawn").Process(target=int).start()
+
+    with pytest.raises(RuntimeError, match="real time"):
         run_in_virtual_time(scenario())

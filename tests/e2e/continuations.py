@@ -3,6 +3,7 @@ process: `python -m tests.e2e.continuations` prints both as JSON."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import time
@@ -41,7 +42,7 @@ def main() -> None:
     settings = BUILT_IN_MODEL.model_copy(update={"name": MODEL, "enforce_eager": True, "max_num_seqs": SLOTS})
     clock = SimpleNamespace(time=lambda: CREATED, monotonic=time.monotonic)
     with mock.patch.object(engine_calls, "time", clock):
-        run(scenario, settings, bound_s=ENGINE_S)
+        run(scenario, settings, loop=asyncio.new_event_loop, bound_s=ENGINE_S)
 
 
 if __name__ == "__main__":

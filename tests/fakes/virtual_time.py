@@ -3,18 +3,20 @@
 The clock moves where the loop would wait: for a timer it jumps, for another thread (`run_in_executor`,
 `asyncio.to_thread`) it goes on with the wall's. While anything runs it stands still, or a turn takes as long as it is
 said to: a scenario that turns until something happens then sees its timers. Sockets may be used within the
-process: what is sent over loopback is there before the clock jumps. Not for scenarios that wait for another process.
+process: what is sent over loopback is there before the clock jumps. A scenario that would start another process, for
+which the clock would not wait, fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.process
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from unittest import mock
 
 T = TypeVar("T")
@@ -82,8 +84,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._waits.threads += 1  # it waits in a thread of its own
         await super().shutdown_default_executor(*args)
 
+    async def _make_subprocess_transport(self, *args: Any, **kwargs: Any) -> Any:
+        _no_process()
+
     def _thread_ended(self, _: asyncio.Future[Any]) -> None:
         self._waits.threads -= 1
+
+
+def _no_process(*_: Any) -> NoReturn:
+    raise RuntimeError("a clock that jumps does not wait for another process: run this in real time")
 
 
 @contextmanager
@@ -92,6 +101,7 @@ def virtual_runner(turn_s: float = 0.0) -> Iterator[asyncio.Runner]:
     with (
         asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(turn_s)) as runner,
         mock.patch("time.monotonic", runner.get_loop().look),
+        mock.patch.object(multiprocessing.process.BaseProcess, "start", _no_process),
     ):
         yield runner
 
