@@ -10,11 +10,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from serve_app.batch.model_paces import ModelPaces
+from serve_app.batch.router_calls import RouterCalls
 from serve_app.settings import Settings
 from serve_app.store import Store
 
 if TYPE_CHECKING:
-    from serve_app.batch.redis_intake import RedisIntake, TenantRows
+    from serve_app.batch.redis_intake import RedisIntake
 
 logger = logging.getLogger("ray.serve")
 
@@ -25,7 +26,7 @@ RESTART_S = 5.0  # after a fault of our own
 class IntakeTask:
     """Reads the streams of the settings while it runs."""
 
-    def __init__(self, settings: Settings, rows: TenantRows, paces: ModelPaces, store: Store) -> None:
+    def __init__(self, settings: Settings, rows: RouterCalls, paces: ModelPaces, store: Store) -> None:
         self._settings = settings
         self._rows = rows
         self._paces = paces

@@ -10,20 +10,14 @@ import os
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.redis_streams import GroupConsumer, connect
+from serve_app.batch.router_calls import RouterCalls
 from serve_app.batch.stream_intake import EntryRunner, StreamIntake
 from serve_app.errors import Unauthorized
 from serve_app.settings import RedisSettings
-
-
-class TenantRows(Protocol):
-    """Runs a row as a key of a tenant; see `router_calls.RouterCalls`."""
-
-    async def run_as(self, key_id: str, tenant: str, path: str, body: bytes, key: str) -> RowAnswer: ...
 
 
 class KeyRows:
@@ -35,7 +29,7 @@ class KeyRows:
     """
 
     def __init__(
-        self, rows: TenantRows, configured: Mapping[str, str], stored: Callable[[str], Awaitable[str]]
+        self, rows: RouterCalls, configured: Mapping[str, str], stored: Callable[[str], Awaitable[str]]
     ) -> None:
         self._rows = rows
         self._configured = configured

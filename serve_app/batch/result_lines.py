@@ -5,7 +5,6 @@ Invariant: a line is one line of JSON in ASCII, whatever the answer is.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 from typing import Any
@@ -17,23 +16,11 @@ from serve_app.errors import RequestFailed
 MAX_ATTEMPTS = 3  # of a row that engines fail on: the third failure is its result
 
 
-class Verdict(enum.Enum):
-    """What becomes of a row after an answer."""
-
-    RESULT = "result"
-    LATER = "later"  # goes back, and its key and model pause
-    AGAIN = "again"  # goes back with one attempt more
-
-
-def verdict_of(row: ClaimedRow, answer: RowAnswer) -> Verdict:
-    """Refusals wait; an engine's death is repeated, at most `MAX_ATTEMPTS` times in all; all else is the result."""
-    if answer.status in intake.LATER:
-        return Verdict.LATER
+def runs_again(row: ClaimedRow, answer: RowAnswer) -> bool:
+    """Whether this answer is an engine's death, and the row has attempts left; else the answer is its result."""
     code = answer.error_code
     is_failure = code in intake.KEY_USED_UP or (answer.status >= 500 and code != RequestFailed.code)
-    if is_failure and row.attempts + 1 < MAX_ATTEMPTS:
-        return Verdict.AGAIN
-    return Verdict.RESULT
+    return is_failure and row.attempts + 1 < MAX_ATTEMPTS
 
 
 def answer_result(row: ClaimedRow, answer: RowAnswer) -> RowResult:

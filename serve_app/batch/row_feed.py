@@ -82,7 +82,6 @@ class RowFeed:
     ) -> None:
         self.writer = ResultWriter(store, self._on_stored)
         self.held: dict[RowKey, HeldRow] = {}
-        self.rows_run = self.rows_again = 0
         self.on_idle: Callable[[], None] = lambda: None  # the last row that was held has left
         self._name = name
         self._store = store
@@ -292,12 +291,10 @@ class RowFeed:
     def _on_end(self, held: HeldRow, ended: Ended) -> None:
         """Hand a result on, or give the row back."""
         if ended.result is not None:
-            self.rows_run += 1
             held.is_ending = True
             self._models[held.row.model].held_by_tenant[held.batch.tenant] -= 1
             self.writer.add(ended.result)
         else:
-            self.rows_again += 1
             self._give_back(held, count_attempt=ended.count_attempt)
             if ended.pause_s:
                 self._pause(held.batch.payer, held.row.model, ended.pause_s)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from serve_app.batch.calls import until_answered
 from serve_app.batch.files import FileStorage
 from serve_app.batch.interfaces import RowAnswer, RowRunner
-from serve_app.batch.result_lines import Verdict, answer_result, error_result, row_key, verdict_of
-from serve_app.core.batches import BadRow, BatchRecord, ClaimedRow, RowResult, read_row
+from serve_app.batch.result_lines import answer_result, error_result, row_key, runs_again
+from serve_app.core.batches import BadRow, BatchRecord, ClaimedRow, RowResult, intake, read_row
 from serve_app.errors import NotFound, ServeAppError
 
 logger = logging.getLogger("ray.serve")
@@ -97,11 +97,11 @@ class RowRun:
         return json.dumps(read_row(line, row.number).body, separators=(",", ":")).encode()
 
     def _ended(self, batch: BatchRecord, row: ClaimedRow, answer: RowAnswer) -> Ended:
-        verdict = verdict_of(row, answer)
-        if verdict is Verdict.LATER:
+        """A refusal waits, an engine's death is repeated, all else is the result."""
+        if answer.status in intake.LATER:
             return Ended(pause_s=self._pause_s(batch.payer, row.model, answer.retry_after_s))
         self._refused.pop((batch.payer, row.model), None)
-        if verdict is Verdict.AGAIN:
+        if runs_again(row, answer):
             return Ended(count_attempt=True)
         return Ended(answer_result(row, answer))
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from serve_app.batch.interfaces import RowAnswer
+from serve_app.batch.model_paces import RowSender
 from serve_app.batch.redis_streams import GroupConsumer
 from serve_app.core.batches import BadRow, Pauses, intake
 from serve_app.errors import Unavailable
@@ -46,27 +47,6 @@ class EntryRunner(Protocol):
 
     async def run_as(self, key_id: str, path: str, body: bytes, key: str) -> RowAnswer:
         """`key`: the Idempotency-Key. Raises: no router answered."""
-
-
-class RowPaces(Protocol):
-    """How many rows of each model may be sent now; see `model_paces.RowSender`."""
-
-    on_change: Callable[[], None]
-
-    @property
-    def max_in_flight(self) -> int: ...
-
-    def models(self) -> Collection[str]: ...
-
-    def may_start(self, model: str) -> int: ...
-
-    def wait(self, model: str, rows: int) -> None: ...
-
-    def on_start(self, model: str) -> None: ...
-
-    def on_end(self, model: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +94,7 @@ class StreamIntake:
         consumer: GroupConsumer,
         settings: RedisStreamSettings,
         runner: EntryRunner,
-        paces: RowPaces,
+        paces: RowSender,
         *,
         inputs: Collection[str] = (),
         now: Callable[[], float] = time.monotonic,

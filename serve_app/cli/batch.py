@@ -20,7 +20,7 @@ from rich.console import Console
 
 from serve_app.cli.batch_upload import FormUpload
 from serve_app.cli.batch_watch import Forecast, Sample, counts, duration, forecast, moment
-from serve_app.cli.chat import SILENCE_S, Endpoint, request, session
+from serve_app.cli.chat import SILENCE_S, Endpoint, fetch, request, session
 from serve_app.cli.layout import Listing
 from serve_app.cli.progress import ByteProgress
 from serve_app.core.batches import ENDED, BatchStatus
@@ -48,28 +48,27 @@ def submit(
     Raises:
         ServeAppError: refused or unreachable. The uploaded file is deleted again if the batch was refused.
     """
-    with session(endpoint) as http:
-        ask(http, endpoint, "GET", BATCHES, params={"limit": 1})  # a wrong key is known before the upload
-        file_id = _upload(http, endpoint, path, size, errors)
-        body = {"input_file_id": file_id, "endpoint": route, "completion_window": window, "metadata": dict(metadata)}
-        try:
-            return _batch(ask(http, endpoint, "POST", BATCHES, json=body), endpoint)
-        except Unavailable as error:
-            message = f"{error.message}; {path} is uploaded as {file_id}, see `serve-app batch list` for its batch"
-            raise Unavailable(message, code=error.code) from None
-        except ServeAppError:
-            with contextlib.suppress(ServeAppError):  # the refusal is what the user has to know
-                ask(http, endpoint, "DELETE", f"{FILES}/{quote(file_id, safe='')}")
-            raise
+    ask(endpoint, "GET", BATCHES, params={"limit": 1})  # a wrong key is known before the upload
+    file_id = _upload(endpoint, path, size, errors)
+    body = {"input_file_id": file_id, "endpoint": route, "completion_window": window, "metadata": dict(metadata)}
+    try:
+        return _batch(ask(endpoint, "POST", BATCHES, json=body), endpoint)
+    except Unavailable as error:
+        message = f"{error.message}; {path} is uploaded as {file_id}, see `serve-app batch list` for its batch"
+        raise Unavailable(message, code=error.code) from None
+    except ServeAppError:
+        with contextlib.suppress(ServeAppError):  # the refusal is what the user has to know
+            ask(endpoint, "DELETE", f"{FILES}/{quote(file_id, safe='')}")
+        raise
 
 
-def _upload(http: requests.Session, endpoint: Endpoint, path: Path, size: int, errors: Console) -> str:
+def _upload(endpoint: Endpoint, path: Path, size: int, errors: Console) -> str:
     with ByteProgress(errors, f"uploading {path.name}", size) as progress:
         form = FormUpload(path, size, {"purpose": "batch"}, progress.advance)
         headers = {"Content-Type": form.content_type}
         try:
             found = ask(
-                http, endpoint, "POST", FILES, data=form, headers=headers, timeout=(SILENCE_S, SILENCE_S)
+                endpoint, "POST", FILES, data=form, headers=headers, timeout=(SILENCE_S, SILENCE_S)
             )  # the first of the two bounds each write, too, and a slow disk there may take a while
         except Unavailable as error:
             if error.code != NO_ROUTER:
@@ -82,8 +81,7 @@ def _upload(http: requests.Session, endpoint: Endpoint, path: Path, size: int, e
 def get(endpoint: Endpoint, batch_id: str, *, cancel: bool = False) -> dict[str, Any]:
     """The batch, cancelled first where that is asked for. Raises ServeAppError."""
     path = f"{BATCHES}/{quote(batch_id, safe='')}"
-    with session(endpoint) as http:
-        found = ask(http, endpoint, "POST", f"{path}/cancel") if cancel else ask(http, endpoint, "GET", path)
+    found = ask(endpoint, "POST", f"{path}/cancel") if cancel else ask(endpoint, "GET", path)
     return _batch(found, endpoint)
 
 
@@ -91,13 +89,12 @@ def page(endpoint: Endpoint, limit: int, after: str | None) -> dict[str, Any]:
     """At most `limit` batches, the newest first, with `has_more` and `last_id`. Raises ServeAppError."""
     found: list[dict[str, Any]] = []
     more = True
-    with session(endpoint) as http:
-        while more and len(found) < limit:
-            query = {"limit": min(PAGE, limit - len(found)), "after": found[-1]["id"] if found else after}
-            answer = ask(http, endpoint, "GET", BATCHES, params=query)
-            batches = [_batch(one, endpoint) for one in answer.get("data") or ()]
-            found += batches
-            more = bool(answer.get("has_more") and batches)
+    while more and len(found) < limit:
+        query = {"limit": min(PAGE, limit - len(found)), "after": found[-1]["id"] if found else after}
+        answer = ask(endpoint, "GET", BATCHES, params=query)
+        batches = [_batch(one, endpoint) for one in answer.get("data") or ()]
+        found += batches
+        more = bool(answer.get("has_more") and batches)
     return {"object": "list", "data": found, "has_more": more, "last_id": found[-1]["id"] if found else None}
 
 
@@ -169,11 +166,10 @@ def _usual_mode() -> int:
     return 0o666 & ~mask
 
 
-def ask(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> dict[str, Any]:
+def ask(endpoint: Endpoint, method: str, path: str, **options: Any) -> dict[str, Any]:
     """The object that a route answers. Raises ServeAppError."""
-    response = request(http, endpoint, method, path, **options)
     try:
-        found = response.json()
+        found = fetch(endpoint, method, path, **options)
     except requests.RequestException:
         raise _foreign(endpoint) from None
     if not isinstance(found, dict):

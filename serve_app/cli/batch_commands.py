@@ -30,6 +30,7 @@ from serve_app.cli.command_line import (
     command,
     print_found,
 )
+from serve_app.cli.layout import say
 from serve_app.cli.progress import ByteProgress
 from serve_app.core.batches import BatchStatus
 from serve_app.errors import BadRequest
@@ -169,7 +170,7 @@ def _follow(endpoint: Endpoint, batch: dict[str, Any], options: str, *, as_json:
 def _hint(text: str, quiet: bool) -> None:
     """What to do next, beside the output."""
     if not quiet:
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+        say(Console(stderr=True), text)
 
 
 def _pairs(given: list[str] | tuple[str, ...]) -> dict[str, str]:

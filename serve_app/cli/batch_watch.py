@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from serve_app.cli.layout import GAP, Listing, fill
+from serve_app.cli.layout import GAP, Listing, fill, say
 from serve_app.core.batches import ENDED, BatchStatus
 from serve_app.errors import Unavailable
 
@@ -83,19 +83,6 @@ def counts(batch: Batch) -> tuple[int, int, int]:
     return int(found.get("completed") or 0), int(found.get("failed") or 0), int(found.get("total") or 0)
 
 
-class Display(Protocol):
-    """Where a watch is shown. Use it as a context manager."""
-
-    def update(self, batch: Batch, expected: Forecast, now: float) -> None: ...
-
-    def away(self, message: str, since_s: float) -> None:
-        """The endpoint does not answer, for so many seconds."""
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 class Watch:
     """Asks for a batch again and again.
 
@@ -118,7 +105,7 @@ class Watch:
         self._sleep = sleep
         self._samples: list[Sample] = []
 
-    def run(self, batch: dict[str, Any], display: Display) -> dict[str, Any]:
+    def run(self, batch: dict[str, Any], display: BarDisplay | LineDisplay) -> dict[str, Any]:
         """Show a batch until it has ended; returns it then."""
         with display:
             while True:
@@ -128,7 +115,7 @@ class Watch:
                 self._sleep(self._poll_s)
                 batch = self._next(display)
 
-    def _next(self, display: Display) -> dict[str, Any]:
+    def _next(self, display: BarDisplay | LineDisplay) -> dict[str, Any]:
         began = self._clock()
         wait_s = self._poll_s
         while True:
@@ -139,7 +126,7 @@ class Watch:
             self._sleep(wait_s)
             wait_s = min(MAX_POLL_S, 2 * wait_s)
 
-    def _show(self, batch: dict[str, Any], display: Display) -> None:
+    def _show(self, batch: dict[str, Any], display: BarDisplay | LineDisplay) -> None:
         now = self._clock()
         completed, failed, total = counts(batch)
         if not self._samples and batch.get("in_progress_at"):
@@ -203,7 +190,7 @@ class LineDisplay:
     def update(self, batch: Batch, expected: Forecast, now: float) -> None:
         if self._away:
             self._away = False
-            self._say(f"{moment(now)} it answers again")
+            say(self._errors, f"{moment(now)} it answers again")
         completed, failed, total = counts(batch)
         state = (batch["status"], completed, failed, total)
         if state == self._last:
@@ -221,10 +208,7 @@ class LineDisplay:
     def away(self, message: str, since_s: float) -> None:
         if not self._away:
             self._away = True
-            self._say(f"no answer: {message}; the watch goes on")
-
-    def _say(self, text: str) -> None:
-        self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self._errors, f"no answer: {message}; the watch goes on")
 
     def __enter__(self) -> LineDisplay:
         return self

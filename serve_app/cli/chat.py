@@ -20,6 +20,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from rich.console import Console
 
+from serve_app.cli.layout import say
 from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, ServeAppError, Unauthorized, Unavailable
 
 CONNECT_S = 5.0  # the instance is on this machine or nearby
@@ -104,6 +105,12 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
     raise (Unavailable if status == 429 or status >= 500 else BadRequest)(f"{status}: {message}{again}")
 
 
+def fetch(endpoint: Endpoint, method: str, path: str, **options: Any) -> Any:
+    """The JSON value that one request is answered with. Raises as `request`."""
+    with session(endpoint) as http:
+        return request(http, endpoint, method, path, **options).json()
+
+
 def error_message(text: str) -> str | None:
     """The message of an OpenAI error body; None if `text` is no such body."""
     try:
@@ -114,8 +121,7 @@ def error_message(text: str) -> str | None:
 
 
 def first_model(endpoint: Endpoint) -> str:
-    with session(endpoint) as http:
-        served = request(http, endpoint, "GET", "/v1/models").json()["data"]
+    served = fetch(endpoint, "GET", "/v1/models")["data"]
     if not served:
         raise BadRequest(f"{endpoint.url} serves no model", param="model")
     return str(served[0]["id"])
@@ -231,4 +237,4 @@ class Conversation:
                 self._tell(f"there is no {command}{' ' + argument if argument else ''}; /help shows what there is")
 
     def _tell(self, line: str) -> None:
-        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(self.console, line, "dim")

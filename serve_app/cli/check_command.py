@@ -44,6 +44,7 @@ from serve_app.cluster.local import InstanceState, ask
 from serve_app.engine.start import environment, memory_history, memory_size, model_lookup, vllm_arguments
 from serve_app.errors import Unavailable
 from serve_app.settings import GB, Change, ModelSettings, QuotaSettings, Settings, application, changes, masked
+from serve_app.system import gpus
 
 LOOK_UPS = 8  # models at once: each is a few requests to the hub
 STYLES = {"error": "red", "warning": "yellow"}
@@ -110,7 +111,10 @@ def _need(
 def this_machine(quota: QuotaSettings, num_cpus: int | None = None) -> Cluster:
     """This machine as a cluster of one node, as `serve-app up` would start it."""
     cpus = num_cpus or os.cpu_count() or 1  # as Ray counts
-    sizes = _gpu_bytes()
+    try:
+        sizes = [size for _, size in gpus()]
+    except pynvml.NVMLError:
+        sizes = []
     return Cluster((_node({"CPU": float(cpus), "GPU": float(len(sizes))}, sizes, quota),))
 
 
@@ -145,15 +149,6 @@ def _kinds(resources: dict[str, float]) -> tuple[str, ...]:
     return tuple(name.removeprefix(kind) for name in resources if name.startswith(kind))
 
 
-def _gpu_bytes() -> list[int]:
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-
-
 def plan(found: dict[str, Any], wanted: Settings) -> list[Change]:
     """What a deploy of these settings would change on a cluster that answered this. Without keys of its own the running
     ones count as its own: a deploy keeps a generated key."""
@@ -164,30 +159,21 @@ def plan(found: dict[str, Any], wanted: Settings) -> list[Change]:
     return changes(deployed, application(wanted)["args"], on_cpu=environment.platform() == "cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a configuration is to run.
-
-    Args:
-        environment: of a driver there; None: on this machine, where nothing runs, or on the assumed nodes.
-        assumed: GPU nodes that are not here; empty: none.
-    """
-
-    environment: dict[str, str] | None
-    here: bool
-    assumed: tuple[AssumedNode, ...] = ()
+# Where a configuration is to run: what runs there, nodes that are not here, or this machine, where nothing runs.
+Place = deploying.Target | tuple[AssumedNode, ...] | None
 
 
-def place(address: str | None, state: InstanceState) -> Place:
+def place(address: str | None, state: InstanceState) -> deploying.Target | None:
     """The cluster at `address`, the instance that runs, or this machine."""
     try:
-        return place_of(deploying.find(address, state))
+        return deploying.find(address, state)
     except Unavailable:
-        return Place(None, True)
+        return None
 
 
-def place_of(target: deploying.Target) -> Place:
-    return Place(target.environment, target.state is not None)
+def _is_here(where: Place) -> bool:
+    """Whether it is to run on this machine."""
+    return where.state is not None if isinstance(where, deploying.Target) else where is None
 
 
 def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
@@ -202,7 +188,7 @@ def tell(config: Path, where: Place, *, as_json: bool, with_plan: bool) -> bool:
     needs: dict[str, memory_size.MemoryNeed] = {}
     with Progress(Console(stderr=True)) as progress:
         if found.settings is None:
-            findings = [*found.findings, *_check_right_models(found, progress, here=where.here)]
+            findings = [*found.findings, *_check_right_models(found, progress, here=_is_here(where))]
         else:
             checked, planned, replicas = _look(found.settings, where, progress)
             findings = [*found.findings, *checked.findings]
@@ -224,16 +210,17 @@ def _look(
     settings: Settings, where: Place, progress: Progress
 ) -> tuple[Checked, list[Change] | None, dict[str, list[str]]]:
     """What was found, the plan (None: nothing runs there), and the ids of the replicas by deployment."""
-    if where.assumed:
-        nodes = assumed_cluster(where.assumed, settings.quota)
+    if isinstance(where, tuple):
+        nodes = assumed_cluster(where, settings.quota)
         return check(settings, nodes, progress, here=False, platform="gpu"), None, {}
-    if where.environment is None:
-        checked = check(settings, this_machine(settings.quota), progress, here=where.here)
+    if where is None:
+        checked = check(settings, this_machine(settings.quota), progress, here=True)
         checked.findings.extend(check_certificate(settings))  # read by an instance that starts, and by no deploy
         return checked, None, {}
     progress.begin("Asking the cluster")
     found = ask({"do": "deployed", "environment": where.environment})
-    checked = check(settings, running_cluster(found, grows=not where.here), progress, here=where.here)
+    here = _is_here(where)
+    checked = check(settings, running_cluster(found, grows=not here), progress, here=here)
     return checked, plan(found, settings), found["replicas"]
 
 

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli import chat as talk
+from serve_app.cli.layout import say
 from serve_app.cluster.local import DEFAULT_INSTANCE, InstanceState
 from serve_app.errors import BadRequest, ConfigError, ServeAppError
 from serve_app.names import DISTRIBUTION, RELEASE
@@ -113,12 +114,12 @@ class EndpointOptions:
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Add a function to `app`. Its result becomes the exit status, a `ServeAppError` one line. A parameter of a class
-    of options, `InstanceOptions` or `EndpointOptions`, stands for all of them."""
+    of options, a dataclass such as `InstanceOptions`, stands for all of them."""
 
     def add(function: Callable[..., int | None]) -> Callable[..., None]:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-        groups: dict[str, type[InstanceOptions | EndpointOptions]] = {
-            one.name: one.annotation for one in parameters if one.annotation in (InstanceOptions, EndpointOptions)
+        groups: dict[str, Any] = {
+            one.name: one.annotation for one in parameters if dataclasses.is_dataclass(one.annotation)
         }
         shown = [one for one in parameters if one.name not in groups]
         for group in groups.values():
@@ -131,9 +132,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
             try:
                 code = function(**given) or 0
             except ServeAppError as error:
-                Console(stderr=True).print(
-                    f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+                say(Console(stderr=True), f"error: {error}", "red")
                 code = EXIT_USAGE if isinstance(error, ConfigError | BadRequest) else EXIT_FAILED
             except KeyboardInterrupt:
                 code = EXIT_INTERRUPTED

@@ -48,6 +48,7 @@ from serve_app.cli.command_line import (
     options_of_all,
     print_found,
 )
+from serve_app.cli.layout import say
 from serve_app.cli.usage import UsageGroup
 from serve_app.cluster.local import DEFAULT_INSTANCE, LOOPBACK, InstanceState
 from serve_app.errors import ConfigError
@@ -145,7 +146,7 @@ def check(
     ] = None,
 ) -> int:
     """Show all that is wrong with a configuration; exit status 2 for an error. Nothing is started or changed."""
-    place = checking.Place(None, False, assumed_nodes(assume)) if assume else checking.place(address, at.state)
+    place = assumed_nodes(assume) if assume else checking.place(address, at.state)
     return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=False) else 0
 
 
@@ -182,13 +183,13 @@ def deploy(
     console = Console()
     errors = Console(stderr=True)
     if plan_only:
-        place = checking.place_of(deploying.find(address, state))
+        place = deploying.find(address, state)
         return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
     if check_first and not checking.readable(config, errors, here=address is None):
         return EXIT_USAGE
     chosen = configured(config, None)
     target = deploying.find(address, state)
-    if check_first and not checking.may_deploy(chosen, checking.place_of(target), console, errors):
+    if check_first and not checking.may_deploy(chosen, target, console, errors):
         return EXIT_USAGE
     return deploying.deploy(chosen, target, wait=wait, roll_back=roll_back, timeout_s=timeout_s, console=console)
 
@@ -375,7 +376,7 @@ def logs(
     if reading.show(batches, Console()):
         return 0
     hint = f"; `serve-app explain {request}` shows its receipt" if request else ""
-    Console(stderr=True).print(f"there is no such line{hint}", markup=False, highlight=False, soft_wrap=True)
+    say(Console(stderr=True), f"there is no such line{hint}")
     return EXIT_FAILED
 
 

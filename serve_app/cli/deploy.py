@@ -20,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from serve_app.cli import keys
+from serve_app.cli.layout import say
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
@@ -101,20 +102,20 @@ def deploy(
         progress.begin("Declaring the application")
         status = _follow(order, timeout_s, progress, declared)
     if resolved.generated:
-        console.print(f"API key in {resolved.file}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"API key in {resolved.file}")
     if status is not None and status.get("rolled_back"):
         status["message"] += "; the previous declaration is declared again"
         undo.close()
     if status is not None:
         line = f"{status['state']}  {replica_states(status)}  {status['message']}".rstrip()
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
         left = {name: state for name, state in status["unready"].items() if name not in status["waits"]}
         more = {name: count for name, count in status["more"].items() if name in left}
         others = {name: state for name, state in left.items() if name not in more}
         for what, found in (("not ready before, not changed and", others), ("replicas that only load wants are", more)):
             if found:
                 names = ", ".join(f"{name} ({state})" for name, state in found.items())
-                console.print(f"{what} not waited for: {names}", markup=False, highlight=False, soft_wrap=True)
+                say(console, f"{what} not waited for: {names}")
     return 0 if not wait or (status is not None and not status["waits"]) else 1
 
 

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli.command_line import EXIT_FAILED, EXIT_INTERRUPTED
+from serve_app.cli.layout import say
 from serve_app.cli.up import LAST_LINE, interruptible
 from serve_app.cluster.local import InstanceState
 
@@ -60,7 +61,7 @@ def detach(command: Sequence[str], state: InstanceState, console: Console) -> in
         except KeyboardInterrupt:
             return _end(process, said, console)
     if code is None:
-        _say(console, f"It goes on in the background; `serve-app down` ends it. Its log: {log}")
+        say(console, f"It goes on in the background; `serve-app down` ends it. Its log: {log}")
         return 0
     return code or EXIT_FAILED
 
@@ -72,7 +73,7 @@ def _follow(process: subprocess.Popen[bytes], said: TextIO, console: Console) ->
         for line in said.read().splitlines():
             if line == LAST_LINE:
                 return None
-            _say(console, line)
+            say(console, line)
         if code is not None:
             return code
         time.sleep(POLL_S)
@@ -91,9 +92,5 @@ def _end(process: subprocess.Popen[bytes], said: TextIO, console: Console) -> in
         except subprocess.TimeoutExpired:
             process.kill()
     for line in said.read().splitlines():
-        _say(console, line)
+        say(console, line)
     return EXIT_INTERRUPTED
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from serve_app.cli.layout import Listing
-from serve_app.cluster.local import RemoteDriver
+from serve_app.cluster.local import answers
 from serve_app.errors import Unavailable
 
 SILENT_S = 3600.0  # nothing is heard while nothing changes; the driver itself bounds the drain
@@ -27,20 +26,13 @@ def drain(name: str, within_s: float | None, environment: Mapping[str, str], con
     """
     order = {"do": "drain", "environment": dict(environment), "name": name, "within_s": within_s}
     shown: list[dict[str, Any]] = []
-    with contextlib.closing(RemoteDriver(order)) as driver:
-        while True:
-            event = driver.event(SILENT_S)
-            match event and event["event"]:
-                case "drains":
-                    if console is not None:
-                        show(event["rows"], shown, console)  # type: ignore[index]
-                    shown = event["rows"]  # type: ignore[index]
-                case "drained":
-                    return {key: value for key, value in event.items() if key != "event"}  # type: ignore[union-attr]
-                case "error":
-                    raise Unavailable(event["message"], code="drain_failed")  # type: ignore[index]
-                case _:
-                    raise Unavailable("the process that drains it has ended", code="drain_failed")
+    for answer in answers(order, SILENT_S):
+        if "target" in answer:
+            return answer
+        if console is not None:
+            show(answer["rows"], shown, console)
+        shown = answer["rows"]
+    raise Unavailable("the process that drains it has ended", code="drain_failed")
 
 
 def show(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, request, session
+from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.layout import Listing
 
 STYLES = {"ok": "green", "cancelled_queued": "yellow", "cancelled_running": "yellow"}  # by outcome; others are red
@@ -20,9 +20,7 @@ def receipt(endpoint: Endpoint, request_id: str) -> dict[str, Any]:
     Raises:
         BadRequest: no router has the receipt, or it is not for this key. Unavailable: no answer.
     """
-    with session(endpoint) as http:
-        path = f"/admin/requests/{quote(request_id, safe='')}"
-        return request(http, endpoint, "GET", path).json()  # type: ignore[no-any-return]
+    return fetch(endpoint, "GET", f"/admin/requests/{quote(request_id, safe='')}")  # type: ignore[no-any-return]
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, request, session
+from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.command_line import (
     EndpointOptions,
     JsonOption,
@@ -51,9 +52,24 @@ def limit(flag: str, text: str) -> Any:
     return typer.Option(flag, help=text, show_default=False)
 
 
+@dataclass(frozen=True)
+class LimitOptions:
+    """The options that limit a new key, by the names of its limits."""
+
+    requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Limit.")] = None
+    tokens_per_minute: Annotated[float | None, limit("--tokens-per-minute", "Limit, of prompts and answers.")] = None
+    burst_requests: Annotated[int | None, limit("--burst-requests", "At once; by default those of a minute.")] = None
+    burst_tokens: Annotated[int | None, limit("--burst-tokens", "The same in tokens.")] = None
+    max_concurrent: Annotated[int | None, limit("--max-concurrent", "Limit: requests at once.")] = None
+    requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None
+    tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None
+    budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None
+
+
 @_command
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, or what for; in reports.")],
+    limits: LimitOptions,
     at: EndpointOptions,
     tenant: Annotated[str, typer.Option("--tenant", help="Its tenant.")] = "default",
     model: Annotated[
@@ -64,29 +80,11 @@ def create(
     admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
     expires: ExpiryOption = None,
-    requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Limit.")] = None,
-    tokens_per_minute: Annotated[float | None, limit("--tokens-per-minute", "Limit, of prompts and answers.")] = None,
-    burst_requests: Annotated[int | None, limit("--burst-requests", "At once; by default those of a minute.")] = None,
-    burst_tokens: Annotated[int | None, limit("--burst-tokens", "The same in tokens.")] = None,
-    max_concurrent: Annotated[int | None, limit("--max-concurrent", "Limit: requests at once.")] = None,
-    requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None,
-    tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None,
-    budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None,
     batch_limit: BatchLimitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it, this once. Every router takes it within a second."""
-    limits = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "burst_requests": burst_requests,
-        "burst_tokens": burst_tokens,
-        "max_concurrent": max_concurrent,
-        "requests_per_day": requests_per_day,
-        "tokens_per_day": tokens_per_day,
-        "budget_per_month": budget_per_month,
-    }
-    given = {name: value for name, value in limits.items() if value is not None}
+    given = {name: value for name, value in asdict(limits).items() if value is not None}
     body = {
         "name": name,
         "tenant": tenant,
@@ -99,7 +97,7 @@ def create(
         "limits": given or None,
         "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
     }
-    _print_change(_ask(at.endpoint(), "POST", json=body), as_json)
+    print_found(_ask(at.endpoint(), "POST", json=body), as_json, show_change)
 
 
 def limit_changes(option: str, given: Iterable[str]) -> dict[str, float | None]:
@@ -156,7 +154,7 @@ def update(
         body["expires_at"] = None if expires == NEVER else expiry(expires, datetime.now(UTC))
     if not body:
         raise BadRequest("nothing is to be changed: `serve-app keys update --help` has the options", param="update")
-    _print_change(_ask(at.endpoint(), "POST", key_id, json=body), as_json)
+    print_found(_ask(at.endpoint(), "POST", key_id, json=body), as_json, show_change)
 
 
 @command(app, "list")
@@ -175,7 +173,7 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """End a key: every router refuses it within a second. Requests that run are finished."""
-    _print_change(_ask(at.endpoint(), "DELETE", key_id), as_json)
+    print_found(_ask(at.endpoint(), "DELETE", key_id), as_json, show_change)
 
 
 @_command
@@ -189,7 +187,7 @@ def rotate(
 ) -> None:
     """Replace a key by a new one with the same id and rights, and print the new one, this once."""
     body = {"grace_s": seconds(grace, "--grace")}
-    _print_change(_ask(at.endpoint(), "POST", key_id, "/rotate", json=body), as_json)
+    print_found(_ask(at.endpoint(), "POST", key_id, "/rotate", json=body), as_json, show_change)
 
 
 @_command
@@ -205,8 +203,7 @@ def show_limits(
 def _ask(endpoint: Endpoint, method: str, key_id: str = "", after: str = "", **options: Any) -> dict[str, Any]:
     """The answer of a route of keys. Raises ServeAppError."""
     path = f"{PATH}/{quote(key_id, safe='')}{after}" if key_id else PATH
-    with session(endpoint) as http:
-        return request(http, endpoint, method, path, **options).json()  # type: ignore[no-any-return]
+    return fetch(endpoint, method, path, **options)  # type: ignore[no-any-return]
 
 
 def seconds(text: str, option: str) -> float:
@@ -227,10 +224,6 @@ def expiry(text: str, now: datetime) -> str:
     except ValueError:
         raise BadRequest(f"--expires {text}: a date (2027-01-31), a time, or 90d, 12h", param="--expires") from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
-
-
-def _print_change(found: dict[str, Any], as_json: bool) -> None:
-    print_found(found, as_json, show_change)
 
 
 def show_change(found: Mapping[str, Any], console: Console) -> None:

@@ -102,6 +102,11 @@ class Listing:
             self._console.print(Text(line, style=style), soft_wrap=True)
 
 
+def say(console: Console, text: str | Text, style: str = "") -> None:
+    """Print a line as it is: no markup, no colours by its words, no breaks of ours."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def fill(parts: Sequence[str], width: int, indent: int = 0, gap: str = GAP) -> list[str]:
     """The parts, none of them broken, in lines of at most `width` columns; all but the first are indented once more."""
     first = INDENT * indent

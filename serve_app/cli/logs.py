@@ -5,7 +5,6 @@ An instance of this machine is read from its files, also after its end; of a clu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from serve_app.cli.deploy import Target
-from serve_app.cluster.local import InstanceState, RemoteDriver
+from serve_app.cli.layout import say
+from serve_app.cluster.local import InstanceState, answers
 from serve_app.core.receipts import OBJECT_PREFIXES
 from serve_app.errors import BadRequest, Unavailable
 from serve_app.names import deployment_of
@@ -64,15 +64,11 @@ def of_cluster(target: Target, wanted: LogFilter, lines: int, *, follow: bool) -
         Unavailable: the cluster cannot be reached.
     """
     order: dict[str, Any] = {"do": "logs", "environment": target.environment, "lines": lines, "follow": follow}
-    with contextlib.closing(RemoteDriver(order | {"wanted": dataclasses.asdict(wanted)})) as driver:
-        while True:
-            event = driver.event(ANSWER_S)
-            if event is None or event["event"] == "error":
-                why = f"no answer within {ANSWER_S:.0f} s" if event is None else event["message"]
-                raise Unavailable(f"the cluster's logs cannot be read: {why}", code="cluster_failed")
-            if event["event"] == "end":
-                return
-            yield [LogPart(**part) for part in event["parts"]]
+    try:
+        for answer in answers(order | {"wanted": dataclasses.asdict(wanted)}, ANSWER_S):
+            yield [LogPart(**part) for part in answer["parts"]]
+    except Unavailable as error:
+        raise Unavailable(f"the cluster's logs cannot be read: {error.message}", code=error.code) from None
 
 
 def show(batches: Iterable[Batch], console: Console) -> bool:
@@ -83,7 +79,7 @@ def show(batches: Iterable[Batch], console: Console) -> bool:
         for part in batch:
             if console.is_terminal and part.path != shown:
                 heading = " ".join(filter(None, (part.source, part.replica, part.path)))
-                console.print(f"==> {heading} <==", style="bold", markup=False, highlight=False, soft_wrap=True)
+                say(console, f"==> {heading} <==", "bold")
             shown = part.path
             before = "" if console.is_terminal else f"{part.source}\t{part.replica or '-'}\t"
             console.file.writelines(f"{before}{line}\n" for line in part.lines)

@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from serve_app.cli.layout import say
+
 GB = 1e9
 HEARTBEAT_S = 15.0  # without a terminal: how often a long phase prints a line
 REFRESH_PER_SECOND = 8  # of the spinner; more costs CPU that the engine needs
@@ -51,7 +53,7 @@ class Progress:
             )
             self._live.start()
         else:
-            self._print(f"{title} ...")
+            say(self._console, f"{title} ...")
 
     def detail(self, text: str) -> None:
         """Show the present step of the phase."""
@@ -59,7 +61,7 @@ class Progress:
         changed, self._detail = text != self._detail, text
         if self._live is None and text and (changed or now - self._printed_at > HEARTBEAT_S):
             self._printed_at = now
-            self._print(f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
+            say(self._console, f"  {self._title}: {text} ({self.elapsed_s:.0f} s)")
 
     @property
     def elapsed_s(self) -> float:
@@ -89,10 +91,7 @@ class Progress:
             self._live.stop()
             self._live = None
         title, self._title = self._title, ""
-        self._print(Text.assemble((sign, colour), f" {title}", (f"  {how}{self.elapsed_s:.1f} s", "dim")))
-
-    def _print(self, what: str | Text) -> None:
-        self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, Text.assemble((sign, colour), f" {title}", (f"  {how}{self.elapsed_s:.1f} s", "dim")))
 
 
 class ByteProgress:

@@ -28,6 +28,7 @@ from rich.text import Text
 from serve_app.cli import keys
 from serve_app.cli.chat import Endpoint, session
 from serve_app.cli.command_line import EXIT_FAILED, EXIT_INTERRUPTED
+from serve_app.cli.layout import say
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
@@ -184,7 +185,7 @@ class _Session:
                 try:
                     self._driver = self._new_driver(self._cluster.watch_order())
                 except Unavailable as error:
-                    self._say(f"The application is not ended in order: {error.message}")
+                    say(self._console, f"The application is not ended in order: {error.message}")
             if self._driver is not None and self._deployed:
                 progress.begin("Ending the application (Ctrl-C again to force)")
                 self._driver.send({"do": "shutdown"})
@@ -315,11 +316,8 @@ class _Session:
         if now - self._driver_began >= STEADY_S:
             self._driver_retry_s = DRIVER_RETRY_S
         self._driver_due = now + self._driver_retry_s
-        self._say(f"{message[:1].upper()}{message[1:]}. Another starts in {self._driver_retry_s:g} s.")
+        say(self._console, f"{message[:1].upper()}{message[1:]}. Another starts in {self._driver_retry_s:g} s.")
         self._driver_retry_s = min(2.0 * self._driver_retry_s, MAX_DRIVER_RETRY_S)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _announce(self, cluster: LocalCluster) -> None:
         keys = self._keys
@@ -338,7 +336,7 @@ class _Session:
         if cluster.instance.dashboard_url:
             lines.append(f"Dashboard {cluster.instance.dashboard_url}  (token in {self._state.token_file})")
         for line in [*lines, LAST_LINE]:
-            self._say(line)
+            say(self._console, line)
 
     def _watch(self) -> None:
         """Show the state until an exception ends it."""
@@ -356,7 +354,7 @@ class _Session:
                 if live is not None:
                     live.update(Text(f"{line}  up {duration(time.monotonic() - began)}", "dim"), refresh=True)
                 elif line != shown:
-                    self._say(line)
+                    say(self._console, line)
                 shown = line
 
 

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, request, session
+from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.layout import Listing
 
 MICRO = 1_000_000  # the cost is counted in millionths
@@ -34,8 +34,7 @@ def report(endpoint: Endpoint, by: Sequence[UsageGroup], from_day: str | None, t
         BadRequest: not a day, or not for this key. Unavailable: no answer.
     """
     query = {"by": ",".join(by), "from": from_day, "to": to_day}
-    with session(endpoint) as http:
-        return request(http, endpoint, "GET", "/admin/usage", params=query).json()  # type: ignore[no-any-return]
+    return fetch(endpoint, "GET", "/admin/usage", params=query)  # type: ignore[no-any-return]
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:

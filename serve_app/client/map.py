@@ -22,7 +22,7 @@ from openai.types.chat import ChatCompletion
 
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.map_plan import MapPlan, repeat_of
-from serve_app.client.map_progress import BarReporter, CallReporter, MapProgress, Report, Reporter
+from serve_app.client.map_progress import BarReporter, MapProgress, Report
 from serve_app.client.map_source import END, ReaderSource, Source, check, source_of
 from serve_app.client.options import MapItem
 from serve_app.client.streams import Stream, SyncStream
@@ -146,7 +146,9 @@ def results_of(
 ) -> Stream[MapResult]:
     """The results of a map in the caller's event loop; the first read begins it. Raises TypeError: as `check`."""
     total = check(prompts)
-    return Stream(_run(prepare, lambda: source_of(prompts), options, _reporter_of(progress), total))
+    leaving = contextlib.ExitStack()
+    report = _report_of(progress, leaving)
+    return Stream(_run(prepare, lambda: source_of(prompts), options, report, leaving, total))
 
 
 def sync_results_of(
@@ -163,31 +165,38 @@ def sync_results_of(
         raise TypeError("an async iterable of prompts needs `async for result in llm.map(...)`")
     messages: SimpleQueue[Any] = SimpleQueue()
     source = ReaderSource(prompts, messages.put)
-    reporter = _reporter_of(progress)
-
-    def close() -> None:
-        source.close_in_reader()
-        if reporter is not None:
-            reporter.close()
-
-    forwarded = None if reporter is None else CallReporter(lambda report: messages.put(partial(reporter, report)))
-    results = _run(prepare, lambda: source, options, forwarded, total)
-    return SyncStream(bridge, results, messages=messages, max_unread=1, on_close=close)
+    leaving = contextlib.ExitStack()
+    report = _report_of(progress, leaving)
+    leaving.callback(source.close_in_reader)
+    forwarded = None if report is None else lambda figures: messages.put(partial(report, figures))
+    results = _run(prepare, lambda: source, options, forwarded, contextlib.ExitStack(), total)
+    return SyncStream(bridge, results, messages=messages, max_unread=1, on_close=leaving.close)
 
 
 async def _run(
-    prepare: Prepare, begin: Callable[[], Source], options: MapOptions, reporter: Reporter | None, total: int | None
+    prepare: Prepare,
+    begin: Callable[[], Source],
+    options: MapOptions,
+    report: Report | None,
+    leaving: contextlib.ExitStack,
+    total: int | None,
 ) -> AsyncGenerator[MapResult, None]:
-    """A map that nobody reads touches neither its prompts nor the terminal."""
-    async with contextlib.aclosing(MapRun(prepare, begin(), options, reporter, total).results()) as results:
-        async for result in results:
-            yield result
+    """A map that nobody reads touches neither its prompts nor the terminal. `leaving`: closed after its end."""
+    with leaving:
+        async with contextlib.aclosing(MapRun(prepare, begin(), options, report, total).results()) as results:
+            async for result in results:
+                yield result
 
 
-def _reporter_of(progress: bool | Report | None) -> Reporter | None:
+def _report_of(progress: bool | Report | None, leaving: contextlib.ExitStack) -> Report | None:
+    """Where the progress goes; `leaving` closes a bar."""
     if callable(progress):
-        return CallReporter(progress)
-    return BarReporter() if progress else None
+        return progress
+    if not progress:
+        return None
+    bar = BarReporter()
+    leaving.callback(bar.close)
+    return bar
 
 
 @dataclass(slots=True, eq=False)
@@ -210,12 +219,12 @@ class MapRun:
     """
 
     def __init__(
-        self, prepare: Prepare, source: Source, options: MapOptions, reporter: Reporter | None, total: int | None
+        self, prepare: Prepare, source: Source, options: MapOptions, report: Report | None, total: int | None
     ) -> None:
         self._prepare = prepare
         self._source = source
         self._fields = options.fields
-        self._reporter = reporter
+        self._report_progress = report
         self._total = total
         self._plan = MapPlan(options.concurrency, ordered=options.ordered, patience_s=options.patience_s)
         self._items: dict[int, _Item] = {}
@@ -329,9 +338,9 @@ class MapRun:
         self._report()
 
     def _report(self) -> None:
-        if self._reporter is not None:
+        if self._report_progress is not None:
             plan = self._plan
-            self._reporter(
+            self._report_progress(
                 MapProgress(self._done, self._failed, plan.in_flight, plan.waiting, self._tokens, self._total)
             )
 
@@ -348,12 +357,8 @@ class MapRun:
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
-        try:
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._source.close()
-        finally:
-            if self._reporter is not None:
-                self._reporter.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._source.close()
 
 
 def _tokens_of(answer: Answer) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -40,27 +39,6 @@ class MapProgress:
 
 
 Report = Callable[[MapProgress], object]
-
-
-class Reporter(Protocol):
-    """Where a map's progress goes."""
-
-    def __call__(self, progress: MapProgress) -> object: ...
-
-    def close(self) -> None: ...
-
-
-class CallReporter:
-    """A caller's own function."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    def __call__(self, progress: MapProgress) -> object:
-        return self._report(progress)
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 class BarReporter:

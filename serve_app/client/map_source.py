@@ -24,11 +24,7 @@ CLOSE_S = 1.0  # a source's `close` may take so long; then its thread goes on wi
 logger = logging.getLogger("serve_app")
 
 
-class End:
-    """The type of `END`."""
-
-
-END: Final = End()  # what a source gives after its last item
+END: Final = object()  # what a source gives after its last item
 
 
 class Source(Protocol):
@@ -58,9 +54,14 @@ def check(items: object) -> int | None:
 
 def source_of(items: Any) -> Source:
     """The source of an async map."""
-    if isinstance(items, AsyncIterable):
-        return AsyncSource(items)
-    return InPlaceSource(iter(items)) if isinstance(items, IN_PLACE) else ThreadSource(items)
+    if isinstance(items, IN_PLACE):
+        items = _each(items)
+    return AsyncSource(items) if isinstance(items, AsyncIterable) else ThreadSource(items)
+
+
+async def _each(items: Iterable[Any]) -> AsyncGenerator[Any, None]:
+    for item in items:
+        yield item
 
 
 class AsyncSource:
@@ -75,19 +76,6 @@ class AsyncSource:
     async def close(self) -> None:
         if isinstance(self._items, AsyncGenerator):
             await self._items.aclose()
-
-
-class InPlaceSource:
-    """An iterator whose items are there."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    async def read(self) -> Any:
-        return next(self._items, END)
-
-    async def close(self) -> None:
-        """There is nothing to close."""
 
 
 class ThreadSource:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
-import pynvml
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -31,7 +30,7 @@ from serve_app.core.times import FIRST_NODES_S, NODE_ANSWER_S, NODE_LIST_S, NODE
 from serve_app.quota.gcs_wait import bounded_wait
 from serve_app.ray_adapter import draining_nodes, live_nodes
 from serve_app.settings import GB, QuotaSettings
-from serve_app.system import start_ticks
+from serve_app.system import gpus, start_ticks
 
 logger = logging.getLogger("serve_app.quota")
 
@@ -45,12 +44,7 @@ class NodeWatch:
 
     def gpu_bytes(self) -> list[int]:
         """The memory of each GPU here, by NVML. Raises NVML's error where there is none."""
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
-        finally:
-            pynvml.nvmlShutdown()
+        return [size for _, size in gpus()]
 
     def host_bytes(self) -> int:
         """The memory of this machine."""

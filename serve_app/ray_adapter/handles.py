@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -153,18 +153,15 @@ class Handle:
             router.listener = None
         await self._unary.shutdown_async()
 
-    def _asyncio_router(self) -> Any:
-        router = self._unary._init_router()
-        return getattr(router, "_asyncio_router", router)
-
     def _request_router(self) -> DirectedRequestRouter | None:
-        return self._asyncio_router().request_router  # type: ignore[no-any-return]
+        return _asyncio_router(self._unary).request_router  # type: ignore[no-any-return]
 
     async def call(self, method: str, *arguments: Any, replica_id: str) -> Any:
         """A unary call of `method` on one replica; cancelling it cancels it there."""
         try:
             if self._unary._is_router_running_in_separate_loop():
-                return await _answer(getattr(self._unary, method).remote(*arguments, **{REPLICA_ID: replica_id}))
+                response = getattr(self._unary, method).remote(*arguments, **{REPLICA_ID: replica_id})
+                return await _answer(response, response)
             return await self._call_directly(method, arguments, replica_id)
         except AioRpcError as error:
             if error.code() is StatusCode.RESOURCE_EXHAUSTED:  # the request's fault, not the replica's
@@ -174,38 +171,46 @@ class Handle:
     async def _call_directly(self, method: str, arguments: tuple[Any, ...], replica_id: str) -> Any:
         """A call without Serve's replica choice, which takes a dozen turns of a busy event loop: uses the chosen
         replica's wrapper directly, and maintains the handle's count of running calls as Serve does."""
-        router = self._asyncio_router()
+        router = _asyncio_router(self._unary)
         request_router = router.request_router
         replica = None if request_router is None else request_router.by_name.get(replica_id)
         if replica is None:
             raise EngineUnreachable(f"engine replica {replica_id} has left")
-        metadata = get_request_metadata(self._unary.init_options, self._unary.handle_options)
-        metadata.call_method = method
-        request = PendingRequest(args=list(arguments), kwargs={REPLICA_ID: replica_id}, metadata=metadata)
+        request = _request(self._unary, method, arguments, {REPLICA_ID: replica_id})
         counts = router._metrics_manager
         counts.inc_num_running_requests_for_replica(replica.replica_id)
         result = replica.try_send_request(request, with_rejection=False)
         try:
-            return await result.get_async()
-        except asyncio.CancelledError:
-            result.cancel()
-            raise
+            return await _answer(result, result.get_async())
         finally:
             counts.dec_num_running_requests_for_replica(replica.replica_id)
 
     async def call_any_replica(self) -> None:
         """Call any replica. While none runs, the call waits and Serve counts it as queued, which starts a replica;
         returns once a replica has answered. Cancelling this removes the call."""
-        await _answer(self._unary.info.remote(""))
+        response = self._unary.info.remote("")
+        await _answer(response, response)
 
 
-async def _answer(response: Any) -> Any:
-    """The answer of a handle's call; cancelling this cancels the call."""
+async def _answer(call: Any, answer: Awaitable[Any]) -> Any:
+    """The answer of a call; cancelling this cancels the call."""
     try:
-        return await response
+        return await answer
     except asyncio.CancelledError:
-        response.cancel()
+        call.cancel()
         raise
+
+
+def _request(handle: Any, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> PendingRequest:
+    """A call of the handle's deployment, for a replica's wrapper."""
+    metadata = get_request_metadata(handle.init_options, handle.handle_options)
+    metadata.call_method = method
+    return PendingRequest(args=list(arguments), kwargs=named, metadata=metadata)
+
+
+def _asyncio_router(handle: DeploymentHandle[Any]) -> Any:
+    router: Any = handle._init_router()
+    return getattr(router, "_asyncio_router", router)
 
 
 class NamedReplicas:
@@ -240,9 +245,7 @@ class NamedReplicas:
         if replica is None:
             raise ConnectionError(f"replica {replica_id} has left")
         handle: Any = self._handle
-        metadata = get_request_metadata(handle.init_options, handle.handle_options)
-        metadata.call_method = method
-        request = PendingRequest(args=list(arguments), kwargs={}, metadata=metadata)
+        request = _request(handle, method, arguments, {})
 
         async def send() -> list[Any]:
             return [replica.try_send_request(request, with_rejection=False)]
@@ -250,17 +253,12 @@ class NamedReplicas:
         # runs `send` in the loop of the handle
         sent = DeploymentBroadcastResponse(send(), handle._router.event_loop)
         (result,) = await sent._fetch_replica_results_async()
-        try:
-            return await result.get_async()
-        except asyncio.CancelledError:
-            result.cancel()
-            raise
+        return await _answer(result, result.get_async())
 
 
 def running_replicas(handle: DeploymentHandle[Any]) -> dict[str, RunningReplica]:
     """By unique id, the replicas that accept calls of the handle; empty until Serve has sent them."""
-    router: Any = handle._init_router()
-    request_router = getattr(router, "_asyncio_router", router).request_router
+    request_router = _asyncio_router(handle).request_router
     found = {} if request_router is None else request_router.curr_replicas
     return {replica_id.unique_id: replica for replica_id, replica in found.items()}
 

@@ -19,7 +19,7 @@ from serve_app.core.usage import UsageBatch, UsageRow
 from serve_app.errors import StoreAway
 from serve_app.names import STORE_ACTOR
 from serve_app.ray_adapter import HeadActor
-from serve_app.store.batch_store import BatchStore
+from serve_app.store.batch_store import sent_by
 from serve_app.store.owner import CALLS, StoreOwner
 from serve_app.store.records import KeyRecord, UsageQuery, Used
 
@@ -42,7 +42,7 @@ class Store:
     def __init__(self, call: Call, close: Callable[[], None] = lambda: None) -> None:
         self._call = call
         self.close = close
-        self.batches = BatchStore(call)
+        self.batches = sent_by(call)
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:

@@ -7,6 +7,7 @@ Never: imports Ray; `preflight` is a script for any Python 3 and imports only th
 
 from serve_app.system import doctor, environment
 from serve_app.system.doctor import Check
+from serve_app.system.gpus import gpus
 from serve_app.system.haproxy import FallbackHaproxy
 from serve_app.system.logs import LOG_SOURCES, LogFilter, LogPart, LogReader, mark_log
 from serve_app.system.processes import (
@@ -39,6 +40,7 @@ __all__ = [
     "doctor",
     "end_marked",
     "environment",
+    "gpus",
     "holder_of",
     "listening_ports",
     "mark_log",

@@ -23,6 +23,7 @@ import pynvml
 from serve_app.errors import ServeAppError
 from serve_app.system import preflight
 from serve_app.system.environment import OBJECT_STORE_BYTES
+from serve_app.system.gpus import gpus
 from serve_app.system.haproxy import MAX_CONNECTIONS, haproxy_binary
 
 State = Literal["ok", "warn", "fail"]
@@ -193,16 +194,9 @@ def _haproxy() -> tuple[str, str]:
 def _devices() -> tuple[list[str], str]:
     """Name and memory of each GPU, or why NVML does not answer."""
     try:
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            sizes = [pynvml.nvmlDeviceGetMemoryInfo(handle).total / GB for handle in handles]
-            names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
-        finally:
-            pynvml.nvmlShutdown()
+        return [f"{name} with {size / GB:.0f} GB" for name, size in gpus()], ""
     except pynvml.NVMLError as error:
         return [], str(error)
-    return [f"{name} with {size:.0f} GB" for name, size in zip(names, sizes, strict=True)], ""
 
 
 def _model_cache() -> Path:

@@ -27,7 +27,16 @@ from serve_app.core.times import (
 )
 from serve_app.errors import ConfigError
 from serve_app.names import MARK
-from serve_app.system.haproxy import BUFFER_BYTES, CLIENT_S, MAX_CONNECTIONS, RETRY, Sources, write_wrapper
+from serve_app.system.haproxy import (
+    BUFFER_BYTES,
+    CLIENT_S,
+    MAX_CONNECTIONS,
+    METRICS_PORT,
+    RETRY,
+    STATS_PORT,
+    Sources,
+    write_wrapper,
+)
 from serve_app.system.tls import Tls
 
 MAX_CALL_BYTES = 64 * 2**20  # between router and engine; a request may exceed gRPC's 4 MiB
@@ -47,10 +56,6 @@ SERVES_WAITS = {
     # Its "slow __init__" warnings would replace a deployment's message; our own phases and waits say more: never.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": str(10**9),
 }
-# Serve's defaults; never opened, since the wrapper replaces them by unix sockets
-STATS_PORT = 8404
-METRICS_PORT = 9101
-
 # When a machine that does not answer is lost; then its requests go elsewhere.
 LOST_MACHINE = {
     "RAY_health_check_period_ms": str(1000 * MACHINE_CHECK_S),
@@ -75,28 +80,18 @@ ANYWHERE = "192.0.2.1"  # of a block that no network uses (RFC 5737): the route 
 LAUNCHERS_OWN = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "RAY_USAGE_STATS_ENABLED": "1"}
 
 
-def common_environment(
-    mark: str,
-    run_dir: Path,
-    *,
-    stats_port: int,
-    metrics_port: int,
-    host: str | None = None,
-    tls: Tls | None = None,
-) -> dict[str, str]:
+def common_environment(mark: str, run_dir: Path, *, host: str | None = None, tls: Tls | None = None) -> dict[str, str]:
     """The variables of any node: token authentication, Serve's fast path, HAProxy without open statistics.
 
     Args:
         mark: identifies the node's processes, to find and end them.
         run_dir: private, with a path short enough for unix sockets; the HAProxy wrapper is written there.
-        stats_port, metrics_port: of HAProxy; never opened.
         host: the endpoint's address, if not the host given to Serve.
         tls: of the endpoint; None: what this process's environment says.
     """
     folder = run_dir / "h"
     tls = tls or Tls.of(os.environ)
-    ports = {"stats_port": stats_port, "metrics_port": metrics_port}
-    wrapper = write_wrapper(run_dir, **ports, host=host, sources=Sources.of(os.environ), tls=tls)
+    wrapper = write_wrapper(run_dir, host=host, sources=Sources.of(os.environ), tls=tls)
     threads = 1 if len(os.sched_getaffinity(0)) <= HAPROXY_THREADS_PER_CORES else 2
     return ({} if tls is None else tls.environment()) | {
         MARK: mark,
@@ -121,8 +116,8 @@ def common_environment(
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_LOG_TARGET": str(run_dir / "log.sock"),  # no listener: no access logs in a local syslog
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(METRICS_PORT),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(STATS_PORT),
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_CALL_BYTES),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(threads),
         "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS),
@@ -147,7 +142,7 @@ def machine_environment(
     Raises:
         ConfigError: no interface has the address `ip`.
     """
-    ours = common_environment(mark, run_dir, stats_port=STATS_PORT, metrics_port=METRICS_PORT)
+    ours = common_environment(mark, run_dir)
     interface = interface_of(ip)
     ours |= {"VLLM_HOST_IP": ip, "GLOO_SOCKET_IFNAME": interface}  # the addresses of an engine's ranks
     ours |= {"RAY_AUTH_TOKEN_PATH": str(token_file), **LOST_MACHINE}

@@ -54,6 +54,10 @@ PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
 REFUSED_PER_SOURCE = 64
 PER_SOURCE_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE"
 TRUSTED_VARIABLE = "SERVE_APP_TRUSTED_PROXIES"
+# In Serve's configuration, and never opened: the wrapper puts unix sockets in their place. Above all ports, so that the
+# endpoint's cannot be one of them.
+STATS_PORT = 65_536
+METRICS_PORT = 65_537
 LAST = "last.cfg"
 FRONT = "front.pid"
 
@@ -239,19 +243,12 @@ def haproxy_binary() -> Path:
 
 
 def write_wrapper(
-    run_dir: Path,
-    *,
-    stats_port: int,
-    metrics_port: int,
-    host: str | None = None,
-    sources: Sources | None = None,
-    tls: Tls | None = None,
+    run_dir: Path, *, host: str | None = None, sources: Sources | None = None, tls: Tls | None = None
 ) -> Path:
     """Write the program that Serve runs as HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH); returns its path.
 
     Args:
         run_dir: a private folder with a path short enough for unix sockets.
-        stats_port, metrics_port: those in Serve's configuration; they are never opened.
         host: the endpoint's address, instead of the host given to Serve, which the routers' own ports use, too.
         sources: bounds of one client; None: the defaults.
         tls: None: HTTP in the clear.
@@ -270,8 +267,8 @@ def write_wrapper(
     path = run_dir / "haproxy"
     path.write_text(
         Wrapper(resources.files("serve_app.system").joinpath("haproxy_wrapper.sh").read_text()).substitute(
-            stats=stats_port,
-            metrics=metrics_port,
+            stats=STATS_PORT,
+            metrics=METRICS_PORT,
             folder=run_dir,
             haproxy=shlex.quote(str(haproxy_binary())),
             bind="'s#^##'" if host is None else shlex.quote(rf"s#bind .*:\([0-9]*\)$#bind {address}:\1#"),

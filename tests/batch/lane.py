@@ -15,7 +15,7 @@ from typing import Any
 from serve_app.batch.model_paces import ModelPaces
 from serve_app.batch.worker import BatchWorker, WorkerOptions
 from serve_app.core.batches import ENDED, BatchRecord, BatchStatus, FileRecord
-from serve_app.store import BatchStore
+from serve_app.store.batch_store import sent_by
 from serve_app.store.sql import SqlStore
 from tests.fakes.batch_store import BatchTables, FakeBatchStore, FakeFiles, FakeRouter
 from tests.fakes.virtual_time import run_in_virtual_time, time_passes
@@ -47,7 +47,7 @@ class Lane:
         self.tables: Any = BatchTables(wall)
         if folder is not None:
             self.tables = SqlStore(f"sqlite:///{folder}/{seed}-{uuid.uuid4().hex}.sqlite", wall).batches
-            self._reached = BatchStore(self._call)
+            self._reached = sent_by(self._call)
         else:
             self._reached = self.tables
         self.files = FakeFiles()

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from serve_app.batch.interfaces import RowAnswer
+from serve_app.batch.model_paces import RowSender
 from serve_app.batch.redis_streams import GroupConsumer, connect
-from serve_app.batch.stream_intake import RowPaces, StreamIntake
+from serve_app.batch.stream_intake import StreamIntake
 from serve_app.settings import RedisStreamSettings
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.until import until
@@ -139,7 +140,7 @@ class Streams:
 
     @contextlib.asynccontextmanager
     async def consumed(
-        self, router: KeyedRouter, paces: RowPaces | None = None, name: str = "one"
+        self, router: KeyedRouter, paces: RowSender | FixedPaces | None = None, name: str = "one"
     ) -> AsyncIterator[tuple[StreamIntake, asyncio.Task[None]]]:
         """A consumer that reads while the block runs, and is closed after it."""
         redis = connect(self.server.url, 1)

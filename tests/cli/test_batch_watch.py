@@ -16,7 +16,6 @@ from serve_app.cli.batch_watch import (
     MAX_POLL_S,
     RATE_WINDOW_S,
     BarDisplay,
-    Display,
     Forecast,
     LineDisplay,
     Sample,
@@ -76,7 +75,7 @@ class Shown:
         self.open = False
 
 
-def watched(answers: Sequence[dict[str, Any] | Exception], display: Display, clock: Clock) -> dict[str, Any]:
+def watched(answers: Sequence[dict[str, Any] | Exception], display: Any, clock: Clock) -> dict[str, Any]:
     """The last state of a watch that gets these answers, the first of them before it begins."""
     first, *others = answers
     rest: Iterator[dict[str, Any] | Exception] = iter(others)

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from serve_app.cli import drain
+from serve_app.cluster.local import remote_driver
 from serve_app.errors import Unavailable
 
 
@@ -37,7 +38,7 @@ def row(left_s: float = 30.0, **changes: Any) -> dict[str, Any]:
 
 
 def drained(monkeypatch: pytest.MonkeyPatch, script: Script) -> str:
-    monkeypatch.setattr(drain, "RemoteDriver", script)
+    monkeypatch.setattr(remote_driver, "RemoteDriver", script)
     console = Console(file=io.StringIO(), width=100)
     found = drain.drain("x7k", 30.0, {"RAY_ADDRESS": "a"}, console)
     drain.show_end(found, console)

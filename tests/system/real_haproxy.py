@@ -105,8 +105,7 @@ class Edge:
         self.folder = folder
         self.port = free_port()
         self.stand_in = haproxy.FallbackHaproxy(folder)
-        ports = {"stats_port": free_port(), "metrics_port": free_port()}
-        self._wrapper = haproxy.write_wrapper(folder, **ports, sources=sources, tls=tls)
+        self._wrapper = haproxy.write_wrapper(folder, sources=sources, tls=tls)
         admin = folder / ADMIN_SOCKETS.replace("*", "0")
         admin.parent.mkdir(parents=True)
         self.config = HAProxyConfig(
@@ -124,7 +123,8 @@ class Edge:
             is_head=True,
             has_received_routes=True,
             health_check_inter="250ms",
-            **ports,
+            stats_port=haproxy.STATS_PORT,
+            metrics_port=haproxy.METRICS_PORT,
         )
         self.started: list[subprocess.Popen[bytes]] = []
 

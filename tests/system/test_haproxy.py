@@ -11,18 +11,16 @@ import pytest
 from serve_app.errors import ConfigError
 from serve_app.system import haproxy
 
-STATS = 20_004
-METRICS = 20_005
 CONFIGURATION = f"""defaults
     option splice-request
     option splice-response
 frontend prometheus
-    bind :{METRICS}
+    bind :{haproxy.METRICS_PORT}
     mode http
 frontend http_frontend
     bind 127.0.0.1:8000
 listen stats
-  bind *:{STATS}
+  bind *:{haproxy.STATS_PORT}
   stats enable
 """
 
@@ -34,7 +32,7 @@ def wrapper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     binary.write_text('#!/bin/sh\necho "$0 $$ $@"\n')
     binary.chmod(0o700)
     monkeypatch.setattr(haproxy, "haproxy_binary", lambda: binary)
-    return haproxy.write_wrapper(tmp_path, stats_port=STATS, metrics_port=METRICS)
+    return haproxy.write_wrapper(tmp_path)
 
 
 def test_haproxy_opens_no_statistics_to_the_network(wrapper: Path, tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_haproxy_splices_no_requests_and_keeps_the_operators_headers_to_the_oper
 
 def test_haproxy_does_not_run_with_statistics_it_could_not_close(wrapper: Path, tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
-    config.write_text(f"listen stats\n  bind *:{STATS} ssl\n")
+    config.write_text(f"listen stats\n  bind *:{haproxy.STATS_PORT} ssl\n")
     done = subprocess.run([wrapper, "-f", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "open to all" in done.stderr
@@ -80,9 +78,9 @@ def test_haproxy_itself_understands_the_mended_configuration(tmp_path: Path) -> 
     config.write_text(
         f"defaults\n    mode http\n    timeout connect 5s\n    timeout client 5s\n    timeout server 5s\n"
         f"    option splice-request\nfrontend http_frontend\n    bind 127.0.0.1:8000\n    default_backend routers\n"
-        f"backend routers\n    server one 127.0.0.1:1\nlisten stats\n  bind *:{STATS}\n  stats enable\n"
+        f"backend routers\n    server one 127.0.0.1:1\nlisten stats\n  bind *:{haproxy.STATS_PORT}\n  stats enable\n"
     )
-    wrapper = haproxy.write_wrapper(tmp_path, stats_port=STATS, metrics_port=METRICS)
+    wrapper = haproxy.write_wrapper(tmp_path)
     done = subprocess.run([wrapper, "-c", "-f", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "[WARNING]" not in done.stderr
@@ -127,7 +125,7 @@ def test_the_endpoint_s_host_is_haproxy_s_alone(monkeypatch: pytest.MonkeyPatch,
     config = tmp_path / "haproxy.cfg"
     for host, bound in ((None, "127.0.0.1:8000"), ("0.0.0.0", "*:8000"), ("10.1.2.3", "10.1.2.3:8000")):
         config.write_text(f"{CONFIGURATION}frontend grpc\n    bind 127.0.0.1:9000\n")
-        wrapper = haproxy.write_wrapper(tmp_path, stats_port=STATS, metrics_port=METRICS, host=host)
+        wrapper = haproxy.write_wrapper(tmp_path, host=host)
         wrapper.write_text(wrapper.read_text().replace(str(haproxy.haproxy_binary()), "true"))
         subprocess.run([wrapper, "-f", str(config)], check=True)
         binds = [line.split()[1] for line in config.read_text().splitlines() if " bind " in line]

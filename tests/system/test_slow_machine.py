@@ -84,7 +84,7 @@ def serve_with(variables: dict[str, str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("run")
-    return serve_with(environment.common_environment("mark", folder, stats_port=1, metrics_port=2))
+    return serve_with(environment.common_environment("mark", folder))
 
 
 @pytest.fixture(scope="module")

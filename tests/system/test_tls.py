@@ -144,7 +144,7 @@ def test_the_file_with_the_key_is_for_its_owner_alone(there: Edge) -> None:
 def test_haproxy_does_not_run_in_the_clear_where_the_template_cannot_be_mended(tmp_path: Path, tls: Tls) -> None:
     config = tmp_path / "haproxy.cfg"
     config.write_text("defaults\nfrontend http_frontend\n    bind 127.0.0.1:8000 tfo\n")
-    wrapper = haproxy.write_wrapper(tmp_path, stats_port=1, metrics_port=2, tls=tls)
+    wrapper = haproxy.write_wrapper(tmp_path, tls=tls)
     done = subprocess.run([wrapper, "-f", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "would not be encrypted" in done.stderr
@@ -158,7 +158,7 @@ def test_files_that_are_wrong_are_refused_before_anything_starts(tmp_path: Path,
     wrong = [Tls(tls.certificate, other.key), locked, Tls(text, tls.key), Tls(tmp_path / "none", tls.key)]
     for files in wrong:
         with pytest.raises(ConfigError, match=r"http\.tls: .+\.pem") as refused:
-            haproxy.write_wrapper(tmp_path, stats_port=1, metrics_port=2, tls=files)
+            haproxy.write_wrapper(tmp_path, tls=files)
         assert refused.value.param == "http.tls"
 
 
@@ -167,7 +167,7 @@ def test_what_a_machine_s_environment_names_reaches_its_haproxy_and_its_supervis
 ) -> None:
     for name, file in tls.environment().items():
         monkeypatch.setenv(name, file)
-    found = environment.common_environment("mark", tmp_path, stats_port=1, metrics_port=2)
+    found = environment.common_environment("mark", tmp_path)
     assert Tls.of(found) == tls
     assert f" ssl crt {tmp_path / PEM} " in Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).read_text()
 

@@ -8,7 +8,7 @@ Never: leaves a process behind; all of an instance's processes carry its mark.
 from serve_app.cluster.local.cluster import TERM_GRACE_S, LocalCluster, clean_up
 from serve_app.cluster.local.node import LOOPBACK, LOOPBACK_ENVIRONMENT
 from serve_app.cluster.local.ports import require_free
-from serve_app.cluster.local.remote_driver import SHUTDOWN_QUESTION_S, RemoteDriver, ask
+from serve_app.cluster.local.remote_driver import SHUTDOWN_QUESTION_S, RemoteDriver, answers, ask
 from serve_app.cluster.local.state import (
     DEFAULT_INSTANCE,
     TOKEN_BYTES,
@@ -34,6 +34,7 @@ __all__ = [
     "InstanceState",
     "LocalCluster",
     "RemoteDriver",
+    "answers",
     "ask",
     "clean_up",
     "driver",

@@ -191,21 +191,12 @@ def _usage() -> dict[str, Any]:
     return holders.usage(_actors(), groups, ray.cluster_resources(), ray.available_resources())
 
 
-def _actors() -> list[holders.ActorHold]:
-    """The living actors outside of placement groups. Private in Ray; its public list needs the dashboard."""
+def _actors() -> list[ActorTableData]:
+    """The living actors that hold resources outside of placement groups. Private in Ray; its public list needs the
+    dashboard."""
     table = global_state._connect_and_get_accessor().get_actor_table(None, "ALIVE")
     actors = [ActorTableData.FromString(entry) for entry in table]
-    return [
-        holders.ActorHold(
-            name=actor.name,
-            class_name=actor.class_name,
-            namespace=actor.ray_namespace,
-            job=actor.job_id.hex(),
-            resources=dict(actor.required_resources),
-        )
-        for actor in actors
-        if actor.required_resources and not actor.placement_group_id
-    ]
+    return [actor for actor in actors if actor.required_resources and not actor.placement_group_id]
 
 
 def _explain(details: Mapping[str, Any]) -> None:

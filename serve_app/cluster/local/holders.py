@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from serve_app.names import APPLICATION
@@ -16,17 +15,6 @@ from serve_app.names import APPLICATION
 COUNTED = ("CPU", "GPU")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # of a replica's actor and of its placement group
 LEAST = 0.001  # Ray counts in steps of 0.0001; sums of shares are not exact
-
-
-@dataclass(frozen=True, slots=True)
-class ActorHold:
-    """A living actor with the resources that it holds outside of a placement group."""
-
-    name: str
-    class_name: str
-    namespace: str
-    job: str
-    resources: Mapping[str, float]
 
 
 def other_applications(details: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -43,7 +31,7 @@ def other_applications(details: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def usage(
-    actors: Iterable[ActorHold],
+    actors: Iterable[Any],
     groups: Iterable[Mapping[str, Any]],
     total: Mapping[str, float],
     available: Mapping[str, float],
@@ -51,6 +39,7 @@ def usage(
     """`resources`: used and total amounts of CPUs and GPUs. `holders`: kind, owner, CPU and GPU, largest first.
 
     Args:
+        actors: entries of Ray's table of actors: the living ones that hold resources outside of placement groups.
         groups: entries of Ray's placement group table.
         total, available: of the cluster, as Ray counts them.
     """
@@ -66,8 +55,8 @@ def usage(
             for bundle in group["bundles"].values():
                 add(_owner_of_replica(name) or ("placement group", name), bundle)
     for actor in actors:
-        named = f"{actor.name or actor.class_name} (job {actor.job}, namespace {actor.namespace})"
-        add(_owner_of_replica(actor.name) or ("actor", named), actor.resources)
+        named = f"{actor.name or actor.class_name} (job {actor.job_id.hex()}, namespace {actor.ray_namespace})"
+        add(_owner_of_replica(actor.name) or ("actor", named), actor.required_resources)
     used = {name: total.get(name, 0.0) - available.get(name, 0.0) for name in COUNTED}
     add(("tasks", "tasks"), {name: used[name] - sum(one[name] for one in held.values()) for name in COUNTED})
     holders = [

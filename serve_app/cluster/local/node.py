@@ -60,8 +60,7 @@ def node_environment(
     Args:
         host, tls: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
     """
-    ports = {"stats_port": block.haproxy_stats, "metrics_port": block.haproxy_metrics}
-    return environment.common_environment(mark, run_dir, **ports, host=host, tls=tls) | {
+    return environment.common_environment(mark, run_dir, host=host, tls=tls) | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,
         "DASHBOARD_METRIC_PORT": str(block.head_metrics),

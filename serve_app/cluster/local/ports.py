@@ -30,7 +30,6 @@ class PortBlock(NamedTuple):
 
     Args:
         http: the endpoint, if the caller did not choose a port.
-        haproxy_stats, haproxy_metrics: never opened: the HAProxy wrapper turns them into unix sockets.
         head_metrics: metrics of Ray's head; loopback. Ray's default is one fixed port for the whole machine.
     """
 
@@ -38,8 +37,6 @@ class PortBlock(NamedTuple):
     http: int
     fallback_http: int
     fallback_grpc: int
-    haproxy_stats: int
-    haproxy_metrics: int
     dashboard: int
     head_metrics: int
 
@@ -91,7 +88,7 @@ def reserved_block(host: str, seed: int | None = None) -> Iterator[PortBlock]:
                 reservation.bind(("127.0.0.1", base))
             except OSError:
                 continue  # taken by another instance or another server
-            block = PortBlock(*range(base, base + 8))
+            block = PortBlock(*range(base, base + 6))
             if all(can_bind(host, port) for port in block.probed):
                 yield block
                 return

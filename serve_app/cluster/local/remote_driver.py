@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +90,26 @@ class RemoteDriver:
         self._events.put({"event": "end"})
 
 
-def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any]:
-    """Let a child execute one order; returns its last answer, an empty one for an order without any.
+def answers(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> Iterator[dict[str, Any]]:
+    """Let a child execute one order; its answers, until it has ended.
 
     Raises:
-        Unavailable: the order failed, or did not end in time.
+        Unavailable: the order failed, or there was nothing new within `timeout_s`.
     """
-    answer: dict[str, Any] = {}
     with contextlib.closing(RemoteDriver(order)) as remote:
-        while True:
-            event = remote.event(timeout_s)
-            if event is None:
-                raise Unavailable(f"no answer from the cluster within {timeout_s:.0f} s", code="cluster_failed")
-            if event["event"] == "error":
+        while (event := remote.event(timeout_s)) is not None:
+            kind = event.pop("event")
+            if kind == "error":
                 raise Unavailable(event["message"], code="cluster_failed")
-            if event["event"] == "end":
-                return answer
-            answer = {key: value for key, value in event.items() if key != "event"}
+            if kind == "end":
+                return
+            yield event
+    raise Unavailable(f"no answer from the cluster within {timeout_s:.0f} s", code="cluster_failed")
+
+
+def ask(order: Mapping[str, Any], timeout_s: float = DEFAULT_QUESTION_S) -> dict[str, Any]:
+    """The last one of the `answers`, an empty one for an order without any. Raises Unavailable: as `answers`."""
+    answer: dict[str, Any] = {}
+    for found in answers(order, timeout_s):
+        answer = found
+    return answer

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.cluster.local.holders import ActorHold, other_applications, usage
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+
+from serve_app.cluster.local.holders import other_applications, usage
 
 
 def group(name: str, *bundles: dict[str, float], state: str = "CREATED") -> dict[str, Any]:
     return {"placement_group_id": "p1", "name": name, "bundles": dict(enumerate(bundles)), "state": state}
 
 
-def actor(name: str, class_name: str = "Trainer", **resources: float) -> ActorHold:
-    return ActorHold(name, class_name, "theirs", "0a000000", resources)
+def actor(name: str, class_name: str = "Trainer", **resources: float) -> ActorTableData:
+    job = bytes.fromhex("0a000000")
+    found = {"name": name, "class_name": class_name, "ray_namespace": "theirs", "job_id": job}
+    return ActorTableData(**found, required_resources=resources)
 
 
 def owners(found: dict[str, Any]) -> list[tuple[str, str, float, float]]:
