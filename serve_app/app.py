@@ -28,12 +28,11 @@ from serve_app.settings import (
     ModelSettings,
     QuotaSettings,
     Settings,
+    code_version,
     engine_version,
     load_or_create_key,
     resolve,
-    router_version,
     split_arguments,
-    worker_version,
 )
 
 logger = logging.getLogger("serve_app")
@@ -138,7 +137,7 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         user_config=config,  # running replicas apply a changed one
         autoscaling_config=scale,
     )(router_deployment.RouterReplica)
-    return pin_version(router, router_version())
+    return pin_version(router, code_version("router"))
 
 
 def _workers(settings: Settings, config: dict[str, Any]) -> Deployment:
@@ -154,4 +153,4 @@ def _workers(settings: Settings, config: dict[str, Any]) -> Deployment:
         ray_actor_options={"num_cpus": 0},
         user_config=config,  # running replicas apply a changed one
     )(batch_deployment.BatchWorkerReplica)
-    return pin_version(workers, worker_version())
+    return pin_version(workers, code_version("batch"))

@@ -45,6 +45,6 @@ DEEP_REACHES: dict[str, int] = {
     "http/test_lost_requests.py": 1,
     "http/test_prompt_list.py": 1,
     "http/test_scores.py": 2,
-    "http/test_session_shares.py": 3,
+    "http/test_session_shares.py": 1,
     "router/test_lengths.py": 2,
 }

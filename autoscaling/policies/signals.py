@@ -32,8 +32,7 @@ class Signals:
         stopping: replicas that are about to end, and so to leave their place.
         now: seconds of one monotonic clock.
 
-    Raises:
-        ValueError: a bound or a count that is out of range or not a number.
+    Counts are finite and not negative (`readings.count`). Serve and the settings have checked the bounds.
     """
 
     running: int
@@ -53,18 +52,6 @@ class Signals:
     outdated: int = 0
     stopping: int = 0
     rows: float = 0.0
-
-    def __post_init__(self) -> None:
-        counts = self.waiting, self.granted, self.executing, self.blocked, self.rows
-        if not all(0 <= count < float("inf") for count in counts):
-            raise ValueError(f"counts must be finite and not negative: {self}")
-        if (
-            min(self.running, self.target, self.min_replicas, self.unplaced, self.outdated, self.stopping) < 0
-            or self.max_replicas < self.min_replicas
-        ):
-            raise ValueError(f"replica counts out of range: {self}")
-        if not (self.target_ongoing > 0 and self.look_back_s >= 0 and self.now == self.now):
-            raise ValueError(f"target_ongoing, look_back_s or now out of range: {self}")
 
     @property
     def load(self) -> float:

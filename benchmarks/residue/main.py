@@ -37,10 +37,12 @@ import uvloop
 from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
+from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
-from serve_app.http import api, app, keyed
+from serve_app.http import api, app, keyed, stored_keys
 from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
+from serve_app.store import Store
 
 MODEL = "simulated"
 REQUESTS = 1_000_000
@@ -157,8 +159,13 @@ class Router:
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)
         runs = keyed.KeyedRuns("router", _away, _NoOther())
-        own = self._settings, self._models, self.metrics, bytes(32)
-        return app.RouterApp(*own, sessions, local, self.receipts, limits, self.usage, runs)
+        store = Store(_away)
+        follower = stored_keys.KeyFollower(None, _away, lambda _: store)
+        follower.stored.replace(0, [])
+        lane = api.BatchLane(lambda: store.batches, lambda: storage_at(None))
+        own = self._models, self.metrics, bytes(32), sessions, local, self.receipts
+        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane)
+        return app.RouterApp(self._settings, parts)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
         callers = [asyncio.create_task(self._caller(until)) for _ in range(CALLERS)]

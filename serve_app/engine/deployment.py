@@ -185,7 +185,7 @@ class EngineReplica:
         def drain(within_s: float) -> None:
             loop.call_soon_threadsafe(self.drain, within_s)
 
-        need = await asyncio.to_thread(request.find_need)
+        need = await asyncio.to_thread(lambda: request.need)
         logger.info("engine %s needs %s beside its KV cache", self._settings.name, need)
         grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
         grant.report = replace(grant.report, fingerprint=self.wire.fingerprint)

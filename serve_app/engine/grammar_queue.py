@@ -52,11 +52,6 @@ class GrammarVerdict:
         return max(MIN_WEIGHT, 0 if self.refusal else max(self.cpu_s / KEPT_CPU_S, self.size_bytes / KEPT_BYTES))
 
 
-class _Job(NamedTuple):
-    grammar: Grammar
-    digest: bytes
-
-
 class GrammarQueue:
     """Accepts or refuses grammars.
 
@@ -80,14 +75,15 @@ class GrammarQueue:
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise too_complex(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         digest = hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
-        verdict = self._cached(digest) or await self._queue.ask(tenant, _Job(grammar, digest))
+        verdict = self._cached(digest) or await self._queue.ask(tenant, (grammar, digest))
         if verdict.complex:
             raise too_complex(verdict.refusal)
         if verdict.refusal:
             raise BadRequest(f"the grammar or schema cannot be built: {verdict.refusal}")
 
-    async def _verdict_of(self, job: _Job) -> GrammarVerdict:
-        return self._cached(job.digest) or self._cache(job.digest, await self._compile(job.grammar))
+    async def _verdict_of(self, asked: tuple[Grammar, bytes]) -> GrammarVerdict:
+        grammar, digest = asked
+        return self._cached(digest) or self._cache(digest, await self._compile(grammar))
 
     def _cached(self, digest: bytes) -> GrammarVerdict | None:
         verdict = self._cached_verdicts.get(digest)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
 
@@ -46,7 +46,6 @@ class PrefillTurns:
         self._max_tokens = max_tokens
         self._turns = defaultdict[int, TenantTurns[_Turn]](TenantTurns)  # by priority
         self._running: dict[str, _Turn] = {}  # by request
-        self._tokens = Counter[int]()  # of those that run, by priority
 
     @property
     def running(self) -> Set[str]:
@@ -72,18 +71,16 @@ class PrefillTurns:
     def end(self, request_id: str) -> None:
         """The prompt of this request, which had its turn, is computed."""
         prompt = self._running.pop(request_id).prompt
-        self._tokens[prompt.priority] -= prompt.tokens
         self._turns[prompt.priority].end(prompt.tenant)
         self._begin(prompt.priority)
 
     def _begin(self, priority: int) -> None:
         def fits(turn: _Turn) -> bool:
-            tokens = self._tokens[priority]
+            tokens = sum(one.prompt.tokens for one in self._running.values() if one.prompt.priority == priority)
             return not tokens or tokens + turn.prompt.tokens <= self._max_tokens
 
         turns = self._turns[priority]
         while (begun := turns.begin_if(fits)) is not None:
             _, turn = begun
             self._running[turn.prompt.request_id] = turn
-            self._tokens[priority] += turn.prompt.tokens
             turn.begun.set_result(None)

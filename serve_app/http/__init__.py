@@ -37,4 +37,5 @@ __all__ = [
     "read_events",
     "read_head",
     "require_known",
+    "stored_keys",
 ]

@@ -7,23 +7,19 @@ could push the others out. Of a header sent twice, the last one counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from serve_app.core.receipts import Receipts
 from serve_app.errors import TASK_ENDS, ServeAppError, Unauthorized
-from serve_app.http.api import ApiRoutes, BatchLane, LocalRoutes, not_an_operator, permitted, resolve
+from serve_app.http.api import ApiRoutes, RouterParts, not_an_operator, permitted, resolve
 from serve_app.http.asgi_bridge import ROW_OWNER
-from serve_app.http.body import BodyThread, Receive
+from serve_app.http.body import Receive
 from serve_app.http.cors import Handler, with_cors
 from serve_app.http.engine_calls import EngineCalls
-from serve_app.http.keyed import KeyedRuns
 from serve_app.http.keys import KeyRing
 from serve_app.http.malformed_requests import check_headers
 from serve_app.http.response import HttpExchange, PieceAnswer, Send
-from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import LimitClient, ModelRouter, RouterMetrics, SessionClient, UsageReporter
 from serve_app.settings import Settings
 from serve_app.types import Identity, Operation, Outcome, RequestClass
 
@@ -37,70 +33,21 @@ class RouterApp:
 
     Args:
         settings: the whole configuration.
-        models: the models served now, by name.
-        salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
-        session_client: finds and opens agent sessions.
-        local_routes: answers the routes that need no engine.
-        receipts: keeps the receipts of this router's requests.
-        limits: charges requests against the limits of keys and tenants, together with all routers.
-        usage: counts what they use.
-        keyed_runs: runs the requests with an Idempotency-Key.
-        follower: follows the keys of the store; None: there is none.
-        batches: where batches and their files are; None: nowhere.
 
     Raises:
         ConfigError: there is no key; so does `configure`, which changes nothing then.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Mapping[str, ModelRouter],
-        metrics: RouterMetrics,
-        salt_secret: bytes,
-        session_client: SessionClient,
-        local_routes: LocalRoutes,
-        receipts: Receipts,
-        limits: LimitClient,
-        usage: UsageReporter,
-        keyed_runs: KeyedRuns,
-        follower: KeyFollower | None = None,
-        batches: BatchLane | None = None,
-    ) -> None:
-        self.models = models
-        self._metrics = metrics
-        self._stored = None if follower is None else follower.stored
-        self.usage = usage
-        self.receipts = receipts
-        body_thread = BodyThread()
-        self._calls = EngineCalls(
-            models,
-            metrics,
-            salt_secret,
-            session_client,
-            receipts,
-            limits,
-            usage,
-            keyed_runs,
-            body_thread,
-            lambda: self.keys,
-        )
+    def __init__(self, settings: Settings, parts: RouterParts) -> None:
+        self.parts = parts
+        self._calls = EngineCalls(parts, lambda: self.keys)
         self.estimator = self._calls.estimator
-        self._api = ApiRoutes(
-            session_client,
-            models,
-            follower,
-            batches,
-            local_routes,
-            body_thread,
-            lambda: self.keys,
-            lambda: self.settings,
-        )
+        self._api = ApiRoutes(parts, lambda: self.keys, lambda: self.settings)
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on."""
-        self.keys = KeyRing(settings.auth, self._stored)
+        self.keys = KeyRing(settings.auth, self.parts.follower.stored)
         self.settings = settings
         self._calls.configure(settings)
         origins = settings.http.cors_origins
@@ -113,7 +60,7 @@ class RouterApp:
             await receive()
             await send({"type": "lifespan.startup.complete"})
             await receive()  # Serve sends it once the last request has ended
-            await self.usage.close()
+            await self.parts.usage.close()
             await send({"type": "lifespan.shutdown.complete"})
         else:  # a websocket: not supported
             await send({"type": "websocket.close", "code": 1000})
@@ -135,7 +82,7 @@ class RouterApp:
             else:
                 await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
-            self._metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
+            self.parts.metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
             await exchange.send_error(error)
         except ServeAppError as error:
             await exchange.send_error(error)
@@ -150,4 +97,4 @@ class RouterApp:
         if not identity.admin:
             raise not_an_operator()
         query: dict[str, Any] = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-        return {"model": next(iter(self.models)), **query} if len(self.models) == 1 else query
+        return {"model": next(iter(self.parts.models)), **query} if len(self.parts.models) == 1 else query

@@ -131,12 +131,16 @@ def check_content(headers: Mapping[bytes, bytes], max_body_bytes: int) -> None:
         )
     if _encoding(headers) not in (b"", b"identity", *GZIP):
         raise UnsupportedContent("the request body may be compressed with gzip alone", param="Content-Encoding")
-    length = headers.get(b"content-length")
-    if length is not None:
-        if not length.isdigit() or len(length) > LENGTH_DIGITS:
-            raise BadRequest("Content-Length is not a number of bytes", param="Content-Length")
-        if int(length) > max_body_bytes:
-            raise _too_large(max_body_bytes)
+    if content_length(headers) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+
+
+def content_length(headers: Mapping[bytes, bytes]) -> int:
+    """The bytes that the headers of a request announce; 0: they do not say. Raises BadRequest."""
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > LENGTH_DIGITS:
+        raise BadRequest("Content-Length is not a number of bytes", param="Content-Length")
+    return int(length)
 
 
 def is_gzip(headers: Mapping[bytes, bytes]) -> bool:

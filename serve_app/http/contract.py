@@ -156,9 +156,9 @@ def split(
     contract = Contract(
         request_class=request_class,
         session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
-        deadline_s=_deadline(headers),
+        deadline_s=_seconds(headers, b"x-deadline-ms", "X-Deadline-Ms", 1, MAX_DEADLINE_MS, " from now"),
         idempotency_key=idempotency_key(headers),
-        grace_s=_grace(headers),
+        grace_s=_seconds(headers, b"x-disconnect-grace-ms", "X-Disconnect-Grace-Ms", 0, MAX_GRACE_MS),
         replay_only=_is_set(headers, b"x-replay-only", "X-Replay-Only"),
         queue_status=_is_set(headers, b"x-queue-status", "X-Queue-Status")
         and operation.generates
@@ -305,27 +305,15 @@ def _header_text(headers: Mapping[bytes, bytes], name: bytes, shown: str, max_ch
     return value.decode("ascii")
 
 
-def _deadline(headers: Mapping[bytes, bytes]) -> float | None:
-    value = headers.get(b"x-deadline-ms")
+def _seconds(
+    headers: Mapping[bytes, bytes], name: bytes, shown: str, least: int, most: int, since: str = ""
+) -> float | None:
+    """The seconds of a header in milliseconds; None: it is not there. Raises BadRequest."""
+    value = headers.get(name)
     if value is None:
         return None
-    if not value.isdigit() or len(value) > len(str(MAX_DEADLINE_MS)) or not 0 < int(value) <= MAX_DEADLINE_MS:
-        raise BadRequest(
-            f"X-Deadline-Ms must be a whole number of milliseconds from now, 1 to {MAX_DEADLINE_MS}",
-            param="X-Deadline-Ms",
-        )
-    return int(value) / 1000
-
-
-def _grace(headers: Mapping[bytes, bytes]) -> float | None:
-    value = headers.get(b"x-disconnect-grace-ms")
-    if value is None:
-        return None
-    if not value.isdigit() or len(value) > len(str(MAX_GRACE_MS)) or int(value) > MAX_GRACE_MS:
-        raise BadRequest(
-            f"X-Disconnect-Grace-Ms must be a whole number of milliseconds, 0 to {MAX_GRACE_MS}",
-            param="X-Disconnect-Grace-Ms",
-        )
+    if not value.isdigit() or len(value) > len(str(most)) or not least <= int(value) <= most:
+        raise BadRequest(f"{shown} must be a whole number of milliseconds{since}, {least} to {most}", param=shown)
     return int(value) / 1000
 
 

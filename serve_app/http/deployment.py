@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
-from serve_app.http.api import BatchLane, LocalRoutes
+from serve_app.http.api import BatchLane, LocalRoutes, RouterParts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.error_responses import Headers
@@ -116,8 +116,7 @@ class RouterReplica:
         self._files_url = settings.batch.files_url
         self._files = storage_at(settings.batch.files_url)
         lane = BatchLane(lambda: self._follower.store.batches, lambda: self._files)
-        self._app = RouterApp(
-            settings,
+        parts = RouterParts(
             models,
             self._metrics,
             kv_store.cluster_secret(),
@@ -130,6 +129,7 @@ class RouterReplica:
             self._follower,
             lane,
         )
+        self._app = RouterApp(settings, parts)
         self._bridge = AsgiBridge(self._app)
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)

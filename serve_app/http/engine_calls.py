@@ -11,20 +11,19 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
-from serve_app.core.receipts import Receipts
 from serve_app.errors import EngineFailed
 from serve_app.http import contract
-from serve_app.http.api import model_named
-from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
+from serve_app.http.api import RouterParts, model_named
+from serve_app.http.body import HeaderMap, Receive, read_object
 from serve_app.http.engine_call import EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER
-from serve_app.http.keyed import KeyedRequest, KeyedRuns, fingerprint
+from serve_app.http.keyed import KeyedRequest, fingerprint
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.measuring import with_costs
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
@@ -33,7 +32,7 @@ from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
 from serve_app.http.split_body import split_body
-from serve_app.router import LimitClient, ModelRouter, RequestRuns, RouterMetrics, SessionClient, UsageReporter
+from serve_app.router import RequestRuns
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Identity, Operation, RequestClass
@@ -43,46 +42,20 @@ class EngineCalls:
     """The calls of one router.
 
     Args:
-        models: the models served now, by name.
-        salt_secret: makes each tenant's prefix-cache salt; the same in every router replica.
-        session_client: finds agent sessions.
-        receipts: keeps the receipts of this router's requests.
-        limits: charges requests against the limits of keys and tenants, together with all routers.
-        usage: counts what they use.
-        keyed_runs: runs the requests with an Idempotency-Key.
-        body_thread: of this router.
         keys: those that hold now.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, ModelRouter],
-        metrics: RouterMetrics,
-        salt_secret: bytes,
-        session_client: SessionClient,
-        receipts: Receipts,
-        limits: LimitClient,
-        usage: UsageReporter,
-        keyed_runs: KeyedRuns,
-        body_thread: BodyThread,
-        keys: Callable[[], KeyRing],
-    ) -> None:
-        self._models = models
-        self._metrics = metrics
-        self._salt = functools.cache(functools.partial(tenant_salt, salt_secret))
-        self._session_client = session_client
-        self._receipts = receipts
-        self._usage = usage
-        self._keyed_runs = keyed_runs
-        self._body_thread = body_thread
+    def __init__(self, parts: RouterParts, keys: Callable[[], KeyRing]) -> None:
+        self._parts = parts
+        self._salt = functools.cache(functools.partial(tenant_salt, parts.salt_secret))
         self.estimator = Estimator()
-        self._limits = RequestLimits(limits, metrics, keys)
+        self._limits = RequestLimits(parts.limits, parts.metrics, keys)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
         self._settings = settings
         self._limits.configure(settings)
-        self.estimator.configure(settings.admission.output_quantile)
+        self.estimator.quantile = settings.admission.output_quantile
         self._service_levels = settings.admission.service_levels
 
     async def run(
@@ -105,14 +78,14 @@ class EngineCalls:
         record.key_id = identity.key_id
         record.trace.is_row = identity.is_row
         http = self._settings.http
+        thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
-            sent, raw = await read_object(headers, receive, http, self._body_thread) if query is None else (query, b"")
+            sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
             sent_bytes = len(raw)
-            model = model_named(self._models, sent.get("model"), identity)
+            model = model_named(self._parts.models, sent.get("model"), identity)
             record.model = model.settings.name
-            longest = model.limits.max_model_len
-            body, wanted, size = await self._body_thread.run(
-                sent_bytes, lambda: contract.split(operation, sent, headers, identity, http, longest)
+            body, wanted, size = await thread.run(
+                sent_bytes, lambda: contract.split(operation, sent, headers, identity, http, model.limits.max_model_len)
             )
             record.request_class = wanted.request_class
             record.deadline_s = wanted.deadline_s
@@ -126,7 +99,7 @@ class EngineCalls:
             retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
-            split = await self._body_thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
+            split = await thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
             split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
             charge = self._limits.limited_request(scopes, record, split.measure, raw, retry_count)
             del raw  # megabytes, perhaps, for as long as the request runs
@@ -134,17 +107,17 @@ class EngineCalls:
             if wanted.idempotency_key is None:
                 await self._run(call)
             else:
-                body_fingerprint = await self._body_thread.run(sent_bytes, lambda: fingerprint(operation, body))
+                body_fingerprint = await thread.run(sent_bytes, lambda: fingerprint(operation, body))
                 await self._run_keyed(call, body_fingerprint)
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
-        self._metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
-        self._usage.end(record.request_id, record.use())
-        self._metrics.count_continued(record.model, record.request_class, record.trace)
+        self._parts.metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
+        self._parts.usage.end(record.request_id, record.use())
+        self._parts.metrics.count_continued(record.model, record.request_class, record.trace)
         receipt = record.receipt(time.monotonic())
-        self._receipts.add(receipt)
-        self._metrics.count_served(receipt, is_streamed=record.streamed)
+        self._parts.receipts.add(receipt)
+        self._parts.metrics.count_served(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
             use = part.token_use()
             cost = part.trace.measure.cost
@@ -153,7 +126,7 @@ class EngineCalls:
                 if part.usage is not None:
                     given = (cost.prompt_tokens, cost.output_tokens)
                     used = (use.prompt_tokens, use.output_tokens)
-                    self._metrics.count_estimated(part.model, part.tenant, given, used)
+                    self._parts.metrics.count_estimated(part.model, part.tenant, given, used)
 
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
@@ -163,8 +136,8 @@ class EngineCalls:
             with recorded(record, exchange, self._record_end):
                 await self._run(replace(call, exchange=exchange, comments=None))
 
-        count = functools.partial(self._metrics.count_keyed, record.model)
-        await self._keyed_runs.answer(KeyedRequest(call, body_fingerprint, run, count))
+        count = functools.partial(self._parts.metrics.count_keyed, record.model)
+        await self._parts.keyed_runs.answer(KeyedRequest(call, body_fingerprint, run, count))
 
     async def _run(self, call: EngineCall) -> None:
         """Charge the request against its limits, and run it."""
@@ -218,7 +191,7 @@ class EngineCalls:
         measure = call.measure
         session = None
         if call.contract.session_id is not None and record.operation.generates:
-            session = self._session_client.find(record.tenant, call.contract.session_id, record.model)
+            session = self._parts.sessions.find(record.tenant, call.contract.session_id, record.model)
         record.trace.measure = measure
         arrival = Arrival(
             request_id=record.request_id,
@@ -245,7 +218,7 @@ class EngineCalls:
         if record.operation.takes_slot:
             prices = None if (given := call.model.settings.prices) is None else given.token_prices()
             # a list of prompts is one request, and has the id of its answer
-            self._usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
+            self._parts.usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
         if call.on_granted is not None:
             call.on_granted()
         return Submit(
@@ -274,10 +247,10 @@ class EngineCalls:
             await call.comments.end()
         if not record.runs.client_has_part:
             tokens = call.measure.cost.tokens if record.operation.takes_slot else 0
-            self._metrics.count_granted(record.model, record.request_class, record.trace, tokens)
+            self._parts.metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream)
-        if first_token_s is not None and (part is None or part.begin()):  # a list has one
-            self._metrics.observe_first_token(record.model, record.request_class, first_token_s)
+        if first_token_s is not None and (part is None or part.merged.begin()):  # a list has one
+            self._parts.metrics.observe_first_token(record.model, record.request_class, first_token_s)
         relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)
         try:
             last = await relay
@@ -287,4 +260,4 @@ class EngineCalls:
             raise
         record.usage = used = last.usage
         if used is not None:
-            self._metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+            self._parts.metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)

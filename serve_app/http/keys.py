@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from serve_app.core.limits import Limits
 from serve_app.errors import ConfigError, StoreAway, Unauthorized
-from serve_app.http.stored_keys import StoredKeys, identity_of
+from serve_app.http.stored_keys import KeyTable, identity_of
 from serve_app.settings import AuthSettings, KeySettings
 from serve_app.store import KeyRecord
 from serve_app.types import Identity, RequestClass
@@ -45,23 +46,22 @@ class KeyRing:
     """The keys that may call. `configured`: those of the configuration, by id.
 
     Args:
-        stored: the keys of the store; None: there is no store.
+        stored: the keys of the store.
         now: seconds since 1970 UTC.
 
     Raises:
         ConfigError: there is no key in the configuration.
     """
 
-    def __init__(
-        self, auth: AuthSettings, stored: StoredKeys | None = None, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, auth: AuthSettings, stored: KeyTable, now: Callable[[], float] = time.time) -> None:
         if not auth.keys:
             raise ConfigError("auth.keys: no API key, and nothing is served without one", param="auth.keys")
+        records = [configured_key(key) for key in auth.keys]
+        self.configured = {record.key_id: record for record in records}
+        # by digest: the name of one key may be what another one without a name is called by
+        self._own = {record.digest: (record, identity_of(record)) for record in records}
         self._stored = stored
         self._now = now
-        self.configured = {record.key_id: record for record in map(configured_key, auth.keys)}
-        self._records = {record.digest: record for record in map(configured_key, auth.keys)}
-        self._identities = {digest: identity_of(record) for digest, record in self._records.items()}
         self._key_limits = auth.key_limits.limits()
 
     def identify(self, headers: Mapping[bytes, bytes], row: RowOwner | None = None) -> Identity:
@@ -87,29 +87,28 @@ class KeyRing:
 
     def _row_identity(self, row: RowOwner) -> Identity:
         """What a row runs as: its batch's key, as it is now. Raises as `identify`."""
-        record = self.configured.get(row.key_id)
-        if record is None and self._stored is not None:
-            record = self._stored.get(row.key_id)
-            if record is None and self._stored.version is None:
-                raise _no_list()
+        record = self._record(row.key_id)
+        if record is None:
+            self._require_list()
         if record is None or record.tenant != row.tenant:
             raise Unauthorized(f"{INCORRECT}: the key of this batch is no longer there")
         self._check(record, record.digest)
         return replace(identity_of(record), default_class=RequestClass.LOW, admin=False, metrics=False, is_row=True)
 
     def _identify(self, digest: bytes) -> Identity:
-        record = self._records.get(digest)
-        if record is not None:
-            self._check(record, digest)
-            return self._identities[digest]
-        if self._stored is not None:
-            record = self._stored.find(digest)
-            if record is not None:
-                self._check(record, digest)
-                return self._stored.identity(record)
-            if self._stored.version is None:
-                raise _no_list()
-        raise Unauthorized(f"{INCORRECT}: this endpoint has no such key")
+        found = self._own.get(digest) or self._stored.find(digest)
+        if found is None:
+            self._require_list()
+            raise Unauthorized(f"{INCORRECT}: this endpoint has no such key")
+        record, identity = found
+        self._check(record, digest)
+        return identity
+
+    def _require_list(self) -> None:
+        """Raises StoreAway: there are keys that are not known yet."""
+        if self._stored.version is None:
+            text = "this key is not in the configuration, and the store of keys cannot be read yet"
+            raise StoreAway(text, retry_after_s=NO_LIST_RETRY_S)
 
     def _check(self, record: KeyRecord, digest: bytes) -> None:
         """Raises Unauthorized: the key is no longer valid."""
@@ -123,42 +122,38 @@ class KeyRing:
 
     def limits_of(self, identity: Identity) -> Limits:
         """The limits of a key: its own, else those of `auth.key_limits`."""
-        record = self._record_of(identity)
+        record = self._record(identity.key_id)
         return self._key_limits if record is None or record.limits is None else record.limits
 
     def batch_limits_of(self, identity: Identity) -> Limits:
         """The limits of the rows of a key's batches."""
-        record = self._record_of(identity)
+        record = self._record(identity.key_id)
         return NO_LIMITS if record is None or record.batch_limits is None else record.batch_limits
 
-    def _record_of(self, identity: Identity) -> KeyRecord | None:
-        record = self.configured.get(identity.key_id)
-        return self._stored.get(identity.key_id) if record is None and self._stored is not None else record
-
-
-def _no_list() -> StoreAway:
-    text = "this key is not in the configuration, and the store of keys cannot be read yet"
-    return StoreAway(text, retry_after_s=NO_LIST_RETRY_S)
+    def _record(self, key_id: str) -> KeyRecord | None:
+        return self.configured.get(key_id) or self._stored.by_id.get(key_id)
 
 
 def configured_key(key: KeySettings) -> KeyRecord:
     """A key of the configuration in the form of the store's."""
     digest = bytes.fromhex(key.without_secret().key_sha256 or "")
     key_id = key.name or f"yaml-{digest.hex()[:ID_DIGITS]}"
-    return KeyRecord(
-        key_id=key_id,
-        name=key.name or "",
-        tenant=key.tenant,
-        digest=digest,
-        max_class=RequestClass[key.max_class.upper()],
-        default_class=RequestClass[key.default_class.upper()],
-        admin=key.admin,
-        metrics=key.metrics,
-        models=key.models,
-        limits=None if key.limits is None else key.limits.limits(),
-        batch_limits=None if key.batch_limits is None else key.batch_limits.limits(),
-        expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
-    )
+    expires_at = None if key.expires_at is None else key.expires_at.timestamp()
+    return KeyRecord(key_id=key_id, tenant=key.tenant, digest=digest, expires_at=expires_at, **key_rights(key))
+
+
+def key_rights(key: Any) -> dict[str, Any]:
+    """What a key may do and use, as its record has it. `key`: `KeySettings`, or a body with the same fields."""
+    return {
+        "name": key.name or "",
+        "max_class": RequestClass[key.max_class.upper()],
+        "default_class": RequestClass[key.default_class.upper()],
+        "admin": key.admin,
+        "metrics": key.metrics,
+        "models": None if key.models is None else tuple(key.models),
+        "limits": None if key.limits is None else key.limits.limits(),
+        "batch_limits": None if key.batch_limits is None else key.batch_limits.limits(),
+    }
 
 
 def utc(time_s: float) -> str:

@@ -21,7 +21,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from serve_app.errors import BadRequest, BodyTooLarge, BodyTooSlow, UnsupportedContent
-from serve_app.http.body import ARRIVAL_BYTES_PER_S, ARRIVAL_S, LENGTH_DIGITS, SHOWN_HEADER_CHARS, Receive
+from serve_app.http.body import ARRIVAL_BYTES_PER_S, ARRIVAL_S, SHOWN_HEADER_CHARS, Receive, content_length
 from serve_app.http.fields import SHOWN_NAME_CHARS
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ class FormReader:
         self._receive = receive
         self._max_file_bytes = max_file_bytes
         boundary = _boundary(headers)
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > LENGTH_DIGITS:
-            raise BadRequest("Content-Length is not a number of bytes", param="Content-Length")
-        self._check_size(int(length))
+        self._check_size(content_length(headers))
         callbacks: MultipartCallbacks = {
             "on_part_begin": self._begin_part,
             "on_header_field": lambda data, start, end: self._header_name.extend(data[start:end]),

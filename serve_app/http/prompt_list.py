@@ -28,7 +28,7 @@ import msgspec
 from serve_app.errors import BadRequest, EngineFailed, RequestFailed, ServeAppError
 from serve_app.http.error_responses import JSON
 from serve_app.http.python_calls import EVENT_END, error_in, error_of
-from serve_app.http.response import HttpExchange
+from serve_app.http.response import HttpExchange, read_whole
 from serve_app.http.split_body import SplitBody
 from serve_app.transport import Frame, ResponseStream
 from serve_app.types import Operation
@@ -163,28 +163,22 @@ class PromptExchange:
     """The answer to one part of a list, as a part of the merged one. `query_counted`: as in `Submit`."""
 
     def __init__(self, merged: MergedExchange, number: int) -> None:
-        self._merged = merged
+        self.merged = merged
         self._number = number
         self.query_counted = number > 0 and merged.shares_query
-
-    def begin(self) -> bool:
-        """As `MergedExchange.begin`."""
-        return self._merged.begin()
 
     async def relay(self, stream: ResponseStream, frames: list[Frame]) -> Frame:
         """As `HttpExchange.relay`. Raises the engine's refusal of this prompt."""
         first = frames[0]
         if first.media == "json":
-            while frames[-1].usage is None:
-                frames += await stream.next()
-            body = b"".join([frame.body for frame in frames])
+            body = await read_whole(stream, frames)
             if first.status >= 400:
-                raise self._merged.in_list(self._number, error_of(first.status, [], body))
-            self._merged.keep(self._number, body)
+                raise self.merged.in_list(self._number, error_of(first.status, [], body))
+            self.merged.keep(self._number, body)
             return frames[-1]
         stream.client_has_seen = True
         while True:
-            await self._merged.send_events(self._number, b"".join([frame.body for frame in frames]))
+            await self.merged.send_events(self._number, b"".join([frame.body for frame in frames]))
             if frames[-1].usage is not None:
                 return frames[-1]
             frames = await stream.next()

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
 from serve_app.core.queue import RefusalReason, Refuse, refusal_error
@@ -43,23 +43,13 @@ class RequestLimits:
         keys: those that hold now.
     """
 
-    def __init__(
-        self,
-        client: LimitClient,
-        metrics: RouterMetrics,
-        keys: Callable[[], KeyRing],
-    ) -> None:
+    def __init__(self, client: LimitClient, metrics: RouterMetrics, keys: Callable[[], KeyRing]) -> None:
         self._client = client
         self._metrics = metrics
         self._keys = keys
-        self._of_tenant: dict[str, tuple[str, Limits]] = {}
-        self._of_batches: dict[str, tuple[str, Limits]] = {}  # by tenant
-        self._of_model: dict[tuple[str, str], tuple[str, Limits]] = {}  # by tenant and model
-        self._waiting_tenants: frozenset[str] = frozenset()  # whose requests wait aside instead of being refused
-        self._prices: Mapping[str, TokenPrices] = {}
 
     def configure(self, settings: Settings) -> None:
-        """Apply changed settings to requests that arrive from now on."""
+        """Apply changed settings to requests that arrive from now on; called once before the first."""
         tenants = settings.admission.tenants
         self._of_tenant = {name: (f"tenant:{name}", one.limits.limits()) for name, one in tenants.items()}
         self._of_batches = {name: (f"batch:{name}", one.batch_limits.limits()) for name, one in tenants.items()}
@@ -68,6 +58,7 @@ class RequestLimits:
             for name, one in tenants.items()
             for model, limits in one.models.items()
         }
+        # whose requests wait aside instead of being refused
         self._waiting_tenants = frozenset(name for name, one in tenants.items() if one.over_limit == "wait")
         self._prices = {one.name: one.prices.token_prices() for one in settings.models if one.prices is not None}
 

@@ -54,17 +54,6 @@ class PieceAnswer:
 class HttpExchange:
     """The response of one HTTP exchange."""
 
-    __slots__ = (
-        "_has_begun_pieces",
-        "_has_begun_stream",
-        "_headers",
-        "_send",
-        "limit_headers",
-        "operation",
-        "request_id",
-        "status",
-    )
-
     def __init__(self, send: Send) -> None:
         self._send = send
         self._has_begun_stream = self._has_begun_pieces = False
@@ -125,9 +114,7 @@ class HttpExchange:
         """
         first = frames[0]
         if first.media == "json":
-            while frames[-1].usage is None:
-                frames += await stream.next()
-            body = b"".join([frame.body for frame in frames])
+            body = await read_whole(stream, frames)
             stream.client_has_seen = True
             # an engine that answers lives: with an error of its own it would answer a repeat, too
             is_in_vain = is_final(first.status) or (first.status >= 500 and first.retry_after_s is None)
@@ -177,3 +164,10 @@ class HttpExchange:
         self._has_begun_stream = True
         headers = [*headers, *self.limit_headers(), (REQUEST_ID_HEADER, self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def read_whole(stream: ResponseStream, frames: list[Frame]) -> bytes:
+    """The body of an answer that is no stream, from its first frames on; the others are added to them."""
+    while frames[-1].usage is None:
+        frames += await stream.next()
+    return b"".join([frame.body for frame in frames])

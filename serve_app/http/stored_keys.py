@@ -25,23 +25,21 @@ KeyList = tuple[int, list[KeyRecord]]  # the version of a list, and its keys
 AskRouters = Callable[[], Awaitable[Iterable[Awaitable[KeyList | None]]]]
 
 
-class StoredKeys:
-    """Keys of the store by their digests.
+class KeyTable:
+    """Keys of the store.
 
     `version`: of the store, up to which every change is known; None: there never was a list.
     """
 
     def __init__(self) -> None:
         self.version: int | None = None
-        self._by_id: dict[str, KeyRecord] = {}
-        self._by_digest: dict[bytes, KeyRecord] = {}
-        self._identities: dict[str, Identity] = {}
+        self.by_id: dict[str, KeyRecord] = {}
+        self._by_digest: dict[bytes, tuple[KeyRecord, Identity]] = {}
 
     def replace(self, version: int, records: Iterable[KeyRecord]) -> None:
         """Know these keys and no others."""
-        self._by_id = {}
+        self.by_id = {}
         self._by_digest = {}
-        self._identities = {}
         self.update(version, records)
 
     def update(self, version: int, records: Iterable[KeyRecord]) -> None:
@@ -52,32 +50,25 @@ class StoredKeys:
 
     def learn(self, record: KeyRecord) -> None:
         """One key as it is now, unless a newer state of it is known."""
-        old = self._by_id.get(record.key_id)
+        old = self.by_id.get(record.key_id)
         if old is not None:
             if old.version > record.version:
                 return
             for digest in (old.digest, old.previous_digest):
                 if digest is not None:
                     self._by_digest.pop(digest, None)
-        self._by_id[record.key_id] = record
+        self.by_id[record.key_id] = record
         for digest in (record.digest, record.previous_digest):
             if digest is not None:
-                self._by_digest[digest] = record
-        self._identities[record.key_id] = identity_of(record)
+                self._by_digest[digest] = record, identity_of(record)
 
-    def find(self, digest: bytes) -> KeyRecord | None:
+    def find(self, digest: bytes) -> tuple[KeyRecord, Identity] | None:
         """The key with this digest, or that had it before its last rotation."""
         return self._by_digest.get(digest)
 
-    def get(self, key_id: str) -> KeyRecord | None:
-        return self._by_id.get(key_id)
-
-    def identity(self, record: KeyRecord) -> Identity:
-        return self._identities[record.key_id]
-
     def known(self) -> KeyList | None:
         """For a router that starts: all of it; None: nothing is known here."""
-        return None if self.version is None else (self.version, list(self._by_id.values()))
+        return None if self.version is None else (self.version, list(self.by_id.values()))
 
 
 class KeyFollower:
@@ -85,7 +76,7 @@ class KeyFollower:
 
     Args:
         url: of the store.
-        ask_routers: asks every router for `StoredKeys.known`; the call and the answers may raise CALL_ERRORS.
+        ask_routers: asks every router for `KeyTable.known`; the call and the answers may raise CALL_ERRORS.
         open_store: makes the store of a URL.
     """
 
@@ -96,7 +87,7 @@ class KeyFollower:
         self._open = open_store
         self._ask_routers = ask_routers
         self.store = open_store(url)
-        self.stored = StoredKeys()
+        self.stored = KeyTable()
         self._since = 0  # the version of this store up to which its changes are known; 0: its whole list is needed
         self._away = False
         self._listed = asyncio.Event()

@@ -41,7 +41,7 @@ from serve_app.settings.settings import (
     parse,
 )
 from serve_app.settings.variables import masked, resolve
-from serve_app.settings.versions import engine_version, router_version, worker_version
+from serve_app.settings.versions import code_version, engine_version
 
 __all__ = [
     "DEFAULT_KEY_FILE",
@@ -67,6 +67,7 @@ __all__ = [
     "application",
     "as_change",
     "changes",
+    "code_version",
     "counterpart",
     "engine_version",
     "examine",
@@ -78,9 +79,7 @@ __all__ = [
     "parse",
     "read_file",
     "resolve",
-    "router_version",
     "split_arguments",
     "with_other_applications",
     "with_variables",
-    "worker_version",
 ]

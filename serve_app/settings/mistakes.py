@@ -63,23 +63,16 @@ def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: Fil
         if one["type"] == "extra_forbidden":
             found.append(_unknown_key(place, root))
             continue
-        if source is None:
-            message, advice = describe(one["type"], place, one["input"], one.get("ctx", {}), one["msg"], None)
-            if one["type"] == "value_error":
-                place, message = _told_place(place, message, root)
-            found.append(Mistake(path_of(place), message, advice=advice))
-            continue
-        resolved = source.resolved
-        value = one["input"]
-        if isinstance(text := _named(source, place), str):
-            value = text  # `${NAME}`, and never what it stands for
-        message, advice = describe(
-            one["type"], place, value, one.get("ctx", {}), one["msg"], source.file.written(place)
-        )
-        message = masked(message, resolved.data, resolved.names, place)
+        text = None if source is None else _named(source, place)
+        value = text if isinstance(text, str) else one["input"]  # `${NAME}`, and never what it stands for
+        written = None if source is None else source.file.written(place)
+        message, advice = describe(one["type"], place, value, one.get("ctx", {}), one["msg"], written)
+        if source is not None:
+            message = masked(message, source.resolved.data, source.resolved.names, place)
         if one["type"] == "value_error":
             place, message = _told_place(place, message, root)
-        found.append(Mistake(path_of(place), message, advice=advice, line=source.file.line_of(place)))
+        line = None if source is None else source.file.line_of(place)
+        found.append(Mistake(path_of(place), message, advice=advice, line=line))
     return found
 
 

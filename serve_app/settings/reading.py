@@ -30,17 +30,15 @@ class ReadFile:
     wrong: list[Mistake]
 
 
-def read_file(path: str | os.PathLike[str], environment: Mapping[str, str] | None = None) -> ReadFile:
-    """The settings of a YAML file, or everything that is wrong with it.
-
-    Args:
-        environment: what `${NAME}` in it stands for; None: that of this process.
+def read_file(path: str | os.PathLike[str]) -> ReadFile:
+    """The settings of a YAML file, with `${NAME}` from the environment of this process, or everything that is wrong
+    with it.
 
     Raises:
         ConfigError: unreadable, not YAML, or empty; names the file.
     """
     file = read_yaml(path)
-    resolved = resolve(file.data, os.environ if environment is None else environment)
+    resolved = resolve(file.data, os.environ)
     source = FileSource(file, resolved)
     wrong = source.mistakes()
     settings, more = examine(resolved.data, source)

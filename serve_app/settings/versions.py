@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Literal
 
 from serve_app.names import RELEASE
 from serve_app.settings.model import DEFAULT_KV_CACHE_GB, ModelSettings
@@ -56,14 +56,10 @@ def _written_out(model: ModelSettings, *, on_cpu: bool) -> ModelSettings:
     return model.model_copy(update=found)
 
 
-def router_version() -> str:
-    """The version of the router deployment: it takes over every setting while it runs, so only its code counts."""
-    return _digest({"router": None})
-
-
-def worker_version() -> str:
-    """The version of the deployment of batch workers: as the routers', it takes over every setting while it runs."""
-    return _digest({"batch": None})
+def code_version(part: Literal["router", "batch"]) -> str:
+    """The version of the deployment of routers or of batch workers: both take over every setting while they run, so
+    only their code counts."""
+    return _digest({part: None})
 
 
 def _digest(parts: dict[str, Any]) -> str:

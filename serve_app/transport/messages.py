@@ -214,7 +214,6 @@ class EngineBackend(Protocol):
 
     async def start(self) -> EngineInfo:
         """Load the model; returns when requests can run. Raises on failure; the replica then dies with the reason."""
-        ...
 
     def run(self, submit: Submit) -> AsyncGenerator[Frame, None]:
         """Run one request: the frames with its number. The first one carries the status, the last one `usage`.
@@ -222,38 +221,30 @@ class EngineBackend(Protocol):
         Closing the iterator (or cancelling the task that consumes it) aborts the request inside the engine. Client
         errors are frames with a 4xx status and an OpenAI error body; only failures of the engine itself raise.
         """
-        ...
 
     def produced(self, submit: Submit) -> Unsent:
         """What a running request has produced so far and no frame has yet told: of an answer that is no stream, all
         since the start of this run, as far as that can be continued."""
-        ...
 
     def report_first_tokens(self, report: FirstTokenReport) -> None:
         """Call `report` from now on when an answer that is no stream has its first token; a stream's first frame tells
         it. An answer that ends with its first token, or is continued here, may come without."""
-        ...
 
     def load(self) -> EngineLoad:
         """The newest live figures, without a round trip to the engine."""
-        ...
 
     @property
     def alive(self) -> bool:
         """False once the engine is permanently dead; the replica must then end."""
-        ...
 
     async def check_health(self) -> None:
         """Raise when the engine is dead or frozen."""
-        ...
 
     def kill(self) -> None:
         """End every process of the engine at once, frozen ones too."""
-        ...
 
     async def shutdown(self) -> None:
         """Stop the engine and all its processes; returns when they are gone."""
-        ...
 
 
 batch_encoder = msgspec.msgpack.Encoder()

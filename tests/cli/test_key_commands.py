@@ -25,7 +25,7 @@ from serve_app.http.error_responses import error_response
 from serve_app.http.keys import KeyRing
 from serve_app.settings import Settings, parse
 from tests.cli.test_chat import KEY, run, serve  # noqa: F401 - fixtures
-from tests.fakes.stores import FakeStore, follower_of, record
+from tests.fakes.stores import FakeStore, follower_of, no_keys, record
 from tests.requires import requires
 
 requires("linux")
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> FakeStore:
 @pytest.fixture
 def keys(run: Callable[..., Result], serve: Callable[..., str], store: FakeStore) -> Keys:  # noqa: F811
     """Runs `serve-app keys ...` at an endpoint with this store."""
-    ring = KeyRing(SETTINGS.auth)
+    ring = KeyRing(SETTINGS.auth, no_keys())
     answers = KeyRoutes(follower_of(store), lambda: ring, lambda: SETTINGS)
 
     def answer(request: BaseHTTPRequestHandler, body: dict[str, Any] | None) -> None:

@@ -71,7 +71,7 @@ async def stopped(client: Client, path: str, asked: dict[str, Any], stops: list[
     await task
     assert reply.status == 200, reply.body
     request_id = reply.headers["x-serve-app-request-id"]
-    receipt = client.edge.receipts.find(request_id, None)
+    receipt = client.edge.parts.receipts.find(request_id, None)
     assert receipt is not None
     text = "\n\n".join(one for one in reply.body.decode().split("\n\n") if not one.startswith(":"))
     identity = AnswerIdentity(request_id, CREATED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +123,7 @@ def test_new_outputs_of_one_prompt_wait_for_the_earlier_ones_of_all(
             + [output(0, 100 + n) for n in range(new[prompt])]
             for prompt in range(3)
         ]
-        merge = continuing.recorded_merge(merge_async_iterators)
+        merge = functools.partial(continuing.recorded_merge, merge_async_iterators)
         merged = merge(*(recorder.record(source(outputs[p], turns=turns[p]), f"r-{p}") for p in range(3)))
         found = []
         async for prompt, item in merged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import itertools
 import random
@@ -10,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -224,7 +226,7 @@ def test_each_token_of_a_tokenizer_is_decoded_once() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-    once = decoded_once(convert)
+    once = functools.partial(decoded_once, WeakKeyDictionary(), convert)
     first = Tokenizer("a")
     second = Tokenizer("b")
     assert once(first, [3, 4, 3]) == ["a3", "a4", "a3"]

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
 from serve_app.core.usage import UsageMeter
 from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.local_routes import LocalRoutes
+from serve_app.http.api.router_parts import RouterParts
 from serve_app.http.app import RouterApp
 from serve_app.http.keyed.runs import KeyedRuns
 from serve_app.http.stored_keys import KeyFollower
@@ -30,6 +32,7 @@ from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.limits import FakeLimits
 from tests.fakes.router import LONG, SOON_S
+from tests.fakes.stores import empty_follower
 
 KEY = "sk-people-0123456789"
 BATCH_KEY = "sk-batch-0123456789"
@@ -98,8 +101,11 @@ def router_app(
     usage = usage or UsageReporter("router", away)
     limits = limits or FakeLimits()
     sessions = sessions or SessionClient(away, {})
+    follower = follower or empty_follower()
+    stored = follower.store.batches
+    batches = batches or BatchLane(lambda: stored, lambda: storage_at(None))
     ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches
-    return RouterApp(settings, models, metrics, SALT_SECRET, sessions, local, receipts, *ours)
+    return RouterApp(settings, RouterParts(models, metrics, SALT_SECRET, sessions, local, receipts, *ours))
 
 
 async def exchange(
@@ -259,7 +265,7 @@ class Client:
     @property
     def usage_meter(self) -> UsageMeter:
         """What has counted the requests for the store."""
-        return self.edge.usage.meter
+        return self.edge.parts.usage.meter
 
     def engine_steps(self) -> int:
         """The steps of all engines so far."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.errors import StoreAway
-from serve_app.http.stored_keys import KeyFollower, KeyList
+from serve_app.http.stored_keys import KeyFollower, KeyList, KeyTable
 from serve_app.store import KeyRecord, Store, new_key_id
 from serve_app.store.sql import SqlStore
 
@@ -50,6 +50,24 @@ class Routers:
             return one
 
         return [answer(one) for one in self.lists]
+
+
+def no_keys() -> KeyTable:
+    """Of a store without a key."""
+    table = KeyTable()
+    table.replace(0, [])
+    return table
+
+
+def empty_follower() -> KeyFollower:
+    """Follows a store that had no key when it was heard of last, and is away."""
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise StoreAway("the store is away")
+
+    follower = KeyFollower(None, Routers(), lambda _: Store(away))
+    follower.stored.replace(0, [])
+    return follower
 
 
 def follower_of(store: Store, routers: Routers | None = None) -> KeyFollower:

@@ -118,7 +118,7 @@ async def _lost(client: Client, cluster: FakeCluster) -> None:
 
 async def _never_ran(client: Client, cluster: FakeCluster) -> None:
     await cluster.stop_engines()
-    for there in client.edge.models.values():
+    for there in client.edge.parts.models.values():
         there.configure(there.settings, AdmissionSettings(max_wait_s=0.2), 1)  # bound of the wait for another engine
     reply = await client.post(ask("p"))
     assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")

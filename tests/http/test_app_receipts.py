@@ -28,7 +28,7 @@ LOW = RequestClass.LOW
 
 def receipts(client: Client) -> list[Receipt]:
     """The oldest first."""
-    return list(client.edge.receipts.kept.values())
+    return list(client.edge.parts.receipts.kept.values())
 
 
 def check(scenario: Callable[[Client, FakeCluster], Awaitable[None]], slots: int = 4, **settings: Any) -> None:

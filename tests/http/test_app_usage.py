@@ -176,7 +176,7 @@ def test_the_end_of_the_app_reports_what_is_left() -> None:
             reported.append(batch)
 
         usage = UsageReporter("router", add_usage)
-        client.edge = router_app(client.edge.settings, client.edge.models, client.metrics, usage=usage)
+        client.edge = router_app(client.edge.settings, client.edge.parts.models, client.metrics, usage=usage)
         await client.post(ask("a b", 3))
         sent: list[str] = []
         events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])

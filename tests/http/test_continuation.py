@@ -43,7 +43,7 @@ async def scripted(
 
 
 def story(client: Client, reply: Reply) -> Any:
-    found = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+    found = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert found is not None
     return found
 

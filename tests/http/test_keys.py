@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import ConfigError, Unauthorized
-from serve_app.http.keys import KeyRing, tenant_salt
+from serve_app.http.keys import KeyRing, configured_key, tenant_salt
 from serve_app.settings import AuthSettings, KeySettings, Settings, load_or_create_key, parse
 from serve_app.types import RequestClass
+from tests.fakes.stores import no_keys
 
 ALICE = "sk-alice-0123456789"
 BOB = "sk-bob-é-0123456789"
@@ -28,7 +29,8 @@ RING = KeyRing(
                 key_sha256=hashlib.sha256(BOB.encode()).hexdigest(), tenant="bob", max_class="low", default_class="low"
             ),
         )
-    )
+    ),
+    no_keys(),
 )
 WAIT_S = 30.0  # of a start-up race of a few processes; seconds on a busy machine, a hang otherwise
 
@@ -113,13 +115,13 @@ def test_no_headers_by_chance_are_let_in(headers: dict[bytes, bytes]) -> None:
 
 def test_no_key_at_all_is_no_way_to_start() -> None:
     with pytest.raises(ConfigError) as caught:
-        KeyRing(AuthSettings())
+        KeyRing(AuthSettings(), no_keys())
     assert caught.value.param == "auth.keys"
 
 
 def test_a_generated_key_serves_alone(tmp_path: Path) -> None:
     key = load_or_create_key(tmp_path / "key")
-    ring = KeyRing(Settings(auth=AuthSettings(keys=(KeySettings(key=ALICE),))).with_key(key).auth)
+    ring = KeyRing(Settings(auth=AuthSettings(keys=(KeySettings(key=ALICE),))).with_key(key).auth, no_keys())
     owner = ring.identify(bearer(key))
     assert (owner.tenant, owner.admin, owner.max_class) == ("default", True, RequestClass.CRITICAL)
     with pytest.raises(Unauthorized):
@@ -129,7 +131,7 @@ def test_a_generated_key_serves_alone(tmp_path: Path) -> None:
 def test_a_key_given_twice_is_named_even_as_key_and_hash() -> None:
     twice = {"keys": [{"key": ALICE}, {"key_sha256": hashlib.sha256(ALICE.encode()).hexdigest()}]}
     with pytest.raises(ConfigError, match=r"auth\.keys\.1"):
-        KeyRing(parse({"auth": twice}).auth)
+        KeyRing(parse({"auth": twice}).auth, no_keys())
 
 
 def test_generated_keys_are_long_and_never_the_same(tmp_path: Path) -> None:
@@ -230,3 +232,13 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="key_file"):
             load_or_create_key(path)
     assert {p.name for p in tmp_path.iterdir()} == {"pipe", "folder", "link"}
+
+
+def test_a_key_may_be_named_as_one_without_a_name_is_called() -> None:
+    first = "a" * 20
+    second = "b" * 20
+    called = configured_key(KeySettings(key=first)).key_id
+    given = KeySettings(key=first, tenant="x"), KeySettings(key=second, name=called, tenant="y")
+    ring = KeyRing(AuthSettings(keys=given), no_keys())
+    found = [ring.identify({b"authorization": f"Bearer {key}".encode()}) for key in (first, second)]
+    assert [(one.key_id, one.tenant) for one in found] == [(called, "x"), (called, "y")]

@@ -30,7 +30,7 @@ def test_a_request_at_which_the_actor_fails_is_a_503_of_its_own_and_the_others_a
         (lost,) = (reply for reply in replies if reply.status != 200)
         assert (lost.status, lost.error["code"], lost.headers["retry-after"]) == (503, "request_lost", "1")
         assert client.outcomes == {Outcome.OK: 11, Outcome.REFUSED: 1}
-        receipt = client.edge.receipts.kept[lost.headers["x-serve-app-request-id"]]
+        receipt = client.edge.parts.receipts.kept[lost.headers["x-serve-app-request-id"]]
         assert (receipt.outcome, receipt.refused) == (Outcome.REFUSED, "request_lost")
         assert client.at_rest()
 

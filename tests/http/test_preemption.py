@@ -151,6 +151,6 @@ def test_no_request_of_the_same_class_stops_another() -> None:
 
 
 def receipt(client: Client, reply: Reply) -> Any:
-    found = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+    found = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert found is not None
     return found

@@ -70,7 +70,7 @@ def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool)
             assert reply.body.count(b"[DONE]") == 1
             assert reply.body.endswith(b"data: [DONE]\n\n")
         assert client.outcomes == {Outcome.OK: 2}
-        receipt = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+        receipt = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
         assert receipt is not None
         assert (receipt.trace.measure.slots, receipt.output_tokens) == (len(PROMPTS), len(PROMPTS) * TOKENS)
         assert client.figures("serve_app_completion_tokens_total") == {(): (len(PROMPTS) + 1) * TOKENS}

@@ -118,7 +118,7 @@ def test_another_quantile_holds_for_what_comes_next() -> None:
     for tokens in range(1, 101):
         costs.observe(ObservedUse(TENANT, MODEL, 100, 25, tokens))
     before = estimated(costs).output_tokens
-    costs.configure(0.3)
+    costs.quantile = 0.3
     assert estimated(costs).output_tokens < before / 2
 
 
@@ -226,7 +226,7 @@ def test_the_limits_are_charged_by_the_one_estimate_that_the_queue_reckons_with(
     async def scenario(cluster: FakeCluster) -> None:
         client: Client = await started(cluster, "r1", limits={"tokens_per_minute": 10**6})
         assert (await client.post(ask(prompts, 5, stream=False))).status == 200
-        (receipt,) = client.edge.receipts.kept.values()
+        (receipt,) = client.edge.parts.receipts.kept.values()
         (charge,) = client.limits.charges
         told = receipt.to_json_fields()
         assert charge.request.tokens == told["estimated_prompt"] + told["estimated_output"]

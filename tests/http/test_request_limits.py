@@ -94,7 +94,7 @@ def test_a_refused_request_never_reaches_the_queue_and_says_when_to_come_back() 
         assert (reply.status, reply.error["code"], reply.headers["retry-after-ms"]) == (429, "rate_limit", "1200")
         assert "x-ratelimit-remaining-requests" in reply.headers
         assert client.at_rest()
-        (receipt,) = client.edge.receipts.kept.values()
+        (receipt,) = client.edge.parts.receipts.kept.values()
         assert (receipt.outcome, receipt.refused) == (Outcome.REFUSED, LimitReason.RATE_LIMIT)
         assert client.figures("serve_app_limited_total", "tenant", "reason") == {("people", "rate_limit"): 1}
 
@@ -202,7 +202,7 @@ def test_a_request_that_waits_aside_is_in_no_queue_and_its_own_deadline_holds() 
         client.limits.held.set()
         assert (await patient).status == 200
         assert client.limits.asked[1].may_wait
-        receipt = list(client.edge.receipts.kept.values())[-1]
+        receipt = list(client.edge.parts.receipts.kept.values())[-1]
         assert receipt.trace.limit_wait_s == 3.0
         assert client.figures("serve_app_limit_wait_seconds_total", "tenant") == {("people",): 3.0}
 

@@ -16,7 +16,7 @@ from serve_app.http.asgi_bridge import AsgiBridge
 from serve_app.http.error_responses import Headers
 from serve_app.http.keys import KeyRing, RowOwner
 from serve_app.http.python_calls import HttpRequest
-from serve_app.http.stored_keys import StoredKeys
+from serve_app.http.stored_keys import KeyTable
 from serve_app.names import ONGOING
 from serve_app.settings import AuthSettings, AutoscaleSettings, KeySettings
 from serve_app.store import KeyRecord
@@ -157,7 +157,7 @@ def test_a_row_sent_again_gets_the_answer_of_its_first_run_and_costs_a_client_s_
 
 
 def test_rows_of_a_key_of_the_store_end_with_the_key() -> None:
-    stored = StoredKeys()
+    stored = KeyTable()
     record = KeyRecord(
         "key_1", "ops", "people", b"d" * 32, models=("small",), max_class=RequestClass.CRITICAL, admin=True
     )
@@ -212,7 +212,7 @@ def test_rows_over_their_limits_are_refused_and_cost_no_other_request_its_answer
         refused = [json.loads(body)["error"] for status, _, body in answers if status == 429]
         assert {error["code"] for error in refused} == {"rate_limit"}
         assert all("60 requests per minute of the batches of this tenant" in error["message"] for error in refused)
-        kept = client.edge.receipts.kept.values()
+        kept = client.edge.parts.receipts.kept.values()
         assert sorted(one.refused for one in kept if one.refused) == ["rate_limit"] * 5
 
     limits = {"requests_per_minute": 60, "burst_requests": 1}

@@ -99,14 +99,14 @@ def test_a_score_waits_counts_and_leaves_a_receipt_as_the_embeddings_of_its_text
         for path, body in same:
             reply = await client.post({"model": MODEL, **body}, path=path)
             assert (reply.status, json.loads(reply.body)["usage"]["prompt_tokens"]) == (200, 6)
-        left = list(client.edge.receipts.kept.values())
+        left = list(client.edge.parts.receipts.kept.values())
         assert [(one.outcome, one.prompt_tokens, one.output_tokens) for one in left] == [(Outcome.OK, 6, 0)] * 3
         assert len({(one.trace.measure.slots, one.trace.measure.cost.prompt_tokens) for one in left}) == 1
         assert client.figures("serve_app_prompt_tokens_total", "model") == {(MODEL,): 18}
         batch = client.usage_meter.next_batch()
         assert batch is not None
         assert (batch.rows[0].requests, batch.rows[0].prompt_tokens) == (3, 18)
-        found = client.edge.receipts.find(f"score-{left[1].request_id}", None)
+        found = client.edge.parts.receipts.find(f"score-{left[1].request_id}", None)
         assert found is left[1]
 
     run(scenario, model(task="embed"))
@@ -117,7 +117,7 @@ def test_a_score_of_a_generating_model_and_a_chat_of_a_scoring_one_are_refused()
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        pools = client.edge.models[MODEL].settings.task == "embed"
+        pools = client.edge.parts.models[MODEL].settings.task == "embed"
         for path, body, is_its in (("/score", score, pools), ("/v1/completions", ask("a"), not pools)):
             assert (await client.post(body, path=path)).status == (200 if is_its else 400)
 
@@ -156,7 +156,7 @@ def test_many_documents_are_answered_as_by_one_engine(
         assert (request_id.startswith("score-"), whole.pop("id") != request_id) == (True, True)
         assert in_parts.pop("created", 0) <= whole.pop("created", 0) + 1
         assert in_parts == whole
-        left = list(client.edge.receipts.kept.values())
+        left = list(client.edge.parts.receipts.kept.values())
         assert [one.outcome for one in left] == [Outcome.OK] * 2
         assert len({one.prompt_tokens for one in left}) == 1, "limits and prices count the query once, too"
         await until(client.at_rest, SOON_S, "all given back")

@@ -18,7 +18,7 @@ from serve_app.core.limits import Limits
 from serve_app.errors import StoreAway, Unauthorized
 from serve_app.http import stored_keys
 from serve_app.http.keys import KeyRing
-from serve_app.http.stored_keys import KeyFollower, StoredKeys
+from serve_app.http.stored_keys import KeyFollower, KeyTable, identity_of
 from serve_app.settings import AuthSettings
 from serve_app.types import Identity
 from tests.fakes.engines import until
@@ -273,11 +273,11 @@ def test_a_rotated_key_is_good_for_the_grace_and_no_longer(store: FakeStore) -> 
 
 
 def test_an_older_state_of_a_key_never_replaces_a_newer_one() -> None:
-    stored = StoredKeys()
+    stored = KeyTable()
     revoked = record(MINE, version=5, revoked_at=1.0)
     stored.learn(revoked)
     stored.update(4, [replace(revoked, version=4, revoked_at=None)])
-    assert stored.find(revoked.digest) == revoked
+    assert stored.find(revoked.digest) == (revoked, identity_of(revoked))
 
 
 def test_a_key_of_the_file_wins_over_the_same_key_in_the_store(store: FakeStore) -> None:

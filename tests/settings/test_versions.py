@@ -16,7 +16,7 @@ from serve_app import settings as configuration
 from serve_app.app import build
 from serve_app.names import BATCH_WORKER, ROUTER, deployment_of
 from serve_app.settings import DEFAULT_KV_CACHE_GB, AutoscaleSettings, ModelSettings, SimulatedSettings
-from serve_app.settings.versions import engine_version, router_version
+from serve_app.settings.versions import code_version, engine_version
 
 MODEL = ModelSettings(name="a")
 # Another value for each field; `test_every_field_is_here` keeps the list whole.
@@ -114,11 +114,11 @@ def test_every_rate_of_the_simulated_engine_does(field: str) -> None:
 def test_a_version_is_the_same_for_equal_settings_and_another_for_another_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = version(MODEL), router_version()
-    assert (version(ModelSettings(name="a")), router_version()) == before
+    before = version(MODEL), code_version("router")
+    assert (version(ModelSettings(name="a")), code_version("router")) == before
     monkeypatch.setattr("serve_app.settings.versions.RELEASE", "99.0")
     assert version(MODEL) != before[0]
-    assert router_version() != before[1]
+    assert code_version("router") != before[1]
 
 
 # What a setting is where it is not set, by vLLM's build.

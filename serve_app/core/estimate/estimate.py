@@ -130,23 +130,14 @@ class Estimator:
     """Learns by `observe`, predicts by `estimate`; both O(1).
 
     Args:
-        quantile: of the answers' lengths, 0 to 1.
-
-    Raises:
-        ValueError: a quantile out of range.
+        quantile: of the answers' lengths, above 0 and below 1 (the settings check it); it may change at any time.
     """
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
-        self.configure(quantile)
+        self.quantile = quantile
         self.tenants: _Learned = OrderedDict()  # by model and tenant
         self.models: _Learned = OrderedDict()  # by model alone
         self._nothing = _LearnedLengths()  # of a tenant or a model that was not seen
-
-    def configure(self, quantile: float) -> None:
-        """Use another quantile of the learned lengths; raises as the constructor."""
-        if not 0.0 < quantile < 1.0:
-            raise ValueError(f"quantile is {quantile}")
-        self.quantile = quantile
 
     def estimate(self, tenant: str, model: str, prompt_bytes: int, bound: int | None = None) -> RequestCost:
         """The cost of one prompt with one answer. `bound`: on the answer, in tokens (`max_tokens`)."""

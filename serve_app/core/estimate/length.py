@@ -16,16 +16,11 @@ from dataclasses import dataclass
 class LengthRule:
     """Sequences of `long_from` tokens and more, prompt and output, weigh `long_weight` slots; all others one.
 
-    Raises:
-        ValueError: a figure below 1.
+    Both are 1 at least (the settings check it).
     """
 
     long_from: int
     long_weight: int
-
-    def __post_init__(self) -> None:
-        if self.long_from < 1 or self.long_weight < 1:
-            raise ValueError(f"out of range: {self}")
 
     @classmethod
     def of_batch(cls, sequences: int, long_sequences: int, long_from: int) -> LengthRule:

@@ -29,14 +29,6 @@ class Kind(enum.IntEnum):
 
 BUCKETS = (Kind.REQUESTS, Kind.TOKENS)
 QUOTAS = (Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY, Kind.COST_OF_MONTH)
-NAMES = {
-    Kind.REQUESTS: "requests per minute",
-    Kind.TOKENS: "tokens per minute",
-    Kind.CONCURRENT: "requests at once",
-    Kind.REQUESTS_OF_DAY: "requests per day",
-    Kind.TOKENS_OF_DAY: "tokens per day",
-    Kind.COST_OF_MONTH: "budget per month",
-}
 
 NO_KINDS = frozenset[Kind]()
 
@@ -143,11 +135,12 @@ SCOPE_NAMES = {
 
 def in_words(limits: Limits | None, kind: Kind, scope: str) -> str:
     """A limit as an error names it: `60 requests per minute of this key`."""
+    name = "requests at once" if kind is Kind.CONCURRENT else FIGURES[kind].replace("_", " ")
     if limits is None:
-        return NAMES[kind]
+        return name
     figure = getattr(limits, FIGURES[kind])
     of = scope.partition(":")[0]
-    return f"{figure:,g} {NAMES[kind]} of {SCOPE_NAMES.get(of, of)}"
+    return f"{figure:,g} {name} of {SCOPE_NAMES.get(of, of)}"
 
 
 class LimitedRequest(NamedTuple):

@@ -28,19 +28,6 @@ class Pool:
         level: at the beginning.
     """
 
-    __slots__ = (
-        "_refilled_at",
-        "_slacks",
-        "_taken",
-        "capacity",
-        "credit",
-        "kind",
-        "level",
-        "rate",
-        "reserved",
-        "spare",
-    )
-
     def __init__(self, kind: Kind, limits: Limits, level: float, now: float) -> None:
         self.kind = kind
         self.capacity = limits.capacities()[kind]

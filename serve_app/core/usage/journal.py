@@ -73,8 +73,6 @@ def _of_begun(request_id: str, day: str, key_id: str, tenant: str, model: str, p
 
 
 def _batch(batch: dict[str, Any]) -> UsageBatch:
-    rows = batch["rows"]
-    in_flight = batch["in_flight"]
-    rows = tuple(UsageRow(**row) for row in rows)
-    in_flight = tuple(InFlightUse(**entry) for entry in in_flight)
+    rows = tuple(UsageRow(**row) for row in batch["rows"])
+    in_flight = tuple(InFlightUse(**entry) for entry in batch["in_flight"])
     return UsageBatch(batch["source"], batch["seq"], rows, in_flight)

@@ -12,17 +12,9 @@ away.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from serve_app.core.limits import TokenPrices
 from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
-
-
-def cost_of(prices: TokenPrices | None, use: RequestUse) -> int:
-    """What a request costs, in millionths of the prices' currency; without prices nothing."""
-    if prices is None:
-        return 0
-    return prices.cost_micro(use.prompt_tokens, use.cached_tokens, use.output_tokens)
 
 
 class UsageMeter:
@@ -34,19 +26,19 @@ class UsageMeter:
     def __init__(self, source: str, sent: UsageBatch | None = None) -> None:
         self.source = source
         self._seq = 0 if sent is None else sent.seq
-        self._open: dict[str, tuple[UsageKey, TokenPrices | None]] = {}  # by request id
+        self.in_flight: dict[str, tuple[UsageKey, TokenPrices | None]] = {}  # by request id: begun and not ended
         self._sums: dict[UsageKey, list[int]] = {}  # in the order of `USAGE_COUNTS`
         self.sent = sent  # not acknowledged; whoever has the meter only reads it
         self._reported: tuple[InFlightUse, ...] = () if sent is None else sent.in_flight  # as in the last batch
 
     def begin(self, request_id: str, key: UsageKey, prices: TokenPrices | None = None) -> None:
         """A request is handed to an engine. Again, after the loss of the first one: it keeps its day and prices."""
-        if request_id not in self._open:
-            self._open[request_id] = key, prices
+        if request_id not in self.in_flight:
+            self.in_flight[request_id] = key, prices
 
     def end(self, request_id: str, use: RequestUse | None) -> None:
         """A request has ended. None: it is not counted. One that never began changes nothing."""
-        begun = self._open.pop(request_id, None)
+        begun = self.in_flight.pop(request_id, None)
         if begun is None or use is None:
             return
         key, prices = begun
@@ -59,13 +51,9 @@ class UsageMeter:
         sums[3] += use.output_tokens
         sums[4] += use.kv_token_ms
         sums[5] += use.wait_ms
-        sums[6] += cost_of(prices, use)
+        if prices is not None:
+            sums[6] += prices.cost_micro(use.prompt_tokens, use.cached_tokens, use.output_tokens)
         sums[7] += not use.is_settled
-
-    @property
-    def in_flight(self) -> Mapping[str, tuple[UsageKey, TokenPrices | None]]:
-        """By request id: what has begun and not ended."""
-        return self._open
 
     @property
     def has_news(self) -> bool:
@@ -73,7 +61,7 @@ class UsageMeter:
         return self.sent is not None or bool(self._sums) or self._counts() != self._reported
 
     def _counts(self) -> tuple[InFlightUse, ...]:
-        counts = Counter(key for key, _ in self._open.values())
+        counts = Counter(key for key, _ in self.in_flight.values())
         return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))
 
     def next_batch(self, *, heartbeat: bool = False) -> UsageBatch | None:

@@ -37,12 +37,9 @@ class GrantRequest:
     actor: QuotaActor
     _sizes: dict[str, tuple[int, int]] | None = field(default=None, init=False)
 
-    def find_need(self) -> MemoryNeed:
-        """What a rank needs beside its KV pool, measured or estimated. The first call may ask the hub, for seconds."""
-        return self._need
-
     @functools.cached_property
-    def _need(self) -> MemoryNeed:
+    def need(self) -> MemoryNeed:
+        """What a rank needs beside its KV pool, measured or estimated. At first it may ask the hub, for seconds."""
         facts = self._facts
         estimate = estimated_need(self.settings, self.platform, facts.weights_bytes or 0, facts.config)
         return estimate if self._history is None else self._history.need(estimate)
@@ -88,7 +85,7 @@ class GrantRequest:
         """
         settings = self.settings
         smallest_bytes = self.smallest_device_bytes(ranks)
-        wanted_bytes, least_bytes = memory_request(settings, self.platform, self._need, smallest_bytes)
+        wanted_bytes, least_bytes = memory_request(settings, self.platform, self.need, smallest_bytes)
         together = settings.ranks // len(ranks)
         report = EngineReport(
             owner=replica_name(),
@@ -137,7 +134,7 @@ class GrantRequest:
         if device_bytes:
             changes["gpu_memory_utilization"] = min(1.0, granted / device_bytes)
         if platform == "cpu" or settings.kv_cache_gb is not None or (settings.memory_gb is not None and weights):
-            kv_gb = kv_bytes_of(settings, self._need, granted) / GB
+            kv_gb = kv_bytes_of(settings, self.need, granted) / GB
             if settings.memory_gb is None and settings.kv_cache_gb is not None:
                 kv_gb = min(kv_gb, settings.kv_cache_gb)
             changes["kv_cache_gb"] = kv_gb

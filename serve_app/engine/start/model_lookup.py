@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -141,13 +141,20 @@ def _first_kind(names: Iterable[str]) -> list[str]:
 
 
 def _of_folder(folder: Path) -> ModelFacts:
-    config = _read(folder / CONFIG)
-    if config is None and not (folder / MISTRAL_CONFIG).is_file():
+    names = [file.name for file in folder.iterdir() if file.is_file()]  # in a cache they are links, some without a file
+    return _facts(names, _weights(folder), _read(folder / CONFIG), _read(folder / TOKENIZER))
+
+
+def _facts(
+    names: Collection[str], size: int, config: dict[str, Any] | None, tokenizer: dict[str, Any] | None
+) -> ModelFacts:
+    """What is known of a model with files of these names, by the bytes of its weights and what two files say."""
+    if config is None and MISTRAL_CONFIG not in names:
         return ModelFacts("not_a_model")
-    if not (size := _weights(folder)):
+    if not size:
         return ModelFacts("no_weights", config=config)
-    named = any((folder / name).is_file() for name in TEMPLATE_FILES)
-    return ModelFacts(None, "", size, config, named or bool((_read(folder / TOKENIZER) or {}).get("chat_template")))
+    has_template = any(name in names for name in TEMPLATE_FILES) or bool((tokenizer or {}).get("chat_template"))
+    return ModelFacts(weights_bytes=size, config=config, has_template=has_template)
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -189,10 +196,4 @@ def _of_repository(model_id: str) -> ModelFacts:
     with tempfile.TemporaryDirectory() as folder:
         for name in files.keys() & {CONFIG, TOKENIZER}:
             read[name] = _read(Path(hf_hub_download(model_id, name, local_dir=folder)))
-    config = read.get(CONFIG)
-    if config is None and MISTRAL_CONFIG not in files:
-        return ModelFacts("not_a_model")
-    if not size:
-        return ModelFacts("no_weights", config=config)
-    named = any(name in files for name in TEMPLATE_FILES)
-    return ModelFacts(None, "", size, config, named or bool((read.get(TOKENIZER) or {}).get("chat_template")))
+    return _facts(files, size, read.get(CONFIG), read.get(TOKENIZER))

@@ -36,7 +36,7 @@ SCORE_FORMS: dict[str, Any] = {
     "data_2": scoring.ScoreDataRequest,
     "documents": scoring.ScoreQueriesDocumentsRequest,
 }
-MODELS: dict[Operation, Any] = {
+MODELS: dict[str, Any] = {
     Operation.CHAT: ChatCompletionRequest,
     Operation.COMPLETION: CompletionRequest,
     Operation.RESPONSES: ResponsesRequest,
@@ -54,31 +54,26 @@ def _validator(model: Any) -> Any:
     return validator_of(adapter.validator, as_bodies_are_read(adapter.core_schema))
 
 
-# Made once: one that is freed while a validated body still has a lazy iterator of it panics in Rust.
-_VALIDATORS = {operation: _validator(model) for operation, model in MODELS.items()}
-_SCORE_VALIDATORS = {field: _validator(model) for field, model in SCORE_FORMS.items()}
-# Made at the start: 0.5 s, for which the first wrong request would stop the event loop.
 _finder = functools.cache(FaultFinder)
-_FINDERS = {operation: _finder(model) for operation, model in MODELS.items()}
-_SCORE_FINDERS = {field: _finder(model) for field, model in SCORE_FORMS.items()}
+# By operation, or by the form of a score. Validators are made once: one that is freed while a validated body still has
+# a lazy iterator of it panics in Rust. Finders are made at the start: 0.5 s, for which the first wrong request would
+# stop the event loop.
+_READERS = {form: (_validator(model), _finder(model)) for form, model in (MODELS | SCORE_FORMS).items()}
 
 
 def validated(operation: Operation, body: Mapping[str, Any]) -> Any:
     """vLLM's model of a body. Raises pydantic's ValidationError, and what vLLM's own checks raise."""
-    if operation is Operation.SCORE:
-        return _SCORE_VALIDATORS[_score_form(body)].validate_python(body)
-    return _VALIDATORS[operation].validate_python(body)
+    return _READERS[_form(operation, body)][0].validate_python(body)
 
 
 def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = False) -> Fault | None:
     """The first fault of a body that was refused, as `FaultFinder` finds it; None: vLLM's models have none. Raises what
     vLLM's own checks raise."""
-    finder = _SCORE_FINDERS[_score_form(body)] if operation is Operation.SCORE else _FINDERS.get(operation)
-    if finder is None:
+    if (form := _form(operation, body)) not in _READERS:
         return None
     if operation is Operation.CHAT and "messages" in body:
         body = {**body, "messages": with_new_names(body["messages"])}
-    found = finder.find(body, by_kind=by_kind)
+    found = _READERS[form][1].find(body, by_kind=by_kind)
     if found is not None:
         return found
     try:
@@ -87,5 +82,7 @@ def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = F
         return None  # of what the finder leaves out
 
 
-def _score_form(body: Mapping[str, Any]) -> str:
+def _form(operation: Operation, body: Mapping[str, Any]) -> str:
+    if operation is not Operation.SCORE:
+        return operation
     return next((field for field in SCORE_FORMS if body.get(field) is not None), "documents")

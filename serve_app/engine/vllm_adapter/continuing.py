@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import functools
 import hashlib
 import heapq
 import importlib
@@ -29,6 +28,7 @@ from serve_app.engine.continuation import ContinuedRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import CLOCKS, IDS, MERGE, missing
 from serve_app.engine.vllm_adapter.produced_tokens import ENGINE_HALF, PRODUCED
+from serve_app.engine.vllm_adapter.wrapped import wrap
 from serve_app.transport import TokenUsage, Unsent
 
 logger = logging.getLogger("ray.serve")
@@ -53,8 +53,7 @@ async def prepare(llm: Any) -> bool:
     for ids in IDS:
         importlib.import_module(ids.module).random_uuid = answer_uuid  # type: ignore[attr-defined]
     serving = importlib.import_module(MERGE.module)
-    if not hasattr(serving.merge_async_iterators, "__wrapped__"):
-        serving.merge_async_iterators = recorded_merge(serving.merge_async_iterators)  # type: ignore[attr-defined]
+    wrap(serving, "merge_async_iterators", recorded_merge)
     send = llm.engine_core.add_request_async
 
     async def send_or_keep(request: Any) -> None:
@@ -112,19 +111,14 @@ def answer_uuid() -> str:
     return secrets.token_hex(8) if identity is None else identity.next_id()
 
 
-def recorded_merge(merge: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
+def recorded_merge(merge: Callable[..., AsyncGenerator[Any, None]], *iterators: Any) -> AsyncGenerator[Any, None]:
     """vLLM's merge of the outputs of several prompts, which pulls ahead: outputs are recorded as they leave it, and new
     ones wait until those of all continued runs have left."""
-
-    @functools.wraps(merge)
-    def merged(*iterators: Any) -> AsyncGenerator[Any, None]:
-        recorder = recorder_of_request.get()
-        if recorder is None or len(iterators) == 1:
-            return merge(*iterators)
-        recorder.is_merged = True
-        return _recorded(merge(*iterators), recorder)
-
-    return merged
+    recorder = recorder_of_request.get()
+    if recorder is None or len(iterators) == 1:
+        return merge(*iterators)
+    recorder.is_merged = True
+    return _recorded(merge(*iterators), recorder)
 
 
 async def _recorded(outputs: AsyncGenerator[Any, None], recorder: TokenRecorder) -> AsyncGenerator[Any, None]:

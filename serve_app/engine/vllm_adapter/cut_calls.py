@@ -10,7 +10,6 @@ those that vLLM has parsed and written again are JSON.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import logging
@@ -23,6 +22,7 @@ from vllm.entrypoints.generate.base.protocol import FunctionCall
 
 from serve_app.engine.token_recorder import LENGTH, CutOff, recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import TAG_REGISTRY, TOOL_NAMES, TOOL_PARSER, missing
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,14 +39,10 @@ def install() -> None:
         logger.warning("cut tool calls are as vLLM makes them, vLLM has changed: %s", ", ".join(lacking))
         return
     parser: Any = importlib.import_module("vllm.parser.abstract_parser").DelegatingParser
-    if not hasattr(parser.parse, "__wrapped__"):
-        parser.parse = _as_streamed(parser.parse)
+    wrap(parser, "parse", _as_streamed)
     tool_parser: Any = importlib.import_module(TOOL_PARSER).ToolParser
-    if not hasattr(tool_parser.get_remaining_unstreamed_args, "__wrapped__"):
-        tool_parser.get_remaining_unstreamed_args = _none_invented(tool_parser.get_remaining_unstreamed_args)
-    registry: Any = importlib.import_module(TAG_REGISTRY)
-    if not hasattr(registry._dump_tool_for_xgrammar, "__wrapped__"):
-        registry._dump_tool_for_xgrammar = _with_object(registry._dump_tool_for_xgrammar)
+    wrap(tool_parser, "get_remaining_unstreamed_args", _none_invented)
+    wrap(importlib.import_module(TAG_REGISTRY), "_dump_tool_for_xgrammar", _with_object)
 
 
 def with_finish_reasons(answer: Any) -> Any:
@@ -72,34 +68,26 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _with_object(dump: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def _with_object(dump: Callable[[Any], dict[str, Any]], tool: Any) -> dict[str, Any]:
     """vLLM's description of a tool for a grammar: without `strict`, or without a schema, any JSON value would do."""
-
-    @functools.wraps(dump)
-    def dumped(tool: Any) -> dict[str, Any]:
-        found = dump(tool)
-        function = found.get("function")
-        if isinstance(function, dict) and (function.get("strict") is False or not function.get("parameters")):
-            function |= {"strict": True, "parameters": {"type": "object"}}
-        return found
-
-    return dumped
+    found = dump(tool)
+    function = found.get("function")
+    if isinstance(function, dict) and (function.get("strict") is False or not function.get("parameters")):
+        function |= {"strict": True, "parameters": {"type": "object"}}
+    return found
 
 
-def _as_streamed(parse: Callable[..., Parsed]) -> Callable[..., Parsed]:
+def _as_streamed(
+    parse: Callable[..., Parsed], parser: Any, model_output: str, request: Any, *given: Any, **named: Any
+) -> Parsed:
     """vLLM's parser of a whole answer, for those that were not cut, or have no tools."""
-
-    @functools.wraps(parse)
-    def parsed(self: Any, model_output: str, request: Any, *given: Any, **named: Any) -> Parsed:
-        cut = _cut_off(model_output)
-        if cut is None or self.tool_parser is None or not request.tools or request.tool_choice == "none":
-            reasoning, content, calls = parse(self, model_output, request, *given, **named)
-            for call in calls or ():
-                call.arguments = _in_json(call.arguments)
-            return reasoning, content, calls
-        return _joined(self, cut, request)
-
-    return parsed
+    cut = _cut_off(model_output)
+    if cut is None or parser.tool_parser is None or not request.tools or request.tool_choice == "none":
+        reasoning, content, calls = parse(parser, model_output, request, *given, **named)
+        for call in calls or ():
+            call.arguments = _in_json(call.arguments)
+        return reasoning, content, calls
+    return _joined(parser, cut, request)
 
 
 def _in_json(arguments: str) -> str:
@@ -107,19 +95,14 @@ def _in_json(arguments: str) -> str:
     return _INFINITY.sub(lambda found: f"{found[1]}1e999" if found[2] else found[0], arguments)
 
 
-def _none_invented(remaining: Callable[[Any], str]) -> Callable[[Any], str]:
+def _none_invented(remaining: Callable[[Any], str], parser: Any) -> str:
     """vLLM's end of the last call's arguments, which are `{}` for a call that was cut before them, if its name came in
     the last piece."""
-
-    @functools.wraps(remaining)
-    def left(self: Any) -> str:
-        recorder = recorder_of_request.get()
-        calls = self.prev_tool_call_arr
-        if recorder is not None and recorder.cut and calls and "arguments" not in calls[-1]:
-            return ""
-        return remaining(self)
-
-    return left
+    recorder = recorder_of_request.get()
+    calls = parser.prev_tool_call_arr
+    if recorder is not None and recorder.cut and calls and "arguments" not in calls[-1]:
+        return ""
+    return remaining(parser)
 
 
 def _cut_off(text: str) -> CutOff | None:

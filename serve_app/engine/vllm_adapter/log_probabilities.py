@@ -23,12 +23,13 @@ import importlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from serve_app.core.turns import TenantTurns
 from serve_app.engine.prompt_turns import PrefillTurns, ScoredPrompt
 from serve_app.engine.vllm_adapter.private_names import CHAT_SERVING, COMPLETION_SERVING, SCORING_NAMES, missing
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 logger = logging.getLogger("ray.serve")
 
@@ -82,7 +83,6 @@ class Entries(Protocol):
 
     def slices(self) -> Iterator[None]:
         """Makes the next entries at each step."""
-        ...
 
 
 class AnswerEntries:
@@ -132,24 +132,19 @@ def keep(entries: Entries) -> bool:
     return kept is not None
 
 
-class _Scoring(NamedTuple):
-    slices: Iterator[None]
-    done: asyncio.Future[None]
-
-
 class ScoringTurns:
     """Runs slices of work: one in each turn of the event loop, tenants in turn, each tenant's in order of arrival."""
 
     def __init__(self) -> None:
-        self._turns = TenantTurns[_Scoring]()
+        self._turns = TenantTurns[tuple[Iterator[None], asyncio.Future[None]]]()  # slices, and when all have run
 
     async def run(self, tenant: str, slices: Iterator[None]) -> None:
         """Return when all slices have run; cancelling this leaves the others out. Raises what a slice raises."""
         if not self._turns.waiting:
             self._call_soon()
-        scoring = _Scoring(slices, asyncio.get_running_loop().create_future())
-        self._turns.arrive(tenant, scoring)
-        await scoring.done
+        done = asyncio.get_running_loop().create_future()
+        self._turns.arrive(tenant, (slices, done))
+        await done
 
     def _call_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._run_next, context=contextvars.Context())
@@ -158,18 +153,18 @@ class ScoringTurns:
         begun = self._turns.begin()
         if begun is None:
             return
-        tenant, scoring = begun
-        if not scoring.done.done():  # else it was cancelled
+        tenant, (slices, done) = begun
+        if not done.done():  # else it was cancelled
             try:
-                next(scoring.slices)
+                next(slices)
             except StopIteration:
-                scoring.done.set_result(None)
+                done.set_result(None)
             except BaseException as error:  # noqa: BLE001 - a panic of Rust, too; raised in the waiting `run`
-                scoring.done.set_exception(error)
-        if scoring.done.done():
+                done.set_exception(error)
+        if done.done():
             self._turns.end(tenant)
         else:
-            self._turns.go_on(tenant, scoring)
+            self._turns.go_on(tenant, (slices, done))
         if self._turns.waiting:
             self._call_soon()
 
@@ -185,58 +180,43 @@ def install() -> bool:
         logger.warning("log probabilities of prompts are made in one turn of the event loop: %s", ", ".join(lacking))
         return False
     module: Any = importlib.import_module("vllm.v1.engine.logprobs")
-    if not hasattr(module.convert_ids_list_to_tokens, "__wrapped__"):
-        module.convert_ids_list_to_tokens = decoded_once(module.convert_ids_list_to_tokens)
-        processor = module.LogprobsProcessor
-        processor._update_prompt_logprobs = _kept_of_prompt(processor._update_prompt_logprobs)
-        chat: Any = importlib.import_module(CHAT_SERVING).OpenAIServingChat
-        chat._create_chat_logprobs = _kept_of_answer(chat._create_chat_logprobs)
-        completion: Any = importlib.import_module(COMPLETION_SERVING).OpenAIServingCompletion
-        completion._create_completion_logprobs = _kept_of_answer(completion._create_completion_logprobs)
+    wrap(module, "convert_ids_list_to_tokens", functools.partial(decoded_once, WeakKeyDictionary()))
+    wrap(module.LogprobsProcessor, "_update_prompt_logprobs", _kept_of_prompt)
+    wrap(importlib.import_module(CHAT_SERVING).OpenAIServingChat, "_create_chat_logprobs", _kept_of_answer)
+    completion: Any = importlib.import_module(COMPLETION_SERVING).OpenAIServingCompletion
+    wrap(completion, "_create_completion_logprobs", _kept_of_answer)
     return True
 
 
-def decoded_once(convert: Convert) -> Convert:
+def decoded_once(
+    texts_of: WeakKeyDictionary[Any, dict[int, str]], convert: Convert, tokenizer: Any, token_ids: list[int]
+) -> list[str]:
     """vLLM's texts of single tokens, with each token of a tokenizer converted once. Keeps one text a token of the
-    vocabulary: some 20 MB where that has 250,000 tokens."""
-    texts_of: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
-
-    @functools.wraps(convert)
-    def converted(tokenizer: Any, token_ids: list[int]) -> list[str]:
-        texts = texts_of.setdefault(tokenizer, {})
-        new = [token for token in dict.fromkeys(token_ids) if token not in texts]
-        if new:
-            texts.update(zip(new, convert(tokenizer, new), strict=True))
-        return [texts[token] for token in token_ids]
-
-    return converted
+    vocabulary in `texts_of`: some 20 MB where that has 250,000 tokens."""
+    texts = texts_of.setdefault(tokenizer, {})
+    new = [token for token in dict.fromkeys(token_ids) if token not in texts]
+    if new:
+        texts.update(zip(new, convert(tokenizer, new), strict=True))
+    return [texts[token] for token in token_ids]
 
 
-def _kept_of_prompt(make: Make) -> Make:
+def _kept_of_prompt(make: Make, processor: Any, tensors: Any) -> None:
     """vLLM's method that makes entries, less the making."""
-
-    @functools.wraps(make)
-    def keep(processor: Any, tensors: Any) -> None:
-        if not isinstance(processor.prompt_logprobs, PromptEntries):
-            processor.prompt_logprobs = PromptEntries(processor, make)
-        processor.prompt_logprobs.unmade.append(tensors)
-
-    return keep
+    if not isinstance(processor.prompt_logprobs, PromptEntries):
+        processor.prompt_logprobs = PromptEntries(processor, make)
+    processor.prompt_logprobs.unmade.append(tensors)
 
 
-def _kept_of_answer(make: MakeAnswer) -> MakeAnswer:
+def _kept_of_answer(
+    make: MakeAnswer, serving: Any, *, token_ids: Sequence[int], top_logprobs: Sequence[Any], **given: Any
+) -> Any:
     """vLLM's method that makes the log probabilities of a choice: many of a whole answer are left to `slices`."""
-
-    @functools.wraps(make)
-    def made(serving: Any, *, token_ids: Sequence[int], top_logprobs: Sequence[Any], **given: Any) -> Any:
-        made_here = functools.partial(make, serving)
-        if token_ids and len(token_ids) > tokens_of_slice(len(top_logprobs[-1] or ())):
-            entries = AnswerEntries(made_here, token_ids, top_logprobs, given)
-            if keep(entries):
-                return entries.made
-        return made_here(token_ids=token_ids, top_logprobs=top_logprobs, **given)
-
-    return made
+    made_here = functools.partial(make, serving)
+    if token_ids and len(token_ids) > tokens_of_slice(len(top_logprobs[-1] or ())):
+        entries = AnswerEntries(made_here, token_ids, top_logprobs, given)
+        if keep(entries):
+            return entries.made
+    return made_here(token_ids=token_ids, top_logprobs=top_logprobs, **given)
 
 
 def too_many_entries(tokens: int, entries: int, answers: int) -> str | None:

@@ -5,12 +5,13 @@ Private in vLLM 0.32.0: `v1.worker.worker_base`, `v1.executor.abstract`, `compil
 
 from __future__ import annotations
 
-import functools
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from serve_app.engine.start import phases
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 
 def install() -> None:
@@ -29,12 +30,8 @@ def install() -> None:
 
 def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
     """Write a phase before or after each call of the method."""
-    original = getattr(owner, method)
-    if getattr(original, "tells_phase", False):  # plugins are installed more than once in a process
-        return
 
-    @functools.wraps(original)
-    def hooked(*arguments: Any, **named: Any) -> Any:
+    def hooked(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if before:
             phases.write_phase(before, time.monotonic())
         answer = original(*arguments, **named)
@@ -42,5 +39,4 @@ def hook(owner: Any, method: str, *, before: str = "", after: str = "") -> None:
             phases.write_phase(after, time.monotonic())
         return answer
 
-    hooked.tells_phase = True  # type: ignore[attr-defined]
-    setattr(owner, method, hooked)
+    wrap(owner, method, hooked)

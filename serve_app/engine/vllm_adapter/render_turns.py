@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.pooling.scoring import io_processor as scoring
@@ -25,15 +25,9 @@ from vllm.renderers.params import TokenizeParams
 from serve_app.core.turns import TenantTurns
 from serve_app.engine.token_recorder import recorder_of_request
 from serve_app.engine.vllm_adapter.private_names import RENDER_NAMES, missing
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 logger = logging.getLogger("ray.serve")
-
-
-class _Work(NamedTuple):
-    """A call that waits for the thread, and where its result goes."""
-
-    call: Callable[[], Any]
-    result: Future[Any]
 
 
 class RenderTurns:
@@ -47,30 +41,30 @@ class RenderTurns:
     def __init__(self, submit: Callable[[Callable[[], None]], Any], tenant: Callable[[], str]) -> None:
         self._submit = submit
         self._tenant = tenant
-        self._turns = TenantTurns[_Work]()
+        self._turns = TenantTurns[tuple[Callable[[], Any], Future[Any]]]()  # calls, and where their results go
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `Executor.submit`; what the executor runs then is the work whose turn it is."""
-        work = _Work(functools.partial(call, *args, **kwargs), Future())
+        result = Future[Any]()
         with self._lock:
-            self._turns.arrive(self._tenant(), work)
+            self._turns.arrive(self._tenant(), (functools.partial(call, *args, **kwargs), result))
         self._submit(self._run_next)
-        return work.result
+        return result
 
     def _run_next(self) -> None:
         with self._lock:
             begun = self._turns.begin()
             if begun is None:
                 return
-            tenant, work = begun
+            tenant, (call, result) = begun
             self._turns.end(tenant)  # the executor bounds how many run; a turn is over when the next may be chosen
-        if not work.result.set_running_or_notify_cancel():
+        if not result.set_running_or_notify_cancel():
             return
         try:
-            work.result.set_result(work.call())
+            result.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-            work.result.set_exception(error)
+            result.set_exception(error)
 
 
 def take_turns(renderer: Any) -> None:
@@ -79,14 +73,12 @@ def take_turns(renderer: Any) -> None:
         logger.warning("prompts are rendered in the order of arrival, vLLM has changed: %s", lacking)
         return
     executor: Any = renderer._executor
-    texts: Any = TokenizeParams
     pooling: Any = PoolingBaseServing
-    scores: Any = scoring
     # the executor stays: vLLM's objects hold it, and replace what is in it
     executor.submit = RenderTurns(executor.submit, _tenant).submit
-    texts._text_len_check = _checked_and_cut(texts._text_len_check)
+    wrap(TokenizeParams, "_text_len_check", _checked_and_cut)
     pooling._preprocessing = preprocess
-    scores.truncate_text_to_tokens = _cut_before(scores.truncate_text_to_tokens)
+    wrap(scoring, "truncate_text_to_tokens", _cut_before)
 
 
 def _tenant() -> str:
@@ -94,29 +86,20 @@ def _tenant() -> str:
     return "" if recorder is None else recorder.tenant
 
 
-def _checked_and_cut(check: Callable[[Any, Any, str], str]) -> Callable[[Any, Any, str], str]:
+def _checked_and_cut(check: Callable[[Any, Any, str], str], params: Any, tokenizer: Any, text: str) -> str:
     """vLLM's check of a text's length, which cuts only the texts of requests that name the side."""
-
-    @functools.wraps(check)
-    def checked(params: Any, tokenizer: Any, text: str) -> str:
-        text = check(params, tokenizer, text)
-        if params.truncate_prompt_tokens is None or params.truncation_side is not None or tokenizer is None:
-            return text
-        most = params.max_input_tokens
-        if most is None or len(text) <= (chars := most * tokenizer.max_chars_per_token) or chars <= 0:
-            return text
-        return text[-chars:] if tokenizer.truncation_side == "left" else text[:chars]
-
-    return checked
+    text = check(params, tokenizer, text)
+    if params.truncate_prompt_tokens is None or params.truncation_side is not None or tokenizer is None:
+        return text
+    most = params.max_input_tokens
+    if most is None or len(text) <= (chars := most * tokenizer.max_chars_per_token) or chars <= 0:
+        return text
+    return text[-chars:] if tokenizer.truncation_side == "left" else text[:chars]
 
 
-def _cut_before(truncate: Callable[[str, Any, int], str]) -> Callable[[str, Any, int], str]:
-    @functools.wraps(truncate)
-    def cut(text: str, tokenizer: Any, max_tokens: int) -> str:
-        # one token more, so that it still sees where the last one that is kept ends
-        return truncate(text[: (max_tokens + 1) * tokenizer.max_chars_per_token], tokenizer, max_tokens)
-
-    return cut
+def _cut_before(truncate: Callable[[str, Any, int], str], text: str, tokenizer: Any, max_tokens: int) -> str:
+    # one token more, so that it still sees where the last one that is kept ends
+    return truncate(text[: (max_tokens + 1) * tokenizer.max_chars_per_token], tokenizer, max_tokens)
 
 
 async def preprocess(self: Any, io_processor: Any, ctx: Any) -> None:

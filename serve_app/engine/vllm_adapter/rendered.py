@@ -4,7 +4,6 @@ name of what it refuses: the words of a chat template's own refusal name no fiel
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from vllm.parser.utils import count_history_tool_calls
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from serve_app.engine.client_names import MESSAGES
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +35,31 @@ rendered_of_request: ContextVar[Rendered | None] = ContextVar("rendered", defaul
 def take_rendered(renderer: OnlineRenderer) -> None:
     """Make this renderer return what is rendered already."""
     for name in ("render_chat", "render_responses", "render_completion"):
-        setattr(renderer, name, _taking(getattr(renderer, name)))
+        wrap(renderer, name, _take)
 
 
-def _taking(render: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(render)
-    async def take(*args: Any, **kwargs: Any) -> Any:
-        found = rendered_of_request.get()
-        if found is None:
-            return await render(*args, **kwargs)
-        rendered_of_request.set(None)
-        return found.result
-
-    return take
+async def _take(render: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    found = rendered_of_request.get()
+    if found is None:
+        return await render(*args, **kwargs)
+    rendered_of_request.set(None)
+    return found.result
 
 
 def name_what_is_refused(renderer: Any) -> None:
     """Make refusals of messages by this renderer of vLLM, or by the model's chat template, name the messages where they
     name nothing."""
-    render = renderer.render_messages
-    render_async = renderer.render_messages_async
 
-    @functools.wraps(render)
-    def rendered(*args: Any, **kwargs: Any) -> Any:
+    def rendered(render: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with _messages_named():
             return render(*args, **kwargs)
 
-    @functools.wraps(render_async)
-    async def rendered_async(*args: Any, **kwargs: Any) -> Any:
+    async def rendered_async(render: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         with _messages_named():
-            return await render_async(*args, **kwargs)
+            return await render(*args, **kwargs)
 
-    renderer.render_messages = rendered
-    renderer.render_messages_async = rendered_async
+    wrap(renderer, "render_messages", rendered)
+    wrap(renderer, "render_messages_async", rendered_async)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ Invariant: the JSON is that of vLLM's models.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 
 from serve_app.engine.vllm_adapter.log_probabilities import Entries, keep, tokens_of_slice
 from serve_app.engine.vllm_adapter.private_names import RESPONSE_NAMES, RESPONSES_SERVING, missing
+from serve_app.engine.vllm_adapter.wrapped import wrap
 
 logger = logging.getLogger("ray.serve")
 
@@ -66,24 +66,21 @@ def install() -> None:
         logger.warning("log probabilities of a response are made in one turn of the event loop: %s", ", ".join(lacking))
         return
     serving: Any = importlib.import_module(RESPONSES_SERVING).OpenAIServingResponses
-    if not hasattr(serving._create_response_logprobs, "__wrapped__"):
-        serving._create_response_logprobs = _kept_of_response(serving._create_response_logprobs)
+    wrap(serving, "_create_response_logprobs", _kept_of_response)
 
 
-def _kept_of_response(make: MadeOfResponse) -> MadeOfResponse:
+def _kept_of_response(
+    make: MadeOfResponse, serving: Any, *, token_ids: Sequence[int], logprobs: Sequence[Any], **given: Any
+) -> list[BaseModel]:
     """vLLM's method that makes those of a response: many of a whole answer are left to `slices`."""
 
-    @functools.wraps(make)
-    def made(serving: Any, *, token_ids: Sequence[int], logprobs: Sequence[Any], **given: Any) -> list[BaseModel]:
-        def made_of(part: slice) -> list[BaseModel]:
-            return make(serving, token_ids=token_ids[part], logprobs=logprobs[part], **given)
+    def made_of(part: slice) -> list[BaseModel]:
+        return make(serving, token_ids=token_ids[part], logprobs=logprobs[part], **given)
 
-        tokens = len(token_ids)
-        if tokens and _is_long(tokens, logprobs[-1]) and keep(ResponseEntries(made_of, tokens, len(logprobs[-1]))):
-            return []
-        return made_of(slice(None))
-
-    return made
+    tokens = len(token_ids)
+    if tokens and _is_long(tokens, logprobs[-1]) and keep(ResponseEntries(made_of, tokens, len(logprobs[-1]))):
+        return []
+    return made_of(slice(None))
 
 
 def encoded(answer: BaseModel, kept: Sequence[Entries]) -> bytes:

@@ -8,6 +8,16 @@ Never: runs an engine operation or sends bytes; `app` and `engine_calls` do.
 from serve_app.http.api.api_routes import ApiRoutes
 from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.local_routes import LocalRoutes, model_named, not_an_operator
+from serve_app.http.api.router_parts import RouterParts
 from serve_app.http.api.routes import permitted, resolve
 
-__all__ = ["ApiRoutes", "BatchLane", "LocalRoutes", "model_named", "not_an_operator", "permitted", "resolve"]
+__all__ = [
+    "ApiRoutes",
+    "BatchLane",
+    "LocalRoutes",
+    "RouterParts",
+    "model_named",
+    "not_an_operator",
+    "permitted",
+    "resolve",
+]

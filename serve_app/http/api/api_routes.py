@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.batch_routes import BatchRoutes
 from serve_app.http.api.file_routes import FileRoutes
 from serve_app.http.api.key_routes import KeyRoutes
-from serve_app.http.api.local_routes import LocalRoutes
+from serve_app.http.api.router_parts import RouterParts
 from serve_app.http.api.routes import BatchCall, FileCall, HttpRoute, KeyCall, SessionCall
 from serve_app.http.api.session_routes import SessionRoutes
-from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
+from serve_app.http.body import HeaderMap, Receive, read_object
 from serve_app.http.error_responses import Answer
 from serve_app.http.keys import KeyRing
 from serve_app.http.multipart import FormReader
 from serve_app.http.response import PieceAnswer
-from serve_app.http.stored_keys import KeyFollower
-from serve_app.router import ModelRouter, SessionClient
 from serve_app.settings import Settings
 from serve_app.types import Identity
 
@@ -27,32 +24,15 @@ class ApiRoutes:
     """All of them.
 
     Args:
-        session_client: finds and opens agent sessions.
-        models: the models served now, by name.
-        follower: follows the keys of the store; None: there is none.
-        batches: where batches and their files are; None: nowhere.
-        local_routes: what the router answers by itself.
-        body_thread: of this router.
         keys, settings: those that hold now.
     """
 
-    def __init__(
-        self,
-        session_client: SessionClient,
-        models: Mapping[str, ModelRouter],
-        follower: KeyFollower | None,
-        batches: BatchLane | None,
-        local_routes: LocalRoutes,
-        body_thread: BodyThread,
-        keys: Callable[[], KeyRing],
-        settings: Callable[[], Settings],
-    ) -> None:
-        self._sessions = SessionRoutes(session_client, models)
-        self._keys = KeyRoutes(follower, keys, settings)
-        self._files = FileRoutes(batches, settings, body_thread)
-        self._batches = BatchRoutes(batches, settings)
-        self._local = local_routes
-        self._body_thread = body_thread
+    def __init__(self, parts: RouterParts, keys: Callable[[], KeyRing], settings: Callable[[], Settings]) -> None:
+        self._sessions = SessionRoutes(parts.sessions, parts.models)
+        self._keys = KeyRoutes(parts.follower, keys, settings)
+        self._files = FileRoutes(parts.batches, settings, parts.body_thread)
+        self._batches = BatchRoutes(parts.batches, settings)
+        self._parts = parts
         self._settings = settings
 
     async def answer(
@@ -60,7 +40,7 @@ class ApiRoutes:
     ) -> Answer | PieceAnswer:
         """The answer; raises as the routes of its subject, and as `read_object`."""
         settings = self._settings()
-        read_body = functools.partial(read_object, headers, receive, settings.http, self._body_thread)
+        read_body = functools.partial(read_object, headers, receive, settings.http, self._parts.body_thread)
         if isinstance(route.target, SessionCall):
             body = (await read_body())[0] if route.target is SessionCall.OPEN else {}
             session_id = headers.get(b"x-session-id")
@@ -73,4 +53,4 @@ class ApiRoutes:
             return await self._files.answer(route, identity, query, open_form)
         if isinstance(route.target, BatchCall):
             return await self._batches.answer(route, identity, query, headers, read_body)
-        return await self._local.answer(route, identity, query)
+        return await self._parts.local_routes.answer(route, identity, query)

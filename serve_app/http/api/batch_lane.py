@@ -11,7 +11,7 @@ import msgspec
 
 from serve_app.batch import FileStorage
 from serve_app.core.batches import FileRecord
-from serve_app.errors import BadRequest, NotFound, StoreAway
+from serve_app.errors import BadRequest, NotFound
 from serve_app.http.api.routes import SHOWN_ID_CHARS
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.store import BatchStore
@@ -26,13 +26,6 @@ class BatchLane:
 
     get_store: Callable[[], BatchStore]
     get_files: Callable[[], FileStorage]
-
-
-def require_lane(lane: BatchLane | None) -> BatchLane:
-    """Raises StoreAway: there is none."""
-    if lane is None:
-        raise StoreAway("this router has no store of batches and files")
-    return lane
 
 
 async def find_file(lane: BatchLane, file_id: str, tenant: str, now: float, param: str | None = None) -> FileRecord:

@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 import msgspec
@@ -31,7 +32,6 @@ from serve_app.http.api.batch_lane import (
     file_not_found,
     find_file,
     page,
-    require_lane,
     seconds,
 )
 from serve_app.http.api.key_routes import ReadBody
@@ -53,6 +53,7 @@ CREATE_OPERATION = "batch"  # in fingerprints
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
 _CANCELLED = (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
+_TIMES = tuple(one.name for one in fields(BatchRecord) if one.name.endswith("_at"))
 
 # OpenAI's bounds
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
@@ -74,17 +75,12 @@ class BatchRoutes:
     """Answers the routes.
 
     Args:
-        lane: None: there is none.
         settings: those that hold now.
-        now: seconds since 1970 UTC.
     """
 
-    def __init__(
-        self, lane: BatchLane | None, settings: Callable[[], Settings], now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, lane: BatchLane, settings: Callable[[], Settings]) -> None:
         self._lane = lane
         self._settings = settings
-        self._now = now
 
     async def answer(
         self, route: HttpRoute, identity: Identity, query: bytes, headers: Mapping[bytes, bytes], read: ReadBody
@@ -99,22 +95,23 @@ class BatchRoutes:
             BadRequest: a wrong field, see `param`; or no worker runs batches here. NotFound: no such batch or file of
             the tenant. BatchConflict: the batch cannot be cancelled any more. StoreAway.
         """
-        lane = require_lane(self._lane)
         match route.target:
             case BatchCall.CREATE:
-                batch = await self._create(lane, identity, idempotency_key(headers), read)
+                batch = await self._create(identity, idempotency_key(headers), read)
             case BatchCall.LIST:
                 words = query_words(query, ("limit", "after"))
                 limit = query_number(words, "limit", DEFAULT_PAGE, MAX_PAGE)
-                found = await lane.get_store().batches(identity.tenant, after=cursor(words, BATCH_ID), limit=limit + 1)
+                found = await self._lane.get_store().batches(
+                    identity.tenant, after=cursor(words, BATCH_ID), limit=limit + 1
+                )
                 return page([shown_batch(record) for record in found], limit)
             case BatchCall.GET:
-                batch = await _find(lane, route.argument, identity)
+                batch = await _find(self._lane, route.argument, identity)
             case _:
-                batch = await self._cancel(lane, await _find(lane, route.argument, identity))
+                batch = await self._cancel(await _find(self._lane, route.argument, identity))
         return 200, JSON, msgspec.json.encode(shown_batch(batch))
 
-    async def _create(self, lane: BatchLane, identity: Identity, key: str | None, read: ReadBody) -> BatchRecord:
+    async def _create(self, identity: Identity, key: str | None, read: ReadBody) -> BatchRecord:
         if not self._settings().batch.workers:
             raise BadRequest("no batch is run here: batch.workers is 0", code="no_batch_workers")
         body = (await read())[0]
@@ -122,7 +119,7 @@ class BatchRoutes:
         if asked.endpoint not in ENDPOINTS:
             raise BadRequest(f"`endpoint` must be one of {', '.join(sorted(ENDPOINTS))}", param="endpoint")
         window_s = _window_s(asked.completion_window)
-        now = self._now()
+        now = time.time()
         if FILE_ID.fullmatch(asked.input_file_id) is None:
             raise file_not_found(asked.input_file_id, "input_file_id")
         record = BatchRecord(
@@ -141,24 +138,24 @@ class BatchRoutes:
         if key is not None:
             request = {"key": key_digest(identity.tenant, key), "fingerprint": fingerprint(CREATE_OPERATION, body)}
         try:
-            return await lane.get_store().create_batch(record, **request)
+            return await self._lane.get_store().create_batch(record, **request)
         except ValueError:
             raise reused() from None
         except KeyError:
-            file = await find_file(lane, asked.input_file_id, identity.tenant, now, param="input_file_id")
+            file = await find_file(self._lane, asked.input_file_id, identity.tenant, now, param="input_file_id")
             raise BadRequest(
                 f"`input_file_id` must be a file whose purpose is {INPUT_PURPOSE!r}; that of {file.file_id} is "
                 f"{file.purpose!r}",
                 param="input_file_id",
             ) from None
 
-    async def _cancel(self, lane: BatchLane, batch: BatchRecord) -> BatchRecord:
-        changed = await lane.get_store().change_batch(
-            batch.batch_id, if_status=_CANCELLABLE, status=BatchStatus.CANCELLING, cancelling_at=self._now()
+    async def _cancel(self, batch: BatchRecord) -> BatchRecord:
+        changed = await self._lane.get_store().change_batch(
+            batch.batch_id, if_status=_CANCELLABLE, status=BatchStatus.CANCELLING, cancelling_at=time.time()
         )
         if changed is not None:
             return changed
-        batch = await lane.get_store().batch(batch.batch_id, batch.tenant)
+        batch = await self._lane.get_store().batch(batch.batch_id, batch.tenant)
         if batch.status in _CANCELLED:
             return batch  # by a call before this one, whose answer may be lost
         raise BatchConflict(f"{batch.batch_id} is {batch.status} and cannot be cancelled")
@@ -187,10 +184,7 @@ def _window_s(text: str) -> float:
 
 def shown_batch(batch: BatchRecord) -> dict[str, Any]:
     """A batch in OpenAI's form."""
-    errors = [
-        {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
-        for error in batch.errors
-    ]
+    errors = [asdict(error) for error in batch.errors]
     return {
         "id": batch.batch_id,
         "object": "batch",
@@ -201,15 +195,7 @@ def shown_batch(batch: BatchRecord) -> dict[str, Any]:
         "status": batch.status.value,
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
-        "created_at": seconds(batch.created_at),
-        "in_progress_at": seconds(batch.in_progress_at),
-        "expires_at": seconds(batch.expires_at),
-        "finalizing_at": seconds(batch.finalizing_at),
-        "completed_at": seconds(batch.completed_at),
-        "failed_at": seconds(batch.failed_at),
-        "expired_at": seconds(batch.expired_at),
-        "cancelling_at": seconds(batch.cancelling_at),
-        "cancelled_at": seconds(batch.cancelled_at),
+        **{name: seconds(getattr(batch, name)) for name in _TIMES},
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": dict(batch.metadata) or None,
     }

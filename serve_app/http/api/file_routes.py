@@ -38,7 +38,6 @@ from serve_app.http.api.batch_lane import (
     file_not_found,
     find_file,
     page,
-    require_lane,
     seconds,
 )
 from serve_app.http.api.file_lines import LineCheck
@@ -72,23 +71,19 @@ class FileRoutes:
     """Answers the routes.
 
     Args:
-        lane: None: there is none.
         settings: those that hold now.
         thread: checks long lines.
-        now: seconds since 1970 UTC.
     """
 
     def __init__(
         self,
-        lane: BatchLane | None,
+        lane: BatchLane,
         settings: Callable[[], Settings],
         thread: BodyThread,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._lane = lane
         self._settings = settings
         self._thread = thread
-        self._now = now
         self._removals: set[asyncio.Task[None]] = set()  # of uploads that failed
 
     async def answer(
@@ -100,27 +95,26 @@ class FileRoutes:
             BadRequest: a wrong field or line, see `param`. NotFound: no such file of the tenant. BatchConflict: a batch
             reads the file. BodyTooLarge, BodyTooSlow, UnsupportedContent. StoreAway.
         """
-        lane = require_lane(self._lane)
         match route.target:
             case FileCall.UPLOAD:
-                return 200, JSON, msgspec.json.encode(shown_file(await self._upload(lane, identity, open_form)))
+                return 200, JSON, msgspec.json.encode(shown_file(await self._upload(identity, open_form)))
             case FileCall.LIST:
-                return await self._list(lane, identity, query)
-        record = await find_file(lane, route.argument, identity.tenant, self._now())
+                return await self._list(identity, query)
+        record = await find_file(self._lane, route.argument, identity.tenant, time.time())
         match route.target:
             case FileCall.CONTENT:
-                return PieceAnswer(_CONTENT, record.size or 0, _pieces(lane, record))
+                return PieceAnswer(_CONTENT, record.size or 0, _pieces(self._lane, record))
             case FileCall.DELETE:
-                await self._delete(lane, record)
+                await self._delete(record)
                 gone = {"id": record.file_id, "object": "file", "deleted": True}
                 return 200, JSON, msgspec.json.encode(gone)
             case _:
                 return 200, JSON, msgspec.json.encode(shown_file(record))
 
-    async def _upload(self, lane: BatchLane, identity: Identity, open_form: OpenForm) -> FileRecord:
+    async def _upload(self, identity: Identity, open_form: OpenForm) -> FileRecord:
         batch = self._settings().batch
         if batch.max_bytes_per_tenant is not None:
-            check_stored(await lane.get_store().stored_bytes(identity.tenant), 1, batch.max_bytes_per_tenant)
+            check_stored(await self._lane.get_store().stored_bytes(identity.tenant), 1, batch.max_bytes_per_tenant)
         form = open_form(batch.max_file_bytes)
         fields: dict[str, str] = {}
         record: FileRecord | None = None
@@ -137,22 +131,22 @@ class FileRoutes:
                 if part.filename is None:
                     raise BadRequest("`file` must be a file: its part of the form has no filename", param="file")
                 record = self._new_record(identity, part.filename, fields)
-                await lane.get_store().add_file(record)
-                size = await self._write(lane, record, form, batch)
+                await self._lane.get_store().add_file(record)
+                size = await self._write(record, form, batch)
             if record is None:
                 raise BadRequest("`file` is missing", param="file")
             if "purpose" not in fields:
                 raise BadRequest(f"`purpose` is missing; it must be {INPUT_PURPOSE!r}", param="purpose")
-            return await lane.get_store().finish_file(record.file_id, size, batch.max_bytes_per_tenant)
+            return await self._lane.get_store().finish_file(record.file_id, size, batch.max_bytes_per_tenant)
         except KeyError:
             raise BodyTooSlow("the upload took too long, and its file was removed", param="file") from None
         except BaseException:
             if record is not None:
-                await self._discard(lane, record)
+                await self._discard(record)
             raise
 
     def _new_record(self, identity: Identity, filename: str, fields: dict[str, str]) -> FileRecord:
-        now = self._now()
+        now = time.time()
         lives_s = _expiry_s(fields)
         return FileRecord(
             file_id=f"file-{secrets.token_hex(16)}",
@@ -165,7 +159,7 @@ class FileRoutes:
             expires_at=now + (self._settings().batch.files_expire_days * DAY_S if lives_s is None else lives_s),
         )
 
-    async def _write(self, lane: BatchLane, record: FileRecord, form: FormReader, batch: BatchSettings) -> int:
+    async def _write(self, record: FileRecord, form: FormReader, batch: BatchSettings) -> int:
         """Write the file of the form, each line checked and each byte reserved before it is written. Returns its bytes.
         Raises KeyError: the file was removed."""
         check = LineCheck(batch.max_rows)
@@ -177,39 +171,39 @@ class FileRoutes:
                 size += len(piece)
                 if most is not None and size > reserved:
                     wanted = size + min(size, RESERVED_BYTES)
-                    reserved = await lane.get_store().reserve_bytes(record.file_id, size, wanted, most)
+                    reserved = await self._lane.get_store().reserve_bytes(record.file_id, size, wanted, most)
                 await self._thread.run(check.pending + len(piece), functools.partial(check.feed, piece))
                 yield piece
             await self._thread.run(check.pending, check.end)
 
-        return await lane.get_files().write(record.file_id, checked(), batch.max_file_bytes)
+        return await self._lane.get_files().write(record.file_id, checked(), batch.max_file_bytes)
 
-    async def _discard(self, lane: BatchLane, record: FileRecord) -> None:
+    async def _discard(self, record: FileRecord) -> None:
         """Remove what an upload has left. A client that leaves does not end it."""
-        removal = asyncio.ensure_future(self._give_up(lane, record))
+        removal = asyncio.ensure_future(self._give_up(record))
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
         await asyncio.shield(removal)
 
-    async def _give_up(self, lane: BatchLane, record: FileRecord) -> None:
+    async def _give_up(self, record: FileRecord) -> None:
         try:
             # a record that was never stored, or that a worker has deleted, may have content all the same
             with contextlib.suppress(KeyError):
-                await lane.get_store().delete_file(record.file_id, record.tenant, self._now())
+                await self._lane.get_store().delete_file(record.file_id, record.tenant, time.time())
         except ServeAppError as error:
             logger.warning("an upload failed, and %s is left until it expires: %s", record.file_id, error)
         else:
-            await self._remove_content(lane, record.file_id)
+            await self._remove_content(record.file_id)
 
-    async def _remove_content(self, lane: BatchLane, file_id: str) -> None:
+    async def _remove_content(self, file_id: str) -> None:
         """Remove the content of a deleted file."""
         try:
-            await lane.get_files().delete(file_id)
-            await lane.get_store().content_removed(file_id, self._now())
+            await self._lane.get_files().delete(file_id)
+            await self._lane.get_store().content_removed(file_id, time.time())
         except ServeAppError as error:
             logger.warning("%s is deleted, and its content left for a worker to remove: %s", file_id, error)
 
-    async def _list(self, lane: BatchLane, identity: Identity, query: bytes) -> Answer:
+    async def _list(self, identity: Identity, query: bytes) -> Answer:
         words = query_words(query, ("purpose", "limit", "after", "order"))
         limit = query_number(words, "limit", MAX_PAGE, MAX_PAGE)
         order = words.get("order", "desc")
@@ -220,18 +214,18 @@ class FileRoutes:
             return page([], limit)
         after = cursor(words, FILE_ID)
         newest_first = order == "desc"
-        store = lane.get_store()
+        store = self._lane.get_store()
         tenant = identity.tenant
         found = await store.files(tenant, purpose=purpose, after=after, limit=limit + 1, newest_first=newest_first)
         return page([shown_file(record) for record in found], limit)
 
-    async def _delete(self, lane: BatchLane, record: FileRecord) -> None:
+    async def _delete(self, record: FileRecord) -> None:
         """The record first: no batch that is made now reads a file without content."""
         try:
-            await lane.get_store().delete_file(record.file_id, record.tenant, self._now())
+            await self._lane.get_store().delete_file(record.file_id, record.tenant, time.time())
         except KeyError:
             raise file_not_found(record.file_id) from None
-        await self._remove_content(lane, record.file_id)
+        await self._remove_content(record.file_id)
 
 
 def shown_file(record: FileRecord) -> dict[str, Any]:

@@ -24,12 +24,12 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.core.limits import Limits
-from serve_app.errors import BadRequest, KeyConflict, NotFound, StoreAway
+from serve_app.errors import BadRequest, KeyConflict, NotFound
 from serve_app.http.api.local_routes import not_an_operator
 from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, KeyCall
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields
-from serve_app.http.keys import KeyRing, utc
+from serve_app.http.keys import KeyRing, key_rights, utc
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.settings import LimitSettings, Settings, new_key
 from serve_app.store import KeyRecord, is_key_id, new_key_id
@@ -89,14 +89,14 @@ class KeyRoutes:
     """Answers the routes.
 
     Args:
-        follower: of this router; it learns of a change made here at once. None: there is no store.
+        follower: of this router; it learns of a change made here at once.
         keys, settings: those that hold now.
         now: seconds since 1970 UTC.
     """
 
     def __init__(
         self,
-        follower: KeyFollower | None,
+        follower: KeyFollower,
         keys: Callable[[], KeyRing],
         settings: Callable[[], Settings],
         now: Callable[[], float] = time.time,
@@ -120,7 +120,7 @@ class KeyRoutes:
             raise not_an_operator()
         match route.target:
             case KeyCall.LIST:
-                stored = await self._following().store.keys()
+                stored = await self._follower.store.keys()
                 shown = [self._shown(record) for record in (*self._keys().configured.values(), *stored)]
                 return 200, JSON, msgspec.json.encode({"object": "list", "data": shown})
             case KeyCall.CREATE:
@@ -147,7 +147,7 @@ class KeyRoutes:
             "created_at": now,
             "expires_at": expires_at,
         }
-        made = await self._following().store.create_key(KeyRecord(key_id=new_key_id(), **given, **_rights(asked)))
+        made = await self._follower.store.create_key(KeyRecord(key_id=new_key_id(), **given, **_rights(asked)))
         return self._done("created", made, identity, key, 201)
 
     async def _update(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
@@ -163,7 +163,7 @@ class KeyRoutes:
         changes = _rights(asked)
         if "expires_at" in body:  # one that has passed may stay as it is
             changes["expires_at"] = None if asked.expires_at is None else _expiry(asked.expires_at, now)
-        changed = await self._following().store.change_key(key_id, if_version=record.version, **changes)
+        changed = await self._follower.store.change_key(key_id, if_version=record.version, **changes)
         return self._done("changed", changed, identity)
 
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
@@ -173,7 +173,7 @@ class KeyRoutes:
         key = new_key()
         if record.revoked_at is not None or (record.expires_at is not None and now >= record.expires_at):
             raise KeyConflict("the key is revoked or expired: make a new one")
-        changed = await self._following().store.change_key(
+        changed = await self._follower.store.change_key(
             key_id,
             if_version=record.version,
             digest=_digest(key),
@@ -185,22 +185,17 @@ class KeyRoutes:
     async def _revoke(self, key_id: str, identity: Identity) -> Answer:
         record = await self._stored(key_id)
         if record.revoked_at is None:
-            record = await self._following().store.change_key(key_id, revoked_at=self._now())
+            record = await self._follower.store.change_key(key_id, revoked_at=self._now())
         return self._done("revoked", record, identity)
 
     def _done(
         self, what: str, record: KeyRecord, identity: Identity, key: str | None = None, status: int = 200
     ) -> Answer:
         """The answer to a change."""
-        self._following().stored.learn(record)
+        self._follower.stored.learn(record)
         logger.info("key %s of tenant %r was %s by %s", record.key_id, record.tenant, what, identity.key_id)
         shown = self._shown(record) | ({} if key is None else {"key": key})
         return status, [*JSON, NOT_KEPT], msgspec.json.encode(shown)
-
-    def _following(self) -> KeyFollower:
-        if self._follower is None:
-            raise StoreAway("this router has no store of keys")
-        return self._follower
 
     async def _stored(self, key_id: str) -> KeyRecord:
         """A key of the store."""
@@ -214,55 +209,29 @@ class KeyRoutes:
         try:
             if not is_key_id(key_id):
                 raise KeyError(key_id)
-            return await self._following().store.key(key_id)
+            return await self._follower.store.key(key_id)
         except KeyError:
             raise NotFound(f"there is no key {key_id[:SHOWN_ID_CHARS]!r}", code="key_not_found") from None
 
     def _shown(self, record: KeyRecord) -> dict[str, Any]:
         """A key without its digest."""
-        times = {
-            name: None if value is None else utc(value)
-            for name, value in (
-                ("created_at", record.created_at or None),
-                ("expires_at", record.expires_at),
-                ("revoked_at", record.revoked_at),
-                ("previous_until", record.previous_until),
-            )
-        }
-        return {
-            "object": "api_key",
-            "id": record.key_id,
-            "name": record.name,
-            "tenant": record.tenant,
+        named = {"object": "api_key", "id": record.key_id}
+        return (named | _as_body(record)) | {
             "state": _state(record, self._now()),
             "source": "configuration" if record.key_id in self._keys().configured else "store",
-            "max_class": record.max_class.label,
-            "default_class": record.default_class.label,
-            "admin": record.admin,
-            "metrics": record.metrics,
             "models": record.usable_models,
-            "limits": None if record.limits is None else shown_limits(record.limits),
-            "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
-            **times,
+            "created_at": _time(record.created_at or None),
+            "revoked_at": _time(record.revoked_at),
+            "previous_until": _time(record.previous_until),
         }
 
 
 def _rights(asked: _KeyFields) -> dict[str, Any]:
     """What a key may do and use, as its record has it."""
-    max_class = RequestClass[asked.max_class.upper()]
-    default_class = RequestClass[asked.default_class.upper()]
-    if default_class > max_class:
+    rights = key_rights(asked)
+    if rights["default_class"] > rights["max_class"]:
         raise BadRequest("`default_class` is above `max_class`", param="default_class")
-    return {
-        "name": asked.name,
-        "max_class": max_class,
-        "default_class": default_class,
-        "admin": asked.admin,
-        "metrics": asked.metrics,
-        "models": None if asked.models is None else tuple(asked.models),
-        "limits": None if asked.limits is None else asked.limits.limits(),
-        "batch_limits": None if asked.batch_limits is None else asked.batch_limits.limits(),
-    }
+    return rights
 
 
 def _as_body(record: KeyRecord) -> dict[str, Any]:
@@ -275,7 +244,7 @@ def _as_body(record: KeyRecord) -> dict[str, Any]:
         "admin": record.admin,
         "metrics": record.metrics,
         "models": None if record.models is None else list(record.models),
-        "expires_at": None if record.expires_at is None else utc(record.expires_at),
+        "expires_at": _time(record.expires_at),
         "limits": None if record.limits is None else shown_limits(record.limits),
         "batch_limits": None if record.batch_limits is None else shown_limits(record.batch_limits),
     }
@@ -317,6 +286,10 @@ def _state(record: KeyRecord, now: float) -> str:
     if record.revoked_at is not None:
         return "revoked"
     return "expired" if record.expires_at is not None and now >= record.expires_at else "active"
+
+
+def _time(time_s: float | None) -> str | None:
+    return None if time_s is None else utc(time_s)
 
 
 def _digest(key: str) -> bytes:

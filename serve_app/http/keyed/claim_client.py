@@ -12,11 +12,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from serve_app.core.claims import (
     MAX_RESTARTS,
-    Claim,
     ClaimReply,
     ClaimReport,
     ClaimRequest,
@@ -25,7 +24,7 @@ from serve_app.core.claims import (
 )
 from serve_app.core.times import CLAIM_CALL_S, CLAIM_HEARTBEAT_S, CLAIM_WAIT_S
 from serve_app.errors import Overloaded, RunLost, Unavailable
-from serve_app.http.keyed.answers import not_kept, reused
+from serve_app.http.keyed.answers import AnswerStore, not_kept, reused
 from serve_app.ray_adapter import AWAY, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
@@ -36,31 +35,16 @@ RETRY_S = 0.1  # between two questions
 Call = Callable[..., Awaitable[Any]]  # of the quota actor: a method's name, and its arguments
 
 
-class Holdings(Protocol):
-    """What this router has."""
-
-    def claim_of(self, run: str) -> tuple[Claim, float] | None:
-        """A claim and its age; None: it is not here."""
-
-    def running(self) -> frozenset[str]:
-        """Runs in progress."""
-
-    def runs(self) -> list[str]:
-        """All runs whose claims are here."""
-
-    def forget_expired(self) -> None:
-        """Forget what has been kept long enough."""
-
-
 class ClaimClient:
     """See the module.
 
     Args:
         router: its id.
         call: calls the quota actor; raises `AWAY` while it is unreachable.
+        holdings: the answers that this router has.
     """
 
-    def __init__(self, router: str, call: Call, holdings: Holdings) -> None:
+    def __init__(self, router: str, call: Call, holdings: AnswerStore) -> None:
         self._router = router
         self._call = call
         self._holdings = holdings
@@ -68,7 +52,7 @@ class ClaimClient:
         self._unreported: dict[str, None] = {}  # runs, in the order of their changes
         self.asked: dict[str, asyncio.Event] = {}  # runs whose claim is on its way; set once it is answered
         self._reporting = asyncio.Lock()
-        self._beating: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None  # else it may be collected
 
     async def claim(self, asked: ClaimRequest) -> ClaimReply:
         """What becomes of a request: RUN, JOIN, KEPT, or UNKNOWN if it may not run.
@@ -161,12 +145,6 @@ class ClaimClient:
     async def start(self) -> None:
         """Begin to report, in the context of the caller, which must not be a request's."""
         self._beating = asyncio.create_task(self._beat(), name="claims")
-
-    async def stop(self) -> None:
-        """Stop reporting."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait({self._beating})
 
     async def _report_all(self) -> None:
         """Report everything that is not reported yet, and all runs in progress. Raises `AWAY`."""

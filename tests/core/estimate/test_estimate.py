@@ -207,14 +207,6 @@ def test_models_are_bounded_too() -> None:
     assert len(learner.models) == MAX_MODELS
 
 
-@pytest.mark.parametrize("quantile", [0.0, 1.0, -1.0])
-def test_a_quantile_is_between_zero_and_one(quantile: float) -> None:
-    with pytest.raises(ValueError, match="quantile"):
-        Estimator().configure(quantile)
-    with pytest.raises(ValueError, match="quantile"):
-        Estimator(quantile)
-
-
 def test_a_use_is_never_negative() -> None:
     for wrong in ({"output": -1}, {"prompt": -1}, {"answers": 0}):
         with pytest.raises(ValueError, match="out of range"):

@@ -54,9 +54,3 @@ def test_what_is_granted_is_within_the_batch_by_sequences_and_by_weight(
     assert sum(rule.slots(sequences, 100 if long else 1, batch) for sequences, long in granted) <= batch
     if any(sequences <= batch for sequences, _ in asked):
         assert running  # one that weighs more than the replica has runs alone
-
-
-@pytest.mark.parametrize(("long_from", "weight"), [(0, 1), (1, 0)])
-def test_figures_are_one_at_least(long_from: int, weight: int) -> None:
-    with pytest.raises(ValueError, match="out of range"):
-        LengthRule(long_from, weight)

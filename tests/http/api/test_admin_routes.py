@@ -18,6 +18,7 @@ from serve_app.http.keys import KeyRing
 from serve_app.settings import AuthSettings
 from serve_app.store import UsageQuery
 from serve_app.types import Identity, RequestClass
+from tests.fakes.stores import no_keys
 
 FIGURES = {"free_bytes": 7}
 QUOTA = "/admin/quota"
@@ -95,7 +96,7 @@ def test_a_request_that_nobody_knows_is_a_404_that_names_it() -> None:
 
 def test_the_right_comes_with_the_key_alone() -> None:
     keys = [{"key": "sk-operator-0123456789", "admin": True}, {"key": "sk-somebody-0123456789"}]
-    ring = KeyRing(AuthSettings.model_validate({"keys": keys}))
+    ring = KeyRing(AuthSettings.model_validate({"keys": keys}), no_keys())
     found = [ring.identify({b"authorization": f"Bearer {one['key']}".encode()}).admin for one in keys]
     assert found == [True, False]
 

@@ -21,7 +21,7 @@ from serve_app.settings import AuthSettings, Settings
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client, Reply, ask, router_app, started
 from tests.fakes.engines import MODEL, FakeCluster, run, until
 from tests.fakes.router import SOON_S
-from tests.fakes.stores import FakeStore, follower_of, record
+from tests.fakes.stores import FakeStore, follower_of, no_keys, record
 
 ADMIN = "sk-admin-0123456789"
 KEYS = "/admin/keys"
@@ -86,7 +86,7 @@ def with_keys(store: FakeStore, scenario: Scenario) -> None:
         given = client.edge.settings.model_dump() | {"auth": auth, "admission": {"tenants": {"acme": acme}}}
         follower = follower_of(store)
         settings = client.edge.settings.model_validate(given)
-        client.edge = router_app(settings, client.edge.models, client.metrics, follower=follower)
+        client.edge = router_app(settings, client.edge.parts.models, client.metrics, follower=follower)
         await follower.follow()
         await scenario(client)
 
@@ -296,7 +296,7 @@ def test_a_rotation_gives_a_new_key_and_keeps_the_old_one_for_the_grace(store: F
 
 def test_the_grace_is_a_day_by_default(store: FakeStore) -> None:
     auth = AuthSettings.model_validate({"keys": [{"key": ADMIN, "admin": True}]})
-    ring = KeyRing(auth)
+    ring = KeyRing(auth, no_keys())
     settings = Settings()
     operator = ring.identify({b"x-api-key": ADMIN.encode()})
 

@@ -16,7 +16,7 @@ from tests.fakes.until import turns, until
 
 
 def receipt_of(client: Client, reply: Reply) -> Any:
-    found = client.edge.receipts.find(reply.headers["x-serve-app-request-id"], None)
+    found = client.edge.parts.receipts.find(reply.headers["x-serve-app-request-id"], None)
     assert found is not None
     return found
 
@@ -53,7 +53,9 @@ def test_a_run_whose_router_died_starts_anew_once_is_counted_and_its_receipt_say
         assert there.results() == {"restarted": 1, "joined": 2}
         (own,) = (reply for reply in replies if REPLAY not in reply.headers)
         client = next(
-            one for one in there.routers.values() if one.edge.receipts.find(own.headers["x-serve-app-request-id"], None)
+            one
+            for one in there.routers.values()
+            if one.edge.parts.receipts.find(own.headers["x-serve-app-request-id"], None)
         )
         found = receipt_of(client, own)
         assert found.trace.router_losses == 1
