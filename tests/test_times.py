@@ -21,6 +21,7 @@ DEFAULTS = {  # of settings, which people change at their own risk
 ORDER = {
     # Router and quota actor
     "WATCH_S < ROUTER_SILENT_S": "a router that watches is not silent: its next watch call is a message",
+    "ROUTER_HEARTBEAT_S + WATCH_S < FENCE_S": "a watch call that other messages put off is answered in time",
     "ROUTER_SILENT_S + ROUTER_LOOK_S < 1": "what a dead router held is free within a second",
     "ACTOR_RETRY_S < ROUTER_HEARTBEAT_S": "a new actor has the state of all routers before their heartbeats are due",
     "2 * ACTOR_TICK_S < ACTOR_STALL_S": "a tick that is one tick late is no standstill",

@@ -1,16 +1,26 @@
 """Whose CPU time it was: the processes of one server, their roles, and what each role used between two moments (Linux).
 
+`python -m benchmarks.common.processes INSTANCE [--seconds S]` shows what each process of a running instance uses, as a
+table for a document: cores and wakes a second. Load beside it makes cores more, and leaves wakes as they are.
+
 Invariant: a process belongs to a server by descent from its root, or by carrying its instance name in its environment
 (daemons leave the tree); CPU time is counted once, under one role.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
+
+from benchmarks.common.output import write_line
 
 INSTANCE_VARIABLE = "SERVE_APP_INSTANCE"  # inherited by all that `serve-app up` starts
 
@@ -139,3 +149,61 @@ def machine_busy_s() -> float:
     """CPU seconds that all processes of this machine have used since boot."""
     now = psutil.cpu_times()
     return float(now.user + now.nice + now.system + now.irq + now.softirq)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a process used. `wakes_per_s`: voluntary context switches of its threads, a second."""
+
+    name: str
+    cores: float
+    wakes_per_s: float
+
+
+def name_of(title: str) -> str:
+    """A short name of a process: its actor, its Serve deployment, its Python module, or its program."""
+    if title.startswith("ray::"):
+        return title.split(":")[-1].split(".")[0]
+    program, *arguments = title.split() or [""]
+    module = next((one for one in arguments if not one.startswith("-")), program)
+    return Path(module if "python" in Path(program).name else program).name
+
+
+def wakes(pid: int) -> int:
+    """Voluntary context switches of the threads that a process has now."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read_text(), re.MULTILINE)
+            count += int(found[1]) if found else 0
+    return count
+
+
+def uses(root: int, instance: str | None, span_s: float) -> list[ProcessUse]:
+    """What each process of a server used in the next `span_s`, the most first; without those born or ended in it."""
+    at_begin = [(process, cpu_s(process), wakes(process.pid)) for process in family(root, instance).values()]
+    began = time.monotonic()
+    time.sleep(span_s)
+    took_s = time.monotonic() - began
+    found = []
+    for process, used_s, woken in at_begin:
+        now_s = cpu_s(process)
+        if used_s is not None and now_s is not None:
+            wakes_per_s = (wakes(process.pid) - woken) / took_s
+            found.append(ProcessUse(name_of(title_of(process.pid)), (now_s - used_s) / took_s, wakes_per_s))
+    return sorted(found, key=lambda one: one.cores, reverse=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.common.processes", description=__doc__)
+    parser.add_argument("instance", help="the name given to `serve-app up`, or its default")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    found = uses(os.getpid(), options.instance, options.seconds)
+    write_line("| process | cores | wakes/s |\n| --- | --- | --- |")
+    for one in [*found, ProcessUse("all", sum(one.cores for one in found), sum(one.wakes_per_s for one in found))]:
+        write_line(f"| {one.name} | {one.cores:.4f} | {one.wakes_per_s:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

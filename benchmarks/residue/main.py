@@ -158,7 +158,7 @@ class Router:
         local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)
-        runs = keyed.KeyedRuns("router", _away, _NoOther())
+        runs = keyed.KeyedRuns("router", _away, _NoOther(), lambda: None)
         store = Store(_away)
         follower = stored_keys.KeyFollower(None, _away, lambda _: store)
         follower.stored.replace(0, [])

@@ -15,7 +15,7 @@ from __future__ import annotations
 ROUTER_LOOK_S = 0.2  # between the actor's looks for silent routers: what a dead one held is free within a second
 ACTOR_RETRY_S = 0.25  # before a failed call of a head actor is repeated; Ray needs seconds to restart one
 ACTOR_TICK_S = 0.5  # between the actor's ticks, which end leases
-WATCH_S = 0.5  # the longest wait of a router's watch call
+WATCH_S = 0.5  # of a router's watch call since the router's last message; the next call is the next message
 ROUTER_SILENT_S = 0.6  # without a message of a router: the actor looks for its process
 ROUTER_HEARTBEAT_S = 1.0  # between a router's messages when there is nothing to report
 ACTOR_STALL_S = 1.5  # the actor has not ticked for so long: silence in that time is no evidence

@@ -35,7 +35,15 @@ from serve_app.core.memory import (
 )
 from serve_app.core.quota import Quota
 from serve_app.core.shared_queue import ActorReply, RouterMessage
-from serve_app.core.times import ACTOR_TICK_S, FIRST_LOOK_S, GCS_S, NODE_LOOK_S, UNRESPONSIVE_S, WATCH_S
+from serve_app.core.times import (
+    ACTOR_TICK_S,
+    FIRST_LOOK_S,
+    GCS_S,
+    NODE_LOOK_S,
+    ROUTER_HEARTBEAT_S,
+    UNRESPONSIVE_S,
+    WATCH_S,
+)
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.quota.gcs_wait import bounded_wait
 from serve_app.quota.inventory import Inventory
@@ -144,7 +152,8 @@ class GpuMemoryQuota:
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
 
     async def watch(self, message: RouterMessage) -> ActorReply:
-        """Long poll of a router for later actions: returns once there are any, or after `WATCH_S`."""
+        """Long poll of a router for later actions: returns once there are any, or when the router would else be silent
+        for longer than `WATCH_S`."""
         self._calls["watch"] += 1
         await self._know_devices()
         news = self._news.setdefault(message.router, asyncio.Event())
@@ -154,14 +163,23 @@ class GpuMemoryQuota:
         )
         if reply is not None:
             return reply
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_S):
-                await news.wait()
+        began = time.monotonic()
+        while not news.is_set() and (left_s := self._watch_until(message.router, began) - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
         message = message._replace(resend=False)  # done by the first call
         reply = await self._run_event(
             lambda now: self.core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
         )
         return reply or self.core.queue.actor_sessions.stale_reply(message)
+
+    def _watch_until(self, router: str, began: float) -> float:
+        """When a router's watch call that began then is answered without news: its next watch call is its next message.
+        Other messages put that off, for `ROUTER_HEARTBEAT_S` at most."""
+        ledger = self.core.ledger
+        heard_at = ledger.heard_at(router) if ledger.knows(router) else began
+        return min(max(heard_at, began), began + ROUTER_HEARTBEAT_S) + WATCH_S
 
     def _after_queue_event(self) -> None:
         """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""

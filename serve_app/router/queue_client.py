@@ -74,6 +74,11 @@ class QueueClient:
         self.timer: asyncio.Handle | None = None
         self._timer_at = 0.0  # in the loop's time; uvloop's handles have no `when`
 
+    @property
+    def actor_session(self) -> tuple[int, int]:
+        """The epoch of the actor and this router's incarnation; a new one: the actor may have forgotten this router."""
+        return self.core.router_session.epoch, self.core.router_session.incarnation
+
     async def start(self) -> None:
         """Begin to send. Runs in the caller's context, which must not be that of a request."""
         self.tasks = [

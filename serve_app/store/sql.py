@@ -66,7 +66,9 @@ class SqlStore:
         with self._reading() as connection:
             # the version first: what is committed in between is told twice, and not lost
             current = connection.execute(select(VERSIONS.c.version).where(VERSIONS.c.name == KEYS_VERSION)).scalar_one()
-            after = version if version <= current else 0
+            if version == current:
+                return current, []
+            after = version if version < current else 0
             rows = connection.execute(select(API_KEYS).where(API_KEYS.c.version > after).order_by(API_KEYS.c.version))
             return current, [_record(row) for row in rows]
 

@@ -269,6 +269,8 @@ class SqlBatches:
         with self._reading() as connection:
             chosen = select(*BATCH_COLUMNS).where(IS_LIVE).order_by(B.created_at, B.batch_id)
             found = [batch_record(row) for row in connection.execute(chosen)]
+            if not found:
+                return []
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
             held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()

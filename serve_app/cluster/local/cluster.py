@@ -203,9 +203,9 @@ class LocalCluster:
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
             environment = node.usable_environment(os.environ) | {STORE_FILE: str(self.state.store_file)}
-            environment |= node.node_environment(self.mark, self._token, run_dir, block, host, tls) | dict(
-                extra_environment
-            )
+            environment |= node.node_environment(
+                self.mark, self._token, run_dir, block, host, tls, dashboard=dashboard
+            ) | dict(extra_environment)
             supervisor = spawn(SUPERVISOR, *command, log=log, stdin=subprocess.PIPE, env=environment)
             self._supervisor = supervisor
             try:

@@ -24,6 +24,8 @@ RUN_DIR_LENGTH = 25
 # Without these, Ray (ray._private.services.resolve_ip_for_localhost) replaces `127.0.0.1` by the outer address,
 # in the driver and in the node. The variable's name mentions other systems; it means "is this cluster local".
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# What Ray gathers for its dashboard alone: each call of an actor, and the CPU time and memory of each process.
+WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0", "REPORTER_UPDATE_INTERVAL_MS": "60000"}
 RAY_START = (
     "start --head --block --disable-usage-stats --no-monitor --include-log-monitor false --log-style record "
     f"--log-color false --node-ip-address {LOOPBACK} --object-store-memory {environment.OBJECT_STORE_BYTES} "
@@ -53,16 +55,25 @@ def driver_environment(address: str, token: str, mark: str) -> dict[str, str]:
 
 
 def node_environment(
-    mark: str, token: str, run_dir: Path, block: PortBlock, host: str = LOOPBACK, tls: Tls | None = None
+    mark: str,
+    token: str,
+    run_dir: Path,
+    block: PortBlock,
+    host: str = LOOPBACK,
+    tls: Tls | None = None,
+    *,
+    dashboard: bool = False,
 ) -> dict[str, str]:
     """Variables of `ray start`, and so of every Serve process and engine, in addition to the caller's own.
 
     Args:
+        dashboard: whether Ray's dashboard runs.
         host, tls: the endpoint's. Serve itself, the router replicas and the fallback proxy use loopback.
     """
     return environment.common_environment(mark, run_dir, host=host, tls=tls) | {
         "RAY_AUTH_TOKEN": token,
         **LOOPBACK_ENVIRONMENT,
+        **({} if dashboard else WITHOUT_DASHBOARD),
         "DASHBOARD_METRIC_PORT": str(block.head_metrics),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # Serve is shut down first; otherwise Ray waits 30 s for nothing
         "VLLM_HOST_IP": LOOPBACK,  # the ranks of an engine are all on this machine

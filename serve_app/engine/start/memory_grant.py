@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from serve_app.core.times import ENGINE_ASK_S, ENGINE_HEARTBEAT_S
 from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, ServeAppError, Unavailable
-from serve_app.system import start_ticks
+from serve_app.system import descendants, start_ticks
 
 logger = logging.getLogger("ray.serve")
 
@@ -54,10 +55,10 @@ class MemoryMeter:
 
     def measure(self, holds: Sequence[Hold]) -> tuple[tuple[Process, ...], tuple[int | None, ...]]:
         """The processes, and their bytes on the device of each hold."""
-        me = psutil.Process()
         resident: dict[int, int] = {}
-        for process in (me, *me.children(recursive=True)):
+        for pid in (os.getpid(), *descendants(os.getpid())):
             with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
                 is_renderer = process.cmdline()[1:] == RENDER_PROCESS  # the machine's memory, and not the grant's
                 resident[process.pid] = 0 if is_renderer else process.memory_info().rss
         self.resident_bytes = sum(resident.values())

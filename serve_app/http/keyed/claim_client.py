@@ -2,7 +2,7 @@
 
 Invariant: what the router has is known to the actor, or is reported at the next beat; every `CLAIM_HEARTBEAT_S` the
 actor is told which runs there are, so that no ended run stays claimed. A new actor gets everything, `PIECE` claims at
-a time.
+a time. A router without runs reports so at every tenth beat only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 from serve_app.core.claims import (
@@ -29,6 +29,8 @@ from serve_app.ray_adapter import AWAY, in_fresh_context
 
 logger = logging.getLogger("ray.serve")
 
+EMPTY_BEATS = 2  # without a run: then the actor has ended what this router no longer has (`ClaimBook.on_report`)
+IDLE_BEATS = 10  # of which one is sent while nothing changes, for a claim that reached the actor later than those two
 PIECE = 500  # claims in one report, about 100 kB
 RETRY_S = 0.1  # between two questions
 
@@ -42,12 +44,16 @@ class ClaimClient:
         router: its id.
         call: calls the quota actor; raises `AWAY` while it is unreachable.
         holdings: the answers that this router has.
+        session: this router's with the actor, as its queue knows it; another one: the actor may know nothing from here.
     """
 
-    def __init__(self, router: str, call: Call, holdings: AnswerStore) -> None:
+    def __init__(self, router: str, call: Call, holdings: AnswerStore, session: Callable[[], Hashable]) -> None:
         self._router = router
         self._call = call
         self._holdings = holdings
+        self._session = session
+        self._beat_session: Hashable = None  # that of the last beat
+        self._empty_beats = 0  # in that session, without a run, in a row
         self._generation: Generation | None = None
         self._unreported: dict[str, None] = {}  # runs, in the order of their changes
         self.asked: dict[str, asyncio.Event] = {}  # runs whose claim is on its way; set once it is answered
@@ -63,6 +69,7 @@ class ClaimClient:
             Unavailable: the actor has not answered in time.
         """
         answered = self.asked[asked.run] = asyncio.Event()
+        self._empty_beats = -1  # a beat that is on its way says nothing of this run
         try:
             reply = await in_fresh_context(self._ask(asked), "claim")
         finally:
@@ -118,6 +125,8 @@ class ClaimClient:
 
         `is_beat`: with the list of all runs in progress.
         """
+        session = self._session()
+        running = frozenset(self._holdings.running() | self.asked.keys())
         runs = list(self._unreported)[:PIECE]
         found = {run: self._holdings.claim_of(run) for run in runs}
         claims = tuple(one for one in found.values() if one is not None)
@@ -125,11 +134,15 @@ class ClaimClient:
             self._router,
             self._generation,
             claims,
-            frozenset(self._holdings.running() | self.asked.keys()) if is_beat else None,
+            running if is_beat else None,
             is_whole=len(runs) == len(self._unreported),
         )
         async with asyncio.timeout(CLAIM_CALL_S):
             generation: Generation | None = await self._call("exchange", report)
+        if is_beat:
+            is_quiet = generation is not None and not running and session == self._beat_session
+            self._empty_beats = self._empty_beats + 1 if is_quiet else 0
+            self._beat_session = session
         if generation is None:
             return True  # nothing more to be had from this actor now
         if generation != self._generation:  # it knows nothing from here
@@ -146,6 +159,13 @@ class ClaimClient:
         """Begin to report, in the context of the caller, which must not be a request's."""
         self._beating = asyncio.create_task(self._beat(), name="claims")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the actor knows all of this router already."""
+        if self._unreported or self.asked or self._holdings.running() or self._session() != self._beat_session:
+            return False
+        return self._empty_beats >= EMPTY_BEATS
+
     async def _report_all(self) -> None:
         """Report everything that is not reported yet, and all runs in progress. Raises `AWAY`."""
         async with self._reporting:
@@ -157,8 +177,11 @@ class ClaimClient:
     async def _beat(self) -> None:
         while True:
             try:
-                with contextlib.suppress(*AWAY):
-                    await self._report_all()
+                if self.is_idle and self._empty_beats % IDLE_BEATS:
+                    self._empty_beats += 1
+                else:
+                    with contextlib.suppress(*AWAY):
+                        await self._report_all()
             except Exception:
                 logger.exception("reporting the claims of keys failed and is repeated")
             self._holdings.forget_expired()

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -91,15 +91,15 @@ class KeyedRuns:
 
     Args:
         router: its id.
-        call: calls the quota actor, as `ClaimClient`.
+        call, session: as `ClaimClient`.
         routers: all of them.
     """
 
-    def __init__(self, router: str, call: Call, routers: Routers) -> None:
+    def __init__(self, router: str, call: Call, routers: Routers, session: Callable[[], Hashable]) -> None:
         self._router = router
         self._routers = routers
         self.store = AnswerStore(time.monotonic)
-        self.claims = ClaimClient(router, call, self.store)
+        self.claims = ClaimClient(router, call, self.store, session)
         self.runs: dict[str, _Run] = {}
 
     async def start(self) -> None:

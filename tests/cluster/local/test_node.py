@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
+from ray.dashboard.modules.reporter import reporter_consts
+
 from serve_app.cluster.local import node
+from serve_app.cluster.local.ports import reserved_block
 from serve_app.cluster.local.status import describe, longest_drain_s, reason, replicas_on
 from serve_app.names import APPLICATION
 from tests.requires import requires
@@ -93,3 +99,14 @@ def test_a_nodes_replicas_are_found_and_the_longest_drain_of_its_models() -> Non
     found = {"applications": {"serve_app": {"deployments": {one["name"]: one for one in deployments}}}}
     assert replicas_on(found, "a") == ["Router", "engine-m", "engine-m"]
     assert [longest_drain_s(found, node) for node in "abcd"] == [600.0, 0.0, 900.0, 0.0]
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_what_ray_gathers_for_its_dashboard_alone_it_gathers_only_with_the_dashboard(
+    dashboard: bool, tmp_path: Path
+) -> None:
+    with reserved_block("127.0.0.1") as block:
+        given = node.node_environment("m", "t", tmp_path, block, dashboard=dashboard)
+    assert ("RAY_task_events_report_interval_ms" in given) is not dashboard
+    assert ("REPORTER_UPDATE_INTERVAL_MS" in given) is not dashboard
+    assert int(os.environ.get("REPORTER_UPDATE_INTERVAL_MS", "5000")) == reporter_consts.REPORTER_UPDATE_INTERVAL_MS

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from serve_app.http.keyed import claim_client
+from serve_app.http.keyed.claim_client import EMPTY_BEATS
 from tests.fakes.asgi_client import Client, Reply, cancel
 from tests.fakes.router import SOON_S, said
 from tests.fakes.three_routers import ANY, LATER_S, REPLAY, TOKENS, Three, check
@@ -183,5 +186,64 @@ def test_a_client_that_leaves_before_its_claim_is_answered_leaves_no_claim() -> 
         await there.beat("a")
         await there.beat("a")
         assert (await there.post("b", tokens=3)).text == said("p", 3)
+
+    check(scenario)
+
+
+def beats_of(there: Three) -> int:
+    """Reports of "a", which alone beats, until now."""
+    return there.claims.calls.count("report")
+
+
+@contextlib.asynccontextmanager
+async def beating(there: Three) -> AsyncIterator[None]:
+    """The router "a" reports by itself, some hundred times a second."""
+    await there.claims.routers["a"].claims.start()
+    try:
+        await until(lambda: beats_of(there) > EMPTY_BEATS, SOON_S, "the actor knows that nothing runs")
+        yield
+    finally:
+        (beats,) = [task for task in asyncio.all_tasks() if task.get_name() == "claims"]
+        beats.cancel()
+        await asyncio.wait({beats})
+
+
+@pytest.fixture
+def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_client, "CLAIM_HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(claim_client, "IDLE_BEATS", 10**9)
+
+
+@pytest.mark.usefixtures("fast_beats")
+def test_a_router_without_keyed_requests_is_silent_until_one_comes_and_until_the_actor_is_another() -> None:
+    async def scenario(there: Three) -> None:
+        async with beating(there):
+            await until(lambda: there.claims.routers["a"].claims.is_idle, SOON_S, "all is reported")
+            silent = beats_of(there)
+            await asyncio.sleep(LATER_S)  # of many beats
+            assert beats_of(there) == silent
+            task, _ = await there.begun("a")
+            await until(lambda: beats_of(there) > silent + EMPTY_BEATS, SOON_S, "a run is reported at every beat")
+            await cancel(task)
+            await until(lambda: there.claims.routers["a"].claims.is_idle, SOON_S, "its end is reported")
+            silent = beats_of(there)
+            there.claims.restart()
+            await until(lambda: beats_of(there) > silent, SOON_S, "the new actor hears of this router")
+
+    check(scenario)
+
+
+@pytest.mark.usefixtures("fast_beats")
+def test_a_claim_that_came_and_went_between_two_beats_is_ended_by_the_next_ones() -> None:
+    async def scenario(there: Three) -> None:
+        async with beating(there):
+            await until(lambda: there.claims.routers["a"].claims.is_idle, SOON_S, "all is reported")
+            there.claims.losing = lambda method: method == "claim"
+            task = there.posting("a")
+            await until(lambda: "claim" in there.claims.calls, SOON_S, "the actor has granted it")
+            task.cancel()
+            await asyncio.wait({task})
+            there.claims.losing = lambda method: False
+            await until(lambda: not there.claims.book.running, SOON_S, "it is no longer claimed")
 
     check(scenario)
