@@ -34,6 +34,7 @@ from rich.table import Table
 from benchmarks import actor_events, preemption_cost
 from benchmarks.common.conditions import here
 from benchmarks.common.output import write_json
+from benchmarks.common.own_pools import set_replica
 from benchmarks.common.stats import quantile_us
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, TenantPolicy
 from serve_app.types import RequestClass
@@ -79,7 +80,7 @@ class Load:
             tenants = {f"tenant-{number}": TenantPolicy(2.0, 0.005) for number in range(GUARANTEED)}
         self.line = Admission(QueuePolicy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
         for number in range(REPLICAS):
-            self.line.on_replica(f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
+            set_replica(self.line, f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
         while self.line.waiting < WAITING:
             self.took(self.line.on_arrive(self._arrival(), self._now))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy
 from serve_app.types import RequestClass
 
@@ -49,7 +50,7 @@ class Overload:
         self.stops = 0
         self.line = Admission(QueuePolicy(WAITING, 1e6))
         for number in range(engines):
-            self.line.on_replica(f"replica-{number}", SLOTS, 0.0, KV_TOKENS)
+            set_replica(self.line, f"replica-{number}", SLOTS, 0.0, KV_TOKENS)
         capacity = engines * SLOTS / RUN_S
         rates = capacity, OVERLOAD * capacity, capacity / 2, capacity / 10
         self._rates = dict(zip(("done", "arrive", "progress", "cancel"), rates, strict=True))  # events a second

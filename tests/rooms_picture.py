@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from html import escape
 from pathlib import Path
 
+from tests.drawing import WIDTH, framed, text
 from tests.house_rules import FLOOR_OF, FLOORS, GROUPS, House
 from tests.test_house import SHIPPED, sources
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rooms.svg"
 
-WIDTH = 1240
 MARGIN = 20
 GAP = 18
 BOX_HEIGHT = 62
@@ -32,11 +31,8 @@ def picture(house: House) -> str:
     boxes = _boxes()
     height = FLOOR_HEIGHT * len(FLOORS) + MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="Helvetica, Arial, sans-serif">',
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#64748b"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for floor in range(len(FLOORS)):
         if floor % 2:
@@ -61,16 +57,10 @@ def picture(house: House) -> str:
             f'fill="{fill}" stroke="{edge}"/>'
         )
         middle = left + width / 2
-        parts.append(
-            f'<text x="{middle:.0f}" y="{top + 17:.0f}" text-anchor="middle" font-size="13" font-weight="bold" '
-            f'fill="#0f172a">{escape(shown(room))}</text>'
-        )
+        parts.append(text(middle, top + 17, shown(room), "middle", "#0f172a", weight="bold", size=13))
         for number, line in enumerate(_words(house, room, width)):
-            parts.append(
-                f'<text x="{middle:.0f}" y="{top + 31 + 12 * number:.0f}" text-anchor="middle" font-size="10" '
-                f'fill="#334155">{escape(line)}</text>'
-            )
-    return "\n".join([*parts, "</svg>", ""])
+            parts.append(text(middle, top + 31 + 12 * number, line, "middle", "#334155", size=10))
+    return framed(height, parts)
 
 
 def shown(room: str) -> str:
@@ -108,8 +98,8 @@ def _arrows(house: House) -> list[tuple[str, str]]:
 
 
 def _words(house: House, room: str, width: float) -> list[str]:
-    text = (ast.get_docstring(house.trees[room]) or "").split("\n", 1)[0] if room in house.trees else ""
-    return textwrap.wrap(text, max(12, int(width / 5.6)))[:MAX_LINES]
+    words = (ast.get_docstring(house.trees[room]) or "").split("\n", 1)[0] if room in house.trees else ""
+    return textwrap.wrap(words, max(12, int(width / 5.6)))[:MAX_LINES]
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ import math
 import re
 import tokenize
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 
 from serve_app.core import times
+from tests.drawing import framed, text
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "times.svg"
 
-WIDTH = 1240
 MARGIN = 16
 ROW = 17
 HEAD = 30
@@ -44,11 +43,11 @@ class Group:
 
 def groups() -> list[Group]:
     """The groups of the module, in its order: a comment after an empty line begins one."""
-    text = Path(str(times.__file__)).read_text()
-    lines = text.split("\n")
+    source = Path(str(times.__file__)).read_text()
+    lines = source.split("\n")
     comments = {
         token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
     found: list[Group] = []
@@ -64,29 +63,25 @@ def picture() -> str:
     """The SVG text."""
     blocks = groups()
     height = 2 * MARGIN + sum(HEAD + ROW * len(block.times) for block in blocks)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     for seconds in MARKS_S:
         at = _at(seconds)
         parts.append(f'<path d="M{at:.0f} {MARGIN + 14}V{height - MARGIN}" stroke="#e2e8f0"/>')
-        parts.append(_text(at, MARGIN + 8, f"{seconds:g} s", "middle", "#64748b"))
+        parts.append(text(at, MARGIN + 8, f"{seconds:g} s", "middle", "#64748b"))
     top = MARGIN
     for block in blocks:
-        parts.append(_text(MARGIN, top + HEAD - 8, block.title, "start", "#0f172a", "bold"))
+        parts.append(text(MARGIN, top + HEAD - 8, block.title, "start", "#0f172a", weight="bold"))
         top += HEAD
         for time in block.times:
             middle = top + ROW / 2
             unit = " s" if time.name.endswith("_S") else ""
-            parts.append(_text(NAMES, middle + 4, time.name, "end", "#0f172a"))
-            parts.append(_text(NAMES + 60, middle + 4, f"{time.value:g}{unit}", "end", "#334155"))
+            parts.append(text(NAMES, middle + 4, time.name, "end", "#0f172a"))
+            parts.append(text(NAMES + 60, middle + 4, f"{time.value:g}{unit}", "end", "#334155"))
             if unit:
                 parts.append(f'<circle cx="{_at(time.value):.0f}" cy="{middle:.0f}" r="4" fill="#0f766e"/>')
-            parts.append(_text(REASONS, middle + 4, time.reason, "start", "#334155"))
+            parts.append(text(REASONS, middle + 4, time.reason, "start", "#334155"))
             top += ROW
-    return "\n".join([*parts, "</svg>", ""])
+    return framed(height, parts)
 
 
 def _at(seconds: float) -> float:
@@ -94,13 +89,6 @@ def _at(seconds: float) -> float:
     share = math.log(seconds / SHORTEST_S) / math.log(LONGEST_S / SHORTEST_S)
     left = NAMES + 80
     return left + share * (REASONS - 30 - left)
-
-
-def _text(x: float, y: float, words: str, anchor: str, color: str, weight: str = "normal") -> str:
-    return (
-        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-weight="{weight}" fill="{color}">'
-        f"{escape(words)}</text>"
-    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from functools import partial
 
 from autoscaling.policies import OngoingRequestsPolicy, Signals
 from benchmarks.batch_day.plan import HOUR_S, BatchPlan, ModelPlan, Person
+from benchmarks.common.own_pools import set_replica
 from benchmarks.fairness.simulation import NEVER_S, SHIPPED, Shape
 from benchmarks.line_attack.network import Clock
 from serve_app.core.batches import ModelFigures, ModelPace, WaitingRows, share_rows
@@ -264,7 +265,7 @@ class Model:
         before, self._replicas = self._replicas, count
         self.replica_changes.append((self.clock.now, count))
         for number in range(before, count):
-            self._carry_out(self._admission.on_replica(f"replica-{number}", self.plan.slots, self.clock.now))
+            self._carry_out(set_replica(self._admission, f"replica-{number}", self.plan.slots, self.clock.now))
         for number in range(count, before):
             self._carry_out(self._admission.on_replica_gone(f"replica-{number}", self.clock.now))
 

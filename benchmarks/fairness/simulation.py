@@ -22,6 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.common.own_pools import set_replica
 from benchmarks.common.traces import MODEL, Request, request
 from benchmarks.fairness.metric import Answer
 from benchmarks.fairness.trace import Lengths, arrivals
@@ -101,7 +102,7 @@ class Line:
         self._estimator = Estimator()
         self._admission = Admission(arm.policy)
         self._most_tokens = shape.kv_tokens - int(shape.kv_tokens * GROWTH_SHARE)
-        self._admission.on_replica(REPLICA, shape.slots, 0.0, self._most_tokens)
+        set_replica(self._admission, REPLICA, shape.slots, 0.0, self._most_tokens)
         self._jobs: dict[str, _Job] = {}
         self._by_sequence: dict[int, str] = {}  # by the sequence's number in the engine
 

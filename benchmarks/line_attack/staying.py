@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
@@ -61,7 +62,7 @@ class Staying:
         self._draw = random.Random(seed)
         self._policy = policy
         self._line = Admission(policy)
-        self._line.on_replica(ENGINE, SLOTS, 0.0, kv_tokens)
+        set_replica(self._line, ENGINE, SLOTS, 0.0, kv_tokens)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._ids = itertools.count()

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.output import write_json
+from benchmarks.common.own_pools import set_replica
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.overload.answers import quantile
@@ -91,7 +92,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.line = Admission(self.policy)
-        self.line.on_replica("engine", self.slots, 0.0)
+        set_replica(self.line, "engine", self.slots, 0.0)
 
     def arrive(self, offer: Offer) -> None:
         run = self.waiting[str(offer.number)] = Run(offer)

@@ -101,14 +101,3 @@ class ColdStartTrigger:
             except CALL_ERRORS as error:
                 logger.warning("%s: the call that waits for a replica failed: %s", self._model, type(error).__name__)
             await asyncio.sleep(COLD_START_RETRY_S)
-
-
-def warn_slow_start(model: str, start_s: float, held_s: float) -> None:
-    """Log that requests are refused before a replica can start. `held_s`: the longest wait for one."""
-    logger.warning(
-        "%s: a replica started %.0f s after the first request for one; requests are refused after %.0f s. Set "
-        "admission.no_replica_wait_s and max_wait_s above the first figure, or min_replicas to 1",
-        model,
-        start_s,
-        held_s,
-    )

@@ -24,7 +24,6 @@ class KvBudget:
         info: limits of the model's engines; None: not known yet, then nothing is rounded or capped.
         max_output_tokens: the most tokens of all answers, by the client's bound; None: no bound.
         sequences: how many it runs; 0: one for each slot.
-        continued_tokens: output that its earlier runs have made, with which this one begins.
     """
 
     def __init__(
@@ -33,14 +32,12 @@ class KvBudget:
         info: EngineInfo | None,
         max_output_tokens: int | None = None,
         sequences: int = 0,
-        continued_tokens: int = 0,
     ) -> None:
-        begins_with = arrival.prompt_tokens + continued_tokens
-        self.continued_tokens = continued_tokens
+        begins_with = arrival.prompt_tokens + arrival.produced_tokens
         self._prompt_tokens = arrival.prompt_tokens
         self._sequences = sequences or arrival.slots
         self._block_tokens = 1 if info is None else info.kv_block_tokens
-        self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if continued_tokens else 0))
+        self.tokens = self._round_up_to_blocks(max(arrival.cost_tokens, begins_with if arrival.produced_tokens else 0))
         self._max_output_tokens = max_output_tokens
         if info is not None:  # do not wait for more than any pool has: vLLM bounds the request by itself
             self.tokens = min(self.tokens, max(self._block_tokens, int(info.kv_cache_tokens * (1 - GROWTH_SHARE))))

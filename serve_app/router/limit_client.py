@@ -60,15 +60,12 @@ class LimitCharge:
     request_id: str
     waited_s: float
 
-    def settle(self, tokens: int, cost_micro: int) -> None:
-        """End the charge by what the request used."""
-        self._end(tokens, cost_micro)
-
     def refund(self) -> None:
         """End the charge of a request that was refused or failed."""
-        self._end(None, 0)
+        self.settle(None, 0)
 
-    def _end(self, tokens: int | None, cost_micro: int) -> None:
+    def settle(self, tokens: int | None, cost_micro: int) -> None:
+        """End the charge by what the request used; None: as `refund`."""
         self.client.core.limits.on_end(self.request_id, tokens, cost_micro, time.monotonic())
         self.client.apply_actions([])
 

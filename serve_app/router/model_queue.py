@@ -179,12 +179,12 @@ class ModelQueue:
     @property
     def waiting(self) -> int:
         """Number of this router's requests that wait."""
-        return self.core.pending.counts[self.model]
+        return self.core.pending.count(self.model)
 
     @property
     def granted(self) -> int:
         """Number of this router's requests on replicas."""
-        return self.core.in_flight.counts[self.model]
+        return self.core.in_flight.count(self.model)
 
     @property
     def blocked(self) -> int:

@@ -28,7 +28,7 @@ from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.core.times import MAX_RETRY_PAUSE_S
 from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
 from serve_app.ray_adapter import Handle
-from serve_app.router.cold_start import ColdStartTrigger, warn_slow_start
+from serve_app.router.cold_start import ColdStartTrigger
 from serve_app.router.kv_budget import KvBudget
 from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
@@ -258,9 +258,9 @@ class ModelRouter:
         measure = runs.trace.measure
         to_continue = runs.to_continue
         produced = 0 if to_continue is None else to_continue.tokens
-        request = runs.with_counted_prompt(request)
+        request = replace(runs.with_counted_prompt(request), produced_tokens=produced)
         has_run = runs.has_run
-        budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once, produced)
+        budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once)
         now = time.monotonic()
         runs.queued_at = now if runs.queued_at is None else runs.queued_at
         arrival = replace(
@@ -273,7 +273,6 @@ class ModelRouter:
             age_s=now - runs.queued_at if has_run and runs.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
-            produced_tokens=produced,
             fingerprint=None if to_continue is None else to_continue.fingerprint,
         )
         with self.cold_start.count_waiting():
@@ -390,4 +389,10 @@ class ModelRouter:
         self._reported_start_s = start_s
         held_s = min(self._admission.no_replica_wait_s, self._admission.max_wait_s)
         if start_s > held_s:
-            warn_slow_start(self.settings.name, start_s, held_s)
+            logger.warning(
+                "%s: a replica started %.0f s after the first request for one; requests are refused after %.0f s. Set "
+                "admission.no_replica_wait_s and max_wait_s above the first figure, or min_replicas to 1",
+                self.settings.name,
+                start_s,
+                held_s,
+            )

@@ -213,14 +213,12 @@ class QueueClient:
     def _reconcile(self, now: float) -> None:
         """Compare this process's requests with the core's; a request known to one side only is ended."""
         holds = {request_id: request.decision.done() for request_id, request in self.requests.items()}
-        actions, ended, wrong = self.core.reconcile(holds, now)
+        actions, ended = self.core.reconcile(holds, now)
         for request_id in ended:
             logger.error("request %s was known to one side only and is ended", request_id)
             request = self.requests.get(request_id)
             if request is not None and not request.decision.done():
                 request.decision.set_result(lost(request_id))
-        if wrong:
-            logger.error("in-use amounts of requests were recomputed for engines %s", ", ".join(wrong))
         self.apply_actions(actions + self.core.on_tick(now))  # in case a timer was lost
 
     def _log_failed_actions(self) -> None:

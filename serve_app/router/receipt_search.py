@@ -1,6 +1,6 @@
 """Finds the receipt of a request on any router replica.
 
-Invariant: a search ends within `ANSWER_TIMEOUT_S`, however many routers do not answer.
+Invariant: a search ends within `other_routers.ANSWER_TIMEOUT_S`, however many routers do not answer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from serve_app.core.receipts import Receipts, explain
-from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER, in_fresh_context
+from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
+from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
 
 logger = logging.getLogger("ray.serve")
-
-ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shutting down, never
 
 Plain = dict[str, Any]
 Answers = Iterable[Awaitable[Plain | None]]
@@ -56,7 +55,8 @@ class ReceiptSearch:
 
     async def _first_found(self, request_id: str, tenant: str | None) -> Plain | None:
         """The answer of the first router that has the receipt."""
-        asked = [asyncio.ensure_future(_answer_or_none(answer)) for answer in await self._ask_all(request_id, tenant)]
+        answers = await self._ask_all(request_id, tenant)
+        asked = [asyncio.ensure_future(answer_or_none(answer, "the receipt search")) for answer in answers]
         try:
             for answer in asyncio.as_completed(asked):
                 found = await answer
@@ -65,12 +65,4 @@ class ReceiptSearch:
         finally:
             for one in asked:
                 one.cancel()
-        return None
-
-
-async def _answer_or_none(answer: Awaitable[Plain | None]) -> Plain | None:
-    try:
-        return await answer
-    except CALL_ERRORS as error:
-        logger.warning("a router did not answer the receipt search: %s", error)
         return None

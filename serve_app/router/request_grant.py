@@ -94,6 +94,6 @@ class RequestGrant:
             if usage is None:
                 self.queue.release(request_id, self.budget.output_tokens)
             else:
-                made = max(0, usage.completion_tokens - self.budget.continued_tokens)
+                made = max(0, usage.completion_tokens - self.arrival.produced_tokens)
                 self.queue.release(request_id, made, usage.prompt_tokens)
         self.replicas.drop_gone()

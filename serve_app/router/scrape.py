@@ -3,8 +3,8 @@
 The answering router asks the engines for their load, and the other routers for their own metrics. Each sample of a
 router gets the label `router`, as each is a counter of one process; the engines' have none.
 
-Invariant: a scrape ends within twice `ANSWER_TIMEOUT_S`; a router that has not answered by then is missing in it,
-and logged.
+Invariant: a scrape ends within twice `other_routers.ANSWER_TIMEOUT_S`; a router that has not answered by then is
+missing in it, and logged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
 from serve_app.router.metrics import RouterMetrics
 from serve_app.router.model_router import ModelRouter
+from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
 
 logger = logging.getLogger("ray.serve")
-
-ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shutting down, never
 
 Exposition = tuple[str, bytes]  # a router's id, and its metrics in Prometheus' text format
 AskAll = Callable[[], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
@@ -71,16 +70,8 @@ class Scrape:
         except NO_ANSWER as error:
             logger.warning("a scrape did not reach the other routers: %s", error)
             return []
-        return [one for one in await asyncio.gather(*map(_answer_or_none, answers)) if one is not None]
-
-
-async def _answer_or_none(answer: Awaitable[Exposition]) -> Exposition | None:
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await answer
-    except NO_ANSWER as error:
-        logger.warning("a router did not answer a scrape: %s", error)
-        return None
+        found = await asyncio.gather(*(answer_or_none(answer, "a scrape") for answer in answers))
+        return [one for one in found if one is not None]
 
 
 def merged(expositions: Mapping[str, bytes]) -> bytes:

@@ -302,7 +302,8 @@ class Caller:
 
     def used(self, engine: str = ENGINE) -> tuple[int, int]:
         """Slots and tokens that its requests hold."""
-        return self.core.accounts.held(engine)
+        _, slots, tokens = self.core.in_flight.held(engine)
+        return slots, tokens
 
     @property
     def runs(self) -> list[Any]:
@@ -322,11 +323,10 @@ class Caller:
         kept = (
             self.shared.requests,
             pending.by_request_id,
-            pending.unsent,
             pending.tickets,
             pending.queues,
         )
-        return sum(map(len, kept)) + len(line.in_flight.running) + len(line.in_flight.counts) + len(pending.counts)
+        return sum(map(len, kept)) + len(line.in_flight.running) + len(line.in_flight.by_engine)
 
     async def hold_all(self, slots: int) -> list[str]:
         """Take every slot of the engine; the names of what holds them."""

@@ -136,7 +136,7 @@ def test_who_waits_too_long_is_refused_when_that_is_due_and_not_at_the_next_tick
             router.arrive(name, RequestClass.LOW)
         await router.say()
         assert actor.queue_timer is not None
-        while router.line.pending.counts["m"]:
+        while router.line.pending.count("m"):
             reply = await actor.watch(router.line.router_session.watch_message())
             router.hear(router.line.on_reply(reply, time.monotonic(), time.monotonic()))
         assert router.granted == ["a", "b"]

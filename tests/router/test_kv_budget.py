@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,11 +55,11 @@ def test_what_was_asked_for_once_is_not_asked_for_again() -> None:
 
 
 def test_a_continued_run_begins_with_prompt_and_output_so_far_and_counts_only_its_own() -> None:
-    within = KvBudget(arrival(16, 480), INFO, continued_tokens=160)
+    within = KvBudget(replace(arrival(16, 480), produced_tokens=160), INFO)
     assert within.tokens == 16 + 480  # the estimate still covers the whole answer
     assert asked_for(within, 320 - LEAD_STEPS) == []
     assert within.output_tokens == 320 - LEAD_STEPS
-    beyond = KvBudget(arrival(16, 16), INFO, continued_tokens=160)
+    beyond = KvBudget(replace(arrival(16, 16), produced_tokens=160), INFO)
     assert beyond.tokens == 16 + 160
     assert asked_for(beyond, 1) == [KV_REQUEST_BLOCKS * BLOCK]
 
@@ -110,6 +111,6 @@ def test_a_continued_run_is_bounded_by_the_prompt_as_the_engine_of_the_first_run
     first = arrival(21, 16)
     stopped: Any = SimpleNamespace(prompt=TokenUsage(1600), tokens=80)
     runs.to_continue = stopped
-    budget = KvBudget(runs.with_counted_prompt(first), INFO, 200, continued_tokens=stopped.tokens)
+    budget = KvBudget(replace(runs.with_counted_prompt(first), produced_tokens=stopped.tokens), INFO, 200)
     asked_for(budget, *[1] * 120)
     assert 1600 + 200 <= budget.tokens < 1600 + 200 + BLOCK

@@ -34,7 +34,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from serve_app.core.pools import Holder, RequestPool
 from serve_app.core.queue.cold_start import ReplicaStart
@@ -57,6 +56,7 @@ from serve_app.core.queue.wait_forecast import WaitForecast
 from serve_app.types import RequestClass
 
 DEFAULT_RETRY_AFTER_S = 5.0  # nothing measured yet: about one short answer of a model that has just started
+NO_BOUND = 2**62  # grants in an event
 MAX_RETRY_AFTER_S = 300.0  # further ahead the load will have changed
 
 
@@ -82,7 +82,7 @@ class Admission:
         session_tokens: Callable[[str], int] = lambda tenant: 0,
         event_grants: EventGrants | None = None,
     ) -> None:
-        self._event_grants = event_grants
+        self._event_grants = event_grants or EventGrants(NO_BOUND)
         self.scheduler = Scheduler(policy, session_tokens)
         self._holder = Holder("")  # of requests that belong to no router
         self._has_more = False  # whether more requests may be granted than the last event has granted
@@ -120,7 +120,7 @@ class Admission:
         if place is None and self._no_slots_since is None and self.capacity.is_too_large(arrival):
             return [*actions, self._refuse(arrival, RefusalReason.TOO_LARGE)]
         arrived_s = self._now - waited_s
-        self._allow_grant()
+        self._event_grants.count += 1
         wait_from_s = self._now if arrival.has_begun else arrived_s
         waiting = self.queue.add(arrival, arrived_s, wait_from_s, holder or self._holder, place)
         if place is not None and place.may_take(arrival.slots, arrival.cost):
@@ -157,8 +157,9 @@ class Admission:
     def on_cancel(self, request_id: str, now: float) -> list[Action]:
         """The client of a waiting or running request has left. An unknown id changes nothing."""
         actions = self.on_tick(now)
-        if request_id in self.scheduler.running:
-            actions += self._serve_place(self.scheduler.end(request_id))
+        run = self.scheduler.running.get(request_id)
+        if run is not None:
+            actions += self._serve_place(self.scheduler.end(request_id, None, run.charged_output))
         elif self.queue.remove(request_id) is None:
             return actions
         return actions + self._grant_all()
@@ -202,22 +203,9 @@ class Admission:
         actions = self.on_tick(now)
         if request_id not in self.scheduler.running:
             return actions
-        actions += self._serve_place(self.scheduler.done(request_id, prompt_tokens, output_tokens, returned))
-        self._allow_grant()
+        actions += self._serve_place(self.scheduler.end(request_id, prompt_tokens, output_tokens, returned))
+        self._event_grants.count += 1
         return actions + self._grant_all()
-
-    def on_replica(self, replica_id: str, slots: int, now: float, kv_tokens: int | None = None) -> list[Action]:
-        """A replica of this queue alone has this size from now on, whatever runs on it; 0 slots: it drains.
-
-        Args:
-            kv_tokens: None: KV tokens are not bounded here.
-
-        Raises:
-            ValueError: negative slots or tokens; the state is unchanged.
-        """
-        if slots < 0 or (kv_tokens is not None and kv_tokens < 0):
-            raise ValueError(f"replica {replica_id!r}: slots {slots}, kv_tokens {kv_tokens}")
-        return self._change_replica(replica_id, partial(self.capacity.set_replica, replica_id, slots, kv_tokens), now)
 
     def on_pool(self, replica_id: str, pool: RequestPool | None, now: float, session_kv: int = 0) -> list[Action]:
         """A replica grants from this pool from now on, or the pool has another size.
@@ -229,7 +217,14 @@ class Admission:
         """
         if replica_id not in self._unsettled and self.capacity.is_as_known(replica_id, pool, session_kv):
             return []
-        return self._change_replica(replica_id, partial(self.capacity.set_pool, replica_id, pool, session_kv), now)
+        self._unsettled.add(replica_id)
+        refusals = self._expire_waits(now)  # by the capacity before the change
+        is_new = replica_id not in self.capacity.replicas
+        self.capacity.set_pool(replica_id, pool, session_kv)
+        self.scheduler.update_below_share(self.scheduler.shares)
+        actions = refusals + self._after_replica_change(is_new)
+        self._unsettled.discard(replica_id)
+        return actions
 
     def on_returned(self, now: float) -> list[Action]:
         """Something was returned to a replica's pool, but not by a request of this queue."""
@@ -388,16 +383,12 @@ class Admission:
     def _stop_for_waiting(self) -> list[Action]:
         return [*self.scheduler.preemption.choose(self._now)] if self.queue.by_id and not self._has_more else []
 
-    def _allow_grant(self) -> None:
-        if self._event_grants is not None:
-            self._event_grants.count += 1
-
     def _grant_waiting(self) -> list[Action]:
         """Grant requests that can run, in order, as far as the event may."""
         actions: list[Action] = []
         left = self._event_grants
-        self._has_more = left is not None and left.count <= 0 and bool(self.queue.by_id)
-        while self.queue.by_id and not self._has_more and (taken := self.scheduler.grant_next(self._now)) is not None:
+        waiting_by_id = self.queue.by_id
+        while waiting_by_id and left.count > 0 and (taken := self.scheduler.grant_next(self._now)) is not None:
             waiting, replica_id = taken
             request_id = waiting.arrival.request_id
             if replica_id is None:
@@ -406,9 +397,8 @@ class Admission:
                 was_due = self.scheduler.running[request_id].was_due
                 waited_s = self._now - waiting.arrived_s
                 actions.append(Grant(request_id, replica_id, waited_s, waiting.waits_for, was_due=was_due))
-            if left is not None:
-                left.count -= 1
-                self._has_more = left.count <= 0 and bool(self.queue.by_id)
+            left.count -= 1
+        self._has_more = left.count <= 0 and bool(waiting_by_id)
         return actions
 
     def _serve_place(self, place: SessionPlace | None) -> list[Action]:
@@ -449,16 +439,6 @@ class Admission:
     def _is_first(self, arrived: QueuedRequest) -> bool:
         """Whether an arrival is the only waiting request of its class and above."""
         return sum(one.size for one in self.queue.class_queues[arrived.arrival.request_class :]) == 1
-
-    def _change_replica(self, replica_id: str, change: Callable[[], None], now: float) -> list[Action]:
-        self._unsettled.add(replica_id)
-        refusals = self._expire_waits(now)  # by the capacity before the change
-        is_new = replica_id not in self.capacity.replicas
-        change()  # before anything is granted on it
-        self.scheduler.update_below_share(self.scheduler.shares)
-        actions = refusals + self._after_replica_change(is_new)
-        self._unsettled.discard(replica_id)
-        return actions
 
     def _after_replica_change(self, is_new: bool) -> list[Action]:
         had_slots = self._no_slots_since is None

@@ -190,14 +190,6 @@ class Capacity:
         most = self._free_counts[-1] if self._free_counts else 0  # 0: nowhere are both free slots and free KV tokens
         return WaitReason.KV_TOKENS if self.free >= slots and (not most or most >= slots) else WaitReason.SLOTS
 
-    def set_replica(self, replica_id: str, slots: int, kv_tokens: int | None) -> None:
-        """Add a replica with a pool of this queue's own, or change its size. Running requests stay."""
-        replica = self.replicas.get(replica_id)
-        pool = RequestPool(replica_id, TokenSpace(), slots) if replica is None else replica.pool
-        pool.slots = slots
-        pool.space.capacity = pool.space.limit = UNBOUNDED if kv_tokens is None else kv_tokens
-        self.set_pool(replica_id, pool)
-
     def set_pool(self, replica_id: str, pool: RequestPool | None, session_kv: int = 0) -> None:
         """Add a replica with this pool, or follow its size. Running requests stay.
 

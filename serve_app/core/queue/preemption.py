@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 from serve_app.core.queue.capacity import Capacity
@@ -48,6 +49,19 @@ LEVELS = tuple(RequestClass)
 _Price = tuple[int, float, int]
 
 
+@dataclass(slots=True)
+class _Search:
+    """For room for a waiting request, by what its look has planned already: on an allowed replica, of at least so many
+    slots more than there are."""
+
+    waiting: QueuedRequest
+    plan: RoomPlan
+    is_allowed: Callable[[str], bool]
+    slots: int
+    now: float
+    saw_all: bool = True  # whether it has seen all replicas that could help
+
+
 class Preemption:
     """The running requests that can be stopped."""
 
@@ -59,8 +73,7 @@ class Preemption:
         self._guard_slots = guard_slots
         self.runs = StoppableRuns()  # that are not to stop yet
         self._rooms = Rooms(capacity)
-        self._counts = [0] * len(RequestClass)  # running requests that can be stopped, or are to stop, by class
-        self._slots = [0] * len(RequestClass)  # that they hold
+        self._slots = [0] * len(RequestClass)  # of running requests that can be stopped, or are to stop, by class
         self._stopping: dict[str, GrantedRequest] = {}  # those that count as room, in the order of their stops
         self._grants = 0
         self._seen: tuple[int, ...] = ()  # the versions of queues and capacity at the last look
@@ -68,7 +81,6 @@ class Preemption:
         self._rests_until = [-math.inf] * len(RequestClass)  # by class that has found nothing to stop
         self._turns = [0] * len(RequestClass)  # by class, the replica that is tried first in the next look
         self._tried: list[str] | None = None  # those that are tried for a class in this look; None: not needed yet
-        self._saw_all = True  # whether the last search has seen all replicas that could help
 
     def begin(self, run: GrantedRequest) -> None:
         """A request was granted, here or elsewhere."""
@@ -78,7 +90,6 @@ class Preemption:
             self._grants += 1
             run.number = self._grants
             self.runs.add(run)
-            self._counts[level] += 1
             self._slots[level] += run.arrival.slots
 
     def grown(self, run: GrantedRequest) -> None:
@@ -91,7 +102,6 @@ class Preemption:
         if not run.number:
             return
         level = run.arrival.request_class
-        self._counts[level] -= 1
         self._slots[level] -= run.arrival.slots
         if run.stopping_s is None:
             self.runs.remove(run)
@@ -113,7 +123,7 @@ class Preemption:
     def choose(self, now: float) -> list[Preempt]:
         """Stop running requests for those that wait, the highest class first. O(log n) for each waiting request that is
         considered; O(1) while nothing has changed; O(replicas) if one finds no room, then not again for `REST_S`."""
-        if not any(self._counts):
+        if not any(self._slots):
             self._due = [math.inf] * len(RequestClass)
             return []
         versions = self._capacity.changes, *(one.size for one in self._class_queues)
@@ -121,7 +131,7 @@ class Preemption:
             return []
         self._seen = versions
         due, self._due = self._due, [math.inf] * len(RequestClass)
-        levels = [one for one in RequestClass if self._class_queues[one].size and any(self._counts[: one + 1])]
+        levels = [one for one in RequestClass if self._class_queues[one].size and any(self._slots[: one + 1])]
         rests = {one for one in levels if now < min(due[one], self._rests_until[one])}
         for level in rests:
             self._due[level] = min(due[level], self._rests_until[level])
@@ -169,16 +179,15 @@ class Preemption:
             chosen = plan.find(waiting, is_allowed) if spare > 0 else None
             runs = list[GrantedRequest]()
             if chosen is None:
+                search = _Search(waiting, plan, is_allowed, 1 - spare, now)
                 if may_stop and spare >= 0:
-                    chosen, runs = self._cheapest(level, waiting, plan, is_allowed, 1 - spare, now)
+                    chosen, runs = self._cheapest(search)
                 if chosen is None:
                     is_first = not kept and self._capacity.all_may_take(level, *need)
                     allowed = plan.names() if is_first else [name for name in plan.names() if is_allowed(name)]
                     if may_stop and allowed:
                         self._rests_until[level] = now + REST_S
-                        self._due[level] = min(
-                            self._due[level], self._next_look(level, waiting, is_allowed, spare, now)
-                        )
+                        self._due[level] = min(self._due[level], self._next_look(search))
                     if is_first:
                         break
                     kept.update(allowed)
@@ -200,80 +209,61 @@ class Preemption:
         self._rooms.stop(run.replica_id, run.arrival)
         return Preempt(run.arrival.request_id, run.replica_id, keeps_place=run.arrival.request_class < level)
 
-    def _cheapest(
-        self,
-        level: RequestClass,
-        waiting: QueuedRequest,
-        plan: RoomPlan,
-        is_allowed: Callable[[str], bool],
-        slots: int,
-        now: float,
-    ) -> tuple[str | None, list[GrantedRequest]]:
-        """The replica on which room costs least, and what has to stop there, of so many slots at least; None: nowhere
-        that this look has seen."""
+    def _cheapest(self, search: _Search) -> tuple[str | None, list[GrantedRequest]]:
+        """The replica on which room costs least, and what has to stop there; None: nowhere that this look has seen."""
         best: tuple[_Price, str, list[GrantedRequest]] | None = None
-        self._saw_all = True
         left = MAX_PRICED
-        for of, lost, name in self._replicas_by_loss(level, waiting, now):
+        for of, lost, name in self._replicas_by_loss(search):
             if best is not None and (of, lost) > best[0][:2]:
                 break
-            room = self._room_there(level, waiting, plan, name, slots) if is_allowed(name) else None
+            room = self._room_there(search, name)
             if room is None:
                 continue
             if not left:
-                self._saw_all = False
+                search.saw_all = False
                 break
             left -= 1
-            found = self._price(name, level, waiting, room, now)
+            found = self._price(search, name, room)
             if found is not None:
                 best = min(best or found, found, key=itemgetter(0))
-        self._saw_all = self._saw_all and self.runs.looks_left >= 0
+        search.saw_all = search.saw_all and self.runs.looks_left >= 0
         if best is not None:
             return best[1:]
-        return (None, []) if self._saw_all else self._try_in_turn(level, waiting, plan, is_allowed, slots, now)
+        return (None, []) if search.saw_all else self._try_in_turn(search)
 
-    def _replicas_by_loss(
-        self, level: RequestClass, waiting: QueuedRequest, now: float
-    ) -> Iterator[tuple[int, float, str]]:
+    def _replicas_by_loss(self, search: _Search) -> Iterator[tuple[int, float, str]]:
         """The replicas in the order of their running requests that lose least: the class of that one, what it loses,
         the replica; as far as `MAX_LOOKS` reach."""
-        only = waiting.arrival.only_replica
+        arrival = search.waiting.arrival
         seen = set[str]()
         self.runs.looks_left = MAX_LOOKS
-        if only is not None:
-            yield RequestClass.LOW, 0.0, only
+        if arrival.only_replica is not None:
+            yield RequestClass.LOW, 0.0, arrival.only_replica
             return
-        for of in LEVELS[: level + 1]:
-            for lost, run in self.runs.cheapest(of, level, waiting, now):
+        for of in LEVELS[: arrival.request_class + 1]:
+            for lost, run in self.runs.cheapest(of, search.waiting, search.now):
                 if run.replica_id not in seen:
                     seen.add(run.replica_id)
                     yield of, lost, run.replica_id
 
-    def _try_in_turn(
-        self,
-        level: RequestClass,
-        waiting: QueuedRequest,
-        plan: RoomPlan,
-        is_allowed: Callable[[str], bool],
-        slots: int,
-        now: float,
-    ) -> tuple[str | None, list[GrantedRequest]]:
+    def _try_in_turn(self, search: _Search) -> tuple[str | None, list[GrantedRequest]]:
         """As `_cheapest`, of the replicas whose turn it is in this look. One on which no stop makes room for a request
         is not tried for the others of its class."""
+        level = search.waiting.arrival.request_class
         names = list(self._capacity.replicas)
         if self._tried is None:
             start = self._turns[level] % len(names)
             self._tried = (names[start:] + names[:start])[:MAX_TRIED]
             self._turns[level] = start + len(self._tried)
-        self._saw_all = len(self._tried) == len(names)
+        search.saw_all = len(self._tried) == len(names)
         found: list[tuple[_Price, str, list[GrantedRequest]]] = []
         rest = []
         for at, name in enumerate(self._tried):
             if len(found) == MAX_PRICED:
                 rest += self._tried[at:]
                 break
-            room = self._room_there(level, waiting, plan, name, slots) if is_allowed(name) else None
-            priced = None if room is None else self._price(name, level, waiting, room, now)
+            room = self._room_there(search, name)
+            priced = None if room is None else self._price(search, name, room)
             if priced is not None:
                 found.append(priced)
             if priced is not None or room is None:
@@ -281,35 +271,30 @@ class Preemption:
         self._tried = rest
         return min(found, key=itemgetter(0))[1:] if found else (None, [])
 
-    def _next_look(
-        self,
-        level: RequestClass,
-        waiting: QueuedRequest,
-        is_allowed: Callable[[str], bool],
-        spare: int,
-        now: float,
-    ) -> float:
+    def _next_look(self, search: _Search) -> float:
         """When room may be found for a request for which there was none, though nothing else has changed."""
-        if spare < 0:
-            return now + GROWN_S  # time alone lets the guard slots become fewer
-        return self.runs.next_able(level, waiting, is_allowed, now) if self._saw_all else now + REST_S
+        if search.slots > 1:
+            return search.now + GROWN_S  # time alone lets the guard slots become fewer
+        if not search.saw_all:
+            return search.now + REST_S
+        return self.runs.next_able(search.waiting, search.is_allowed, search.now)
 
-    def _room_there(
-        self, level: RequestClass, waiting: QueuedRequest, plan: RoomPlan, name: str, slots: int
-    ) -> Room | None:
-        """The room of a replica, as far as it counts for a request that needs so many slots more; None: not even all
-        that can be stopped there would be enough."""
-        free = plan.room(name)
-        room = Room(min(free.slots, waiting.slots - slots), free.tokens)
-        more_slots, more_tokens = self.runs.could_free(name, level)
+    def _room_there(self, search: _Search, name: str) -> Room | None:
+        """The room of a replica, as far as it counts for the request; None: it may not run there, or not even all that
+        can be stopped there would be enough."""
+        if not search.is_allowed(name):
+            return None
+        waiting = search.waiting
+        free = search.plan.room(name)
+        room = Room(min(free.slots, waiting.slots - search.slots), free.tokens)
+        more_slots, more_tokens = self.runs.could_free(name, waiting.arrival.request_class)
         return room if Room(room.slots + more_slots, room.tokens + more_tokens).fits(waiting) else None
 
-    def _price(
-        self, name: str, level: RequestClass, waiting: QueuedRequest, room: Room, now: float
-    ) -> tuple[_Price, str, list[GrantedRequest]] | None:
-        """What room for a request costs on a replica, and what has to stop there; None: no stop makes room now."""
+    def _price(self, search: _Search, name: str, room: Room) -> tuple[_Price, str, list[GrantedRequest]] | None:
+        """What room for the request costs on a replica, and what has to stop there; None: no stop makes room now."""
+        waiting = search.waiting
         chosen: list[tuple[int, float, int, GrantedRequest]] = []
-        for one in self.runs.able_on(name, level, waiting, now):
+        for one in self.runs.able_on(name, waiting, search.now):
             if room.fits(waiting):
                 break
             room.add(one[-1].arrival)

@@ -41,7 +41,6 @@ class RequestQueue:
         self._by_deadline = KeyedHeap()
         self.by_session: dict[str, dict[str, QueuedRequest]] = {}  # those that may take a session's place, by lease
         self._arrival_count = 0
-        self.tokens = 0
 
     def add(
         self,
@@ -62,8 +61,12 @@ class RequestQueue:
         self.class_queues[arrival.request_class].add(waiting)
         if arrival.deadline is not None:
             self._by_deadline.set(arrival.request_id, (arrival.deadline, waiting.arrival_number))
-        self.tokens += waiting.cost
         return waiting
+
+    @property
+    def tokens(self) -> int:
+        """KV tokens that the waiting requests need."""
+        return sum(class_queue.tokens for class_queue in self.class_queues)
 
     def set_wait_from(self, waiting: QueuedRequest, wait_from_s: float) -> None:
         """The longest wait of a request counts from this moment."""
@@ -79,7 +82,6 @@ class RequestQueue:
             self.class_queues[waiting.arrival.request_class].remove(waiting)
             self._by_deadline.discard(request_id)
             self._leave_place(waiting)
-            self.tokens -= waiting.cost
         return waiting
 
     def first_for(self, lease: str) -> QueuedRequest | None:

@@ -63,9 +63,8 @@ class Scheduler:
         self.drain_rate = DrainRate()
         self.use: dict[str, tuple[int, int]] = {}  # slots and KV tokens of running requests, by tenant
         self.shares = _shares(policy)  # guaranteed, by tenant
-        self._below_share: set[str] = set()  # tenants below their share
         self._versions_at_stall: tuple[int, ...] = ()  # the last versions at which no request could run
-        self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), name in self._below_share))
+        self.queue = RequestQueue(lambda name: TenantQueue(name, self.policy.weight(name), self.is_below_share(name)))
         self.preemption = Preemption(self.queue.class_queues, self.capacity, self.guard_slots)
 
     def set_policy(self, policy: QueuePolicy) -> None:
@@ -158,31 +157,20 @@ class Scheduler:
                 self.preemption.grown(run)
             run.class_queue.charge(run.tenant_queue, INPUT_WEIGHT * more_prompt + OUTPUT_WEIGHT * tokens)
 
-    def done(
+    def end(
         self,
         request_id: str,
         prompt_tokens: int | None,
         output_tokens: int | None,
         returned: tuple[int, int] | None = None,
     ) -> SessionPlace | None:
-        """A running request has ended after these tokens; None: unknown, its estimate counts. The rest as `end`."""
-        run = self.running[request_id]
+        """A running request has ended after these tokens; None: unknown, its estimate counts. `returned`: slots and KV
+        tokens that its account returns; None: what it was granted. Returns the place of its session, if it ran
+        there."""
+        run = self.running.pop(request_id)
         if output_tokens is None:
             estimated = run.arrival.cost - run.charged_prompt - run.arrival.produced_tokens
             output_tokens = max(run.charged_output, estimated)
-        return self.end(request_id, prompt_tokens, output_tokens, returned)
-
-    def end(
-        self,
-        request_id: str,
-        prompt_tokens: int | None = None,
-        output_tokens: int | None = None,
-        returned: tuple[int, int] | None = None,
-    ) -> SessionPlace | None:
-        """A running request has ended after these tokens; None: as many as it was charged so far. `returned`: slots and
-        KV tokens that its account returns; None: what it was granted. Returns the place of its session, if it ran
-        there."""
-        run = self.running.pop(request_id)
         if run.place is not None:
             run.place.give_back(run.holder, returned)
             del self.in_places[request_id]
@@ -200,7 +188,7 @@ class Scheduler:
             self._settle(self.running.pop(request_id), None, None)
         in_places = [run for run in self.in_places.values() if run.replica_id == replica_id]
         for run in in_places:
-            self.end(run.arrival.request_id)
+            self.end(run.arrival.request_id, None, run.charged_output)
         self.preemption.replica_gone()
         self.update_below_share(self.shares)
 
@@ -329,10 +317,8 @@ class Scheduler:
         """The use or the share of these tenants, or what the replicas have, has changed. O(tenants)."""
         for tenant in tenants:
             below_share = self.is_below_share(tenant)
-            if below_share is not (tenant in self._below_share):
-                self._below_share ^= {tenant}
-                for class_queue in self.queue.class_queues:
-                    class_queue.set_below_share(tenant, below_share)
+            for class_queue in self.queue.class_queues:
+                class_queue.set_below_share(tenant, below_share)
 
 
 def _confirm(run: GrantedRequest) -> None:

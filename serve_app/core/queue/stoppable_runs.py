@@ -121,24 +121,23 @@ class StoppableRuns:
         return (0, 0) if there is None else (sum(there.slots[: level + 1]), sum(there.tokens[: level + 1]))
 
     def able_on(
-        self, replica_id: str, level: RequestClass, waiting: QueuedRequest, now: float
+        self, replica_id: str, waiting: QueuedRequest, now: float
     ) -> list[tuple[int, float, int, GrantedRequest]]:
-        """Those of a replica that may stop now for a waiting request of this class, the cheapest first: class, what it
-        loses, number. O(requests there)."""
+        """Those of a replica that may stop now for a waiting request, the cheapest first: class, what it loses, number.
+        O(requests there)."""
         found = []
-        for runs in self._on[replica_id].runs[: level + 1]:
+        for runs in self._on[replica_id].runs[: waiting.arrival.request_class + 1]:
             found += [
                 (run.arrival.request_class, run.lost(now), run.number, run)
                 for run in runs.values()
-                if stoppable_from(run, level, waiting, now) <= now
+                if stoppable_from(run, waiting, now) <= now
             ]
         return sorted(found, key=itemgetter(0, 1, 2))
 
-    def cheapest(
-        self, of: RequestClass, level: RequestClass, waiting: QueuedRequest, now: float
-    ) -> Iterator[tuple[float, GrantedRequest]]:
-        """The requests of a class that may stop now for a waiting one of class `level`, with what they lose, in that
-        order, while `looks_left`."""
+    def cheapest(self, of: RequestClass, waiting: QueuedRequest, now: float) -> Iterator[tuple[float, GrantedRequest]]:
+        """The requests of class `of` that may stop now for a waiting one, with what they lose, in that order, while
+        `looks_left`."""
+        level = waiting.arrival.request_class
         # What it loses, or of a group, at least; whether it is known; number of the grant; the request; in its group:
         # the entries, and where.
         heap: list[tuple[float, bool, int, GrantedRequest, list[_Entry], int]] = []
@@ -170,11 +169,10 @@ class StoppableRuns:
             if of < level or run.kv_tokens > waiting.cost:
                 heapq.heappush(heap, (run.lost(now), True, run.number, run, entries, at))
 
-    def next_able(
-        self, level: RequestClass, waiting: QueuedRequest, is_allowed: Callable[[str], bool], now: float
-    ) -> float:
+    def next_able(self, waiting: QueuedRequest, is_allowed: Callable[[str], bool], now: float) -> float:
         """When the next request on an allowed replica may stop for this one; infinite: none. After so many looks, the
         moment of the next ones."""
+        level = waiting.arrival.request_class
         due = math.inf
         looks = MAX_DUE_LOOKS
         for of in RequestClass:
@@ -198,7 +196,7 @@ class StoppableRuns:
                     if looks < 0:
                         return min(due, now + GROWN_S)
                     if is_allowed(run.replica_id):
-                        due = min(due, stoppable_from(run, level, waiting, now))
+                        due = min(due, stoppable_from(run, waiting, now))
         return due
 
     def _insert(self, run: GrantedRequest) -> None:
@@ -214,8 +212,9 @@ class StoppableRuns:
             del groups[run.group]
 
 
-def stoppable_from(run: GrantedRequest, level: RequestClass, waiting: QueuedRequest, now: float) -> float:
-    """From when on a run may stop for a waiting request of this class; infinite: never."""
+def stoppable_from(run: GrantedRequest, waiting: QueuedRequest, now: float) -> float:
+    """From when on a run may stop for a waiting request; infinite: never."""
+    level = waiting.arrival.request_class
     of = run.arrival.request_class
     preempted = run.arrival.preempted
     since = run.granted_s + _protection_s(of, level, preempted)

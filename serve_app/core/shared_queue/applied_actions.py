@@ -17,7 +17,8 @@ from serve_app.core.queue import Action, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import ActorAction
-from serve_app.core.shared_queue.router_requests import InFlight, PendingRequests
+from serve_app.core.shared_queue.router_pending import PendingRequests
+from serve_app.core.shared_queue.router_running import InFlight
 from serve_app.core.shared_queue.scope import lost
 
 _OF_ACCOUNTS = (LimitGrant, LimitRecall)  # without one of them a router's account of a limit is wrong

@@ -1,12 +1,12 @@
-"""A router's accounts: what its requests hold on each engine, and the credit on which it grants alone.
+"""A router's credit of each engine, on which it grants alone.
 
 Rules
-- Credit is an account minus what requests hold. It is negative if the actor has less than the router counted; then
-  nothing is granted there until enough requests have ended.
+- Credit is the router's account at the actor minus what its requests hold (`.router_running`). It is negative if the
+  actor has less than the router counted; then nothing is granted there until enough requests have ended.
 - While no request waits, a router keeps about the target credit set by the actor, requests more below half of it and
   returns the surplus above twice of it. While requests wait for the engine or its model it keeps none.
 
-Invariant: held and credit of an engine change only together, or by an action of the actor, or by an event to it.
+Invariant: credit changes only as a request begins, grows or ends, by an action of the actor, or by an event to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.shared_queue.messages import ActorState, Amount, CreditRequest, GiveBack
+from serve_app.core.shared_queue.messages import ActorState, CreditRequest, GiveBack
 
 CREDIT_REQUEST_PAUSE_S = 0.05  # after an answer, which may grant nothing; the actor grants credit on request only
 GIVE_BACK_FACTOR = 2  # times the target credit: less would alternate between returning and requesting
@@ -23,14 +23,12 @@ GIVE_BACK_FACTOR = 2  # times the target credit: less would alternate between re
 
 @dataclass(slots=True)
 class RouterAccount:
-    """What a router may use of an engine. `usable`: requests can be sent there, as far as is known. `fingerprint`: see
-    `core.memory.EngineReport`; None: the router has not been connected to it."""
+    """What a router may use of an engine besides what its requests hold. `usable`: requests can be sent there, as far
+    as is known. `fingerprint`: see `core.memory.EngineReport`; None: the router has not been connected to it."""
 
     model: str
     usable: bool = True
     single_request: bool = False
-    held_slots: int = 0
-    held_tokens: int = 0
     credit_slots: int = 0
     credit_tokens: int = 0
     target_slots: int = 0
@@ -55,6 +53,7 @@ class RouterCredit:
     def __init__(self) -> None:
         self.by_engine: dict[str, RouterAccount] = {}
         self.engines_with_credit: dict[str, KeyedHeap] = {}  # by model: usable engines with credit, most slots first
+        self.changed: set[str] = set()  # engines to balance: their credit or whether they are usable has changed
         self._grants = 0
 
     def set_reachability(self, model: str, engine: str, usable: bool, *, single_request: bool = False) -> bool:
@@ -76,6 +75,7 @@ class RouterCredit:
     def drop_engine(self, engine: str) -> None:
         """An engine is gone: remove its account."""
         model = self.by_engine.pop(engine).model
+        self.changed.discard(engine)
         open_ones = self.engines_with_credit.get(model)
         if open_ones is not None:  # none if no engine has credit
             open_ones.discard(engine)
@@ -109,17 +109,14 @@ class RouterCredit:
         """A request begins or grows on credit, after `choose`."""
         self._grants += 1
         self.by_engine[engine].last_grant = self._grants
-        self.change(engine, held=(slots, tokens), credit=(-slots, -tokens))
+        self.add(engine, -slots, -tokens)
 
-    def change(self, engine: str, *, held: tuple[int, int] = (0, 0), credit: tuple[int, int] = (0, 0)) -> None:
-        """Change what requests hold, and the credit, by slots and tokens; the account changes by the sum of both."""
+    def add(self, engine: str, slots: int, tokens: int) -> None:
+        """Add slots and tokens to the credit; negative: take them off."""
         account = self.by_engine[engine]
-        account.held_slots += held[0]
-        account.held_tokens += held[1]
-        if credit != (0, 0):
-            account.credit_slots += credit[0]
-            account.credit_tokens += credit[1]
-            self._index(engine, account)
+        account.credit_slots += slots
+        account.credit_tokens += tokens
+        self._index(engine, account)
 
     def set_target(self, engine: str, slots: int, tokens: int) -> None:
         """The credit that this router should have there while no request waits."""
@@ -133,35 +130,13 @@ class RouterCredit:
         account = self.by_engine.get(engine)
         return (0, 0) if account is None else (account.credit_slots, account.credit_tokens)
 
-    def tokens(self, engine: str) -> int:
-        """KV tokens of the account there, held plus credit; zero if unknown."""
-        return self.held(engine)[1] + self.credit(engine)[1]
-
-    def held(self, engine: str) -> tuple[int, int]:
-        """Slots and tokens that requests hold there; zero if unknown."""
-        account = self.by_engine.get(engine)
-        return (0, 0) if account is None else (account.held_slots, account.held_tokens)
-
-    def held_amounts(self) -> tuple[Amount, ...]:
-        """Held amounts, on engines where requests hold anything. O(engines)."""
-        found = (Amount(name, one.held_slots, one.held_tokens) for name, one in self.by_engine.items())
-        return tuple(one for one in found if one.slots or one.tokens)
-
-    def account_amounts(self) -> tuple[Amount, ...]:
-        """Account amounts (held plus credit), zero included. O(engines)."""
-        return tuple(
-            Amount(name, one.held_slots + one.credit_slots, one.held_tokens + one.credit_tokens)
-            for name, one in self.by_engine.items()
-        )
-
-    def begin_incarnation(self, *, credit_valid: bool) -> tuple[Amount, ...]:
-        """The accounts, held plus credit, for a new incarnation; held amounts are reported even if the actor lacks
-        them. `credit_valid`: the credit is still this router's; otherwise it is dropped."""
+    def begin_incarnation(self, *, credit_valid: bool) -> None:
+        """A new incarnation begins: no credit is negative, so what requests hold is reported even if the actor lacks
+        it. `credit_valid`: the credit is still this router's; otherwise it is dropped."""
         for account in self.by_engine.values():
             account.request_pending = False
             account.credit_slots = max(0, account.credit_slots) if credit_valid else 0
             account.credit_tokens = max(0, account.credit_tokens) if credit_valid else 0
-        return self.account_amounts()
 
     def keeps(self, engine: str, state: ActorState) -> bool:
         """Whether what a request on credit has held stays here when it ends."""
@@ -186,7 +161,7 @@ class RouterCredit:
         surplus_slots = slots - target_slots if slots > GIVE_BACK_FACTOR * target_slots else 0
         surplus_tokens = tokens - target_tokens if tokens > GIVE_BACK_FACTOR * target_tokens else 0
         if surplus_slots or surplus_tokens:
-            self.change(engine, credit=(-surplus_slots, -surplus_tokens))
+            self.add(engine, -surplus_slots, -surplus_tokens)
             return GiveBack(engine, surplus_slots, surplus_tokens)
         enough = 2 * slots > target_slots and 2 * tokens > target_tokens
         if not keeps or account.request_pending or enough or now < account.request_again_at:
@@ -201,6 +176,7 @@ class RouterCredit:
         return account.credit_slots >= slots and account.credit_tokens >= tokens
 
     def _index(self, engine: str, account: RouterAccount) -> None:
+        self.changed.add(engine)
         open_ones = self.engines_with_credit.setdefault(account.model, KeyedHeap())
         if account.usable and account.credit_slots > 0:
             wanted = min(account.credit_slots, account.target_slots)  # what is above that draws no request there

@@ -25,7 +25,7 @@ Invariant: every arrival ends as exactly one of granted, refused, cancelled whil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from serve_app.core.limits import LimitAction, LimitDecision, LimitedRequest, RouterLimits
@@ -37,7 +37,8 @@ from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.early_refusal import EarlyRefusal
 from serve_app.core.shared_queue.messages import DEFAULT_POLICY, ActorAction, Amount
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest, PendingRequests
+from serve_app.core.shared_queue.router_pending import PendingRequest, PendingRequests
+from serve_app.core.shared_queue.router_running import InFlight
 from serve_app.core.shared_queue.states import (
     REQUEST,
     REQUEST_ACTIONS,
@@ -120,7 +121,7 @@ class RouterQueue:
             self._add_pending(waiting, now)
             return []
         asks = not alone and model in self.router_session.state.contended
-        if not asks and not self.pending.counts[model]:
+        if not asks and model not in self.pending.queues:
             granted = self._grant_on_credit(waiting, now)
             if granted is not None:
                 self._balance_credit(now)
@@ -228,15 +229,15 @@ class RouterQueue:
         """Whether a heartbeat would carry more than the accounts."""
         return self.router_session.has_reports or bool(self.in_flight.unannounced)
 
-    def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str], list[str]]:
-        """At a heartbeat: reconcile waiting requests and held amounts between this queue, its process and the actor.
+    def reconcile(self, alive: Mapping[str, bool], now: float) -> tuple[list[Action], list[str]]:
+        """At a heartbeat: reconcile requests between this queue and its process, and report the accounts to the actor.
 
         Args:
             alive: the requests of this process, and whether each of them runs.
 
         Returns:
-            Resulting actions; requests known on one side only, or in another state there, at two heartbeats in a row,
-            which are ended here; and engines whose sums differed from those of their requests. O(requests).
+            Resulting actions; and requests known on one side only, or in another state there, at two heartbeats in a
+            row, which are ended here. O(requests).
         """
         known: dict[str, object] = {**self.pending.by_request_id, **self.in_flight.running}
         ours = {request_id: request_id in self.in_flight.running for request_id in known}
@@ -244,20 +245,20 @@ class RouterQueue:
         lost = [one for one, what in odd.items() if one in self._unmatched and self._unmatched[one] is what]
         self._unmatched = odd
         actions = [action for request_id in lost for action in self.on_cancel(request_id, now)]
-        wrong = self.in_flight.recount()
-        accounts = tuple(one for one in self.accounts.account_amounts() if one.slots or one.tokens)
         places = self.in_flight.places()
-        self.router_session.report_accounts(self.accounts.held_amounts() + places, accounts + places)
-        return actions, lost, wrong
+        in_use = (*map(self.in_flight.held, self.accounts.by_engine), *places)
+        accounts = (*map(self.in_flight.account, self.accounts.by_engine), *places)
+        self.router_session.report_accounts(_not_empty(in_use), _not_empty(accounts))
+        return actions, lost
 
     def account(self, engine: str) -> tuple[int, Amount]:
         """Slots that requests hold on an engine, and this router's account there in the actor's last report."""
-        return self.accounts.held(engine)[0], self.router_session.ledger_accounts.get(engine, Amount(engine, 0, 0))
+        return self.in_flight.held(engine).slots, self.router_session.ledger_accounts.get(engine, Amount(engine, 0, 0))
 
     def on_lost(self, now: float) -> list[Action]:
         """A call to the actor has failed or timed out; the actor may have received it."""
         self.router_session.on_lost()
-        return self._serve_alone(now, *self.pending.counts)
+        return self._serve_alone(now, *self.pending.queues)
 
     def on_reply(self, reply: messages.ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
@@ -281,7 +282,7 @@ class RouterQueue:
         if session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
-        actions += self._serve_alone(now, *self.pending.counts)
+        actions += self._serve_alone(now, *self.pending.queues)
         if self.alone:
             return actions
         for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
@@ -298,7 +299,8 @@ class RouterQueue:
         self.early_refusal.reset()
         self.in_flight.dropped_engines.clear()
         to_be_known = self.in_flight.begin_incarnation(now)
-        accounts = self.accounts.begin_incarnation(credit_valid=now < self.credit_valid_until)
+        self.accounts.begin_incarnation(credit_valid=now < self.credit_valid_until)
+        accounts = tuple(map(self.in_flight.account, self.accounts.by_engine))
         engines = self.accounts.by_engine.items()
         self.router_session.begin(
             epoch,
@@ -421,8 +423,12 @@ class RouterQueue:
         """Return surplus credit and request missing credit on engines with changes, or on every engine."""
         if self.alone:
             return
-        for engine in self.accounts.by_engine if every else sorted(self.in_flight.touched_engines):
+        for engine in self.accounts.by_engine if every else sorted(self.accounts.changed):
             event = self.accounts.balance(engine, self.router_session.state, now)
             if event is not None:
                 self.router_session.put(event)
-        self.in_flight.touched_engines.clear()
+        self.accounts.changed.clear()
+
+
+def _not_empty(amounts: Iterable[Amount]) -> tuple[Amount, ...]:
+    return tuple(one for one in amounts if one.slots or one.tokens)

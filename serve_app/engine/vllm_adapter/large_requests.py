@@ -53,16 +53,17 @@ class LargeRequests:
         """
         if submit.operation not in READ_THERE:
             return None
-        large = submit.is_large
-        if large is None:
+        large = even_small or submit.is_large  # None: its router has not measured it
+        if large is None and not self._reads_media:
             large = is_large(submit.operation, submit.body)
-        if not (even_small or large):
+        if large is False:
             return None
-        size = body_size(submit.operation, submit.body) if self._reads_media else None
-        if size is not None and size.has_media:
-            if size.is_large(MEDIA_TIMES):
+        if self._reads_media:  # once, in full
+            size = body_size(submit.operation, submit.body)
+            if size.has_media and size.is_large(MEDIA_TIMES):
                 raise BadRequest("a request with images, audio or video has too many other parts, or too much text")
-            return None
+            if size.has_media or not (large or size.is_large()):
+                return None
         return await self._queue.ask(submit.cache_salt or "", submit)
 
     async def _read(self, submit: Submit) -> Read:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
 
@@ -13,7 +14,7 @@ LOW, NORMAL, HIGH, CRITICAL = RequestClass
 def admission(max_queued: int = 100, max_wait_s: float = 60.0, **replicas: int) -> Admission:
     made = Admission(QueuePolicy(max_queued, max_wait_s, no_replica_wait_s=25.0))
     for replica, slots in replicas.items():
-        made.on_replica(replica, slots, 0.0)
+        set_replica(made, replica, slots, 0.0)
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 
@@ -81,5 +82,5 @@ class Shop:
 
 def shop(policy: QueuePolicy | None = None, slots: int = 8, kv_tokens: int | None = None, step_s: float = 0.05) -> Shop:
     line = Admission(policy or patient())
-    line.on_replica("a", slots, 0.0, kv_tokens)
+    set_replica(line, "a", slots, 0.0, kv_tokens)
     return Shop(line, step_s)

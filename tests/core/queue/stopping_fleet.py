@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, Refuse
 from serve_app.core.queue.drain_rate import GUARDED_FROM
 from serve_app.core.queue.stoppable_runs import QUANTUM_S, RESUMED_S
@@ -140,7 +141,7 @@ class Fleet:
     def bring_to_rest(self) -> None:
         for replica in REPLICAS:
             self.take(self.line.on_kv_debt(replica, None, self.now))
-            self.take(self.line.on_replica(replica, 4, self.now, 200))
+            self.take(set_replica(self.line, replica, 4, self.now, 200))
         for _ in range(1000):
             if not self.running and not self.waiting:
                 break

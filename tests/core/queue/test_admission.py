@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, Refuse
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, where
@@ -31,16 +32,16 @@ def test_affinity_is_kept_where_its_slots_are_free_and_never_waited_for() -> Non
 def test_a_draining_replica_finishes_and_gets_nothing() -> None:
     line = admission(a=2)
     arrive(line, "p", "q", "r")
-    assert line.on_replica("a", 0, 1.0) == []
+    assert set_replica(line, "a", 0, 1.0) == []
     assert line.on_done("p", 2.0) == []
     assert line.capacity.replicas["a"].pool.used_slots == 1
-    assert where(line.on_replica("b", 1, 3.0)) == {"r": "b"}
+    assert where(set_replica(line, "b", 1, 3.0)) == {"r": "b"}
 
 
 def test_a_shrunken_replica_gets_nothing_until_it_is_below_its_slots() -> None:
     line = admission(a=3)
     arrive(line, "p", "q", "r", "s")
-    line.on_replica("a", 2, 1.0)
+    set_replica(line, "a", 2, 1.0)
     assert line.on_done("p", 2.0) == []
     assert where(line.on_done("q", 3.0)) == {"s": "a"}
 
@@ -153,7 +154,7 @@ def test_affinity_does_not_open_a_replica_that_is_kept() -> None:
 
 def test_a_request_that_lost_its_replica_is_not_refused_for_want_of_room() -> None:
     line = Admission(QueuePolicy(max_queued=1, max_wait_s=60.0))
-    line.on_replica("r", 1, 0.0)
+    set_replica(line, "r", 1, 0.0)
     for number in range(2):
         line.on_arrive(Arrival(f"{number}", RequestClass.NORMAL, "t"), 0.0)
     line.on_replica_gone("r", 1.0)

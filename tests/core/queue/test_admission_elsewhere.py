@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.pools import Holder
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
@@ -13,7 +14,7 @@ LOW = RequestClass.LOW
 
 def line(max_queued: int = 10, slots: int = 2, kv_tokens: int | None = None, **policy: float) -> Admission:
     admission = Admission(QueuePolicy(max_queued=max_queued, max_wait_s=60.0, **policy))  # type: ignore[arg-type]
-    admission.on_replica("r", slots, 0.0, kv_tokens)
+    set_replica(admission, "r", slots, 0.0, kv_tokens)
     return admission
 
 

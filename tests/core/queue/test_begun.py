@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.policy import BEGUN_WAIT_S
 from tests.core.queue.events import HIGH, LOW, NORMAL, arrival, arrive, of, where
@@ -42,7 +43,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         self.line = Admission(self.policy)
-        self.take(self.line.on_replica("a", self.slots, 0.0))
+        self.take(set_replica(self.line, "a", self.slots, 0.0))
 
     def arrive(self, one: Arrival) -> None:
         self.waiting[one.request_id] = one
@@ -114,7 +115,7 @@ def test_no_stream_that_has_begun_is_refused_in_half_an_hour_of_overload() -> No
 def busy(min_share: float = 0.05, **more: Any) -> Admission:
     """One slot, which answers of `high` have one after the other (`turns`)."""
     line = Admission(QueuePolicy(1000, MAX_WAIT_S, min_share=min_share, **more))
-    line.on_replica("a", 1, 0.0, 10_000)
+    set_replica(line, "a", 1, 0.0, 10_000)
     line.on_arrive(of("h", "high0", HIGH, 0, 100), 0.0)
     return line
 
@@ -157,7 +158,7 @@ def test_a_class_pays_for_what_has_begun_only_what_is_left() -> None:
 
 def test_a_tenant_is_not_charged_again_for_the_prompt_of_what_goes_on() -> None:
     line = Admission(QueuePolicy(1000, MAX_WAIT_S))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     line.on_arrive(of("a", "a0", prompt=1000, output=10, preemptible=True), 0.0)
     assert where(line.on_done("a0", 0.0, 1000, 5)) == {}
     line.on_arrive(of("b", "b0", prompt=1002, output=10), 0.0)
@@ -200,7 +201,7 @@ def test_without_a_minimum_share_what_has_begun_times_out_when_its_class_gets_no
 def test_what_has_begun_is_refused_after_the_longest_wait_when_no_replica_can_run_it_any_more() -> None:
     line = busy()
     line.on_arrive(of("a", "begun", LOW, 100, 900, accepted=True, preempted=1), 0.0)
-    line.on_replica("a", 1, 1.0, 500)
+    set_replica(line, "a", 1, 1.0, 500)
     for number in range(7):
         turns(line, 1, 100.0 * number + 1.0, first=number + 1)
     assert where(line.on_tick(MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "too_large"}

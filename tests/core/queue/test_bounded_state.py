@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.keyed_heap import SLACK, KeyedHeap
 from serve_app.core.queue import Admission, Arrival, QueuePolicy, TenantPolicy
 from serve_app.core.queue.tenant_queue import QueuedRequest
@@ -53,7 +54,7 @@ def count_waiting() -> int:
 @pytest.mark.usefixtures("frozen")
 def test_cancelled_requests_leave_nothing_in_memory() -> None:
     admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9))
-    admission.on_replica("a", 1, 0.0)
+    set_replica(admission, "a", 1, 0.0)
     for number in range(101):  # one runs, a hundred wait through it all
         admission.on_arrive(Arrival(f"stays{number}", RequestClass.NORMAL, "t"), 0.0)
 
@@ -88,7 +89,7 @@ def test_finished_requests_and_tenants_who_left_leave_nothing_in_memory() -> Non
     def cycles(count: int, start: float) -> None:
         for number in range(count):
             now = start + number * 1e-3
-            admission.on_replica("a", 1, now, 50)
+            set_replica(admission, "a", 1, now, 50)
             names = [f"q{number}.{turn}" for turn in range(3)]
             for turn, name in enumerate(names):
                 tenant = f"t{number * 3 + turn}" if number % 2 else f"t{turn}"
@@ -120,7 +121,7 @@ def test_replicas_that_came_and_went_leave_nothing_in_memory() -> None:
     """Nothing waits, so that no look for what could stop follows what has changed."""
     admission = Admission(QueuePolicy(max_queued=1000, max_wait_s=1e9))
     for number in range(100):
-        admission.on_replica(f"replica-{number}", 2, float(number))
+        set_replica(admission, f"replica-{number}", 2, float(number))
         admission.on_arrive(Arrival(f"q{number}", RequestClass.NORMAL, "t", preemptible=True), float(number))
         if number >= 3:
             admission.on_replica_gone(f"replica-{number - 3}", float(number))

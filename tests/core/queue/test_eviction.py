@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, ClassBound, QueuePolicy, Refuse, TenantPolicy
 from serve_app.core.queue.cold_start import DEFAULT_REMAINING_S
 from serve_app.types import RequestClass
@@ -15,7 +16,7 @@ from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, arrive, of, whe
 def full(max_queued: int = 100, cls: RequestClass = CRITICAL, **more: Any) -> Admission:
     """A line whose one slot is taken, by a request of this class."""
     line = Admission(QueuePolicy(max_queued, 1000.0, **more))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     line.on_arrive(of("x", "running", cls), 0.0)
     return line
 

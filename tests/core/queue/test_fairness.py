@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import INPUT_WEIGHT, OUTPUT_WEIGHT, Admission, TenantPolicy
 from serve_app.core.queue.policy import DEFAULT_MIN_SHARE, MAX_WEIGHT, MIN_WEIGHT
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
@@ -66,7 +67,7 @@ def test_tenants_of_the_extreme_weights_come_and_go_and_the_lightest_is_still_se
     heaviest = TenantPolicy(MAX_WEIGHT)
     tenants = {"light": TenantPolicy(MIN_WEIGHT)} | {f"heavy-{number}": heaviest for number in range(64)}
     line = Admission(patient(tenants=tenants))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     arrive(line, "runs", cls=HIGH)
     line.on_arrive(of("light", "waits"), 0.0)
     for number in range(64):
@@ -167,7 +168,7 @@ def test_without_a_word_of_its_use_a_request_has_cost_its_estimate() -> None:
 
 def test_who_turns_out_to_have_paid_too_much_goes_before_those_it_let_pass() -> None:
     line = Admission(patient())
-    line.on_replica("a", 2, 0.0)
+    set_replica(line, "a", 2, 0.0)
     line.on_arrive(of("guessed", "g0", prompt=1000), 0.0)
     line.on_arrive(of("usual", "u0", prompt=200), 0.0)
     for turn in range(1, 4):
@@ -247,7 +248,7 @@ def test_trickle_is_lost_when_nobody_waits_any_more() -> None:
 
 def test_what_a_class_was_granted_in_its_own_turn_is_no_debt_when_a_higher_one_comes() -> None:
     line = Admission(patient())
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     line.on_arrive(of("t", "n0"), 0.0)
     for turn in range(1, 60):
         line.on_arrive(of("t", f"n{turn}"), 0.0)
@@ -264,8 +265,8 @@ def test_what_a_class_was_granted_in_its_own_turn_is_no_debt_when_a_higher_one_c
 
 def test_a_class_earns_nothing_while_its_turn_finds_no_room() -> None:
     line = Admission(patient(min_share=0.3))
-    line.on_replica("a", 4, 0.0)
-    line.on_replica("b", 1, 0.0)
+    set_replica(line, "a", 4, 0.0)
+    set_replica(line, "b", 1, 0.0)
     for name in "pqrs":
         line.on_arrive(arrival(name, HIGH, affinity="a"), 0.0)
     arrive(line, "h0", cls=HIGH)
@@ -283,7 +284,7 @@ def test_a_class_earns_nothing_while_its_turn_finds_no_room() -> None:
 
 def test_a_due_trickle_that_is_large_is_not_starved_by_higher_classes() -> None:
     line = Admission(patient(min_share=0.3))
-    line.on_replica("a", 4, 0.0)
+    set_replica(line, "a", 4, 0.0)
     arrive(line, *"pqrs", cls=HIGH)
     line.on_arrive(arrival("large", LOW, slots=4), 0.0)
     arrive(line, *(f"h{number}" for number in range(20)), cls=HIGH)
@@ -331,7 +332,7 @@ def test_a_guaranteed_share_is_reached_within_two_seconds_of_answers_as_long(
 
 def test_a_guarantee_does_not_pass_a_higher_class() -> None:
     line = Admission(patient(tenants={"owner": TenantPolicy(share=0.5)}))
-    line.on_replica("a", 2, 0.0)
+    set_replica(line, "a", 2, 0.0)
     arrive(line, "p", "q")
     line.on_arrive(of("owner", "mine"), 0.0)
     arrive(line, "urgent", cls=HIGH)
@@ -341,7 +342,7 @@ def test_a_guarantee_does_not_pass_a_higher_class() -> None:
 
 def test_beyond_its_share_a_tenant_is_one_of_many() -> None:
     line = Admission(patient(tenants={"owner": TenantPolicy(share=0.25)}))
-    line.on_replica("a", 8, 0.0)
+    set_replica(line, "a", 8, 0.0)
     for number in range(8):
         line.on_arrive(of("x", f"r{number}"), 0.0)
     for number in range(20):
@@ -365,7 +366,7 @@ def test_a_share_follows_the_policy_and_the_replicas() -> None:
     assert line.snapshot(1.0).tenants["owner"].below_share
     assert where(line.on_done("p", 1.0)) == {"mine": "a"}
     assert not line.snapshot(1.0).tenants["owner"].below_share
-    line.on_replica("a", 3, 2.0)  # of three slots it has less than 40% with one
+    set_replica(line, "a", 3, 2.0)  # of three slots it has less than 40% with one
     assert line.snapshot(2.0).tenants["owner"].below_share
 
 
@@ -377,7 +378,7 @@ def test_who_comes_does_not_wait_for_service_that_another_only_seemed_to_need() 
     """Prompts that are truncated are estimated at 50,000 tokens and have 5. Who came while one of them ran was raised
     to its charge, and waited for 10,000 more of them."""
     line = Admission(patient())
-    line.on_replica("r", 8, 0.0, kv_tokens=60_000)
+    set_replica(line, "r", 8, 0.0, kv_tokens=60_000)
     running = where(line.on_arrive(of("many", "m0", prompt=50_000, output=0), 0.0))
     for number in range(1, 6):
         line.on_arrive(of("many", f"m{number}", prompt=50_000, output=0), 0.0)

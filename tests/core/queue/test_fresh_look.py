@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.pools import Holder
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, Refuse, TenantPolicy
 from serve_app.types import RequestClass
@@ -43,7 +44,7 @@ class History:
         self.stopping: set[str] = set()
         self.elsewhere = Holder("elsewhere")
         for engine in ENGINES:
-            self.take(self.line.on_replica(engine, draw.choice([1, 2, 4]), 0.0, draw.choice([None, 60, 200])))
+            self.take(set_replica(self.line, engine, draw.choice([1, 2, 4]), 0.0, draw.choice([None, 60, 200])))
 
     def take(self, actions: list[Action]) -> None:
         for one in actions:
@@ -111,7 +112,7 @@ class History:
             size = draw.choice([0, 1, 3]), self.now, draw.choice([None, 60, 200])
             engine = draw.choice(ENGINES)
             elsewhere = draw.choice([(0, 0), (1, 10)])
-            self.take(line.on_replica(engine, *size))
+            self.take(set_replica(line, engine, *size))
             pool = line.capacity.replicas[engine].pool
             pool.give_back(self.elsewhere, 1, 10)
             if pool.free_slots >= elsewhere[0] and pool.space.free() >= elsewhere[1]:
@@ -131,8 +132,8 @@ def test_a_fresh_look_grants_nothing_that_waits_already(seed: int) -> None:
 
 def test_the_replica_of_a_request_that_has_begun_is_open_again_once_it_leaves() -> None:
     line = Admission(QueuePolicy(100, 600.0, min_share=0.3))
-    line.on_replica("a", 10, 0.0, 200)
-    line.on_replica("b", 2, 0.0, 90)
+    set_replica(line, "a", 10, 0.0, 200)
+    set_replica(line, "b", 2, 0.0, 90)
     line.on_arrive(Arrival("runs", HIGH, "h", cost_tokens=130, prompt_tokens=1, only_replica="a"), 0.0)
     line.on_arrive(Arrival("older", LOW, "t", cost_tokens=100, prompt_tokens=1), 0.0)
     begun = Arrival("begun", LOW, "t", cost_tokens=100, prompt_tokens=1, produced_tokens=60, accepted=True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Grant, Preempt, QueuePolicy
 from serve_app.core.queue.drain_rate import guard_slots
 from serve_app.core.queue.stoppable_runs import GROWN_S, RESUMED_S
@@ -20,7 +21,7 @@ LONG_S = 600.0  # many fade times: what was granted before is forgotten
 
 def line(share: float = 0.25, slots: int = SLOTS, trickle: float = 0.0) -> Admission:
     made = Admission(QueuePolicy(1000, 3600.0, min_share=trickle, guard_slots_share=share))
-    made.on_replica("r", slots, 0.0)
+    set_replica(made, "r", slots, 0.0)
     return made
 
 

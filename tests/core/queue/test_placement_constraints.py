@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, QueuePolicy, RefusalReason, Refuse
 from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
@@ -12,7 +13,7 @@ from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 def line(min_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
     made = Admission(QueuePolicy(100, 60.0, min_share=min_share))
     for engine, (slots, kv_tokens) in engines.items():
-        made.on_replica(engine, slots, 0.0, kv_tokens)
+        set_replica(made, engine, slots, 0.0, kv_tokens)
     return made
 
 
@@ -81,7 +82,7 @@ def test_a_request_for_an_engine_that_is_gone_waits_for_it() -> None:
     made = line(a=(4, 1000))
     made.on_arrive(of("t", "waits", only_replica="b"), 0.0)
     made.on_arrive(of("t", "in vain", only_replica="c"), 0.0)
-    assert where(made.on_replica("b", 1, 5.0, 1000)) == {"waits": "b"}
+    assert where(set_replica(made, "b", 1, 5.0, 1000)) == {"waits": "b"}
     (refusal,) = made.on_tick(60.0)
     assert isinstance(refusal, Refuse)
     assert refusal.reason is RefusalReason.NO_REPLICA
@@ -96,7 +97,7 @@ def test_growth_of_a_class_stops_this_class_and_those_below_and_none_above() -> 
         name = f"high {number}"
         assert where(made.on_arrive(of("t", name, HIGH), 0.0)) == {name: "a"}  # and no trickle for those below
         assert made.on_done(name, 0.0) == []
-    assert where(made.on_replica("b", 1, 1.0, 1000)) == {"low": "b"}  # it is owed that by now
+    assert where(set_replica(made, "b", 1, 1.0, 1000)) == {"low": "b"}  # it is owed that by now
     assert made.on_arrive(of("t", "low again", LOW), 2.0) == []
     assert where(made.on_kv_debt("a", LOW, 2.0)) == {"normal": "a"}
     assert where(made.on_arrive(of("t", "normal now"), 2.0)) == {"normal now": "a"}
@@ -108,9 +109,9 @@ def test_debt_goes_with_its_engine() -> None:
     made.on_kv_debt("a", CRITICAL, 0.0)
     made.on_kv_debt("unknown", CRITICAL, 0.0)
     made.on_replica_gone("a", 1.0)
-    made.on_replica("a", 4, 2.0, 1000)
+    set_replica(made, "a", 4, 2.0, 1000)
     assert where(made.on_arrive(of("t", "one"), 2.0)) == {"one": "a"}
-    made.on_replica("unknown", 4, 2.0, 10_000)
+    set_replica(made, "unknown", 4, 2.0, 10_000)
     assert where(made.on_arrive(of("t", "two"), 2.0)) == {"two": "unknown"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, QueuePolicy, TenantPolicy
 from tests.core.queue.events import CRITICAL, HIGH, LOW, admission, arrival, arrive, of, where
 
@@ -73,7 +74,7 @@ def test_without_a_replica_the_wait_for_one_follows_its_own_bound() -> None:
 
 def test_a_share_given_while_others_wait_lets_its_tenant_run_at_once_where_it_fits() -> None:
     line = Admission(PEOPLE_WAIT)
-    line.on_replica("a", 4, 0.0, kv_tokens=100)
+    set_replica(line, "a", 4, 0.0, kv_tokens=100)
     assert where(line.on_arrive(of("x", "running", output=50), 0.0)) == {"running": "a"}
     assert line.on_arrive(of("u", "large", output=80), 0.0) == []  # first, and too large for now: it keeps the replica
     assert line.on_arrive(of("v", "small", output=10), 0.0) == []

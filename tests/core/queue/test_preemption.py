@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
 from serve_app.core.queue.considered import MAX_CONSIDERED
 from serve_app.core.queue.policy import BEGUN_WAIT_S
@@ -127,11 +128,11 @@ def test_what_stops_for_a_request_that_leaves_is_room_for_the_next_one() -> None
 
 def test_kv_tokens_are_room_as_well_as_slots() -> None:
     line = Admission(QueuePolicy(100, 60.0))
-    line.on_replica("a", 8, 0.0, 100)
+    set_replica(line, "a", 8, 0.0, 100)
     granted(line, request("1", cost_tokens=30), request("2", cost_tokens=60))
     assert stopped(line.on_arrive(request("w", HIGH, cost_tokens=80), 1.0)) == ["1", "2"]
     line = Admission(QueuePolicy(100, 60.0))
-    line.on_replica("a", 8, 0.0, 100)
+    set_replica(line, "a", 8, 0.0, 100)
     granted(line, request("1", cost_tokens=30), request("2", cost_tokens=60))
     assert stopped(line.on_arrive(request("w", HIGH, cost_tokens=40), 1.0)) == ["1"]
 
@@ -140,7 +141,7 @@ def test_a_replica_that_has_shrunk_has_less_room_than_stops() -> None:
     line = admission(a=3, b=1)
     granted(line, *(request(f"a{number}", affinity="a") for number in range(3)), now=0.0)
     granted(line, request("b0", prompt_tokens=500, cost_tokens=500))
-    line.on_replica("a", 1, 0.5)
+    set_replica(line, "a", 1, 0.5)
     assert sorted(stopped(line.on_arrive(request("w", HIGH, only_replica="a"), 1.0))) == ["a0", "a1", "a2"]
 
 
@@ -202,7 +203,7 @@ def test_a_look_that_found_no_one_is_followed_by_another_one_soon_after_a_change
 
 def test_a_request_that_is_refused_stops_no_one() -> None:
     line = Admission(QueuePolicy(0, 60.0))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     granted(line, request("low"))
     (refusal,) = line.on_arrive(request("w", HIGH), 1.0)
     assert isinstance(refusal, Refuse)
@@ -278,7 +279,7 @@ def test_none_of_its_class_stops_for_a_longer_one_or_one_that_was_stopped_more_o
 
 def test_one_that_was_due_by_the_minimum_share_is_never_stopped() -> None:
     line = Admission(QueuePolicy(100, 1000.0, min_share=0.2))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     granted(line, request("first", HIGH, cost_tokens=10))
     line.on_arrive(request("low", cost_tokens=10), 0.0)
     now = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, Arrival, Preempt, QueuePolicy
 from serve_app.types import RequestClass
 from tests.core.interpreter_steps import steps
@@ -46,7 +47,7 @@ def fleet(reference: bool, min_share: float, sizes: list[tuple[int, int | None]]
         )
     found = Fleet(line)
     for replica, (slots, kv_tokens) in zip(REPLICAS, sizes, strict=False):
-        found.take(line.on_replica(replica, slots, 0.0, kv_tokens))
+        found.take(set_replica(line, replica, slots, 0.0, kv_tokens))
     return found
 
 
@@ -73,7 +74,7 @@ def play(one: Fleet, number: int, step: tuple[Any, ...]) -> None:
     elif kind == "wait":
         one.tick_until(one.now + SPANS_S[choice % len(SPANS_S)])
     elif kind == "size":
-        one.take(one.line.on_replica(replica, choice % 5, one.now, 20 + tokens * 2))
+        one.take(set_replica(one.line, replica, choice % 5, one.now, 20 + tokens * 2))
     elif kind == "debt":
         one.take(one.line.on_kv_debt(replica, level if choice % 2 else None, one.now))
     elif kind == "lose" and not choice % 4:
@@ -104,7 +105,7 @@ def decision_steps(running: int, age_s: float, least_tokens: int = 10) -> int:
     draw = random.Random(1)
     line = Admission(QueuePolicy(1_000, MAX_WAIT_S))
     for number in range(running // 50):
-        line.on_replica(f"replica-{number}", 50, 0.0, 100_000)
+        set_replica(line, f"replica-{number}", 50, 0.0, 100_000)
     for number in range(running):
         tokens = draw.randrange(least_tokens, 1_500)
         arrival = Arrival(f"r{number}", LOW, "t", 1, tokens + 100, prompt_tokens=tokens, preemptible=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Action, Admission, Arrival, Preempt, QueuePolicy
 from serve_app.core.queue.preemption import MAX_PRICED, MAX_TRIED
 from tests.core.interpreter_steps import steps
@@ -26,7 +27,7 @@ def half_protected(engines: int, unprotected: int | None = None) -> Admission:
     """Full engines of which half may stop, and on one of them, if any, all."""
     line = Admission(QueuePolicy(100_000, 600.0))
     for engine in range(engines):
-        line.on_replica(f"e{engine}", SLOTS, 0.0, SLOTS * RUN_TOKENS)
+        set_replica(line, f"e{engine}", SLOTS, 0.0, SLOTS * RUN_TOKENS)
     for engine in range(engines):
         for number in range(SLOTS):
             preempted = 6 if number % 2 and engine != unprotected else 0
@@ -82,7 +83,7 @@ def test_room_costs_least_among_the_replicas_with_the_requests_that_lose_least(c
     line = Admission(QueuePolicy(1_000, 600.0))
     runs = dict[str, list[tuple[int, str]]]()
     for engine in range(3 * MAX_PRICED):
-        line.on_replica(f"e{engine}", 4, 0.0)
+        set_replica(line, f"e{engine}", 4, 0.0)
     for engine in range(3 * MAX_PRICED):
         for number in range(4):
             tokens = draw.randrange(1, 100_000)
@@ -109,8 +110,8 @@ TENANTS_OF_OTHERS = {"one tenant": lambda number: "a", "its own tenant": lambda 
 @pytest.mark.parametrize("others", [0, 31, 32, 200])
 def test_requests_for_which_no_room_can_be_made_hide_none_that_may_run_elsewhere(tenant: Any, others: int) -> None:
     line = Admission(QueuePolicy(1_000, 60.0))
-    line.on_replica("e0", 4, 0.0, 1_000)
-    line.on_replica("e1", 4, 0.0, 1_000)
+    set_replica(line, "e0", 4, 0.0, 1_000)
+    set_replica(line, "e1", 4, 0.0, 1_000)
     for number in range(4):
         line.on_arrive(Arrival(f"c{number}", CRITICAL, "x", cost_tokens=250, only_replica="e0"), 0.0)
         low = Arrival(f"low{number}", LOW, "y", cost_tokens=250, preemptible=True, only_replica="e1")

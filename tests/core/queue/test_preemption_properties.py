@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, Arrival, QueuePolicy
 from serve_app.core.queue.preemption import REST_S
 from serve_app.core.queue.stoppable_runs import RESUMED_S
@@ -46,7 +47,7 @@ class PreemptionMachine(RuleBasedStateMachine):
     def start(self, max_queued: int, min_share: float, sizes: list[tuple[int, int | None]]) -> None:
         self.fleet = Fleet(Admission(QueuePolicy(max_queued, MAX_WAIT_S, min_share=min_share)))
         for replica, (slots, kv_tokens) in zip(REPLICAS, sizes, strict=False):
-            self.fleet.take(self.fleet.line.on_replica(replica, slots, 0.0, kv_tokens))
+            self.fleet.take(set_replica(self.fleet.line, replica, slots, 0.0, kv_tokens))
 
     @rule(
         of=st.tuples(classes, tenants),
@@ -111,7 +112,7 @@ class PreemptionMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), slots=st.integers(0, 4), kv_tokens=st.none() | st.integers(20, 120))
     def set_size(self, replica: str, slots: int, kv_tokens: int | None) -> None:
-        self.fleet.take(self.fleet.line.on_replica(replica, slots, self.fleet.now, kv_tokens))
+        self.fleet.take(set_replica(self.fleet.line, replica, slots, self.fleet.now, kv_tokens))
 
     @rule(replica=st.sampled_from(REPLICAS))
     def lose(self, replica: str) -> None:
@@ -156,7 +157,7 @@ def played(history: list[Any], min_share: float) -> Fleet:
     """A history in which each stop is obeyed at once; checked after each step."""
     fleet = Fleet(Admission(QueuePolicy(10_000, MAX_WAIT_S, min_share=min_share)))
     for replica in REPLICAS[:2]:
-        fleet.take(fleet.line.on_replica(replica, 2, 0.0))
+        fleet.take(set_replica(fleet.line, replica, 2, 0.0))
     for number, (step, level, tenant, choice, span, where) in enumerate(history):
         names = list(fleet.running)
         if step == "arrive":
@@ -169,7 +170,7 @@ def played(history: list[Any], min_share: float) -> Fleet:
         elif step == "drop" and choice % 3 == 0:
             fleet.lose("c")
         elif step == "size":
-            fleet.take(fleet.line.on_replica(REPLICAS[choice % 3], choice % 4, fleet.now))
+            fleet.take(set_replica(fleet.line, REPLICAS[choice % 3], choice % 4, fleet.now))
         elif step == "wait":
             fleet.tick_until(fleet.now + span, obey=True)
         fleet.obey_all()
@@ -208,7 +209,7 @@ def test_no_more_stop_than_those_that_wait_need(
 ) -> None:
     """All have one slot, and none has stopped yet: each stop is the room of one waiting request above its class."""
     fleet = Fleet(Admission(QueuePolicy(10_000, MAX_WAIT_S, min_share=0.0)))
-    fleet.take(fleet.line.on_replica("a", max(1, len(running)), 0.0))
+    fleet.take(set_replica(fleet.line, "a", max(1, len(running)), 0.0))
     for number, (level, preemptible) in enumerate(running):
         fleet.arrive(Arrival(f"r{number}", level, "t", preemptible=preemptible))
     fleet.now += RESUMED_S
@@ -240,7 +241,7 @@ def test_those_that_stop_are_the_cheapest_that_make_room(
         have = [run for run in fleet.running.values() if run.replica == where]
         total = sum(run.arrival.slots for run in have) + size, sum(run.arrival.cost for run in have) + prompt + 40
         fleet.now = 10.0 - age_s if not number else max(fleet.now, 10.0 - age_s)
-        fleet.take(fleet.line.on_replica(where, total[0], fleet.now, total[1]))
+        fleet.take(set_replica(fleet.line, where, total[0], fleet.now, total[1]))
         level = RequestClass.LOW if number % 3 else RequestClass.NORMAL
         fleet.arrive(
             Arrival(name, level, "t", size, prompt + 40, prompt_tokens=prompt, only_replica=where, preemptible=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.pools import Holder, RequestPool, TokenSpace
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy, Refuse, SessionPlace, WaitReason
 from serve_app.types import RequestClass
@@ -16,7 +17,7 @@ TOKENS = 100
 
 def admission(slots: int = 1, **policy: float) -> Admission:
     found = Admission(QueuePolicy(max_queued=100, max_wait_s=60.0, **policy))  # type: ignore[arg-type]
-    found.on_replica("e", slots, 0.0, 1000)
+    set_replica(found, "e", slots, 0.0, 1000)
     return found
 
 
@@ -93,7 +94,7 @@ def test_a_request_whose_holder_has_ended_does_not_take_the_place() -> None:
 def test_what_waits_behind_a_request_that_has_taken_the_place_is_served_in_the_same_event() -> None:
     """The request for which a replica was held back took the place, and a small one behind it waited for a tick."""
     queue = admission(4)
-    queue.on_replica("e", 4, 0.0, 100)
+    set_replica(queue, "e", 4, 0.0, 100)
     place = session_place(80)
     other = Holder("other")
     place.take(other, 10)
@@ -115,7 +116,7 @@ def test_a_replica_that_is_gone_ends_what_runs_in_places_on_it() -> None:
 
 def test_a_request_of_a_session_is_not_too_large_for_a_replica_that_its_place_is_on() -> None:
     queue = admission()
-    queue.on_replica("e", 1, 0.0, 50)  # it has shrunk since
+    set_replica(queue, "e", 1, 0.0, 50)  # it has shrunk since
     place = session_place(80)
     assert grants(queue.on_arrive(request("a", 70), 1.0, place=place)) == [("a", LEASE)]
     assert isinstance(queue.on_arrive(request("b", 90), 1.0, place=place)[-1], Refuse)

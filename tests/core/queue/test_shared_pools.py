@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.pools import Holder, RequestPool, TokenSpace
 from serve_app.core.queue import Admission, EventGrants, Grant, Preempt, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import LOW, NORMAL, arrival, of, where
@@ -15,7 +16,7 @@ def pool_of(slots: int, capacity: int, limit: int) -> RequestPool:
 
 def test_a_request_whose_holder_has_ended_is_granted_nothing_and_charged_to_no_tenant() -> None:
     line = Admission(POLICY)
-    line.on_replica("e", 1, 0.0)
+    set_replica(line, "e", 1, 0.0)
     line.on_arrive(arrival("runs"), 0.0)
     ended = Holder("r")
     for number in range(5):
@@ -49,12 +50,12 @@ def test_growth_beyond_the_limit_is_no_missing_room_where_a_request_may_stop() -
 def test_what_comes_free_at_once_is_granted_a_part_in_each_event_until_nothing_is_left() -> None:
     left = EventGrants(100)
     line = Admission(POLICY, event_grants=left)
-    line.on_replica("e", 0, 0.0)
+    set_replica(line, "e", 0, 0.0)
     for number in range(50):
         line.on_arrive(arrival(f"w{number}"), 0.0)
     granted = []
     left.count = 20
-    actions = line.on_replica("e", 50, 1.0)
+    actions = set_replica(line, "e", 50, 1.0)
     for _ in range(3):
         granted.append(sum(isinstance(one, Grant) for one in actions))
         due = line.next_due()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.common.own_pools import set_replica
 from benchmarks.line_attack.staying import Crowd, Staying
 from serve_app.core.queue import Admission, QueuePolicy, RefusalReason, Refuse
 from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive, of, where
@@ -119,7 +120,7 @@ def test_who_cannot_start_within_the_longest_wait_is_refused_on_arrival() -> Non
 
 def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_minimum_share_serves() -> None:
     line = Admission(QueuePolicy(10_000, 60.0, min_share=0.1))
-    line.on_replica("a", 10, 0.0)
+    set_replica(line, "a", 10, 0.0)
     running = [f"h{number}" for number in range(10)]
     arrive(line, *running, cls=HIGH)
     made = 10
@@ -139,7 +140,7 @@ def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_
 def test_a_class_s_share_is_not_lost_with_the_tenants_who_give_up() -> None:
     """A hundred tenants wait one after the other, none for as long as it takes to earn a request by itself."""
     line = Admission(patient(min_share=0.1))
-    line.on_replica("a", 1, 0.0)
+    set_replica(line, "a", 1, 0.0)
     arrive(line, "h0", cls=HIGH)
     running = "h0"
     served = 0

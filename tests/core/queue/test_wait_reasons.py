@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.queue import Admission, Grant, QueuePolicy
 from serve_app.core.queue.events import Action, WaitReason
 from tests.core.queue.events import HIGH, LOW, NORMAL, admission, arrival, arrive
@@ -15,7 +16,7 @@ def with_tokens(**replicas: tuple[int, int]) -> Admission:
     """Replicas by slots and KV tokens."""
     made = Admission(QueuePolicy(100, 60.0))
     for name, (slots, tokens) in replicas.items():
-        made.on_replica(name, slots, 0.0, kv_tokens=tokens)
+        set_replica(made, name, slots, 0.0, kv_tokens=tokens)
     return made
 
 
@@ -94,7 +95,7 @@ def test_a_replica_held_back_for_a_larger_request_is_the_reason() -> None:
 
 def test_guard_slots_are_the_reason_of_the_classes_that_may_not_take_them() -> None:
     queue = Admission(QueuePolicy(1000, 3600.0, guard_slots_share=0.5))
-    queue.on_replica("a", 4, 0.0)
+    set_replica(queue, "a", 4, 0.0)
     for number in range(200):  # the guarded classes use all that comes free
         queue.on_arrive(arrival(f"h{number}", HIGH), 0.1 * number)
         queue.on_done(f"h{number}", 0.1 * number + 0.05)
@@ -110,11 +111,11 @@ def test_guard_slots_are_the_reason_of_the_classes_that_may_not_take_them() -> N
 def test_before_the_first_replica_it_is_the_reason() -> None:
     queue = Admission(QueuePolicy(100, 60.0))
     arrive(queue, "p", "q")
-    assert reasons(queue.on_replica("a", 2, 5.0)) == {"p": WaitReason.NO_REPLICA, "q": WaitReason.NO_REPLICA}
+    assert reasons(set_replica(queue, "a", 2, 5.0)) == {"p": WaitReason.NO_REPLICA, "q": WaitReason.NO_REPLICA}
 
 
 def test_what_waits_on_after_the_first_replica_waits_for_something_else() -> None:
     queue = Admission(QueuePolicy(100, 600.0))
     arrive(queue, "p", "q")
-    queue.on_replica("a", 1, 5.0)
+    set_replica(queue, "a", 1, 5.0)
     assert reasons(queue.on_done("p", 200.0)) == {"q": WaitReason.TURN}

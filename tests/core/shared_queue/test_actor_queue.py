@@ -145,7 +145,7 @@ def test_where_all_engines_are_closed_after_the_actors_death_routers_go_on_from_
     world.finish("r1", f"q{reqs[1].number}")
     assert reqs[2].state == "runs", "from what its own request has given back"
     last = world.arrive("r0", LOW)
-    assert (last.state, world.routers["r0"].line.pending.counts[MODEL]) == ("waits", 1)
+    assert (last.state, world.routers["r0"].line.pending.count(MODEL)) == ("waits", 1)
     world.settle_one("r2")
     world.settle(3)
     assert last.state == "runs"

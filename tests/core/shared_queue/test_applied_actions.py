@@ -52,7 +52,7 @@ def test_a_grant_that_cannot_be_applied_ends_its_request_and_the_others_run(afte
     for name in list(world.routers["r0"].running):
         world.finish("r0", name)
     world.settle(4)
-    assert line.accounts.held("e") == (0, 0)
+    assert line.in_flight.held("e") == ("e", 0, 0)
     world.accounted()
 
 

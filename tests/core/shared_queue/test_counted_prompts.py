@@ -10,7 +10,8 @@ from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import CreditUsage, Done, TokenProgress
 from serve_app.core.shared_queue.router_credit import RouterCredit
-from serve_app.core.shared_queue.router_requests import InFlight, PendingRequest
+from serve_app.core.shared_queue.router_pending import PendingRequest
+from serve_app.core.shared_queue.router_running import InFlight
 from serve_app.core.shared_queue.states import SessionReply
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import answer, connected, full
@@ -50,7 +51,7 @@ def test_a_request_that_continues_on_credit_and_is_never_announced_has_paid_for_
     session.advance(SessionReply.BOOKED)
     in_flight = InFlight(credit, session)
     in_flight.set_reachability("m", "e", True, False)
-    credit.change("e", credit=(4, 10_000))
+    credit.add("e", 4, 10_000)
     arrival = Arrival("q", LOW, "t", cost_tokens=1200, prompt_tokens=1000, produced_tokens=100)
     in_flight.begin_on_credit(PendingRequest("m", arrival, 0.0), 0.0)
     in_flight.progress("q", 1, 900 if is_counted else 0)

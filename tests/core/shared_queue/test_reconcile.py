@@ -18,8 +18,9 @@ from serve_app.core.shared_queue import (
     kv_debt,
     requests,
     router_credit,
+    router_pending,
     router_queue,
-    router_requests,
+    router_running,
 )
 from serve_app.types import RequestClass
 from tests.core.shared_queue.test_faults import connected
@@ -27,19 +28,19 @@ from tests.core.shared_queue.world import World
 
 ROUTER_STEPS: list[tuple[type, str]] = [
     (router_credit.RouterCredit, "grant"),
-    (router_credit.RouterCredit, "change"),
+    (router_credit.RouterCredit, "add"),
     (router_credit.RouterCredit, "balance"),
-    (router_requests.InFlight, "begin_on_credit"),
-    (router_requests.InFlight, "begin_granted"),
-    (router_requests.InFlight, "end"),
-    (router_requests.InFlight, "_on_kv_token_grant"),
+    (router_running.InFlight, "begin_on_credit"),
+    (router_running.InFlight, "begin_granted"),
+    (router_running.InFlight, "end"),
+    (router_running.InFlight, "_on_kv_token_grant"),
     (delivery.RouterSession, "put"),
     (delivery.RouterSession, "end_request"),
-    (router_requests.RunningRequest, "announcement"),
+    (router_running.RunningRequest, "announcement"),
     (delivery.RouterSession, "on_reply"),
-    (router_requests.PendingRequests, "add"),
-    (router_requests.PendingRequests, "hand_in"),
-    (router_requests.PendingRequests, "take_ticket"),
+    (router_pending.PendingRequests, "add"),
+    (router_pending.PendingRequests, "hand_in"),
+    (router_pending.PendingRequests, "take_ticket"),
     (router_queue.RouterQueue, "_balance_credit"),
     (router_queue.RouterQueue, "_serve_alone"),
 ]
@@ -160,8 +161,8 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         end_all(world)
         assert world.quota.queue.granting.requests.by_ticket == {}
         for name, router in world.routers.items():
-            assert len(router.line.in_flight.running) == router.line.pending.counts["m"] == 0
-            assert router.line.accounts.held("e") == (0, 0)
+            assert len(router.line.in_flight.running) == router.line.pending.count("m") == 0
+            assert router.line.in_flight.held("e") == ("e", 0, 0)
             assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")
         lent = [world.quota.queue.accounts.account(name, "e") for name in world.routers]

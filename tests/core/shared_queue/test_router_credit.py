@@ -22,7 +22,7 @@ def test_an_engine_that_got_credit_after_another_left_is_found() -> None:
     accounts.set_reachability("m", "a", usable=True)
     accounts.set_reachability("m", "b", usable=True)
     accounts.drop_engine("a")
-    accounts.change("b", credit=(2, 100))
+    accounts.add("b", 2, 100)
     assert accounts.choose("m", 2, 100, None) == "b"
     accounts.drop_engine("b")
     assert accounts.choose("m", 1, 1, None) is None
@@ -32,7 +32,7 @@ def test_what_has_begun_is_granted_on_credit_where_the_fingerprint_is_known_to_b
     accounts = RouterCredit()
     for engine, slots in (("a", 4), ("b", 2), ("c", 3)):
         accounts.set_reachability("m", engine, usable=True)
-        accounts.change(engine, credit=(slots, 100))
+        accounts.add(engine, slots, 100)
     assert accounts.choose("m", 1, 1, None, "x") is None, "none has told its fingerprint"
     assert not accounts.may_run("m", "x")
     accounts.by_engine["a"].fingerprint = "y"
@@ -51,12 +51,12 @@ def test_credit_above_the_target_draws_no_request_to_its_engine() -> None:
     for engine, slots in (("a", 4), ("b", 2)):
         accounts.set_reachability("m", engine, usable=True)
         accounts.by_engine[engine].target_slots = 2
-        accounts.change(engine, credit=(slots, 100))
+        accounts.add(engine, slots, 100)
     chosen = []
     for _ in range(4):  # one after the other: each ends before the next one begins
         engine = accounts.choose("m", 1, 1, None)
         assert engine is not None
         accounts.grant(engine, 1, 1)
-        accounts.change(engine, held=(-1, -1), credit=(1, 1))
+        accounts.add(engine, 1, 1)
         chosen.append(engine)
     assert sorted(chosen) == ["a", "a", "b", "b"]

@@ -122,7 +122,7 @@ class WorldChecks:
                 continue
             for engine in self.reports:
                 credit = line.accounts.credit(engine)
-                held = line.accounts.held(engine)
+                _, *held = line.in_flight.held(engine)
                 account = lines.accounts.account(name, engine)
                 if name in lines.granting.unreconciled_routers(engine):
                     continue
@@ -135,11 +135,11 @@ class WorldChecks:
         for name, router in self.routers.items():
             for engine in self.reports:
                 credit = router.line.accounts.credit(engine)
-                held = router.line.accounts.held(engine)
+                _, *held = router.line.in_flight.held(engine)
                 total = (credit[0] + held[0], credit[1] + held[1])
                 assert total == lines.accounts.account(name, engine), f"{name} on {engine}: {credit} {held}"
                 runs = [req for req in router.running.values() if req.engine == engine]
                 outside = [req for req in runs if req.place is None]
-                assert held == (sum(req.slots for req in outside), sum(req.tokens for req in outside))
+                assert held == [sum(req.slots for req in outside), sum(req.tokens for req in outside)]
         for lease in self.quota.ledger.leases():
             assert 0 <= lease.held <= max(lease.capacity, 0) or not lease.held

@@ -1,8 +1,6 @@
-"""A router's requests: those that wait, submitted to the quota actor or not yet, and those that run.
+"""The requests of a router that run, what they hold, and how the actor learns of them.
 
 Rules
-- Order while the actor is away: higher classes first, then by original arrival time. A request that was in the actor's
-  queue is marked accepted: it keeps its age in another queue, or in the next actor's.
 - A running request has a ticket. One granted on credit is announced to the actor (`Began`) with the next message that
   goes anyway. One that outlives the incarnation gets another ticket, and is announced again.
 - The end of a request says what it returns (`Done`), so both ends agree on the accounts, whatever the actor knows of
@@ -10,21 +8,18 @@ Rules
   credit there. So it is with what has outlived an incarnation.
 - One on credit that ends before it was announced is not told at all: its use is reported in sums.
 
-Invariant: a waiting request is in every index or in none.
-Invariant: the amount held of an engine, or of a session, is the sum over its requests.
+Invariant: what this router holds of an engine, or of a session, is nowhere but in its requests: whoever asks is told
+the sum over them.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serve_app.core.keyed_heap import KeyedHeap
 from serve_app.core.memory import SessionEntry
-from serve_app.core.queue import Action, Arrival, BegunRun, ClassBound, Grant, Preempt, QueuePolicy, QueueStatus
+from serve_app.core.queue import Action, Arrival, BegunRun, Grant, Preempt
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.delivery import RouterSession
 from serve_app.core.shared_queue.messages import (
@@ -36,150 +31,8 @@ from serve_app.core.shared_queue.messages import (
     RouterEvent,
 )
 from serve_app.core.shared_queue.router_credit import CREDIT_REQUEST_PAUSE_S, RouterCredit
+from serve_app.core.shared_queue.router_pending import PendingRequest
 from serve_app.types import RequestClass
-
-REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
-
-
-@dataclass(slots=True)
-class PendingRequest:
-    """A waiting request. `ticket`: its id at the actor; empty: not submitted. `submitted_in`: the number of the event
-    that submitted it. `status`: its queue position in the actor's last answer; None: no answer. `status_requested`: a
-    request for it is open."""
-
-    model: str
-    arrival: Arrival
-    arrived_s: float
-    ticket: str = ""
-    submitted_in: int = 0
-    status: QueueStatus | None = None
-    status_requested: bool = False
-
-    @property
-    def request_id(self) -> str:
-        return self.arrival.request_id
-
-    @property
-    def first_arrived_s(self) -> float:
-        """When it first arrived: the order among the requests of a class."""
-        return self.arrived_s - self.arrival.age_s
-
-
-class PendingRequests:
-    """Waiting requests by id, model, ticket and end of their wait. O(log n) per method, unless stated."""
-
-    def __init__(self) -> None:
-        self.by_request_id: dict[str, PendingRequest] = {}
-        self.queues: dict[str, dict[RequestClass, KeyedHeap]] = {}  # ids by arrival, of models with waiting requests
-        self.counts: Counter[str] = Counter()  # by model, of these
-        self._tokens: Counter[tuple[str, RequestClass]] = Counter()  # estimated
-        self.unsent: dict[str, PendingRequest] = {}  # in order of arrival
-        self.tickets: dict[str, PendingRequest] = {}
-        self._deadlines = KeyedHeap()
-        self._numbers = itertools.count()
-
-    def count_by_class(self, model: str) -> dict[RequestClass, int]:
-        """The number of waiting requests of a model, by requested class."""
-        queues = self.queues.get(model, {})
-        return {level: len(queues.get(level, ())) for level in RequestClass}
-
-    def add(self, waiting: PendingRequest, longest_wait_s: float) -> None:
-        """Add a request that may wait so long."""
-        request_id = waiting.request_id
-        model = waiting.model
-        level = waiting.arrival.request_class
-        self.by_request_id[request_id] = self.unsent[request_id] = waiting
-        self.counts[model] += 1
-        self._tokens[model, level] += waiting.arrival.cost
-        queues = self.queues.setdefault(model, {})
-        queues.setdefault(level, KeyedHeap()).set(request_id, (waiting.first_arrived_s, next(self._numbers)))
-        self.set_wait_end(waiting, waiting.arrived_s + longest_wait_s)
-
-    def set_wait_end(self, waiting: PendingRequest, ends_s: float) -> None:
-        """The longest wait of a request ends at this moment, or at its deadline."""
-        deadline = waiting.arrival.deadline
-        due = ends_s if deadline is None else min(ends_s, deadline)
-        self._deadlines.set(waiting.request_id, (due + REFUSAL_GRACE_S, next(self._numbers)))
-
-    def remove(self, request_id: str) -> PendingRequest | None:
-        """Remove and return a waiting request; None: unknown id."""
-        waiting = self.by_request_id.pop(request_id, None)
-        if waiting is None:
-            return None
-        model = waiting.model
-        level = waiting.arrival.request_class
-        self.unsent.pop(request_id, None)
-        self.tickets.pop(waiting.ticket, None)
-        self.queues[model][level].discard(request_id)
-        self._deadlines.discard(request_id)
-        self.counts[model] -= 1
-        self._tokens[model, level] -= waiting.arrival.cost
-        if not self.counts[model]:
-            del self.counts[model], self.queues[model]
-            for level in RequestClass:
-                self._tokens.pop((model, level), None)
-        return waiting
-
-    def first(self, model: str, may_run: Callable[..., bool] = lambda *_: True) -> PendingRequest | None:
-        """The next request to grant of those that may run, None: none. O(n log n) if the very next one may not."""
-        tops = (heap.peek() for _, heap in sorted(self.queues.get(model, {}).items(), reverse=True))
-        first = next((self.by_request_id[top[1]] for top in tops if top is not None), None)
-        if first is None or may_run(model, first.arrival.fingerprint):
-            return first
-        waiting = [one for one in self.by_request_id.values() if one.model == model]
-        waiting.sort(key=lambda one: (-one.arrival.request_class, one.first_arrived_s))
-        return next((one for one in waiting if may_run(model, one.arrival.fingerprint)), None)
-
-    def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
-        """A request was submitted to the actor's queue under this ticket, with the event of this number."""
-        waiting.ticket = ticket
-        waiting.submitted_in = submitted_in
-        self.tickets[ticket] = waiting
-        self.unsent.pop(waiting.request_id, None)
-
-    def not_handed_in(self, limit: int, is_excluded: Callable[[str], bool]) -> list[PendingRequest]:
-        """At most `limit` requests not yet submitted, without excluded models: higher classes first, then the oldest.
-        O(n)."""
-        if not limit or not self.unsent:
-            return []
-        found = (one for one in self.unsent.values() if not is_excluded(one.model))
-        return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.first_arrived_s))
-
-    def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
-        """Whether a class, or all classes together, have reached the bounds of the policy."""
-        counts = self.count_by_class(model)
-        tokens = {one: self._tokens[model, one] for one in RequestClass}
-        bound = policy.classes.get(level, ClassBound())
-        limits = (
-            (counts[level], bound.max_queued),
-            (tokens[level], bound.max_queued_tokens),
-            (self.counts[model], policy.max_queued),
-            (sum(tokens.values()), policy.max_queued_tokens),
-        )
-        return any(most is not None and waiting >= most for waiting, most in limits)
-
-    def take_ticket(self, ticket: str) -> PendingRequest | None:
-        """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""
-        return self.remove(self.tickets[ticket].request_id) if ticket in self.tickets else None
-
-    def forget_tickets(self) -> None:
-        """The actor's queue is lost or a new one: no request counts as submitted."""
-        self.tickets.clear()
-        for request_id, waiting in self.by_request_id.items():
-            if waiting.ticket:
-                waiting.arrival = replace(waiting.arrival, accepted=True)
-            waiting.ticket = ""
-            waiting.status = None
-            waiting.status_requested = False
-            self.unsent[request_id] = waiting
-
-    def first_overdue(self, now: float) -> PendingRequest | None:
-        """A request whose wait is over; None: there is none."""
-        return None if (top := self._deadlines.peek()) is None or now < top[0][0] else self.by_request_id[top[1]]
-
-    def next_due(self) -> float | None:
-        """The time at which the next wait is over; None: none waits."""
-        return None if (top := self._deadlines.peek()) is None else top[0][0]
 
 
 @dataclass(slots=True)
@@ -190,14 +43,13 @@ class RunningRequest:
     model: str
     engine: str
     arrival: Arrival
-    slots: int
-    tokens: int
-    estimated_tokens: int  # KV tokens at its start
     ticket: str
     begun_s: float
-    is_known: bool
-    on_credit: bool
+    slots: int
+    tokens: int
     place: Amount | None = None
+    is_known: bool = False
+    on_credit: bool = True
     output_tokens: int = 0  # output tokens so far
     prompt_tokens: int = 0  # as its engine has counted them; 0: not yet
     owed_tokens: int = 0  # KV tokens requested and not granted yet
@@ -209,21 +61,10 @@ class RunningRequest:
     def announcement(self, now: float) -> Began:
         """The event that tells the actor of it."""
         arrival = replace(self.arrival, request_id=self.ticket, deadline=None)
-        running_s = now - self.begun_s
+        used = (self.prompt_tokens, self.output_tokens)
         lease = "" if self.place is None else self.place.engine
-        return Began(
-            self.model,
-            BegunRun(
-                arrival,
-                self.engine,
-                running_s,
-                self.prompt_tokens,
-                self.output_tokens,
-                self.is_paid,
-                lease,
-                self.was_due,
-            ),
-        )
+        run = BegunRun(arrival, self.engine, now - self.begun_s, *used, self.is_paid, lease, self.was_due)
+        return Began(self.model, run)
 
 
 class InFlight:
@@ -234,9 +75,8 @@ class InFlight:
         self._router_session = session
         self.running: dict[str, RunningRequest] = {}
         self.by_ticket: dict[str, RunningRequest] = {}
+        self.by_engine: dict[str, dict[str, RunningRequest]] = {}  # by id, of engines with any
         self.unannounced: OrderedDict[str, RunningRequest] = OrderedDict()  # by ticket, the first to begin first
-        self.counts: Counter[str] = Counter()  # by model
-        self.touched_engines: set[str] = set()  # engines whose credit has changed
         # not acknowledged yet by the actor, with their reachability since
         self.dropped_engines: dict[str, tuple[str, bool, bool] | None] = {}
         self.sessions: dict[str, SessionEntry] = {}  # open sessions, by name
@@ -247,24 +87,38 @@ class InFlight:
             self.dropped_engines[engine] = (model, usable, single_request)
         elif self._accounts.set_reachability(model, engine, usable, single_request=single_request):
             self._router_session.put(messages.EngineReachability(model, engine, usable))
-            self.touched_engines.add(engine)
 
     def drop_engine(self, engine: str) -> None:
-        """An engine is gone: forget its requests; one may arrive again under the same id. O(requests)."""
+        """An engine is gone: forget its requests; one may arrive again under the same id. O(requests there)."""
         if engine in self.dropped_engines:
             self.dropped_engines[engine] = None
         if engine not in self._accounts.by_engine:
             return
-        for request_id in [one for one, run in self.running.items() if run.engine == engine]:
+        for request_id in list(self.by_engine.get(engine, ())):
             self._forget(request_id)
-        self.touched_engines.discard(engine)
         self._accounts.drop_engine(engine)
         self.dropped_engines[engine] = None
         self._router_session.put(messages.EngineDropped(engine))
 
+    def count(self, model: str) -> int:
+        """How many requests of a model run. O(engines)."""
+        engines = self._accounts.by_engine
+        return sum(len(runs) for engine, runs in self.by_engine.items() if engines[engine].model == model)
+
+    def held(self, engine: str) -> Amount:
+        """What requests hold of an engine. O(requests there)."""
+        runs = self.by_engine.get(engine, {}).values()
+        return Amount(engine, sum(run.slots for run in runs), sum(run.tokens for run in runs))
+
     def places(self) -> tuple[Amount, ...]:
         """What requests hold of the places of sessions, by lease. O(requests)."""
         return tuple(run.place for run in self.running.values() if run.place is not None)
+
+    def account(self, engine: str) -> Amount:
+        """What this router may use of an engine: its credit, and what requests hold. O(requests there)."""
+        _, slots, tokens = self.held(engine)
+        credit_slots, credit_tokens = self._accounts.credit(engine)
+        return Amount(engine, slots + credit_slots, tokens + credit_tokens)
 
     def on_action(self, action: ActorAction, now: float) -> list[Action]:
         """Apply an action of the actor on accounts, running requests or sessions."""
@@ -276,8 +130,7 @@ class InFlight:
                 account = self._accounts.by_engine.get(engine)
                 if account is None:
                     return []
-                self._accounts.change(engine, credit=(slots, tokens))
-                self.touched_engines.add(engine)
+                self._accounts.add(engine, slots, tokens)
                 if isinstance(action, messages.CreditGrant):
                     account.request_pending = False
                     account.request_again_at = now + CREDIT_REQUEST_PAUSE_S
@@ -295,7 +148,7 @@ class InFlight:
                 self.sessions.update((one.request.session_id, one) for one in sessions)
                 for pool, slots, tokens in short:
                     if pool in self._accounts.by_engine:
-                        self._accounts.change(pool, credit=(-slots, -tokens))
+                        self._accounts.add(pool, -slots, -tokens)
                     else:
                         self._reduce_place(Amount(pool, slots, tokens))
         return []
@@ -304,48 +157,28 @@ class InFlight:
         """Begin a request on credit, preferably of its session's or its affinity's engine; returns the engine, or None
         if no engine has enough credit. O(sessions) for a request of a session."""
         arrival = waiting.arrival
-        affinity = waiting.arrival.affinity
+        affinity = arrival.affinity
         if arrival.session is not None:
             affinity = next((one.engine for one in self.sessions.values() if one.lease == arrival.session), affinity)
         engine = self._accounts.choose(waiting.model, arrival.slots, arrival.cost, affinity, arrival.fingerprint)
         if engine is not None:
             self._accounts.grant(engine, arrival.slots, arrival.cost)
-            self.touched_engines.add(engine)
-            slots = arrival.slots
-            tokens = arrival.cost
             ticket = self._router_session.new_ticket()
-            run = RunningRequest(
-                waiting.model, engine, arrival, slots, tokens, tokens, ticket, now, is_known=False, on_credit=True
-            )
+            run = RunningRequest(waiting.model, engine, arrival, ticket, now, arrival.slots, arrival.cost)
             self.unannounced[ticket] = run
             self._begin(run)
         return engine
 
     def begin_granted(self, waiting: PendingRequest, granted: Grant, now: float) -> None:
-        """Begin a request that the actor has granted; the account grows by what it holds."""
-        engine = granted.replica_id
-        lease = granted.lease
+        """Begin a request that the actor has granted."""
         arrival = waiting.arrival
-        ticket = waiting.ticket
-        slots, tokens = (0, 0) if lease else (arrival.slots, arrival.cost)
-        place = Amount(lease, 1, arrival.cost) if lease else None
-        self._accounts.change(engine, held=(slots, tokens))
-        self._begin(
-            RunningRequest(
-                waiting.model,
-                engine,
-                arrival,
-                slots,
-                tokens,
-                tokens,
-                ticket,
-                now,
-                is_known=True,
-                on_credit=False,
-                place=place,
-                was_due=granted.was_due,
-            )
-        )
+        slots, tokens = (0, 0) if granted.lease else (arrival.slots, arrival.cost)
+        run = RunningRequest(waiting.model, granted.replica_id, arrival, waiting.ticket, now, slots, tokens)
+        run.place = Amount(granted.lease, 1, arrival.cost) if granted.lease else None
+        run.is_known = True
+        run.on_credit = False
+        run.was_due = granted.was_due
+        self._begin(run)
 
     def announcements(self, now: float) -> Iterator[Began]:
         """What is to be announced: each counts as announced once it is taken."""
@@ -394,7 +227,7 @@ class InFlight:
             output_tokens = max(0, run.arrival.cost_tokens - earlier)
         session = self._router_session
         if not run.is_known:
-            self._keep(run)
+            self._accounts.add(run.engine, run.slots, run.tokens)
             if run.is_paid:
                 prompt_tokens = 0
                 output_tokens = max(0, output_tokens - run.paid_tokens)
@@ -403,17 +236,11 @@ class InFlight:
         returned = run.place or Amount(run.engine, 0, 0)
         stays = run.on_credit and (is_alone or self._accounts.keeps(run.engine, session.state))
         if run.place is not None or stays or (session.takes_begun and self._accounts.lacks(run.engine)):
-            self._keep(run)
+            self._accounts.add(run.engine, run.slots, run.tokens)
         else:
             returned = Amount(run.engine, run.slots, run.tokens)
-            self._accounts.change(run.engine, held=(-run.slots, -run.tokens))
         session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens, *returned))
         return run
-
-    def _keep(self, run: RunningRequest) -> None:
-        """What a request has held of its engine becomes credit."""
-        self._accounts.change(run.engine, held=(-run.slots, -run.tokens), credit=(run.slots, run.tokens))
-        self.touched_engines.add(run.engine)
 
     def progress(self, request_id: str, output_tokens: int, prompt_tokens: int = 0) -> None:
         """A request has generated this many more tokens. `prompt_tokens`: as its engine has counted them; told once."""
@@ -434,17 +261,18 @@ class InFlight:
         if may_grow and self._accounts.credit(run.engine)[1] >= tokens:
             self._accounts.grant(run.engine, 0, tokens)
             run.tokens += tokens
-            self.touched_engines.add(run.engine)
             return True
         self._request_kv_tokens(run, tokens, now)
         return False
 
     def _reclaim(self, engine: str, above: RequestClass, now: float) -> None:
-        """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests)."""
-        for run in self.running.values():
-            more = min(run.tokens - run.estimated_tokens, self._accounts.tokens(engine))  # no more than is booked
-            if run.engine == engine and run.arrival.request_class < above and more > 0:
-                self._accounts.change(engine, held=(0, -more))
+        """Return KV tokens beyond the estimates of requests below a class; they become KV debt. O(requests there)."""
+        booked = self.account(engine).tokens
+        for run in self.by_engine.get(engine, {}).values():
+            estimated = run.arrival.cost if run.slots else 0  # in the place of a session it has only what it grew by
+            more = min(run.tokens - estimated, booked)
+            if run.arrival.request_class < above and more > 0:
+                booked -= more
                 run.tokens -= more
                 self._request_kv_tokens(run, more, now, reclaimed=True)
 
@@ -472,12 +300,10 @@ class InFlight:
             run.place = place._replace(tokens=place.tokens + grant.tokens)
             run.owed_tokens -= grant.tokens
         elif run is not None and run.engine == grant.engine:
-            self._accounts.change(grant.engine, held=(0, grant.tokens))
             run.tokens += grant.tokens
             run.owed_tokens -= grant.tokens
         elif grant.engine in self._accounts.by_engine:
-            self._accounts.change(grant.engine, credit=(0, grant.tokens))
-            self.touched_engines.add(grant.engine)
+            self._accounts.add(grant.engine, 0, grant.tokens)
         else:
             self._router_session.put(messages.GiveBack(grant.engine, 0, grant.tokens))
 
@@ -488,23 +314,10 @@ class InFlight:
                 left = Amount(short.engine, run.place.slots - short.slots, run.place.tokens - short.tokens)
                 run.place = left if left.slots > 0 or left.tokens > 0 else None
 
-    def recount(self) -> list[str]:
-        """Set each engine's held amount to the sum of its requests; returns engines where it differed.
-        O(requests + engines)."""
-        held = {engine: [0, 0] for engine in self._accounts.by_engine}
-        for run in self.running.values():
-            held[run.engine][0] += run.slots
-            held[run.engine][1] += run.tokens
-        wrong = [engine for engine, sums in held.items() if tuple(sums) != self._accounts.held(engine)]
-        for engine in wrong:
-            slots, tokens = self._accounts.held(engine)
-            self._accounts.change(engine, held=(held[engine][0] - slots, held[engine][1] - tokens))
-        return wrong
-
     def _begin(self, run: RunningRequest) -> None:
         self.running[run.arrival.request_id] = run
         self.by_ticket[run.ticket] = run
-        self.counts[run.model] += 1
+        self.by_engine.setdefault(run.engine, {})[run.arrival.request_id] = run
         if self._accounts.by_engine[run.engine].single_request:
             self.set_reachability(run.model, run.engine, False, False)  # an engine for a single request has it now
 
@@ -512,6 +325,6 @@ class InFlight:
         run = self.running.pop(request_id)
         del self.by_ticket[run.ticket]
         self.unannounced.pop(run.ticket, None)
-        self.counts[run.model] -= 1
-        if not self.counts[run.model]:
-            del self.counts[run.model]
+        del self.by_engine[run.engine][request_id]
+        if not self.by_engine[run.engine]:
+            del self.by_engine[run.engine]
