@@ -115,7 +115,7 @@ def scale_up() -> dict[str, Any]:
         for router in routers:
             spans.add(router.say(quota, (), now))
         finish(quota, now, spans)
-    return spans.figures() | {"waiting": quota.queue.granting.models[MODEL].admission.waiting}
+    return spans.figures() | {"waiting": quota.queue.models.by_name[MODEL].admission.waiting}
 
 
 def recovery() -> dict[str, Any]:
@@ -150,7 +150,7 @@ def recovery() -> dict[str, Any]:
         for router in again:
             for _ in range(1 + RECOVERY_WAITING // BATCH):  # it takes what it was granted
                 spans.add(router.say(quota, (), now))
-    return spans.figures() | {"waiting": quota.queue.granting.models[MODEL].admission.waiting}
+    return spans.figures() | {"waiting": quota.queue.models.by_name[MODEL].admission.waiting}
 
 
 def stored_report(stored: dict[Any, Any], name: str) -> EngineReport:
@@ -187,7 +187,7 @@ def router_end() -> dict[str, Any]:
     submit(quota, other, END_REQUESTS // 2, 0.0)
     spans = Spans()
     now = 0.1
-    known = quota.queue.granting.requests.by_ticket
+    known = quota.queue.requests.by_ticket
     running = sum(bool(one.engine) for one in known.values())
     again = Router(ends.name, [f"e{number}" for number in range(END_ENGINES)])
     told = messages.RouterMessage(again.name, 2, quota.epoch, 1, again.first, 0, 0)

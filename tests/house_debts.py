@@ -37,7 +37,7 @@ DEEP_REACHES: dict[str, int] = {
     "core/shared_queue/test_applied_events.py": 1,
     "core/test_quota_crashes.py": 4,
     "fakes/failing_engines.py": 1,
-    "fakes/quota.py": 2,
+    "fakes/quota.py": 1,
     "fakes/sessions.py": 1,
     "http/test_app_receipts.py": 3,
     "http/test_app_usage.py": 1,

@@ -100,9 +100,9 @@ class NearQuota:
 
     def _held(self) -> dict[str, Any]:
         lines = self._actor.core.queue
-        waiting = {model: line.admission.waiting for model, line in lines.granting.models.items()}
+        waiting = {model: line.admission.waiting for model, line in lines.models.by_name.items()}
         found: dict[str, Any] = {model: count for model, count in waiting.items() if count}
-        requests = list(lines.granting.requests.by_ticket)
+        requests = list(lines.requests.by_ticket)
         return found | ({"requests": requests} if requests else {})
 
 

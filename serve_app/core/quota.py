@@ -375,4 +375,4 @@ class Quota:
             elif lease.kind is LeaseKind.RESERVATION:
                 self.grants.reservations.end(lease.lease_id)
             elif lease.kind is LeaseKind.SESSION:
-                self.queue.session_ended(lease.lease_id, lease.holds[0].on, now)
+                self.queue.session_ended(lease.lease_id, now)

@@ -28,7 +28,7 @@ def model_figures(core: Quota) -> dict[str, ModelFigures]:
     from the routers' last reports.
     """
     found = {}
-    for model, state in core.queue.granting.models.items():
+    for model, state in core.queue.models.by_name.items():
         is_contended = model in core.queue.actor_sessions.state.contended
         slots = busy = 0
         for engine in state.engines:
@@ -93,7 +93,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}
             for one in core.queue.session_admission.waiting()
         ],
-        "lines": [_model_queue(core, model, now) for model in sorted(core.queue.granting.models)],
+        "lines": [_model_queue(core, model, now) for model in sorted(core.queue.models.by_name)],
         "overdrawn_tokens": core.queue.accounts.overdrawn,
     }
 
@@ -138,7 +138,7 @@ def _waiting(one: BlockedEngine) -> dict[str, Any]:
 
 def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
     """A model's queue. Counters begin with the actor and do not include grants on routers' credit."""
-    line = core.queue.granting.models[model]
+    line = core.queue.models.by_name[model]
     found = line.admission.snapshot(now)
     return {
         "model": model,

@@ -239,7 +239,7 @@ class FakeQuota:
     @property
     def requests(self) -> dict[str, Any]:
         """What it knows of routers' requests, waiting or granted, by ticket."""
-        return self.core.queue.granting.requests.by_ticket
+        return self.core.queue.requests.by_ticket
 
     @property
     def limits(self) -> Any:

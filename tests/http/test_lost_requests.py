@@ -14,7 +14,7 @@ from tests.fakes.engines import FakeCluster, model, run
 def test_a_request_at_which_the_actor_fails_is_a_503_of_its_own_and_the_others_are_answered() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        requests: Any = cluster.quota.core.queue.granting.requests
+        requests: Any = cluster.quota.core.queue.requests
         arrive = requests.arrive
         failed = []
 

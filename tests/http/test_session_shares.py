@@ -43,8 +43,8 @@ async def door(cluster: FakeCluster, **tenants: dict[str, Any]) -> Client:
     client.model.configure(cluster.settings, settings.admission, 1)
     client.edge = router_app(settings, {MODEL: client.model}, client.metrics, sessions=sessions)
     await until(lambda: client.model.replica_set.info is not None, SOON_S, "the engine's limits")
-    queues = cluster.quota.core.queue.granting.models
-    await until(lambda: queues[MODEL].admission.scheduler.shares.keys() == tenants.keys(), SOON_S, "the shares")
+    models = cluster.quota.core.queue.models
+    await until(lambda: models.by_name[MODEL].admission.scheduler.shares.keys() == tenants.keys(), SOON_S, "the shares")
     return client
 
 

@@ -300,7 +300,7 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
                 assert one.shared.calls == set() or len(one.shared.calls) <= 1
                 assert len(one.core.router_session.sending) <= 2
                 assert one.core.in_flight.dropped_engines == {}
-            assert actor.core.queue.granting.requests.incarnations.requests("c0") == {}
+            assert actor.core.queue.requests.incarnations.requests("c0") == {}
 
     run(scenario)
 

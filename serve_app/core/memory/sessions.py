@@ -169,6 +169,7 @@ class SessionLeases:
         self._taken_back: dict[str, str] = {}  # why these sessions have ended, by name
         self._opened_and_ended: list[SessionEntry] = []
         self.version = 0  # rises when an engine's capacity for sessions changes
+        self.changed_engines: dict[str, None] = {}  # those whose has changed, until taken out
         ledger.join(SESSIONS_OWNER, inf, now)
 
     def reserve(self, request: SessionRequest, engine: str, now: float) -> Session:
@@ -188,7 +189,7 @@ class SessionLeases:
         self.by_lease[entry.lease] = entry
         self._by_engine.setdefault(entry.engine, {})[entry.lease] = None
         self._count(entry, 1)
-        self.version += 1
+        self._on_change(entry.engine)
         if entry.closed:
             self.closed_leases.add(entry.lease)
         else:
@@ -234,7 +235,7 @@ class SessionLeases:
         self.by_lease[one.lease] = closed
         self.closed_leases.add(one.lease)
         self._checkpoint.put((EntryKind.SESSION, one.lease), closed)
-        self.version += 1
+        self._on_change(one.engine)
 
     def take_back(self, session_id: str, why: str) -> None:
         """Close a session for others that wait; its agent is told why when it asks for it. Raises LeaseNotFound."""
@@ -271,7 +272,7 @@ class SessionLeases:
             self.closed_leases.discard(lease)
             self._count(one, -1)
             self._checkpoint.forget((EntryKind.SESSION, lease))
-            self.version += 1
+            self._on_change(one.engine)
             if not one.closed and self.by_session_id.get(one.request.session_id) is one:
                 self._mark_closed(one)
 
@@ -284,8 +285,13 @@ class SessionLeases:
         del self.by_session_id[entry.request.session_id]
         self.notices.pop(entry.lease, None)
         self.reserved_tokens[entry.engine] -= entry.request.tokens
-        self.version += 1
+        self._on_change(entry.engine)
         self._opened_and_ended.append(replace(entry, closed=True))
+
+    def _on_change(self, engine: str) -> None:
+        """An engine has more or less for sessions and requests."""
+        self.version += 1
+        self.changed_engines[engine] = None
 
     def _count(self, entry: SessionEntry, sign: int) -> None:
         request = entry.request
@@ -342,6 +348,11 @@ class SessionLeases:
         """Sessions opened and (`closed`) ended since the last call."""
         news, self._opened_and_ended = self._opened_and_ended, []
         return news
+
+    def take_changed(self) -> dict[str, None]:
+        """Engines on which sessions have begun, ended or shrunk since the last call."""
+        changed, self.changed_engines = self.changed_engines, {}
+        return changed
 
     def _require_open(self, session_id: str) -> SessionEntry:
         one = self.by_session_id.get(session_id)

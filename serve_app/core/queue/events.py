@@ -42,7 +42,7 @@ class Arrival:
         avoid_replicas: replicas that it may not run on (its router cannot reach them).
         session: the lease of the session in whose place it may run (`core.queue.session_place`); None: no session.
         fingerprint: that of the engine which has begun it: it continues at those with the same one; None: it may run on
-            any (`core.shared_queue.granting`).
+            any (`core.shared_queue.engines`).
 
     Raises:
         ValueError: slots below 1, negative tokens, or a deadline that is not a number.

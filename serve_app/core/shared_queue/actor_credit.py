@@ -50,6 +50,19 @@ class ActorCredit:
         accounts = {} if holder is None else holder.accounts
         return tuple(Amount(name, one.slots, one.tokens) for name, one in accounts.items())
 
+    def routers_on(self, engine: str) -> list[str]:
+        """The routers with an account in a pool. O(routers)."""
+        return [router for router, holder in self.by_router.items() if engine in holder.accounts]
+
+    def differences(
+        self, router: str, reported: Iterable[Amount]
+    ) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
+        """Pools of which a router reports another account than it has here; both, this one first. O(accounts)."""
+        said = {one.engine: (one.slots, one.tokens) for one in reported}
+        booked = {one.engine: (one.slots, one.tokens) for one in self.amounts(router)}
+        found = {name: (booked.get(name, (0, 0)), said.get(name, (0, 0))) for name in said.keys() | booked.keys()}
+        return {name: both for name, both in found.items() if both[0] != both[1] and self.runs(name)}
+
     def in_use(self, engine: str) -> tuple[int, int]:
         """Slots and tokens that requests hold, by the last report of each router."""
         return self._in_use.get(engine, (0, 0))
@@ -150,6 +163,10 @@ class ActorCredit:
         found = list(self._opened)
         self._opened.clear()
         return found
+
+    def mark_returned(self, name: str) -> None:
+        """Something was returned to the pool of an engine, or more of it may be granted, other than by an account."""
+        self.returned[name] = None
 
     def take_returned(self) -> dict[str, None]:
         """Engines and sessions to which something was returned since the last call."""

@@ -279,7 +279,7 @@ class RouterSession:
         again, self._resend_wanted, self._has_more = self._resend_wanted, False, False
         taken = self.sending.last_acked
         last = self._receiving.last_taken
-        return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again)
+        return RouterMessage(self.router, self.incarnation, self.epoch, seq, events, taken, last, again, True)
 
 
 @dataclass(slots=True)
@@ -288,6 +288,7 @@ class ActorSession:
 
     name: str
     incarnation: int
+    takes_lease: bool  # whether its release knows a session's place by the grant
     sending: SendBuffer[ActorAction] = field(default_factory=SendBuffer)
     receiving: ReceiveBuffer[RouterEvent] = field(default_factory=ReceiveBuffer)
     sent_state_version: int = -1  # versions
@@ -324,7 +325,7 @@ class ActorSessions:
 
     def begin(self, message: RouterMessage) -> ActorSession:
         """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
-        session = self.sessions[message.router] = ActorSession(message.router, message.incarnation)
+        session = self.sessions[message.router] = ActorSession(message.router, message.incarnation, message.takes_lease)
         self._ended_incarnations.pop(message.router, None)
         return session
 
@@ -345,9 +346,9 @@ class ActorSessions:
         self._woken.update(watching)
 
     def send(self, router: str, action: ActorAction) -> None:
-        """Send an action to a router, if it has a session."""
+        """Send an action to a router, if it has a session, and its release does not know the same by another one."""
         session = self.sessions.get(router)
-        if session is not None:
+        if session is not None and not (session.takes_lease and isinstance(action, messages.SessionDraw)):
             session.sending.put(action)
             self._woken.add(router)
 

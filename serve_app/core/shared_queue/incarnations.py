@@ -1,7 +1,7 @@
 """The requests of each incarnation of a router at the actor, and what becomes of them when it has ended.
 
 The end itself takes one step, however many requests there are. They are then forgotten one by one, a part in each
-event (`ActorRequests.retry_grants`).
+event (`ActorRequests.move`).
 
 Rules
 - A request of an ended incarnation is granted nothing more, and no event or action concerns it.
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from serve_app.core.memory import SESSIONS_OWNER
 from serve_app.core.pools import Holder
 from serve_app.core.queue import Arrival, SessionPlace
 from serve_app.core.shared_queue.kv_debt import OwedRequest
@@ -53,6 +54,12 @@ class ActorRequest:
         """Whether it and its incarnation have not ended."""
         known = self.incarnation.requests.get(self.arrival.request_id)
         return known is self and not self.incarnation.has_ended
+
+    def may_run_on(self, engine: str) -> bool:
+        """Whether an engine is in its queue, and its router may send it there; the opening of a session has none."""
+        found = self.queue.engines.get(engine)
+        is_opening = self.router == SESSIONS_OWNER
+        return found is not None and (is_opening or found.may_take(self.router, self.arrival.fingerprint))
 
 
 class Incarnations:

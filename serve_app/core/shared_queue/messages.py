@@ -219,8 +219,8 @@ class Booked(NamedTuple):
 
 @message
 class SessionDraw(NamedTuple):
-    """For a router of release 0.5.0, before the `Grant`: the request has the place of its session. One of this release
-    knows it by `Grant.lease`."""
+    """For a router of release 0.5.0, before the `Grant`: the request has the place of its session. One that
+    `takes_lease` is not sent it."""
 
     ticket: str
     lease: str
@@ -351,6 +351,7 @@ class RouterMessage(NamedTuple):
         last_acked_event: the last event acknowledged by the actor.
         last_taken_action: the last action the router has taken.
         resend: replies may have been lost; send unacknowledged actions again.
+        takes_lease: whether the router's release knows by `Grant.lease` that a request has the place of its session.
     """
 
     router: str
@@ -361,6 +362,7 @@ class RouterMessage(NamedTuple):
     last_acked_event: int
     last_taken_action: int
     resend: bool = False
+    takes_lease: bool = False
 
 
 @message

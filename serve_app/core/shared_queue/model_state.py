@@ -5,6 +5,7 @@ Invariant: an engine is open while some router of the model reaches it and none 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serve_app.core.queue import Admission, Arrival
@@ -26,6 +27,11 @@ class EngineState:
         """Whether a router may send a request there; `fingerprint`: of the engine that has begun it; None: none has."""
         return self.reachable_from.get(router, False) and fingerprint in (None, self.fingerprint)
 
+    def forget_router(self, router: str) -> None:
+        """A router does not use it any more."""
+        self.unreconciled.discard(router)
+        self.reachable_from.pop(router, None)
+
 
 @dataclass(slots=True)
 class ModelState:
@@ -45,6 +51,11 @@ class ModelState:
             away = [name for name, one in self.engines.items() if not one.may_take(router, fingerprint)]
             found = self.avoid_cache[router, fingerprint] = frozenset(filter(self.is_open, away))
         return found
+
+    def wait_for_reports(self, engine: str, routers: Iterable[str]) -> None:
+        """These routers must report again what runs on an engine, before it is open."""
+        self.engines[engine].unreconciled.update(routers)
+        self.avoid_cache.clear()
 
     def could_run(self, engine: str, arrival: Arrival) -> bool:
         """Whether an engine is large enough for a request beside its sessions."""

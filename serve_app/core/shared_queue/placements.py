@@ -7,7 +7,8 @@ Rules
 - When its router reaches other engines, or its session has ended, it is queued again, a part in each event, models in
   turn, the oldest first.
 
-Invariant: a request that waits and may not be granted just anywhere is known here; none that has ended is returned.
+Invariant: a request that waits and may not be granted just anywhere is known here, as is each of a session until it
+ends; none that has ended is returned.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Placements:
     def __init__(self, place_of: Callable[[ActorRequest], SessionPlace | None]) -> None:
         self._place_of = place_of
         self._by_router: dict[str, dict[str, ActorRequest]] = {}  # by router and ticket
-        self._by_session: dict[str, dict[str, ActorRequest]] = {}  # those of sessions, by lease and ticket
+        self.by_session: dict[str, dict[str, ActorRequest]] = {}  # also those that run, by lease and ticket
         self._changed = ModelTurns[ActorRequest]()  # by ticket
 
     def set(self, request: ActorRequest) -> SessionPlace | None:
@@ -40,26 +41,29 @@ class Placements:
         place = request.place = self._place_of(request)
         only, avoided = _constraint(request, place)
         request.arrival = replace(request.arrival, only_replica=only, avoid_replicas=avoided)
-        lease = request.arrival.session
         self.forget(request)
-        if avoided or lease is not None:
+        if avoided or request.arrival.session is not None:
             self._by_router.setdefault(request.router, {})[request.arrival.request_id] = request
-        if lease is not None:
-            self._by_session.setdefault(lease, {})[request.arrival.request_id] = request
+        self.add_to_session(request)
         return place
+
+    def add_to_session(self, request: ActorRequest) -> None:
+        """A request runs, or waits: one of a session is known here until it ends."""
+        if request.arrival.session is not None:
+            self.by_session.setdefault(request.arrival.session, {})[request.arrival.request_id] = request
 
     def forget(self, request: ActorRequest) -> None:
         """A request has ended, or may be granted anywhere. An unknown one changes nothing."""
         _discard(self._by_router, request.router, request)
-        _discard(self._by_session, request.arrival.session or "", request)
+        _discard(self.by_session, request.arrival.session or "", request)
 
     def forget_router(self, router: str) -> None:
         """A router's incarnation has ended; its requests are forgotten one by one."""
         self._by_router.pop(router, None)
 
-    def is_outdated(self, request: ActorRequest | None) -> bool:
+    def is_outdated(self, request: ActorRequest) -> bool:
         """Whether a request waits, and may be granted elsewhere than it knows."""
-        if request is None or request.engine or not request.is_known:
+        if request.engine or not request.is_known:
             return False
         known = request.arrival.only_replica, request.arrival.avoid_replicas
         place = self._place_of(request)
@@ -77,7 +81,7 @@ class Placements:
 
     def on_session(self, lease: str) -> None:
         """A session has ended, or its engine has other room. O(its requests)."""
-        for request in self._by_session.get(lease, {}).values():
+        for request in self.by_session.get(lease, {}).values():
             self._on_change(request)
 
     def _on_change(self, request: ActorRequest) -> None:

@@ -32,8 +32,14 @@ class PostponedRequests:
 
     def __init__(self) -> None:
         self.by_router: dict[str, dict[str, PostponedRequest]] = {}  # by router and ticket
+        self.recovering: frozenset[str] = frozenset()  # models whose queues can grant nothing yet
         self._gather_until: dict[str, float] = {}  # by recovered model: when its requests are admitted
         self._ready = ModelTurns[tuple[str, str]]()  # by ticket: routers and tickets of those that are admitted next
+
+    def recover(self, models: frozenset[str], now: float) -> None:
+        """Exactly these models recover; the others have recovered."""
+        self.gather(self.recovering - models, now)
+        self.recovering = models
 
     def gather(self, models: Iterable[str], now: float) -> None:
         """These models have recovered: wait until all routers have submitted their requests again."""
@@ -41,7 +47,7 @@ class PostponedRequests:
 
     def gathers(self, model: str, now: float) -> bool:
         """Whether a request of this model that arrives is postponed."""
-        return model in self._ready or now < self._gather_until.get(model, now)
+        return model in self.recovering or model in self._ready or now < self._gather_until.get(model, now)
 
     def add(self, router: str, model: str, arrival: Arrival, arrived_s: float) -> None:
         postponed = PostponedRequest(router, model, arrival, arrived_s)

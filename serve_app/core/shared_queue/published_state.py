@@ -15,7 +15,8 @@ from collections.abc import Set
 
 from serve_app.core.shared_queue.delivery import ActorSessions
 from serve_app.core.shared_queue.early_refusal import class_figures
-from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.kv_debt import KvDebt
+from serve_app.core.shared_queue.model_queues import ModelQueues
 
 CALM_S = 0.25  # minimum period of withdrawing and granting credit when a queue empties and fills again
 FIGURES_S = 0.1  # between updates of the queue figures for early refusal; a queue with an arrival is updated at once
@@ -26,37 +27,42 @@ class PublishedState:
 
     Args:
         routers: receive the state.
+        models: the queues.
+        kv_debt: without credit is each engine that has some.
     """
 
-    def __init__(self, routers: ActorSessions) -> None:
+    def __init__(self, routers: ActorSessions, models: ModelQueues, kv_debt: KvDebt) -> None:
         self._routers = routers
+        self._models = models
+        self._kv_debt = kv_debt
         self.calm_at: dict[str, float] = {}  # contended models with an empty queue: when they become calm
         self._figures_at = -math.inf
 
-    def update(self, granting: Granting, now: float) -> None:
+    def update(self, now: float) -> None:
         """Set which models and engines have no credit."""
-        models = granting.models
-        contended = self._contended(granting)
-        for model in granting.requests.touched_models | contended:
-            if model in models and models[model].admission.is_contended:
+        models = self._models
+        contended = self._contended()
+        for model in models.touched | contended:
+            admission = models.admission(model)
+            if admission is not None and admission.is_contended:
                 self.calm_at.pop(model, None)
                 contended.add(model)
             elif model in contended and now >= self.calm_at.setdefault(model, now + CALM_S):
                 contended.discard(model)
-        granting.requests.touched_models.clear()
+        models.touched.clear()
         for model in self.calm_at.keys() - contended:
             del self.calm_at[model]
-        without_credit = frozenset(contended | granting.kv_debt.debts.keys() | granting.draining_engines)
+        without_credit = frozenset(contended | self._kv_debt.debts.keys() | models.draining_engines)
         self._routers.set_state(self._routers.state._replace(contended=without_credit))
 
-    def update_figures(self, granting: Granting, arrived: Set[str], now: float) -> None:
+    def update_figures(self, arrived: Set[str], now: float) -> None:
         """Set the figures of contended models, if they are due or the model has new requests."""
-        contended = self._contended(granting)
+        contended = self._contended()
         if now >= self._figures_at + FIGURES_S:
             self._figures_at = now
             arrived = contended
         for model in arrived & contended:
-            self._routers.set_figures(model, class_figures(granting.models[model].admission))
+            self._routers.set_figures(model, class_figures(self._models.by_name[model].admission))
 
-    def _contended(self, granting: Granting) -> set[str]:
-        return {name for name in self._routers.state.contended if name in granting.models}
+    def _contended(self) -> set[str]:
+        return {name for name in self._routers.state.contended if name in self._models.by_name}

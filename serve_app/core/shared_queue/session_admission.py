@@ -31,8 +31,10 @@ from typing import NamedTuple
 
 from serve_app.core.memory import SESSIONS_OWNER, Ledger, Session, SessionLeases, SessionRequest, tenant_session_id
 from serve_app.core.queue import Action, Arrival, Grant, RefusalReason, Refuse, refusal_error
-from serve_app.core.shared_queue.granting import Granting
+from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.messages import Done
+from serve_app.core.shared_queue.model_queues import ModelQueues
+from serve_app.core.shared_queue.requests import ActorRequests
 from serve_app.core.shared_queue.scope import StepScope, lost
 from serve_app.core.shared_queue.session_reclaim import SessionReclaim
 from serve_app.core.shared_queue.session_shares import SessionRoom, session_room
@@ -66,9 +68,14 @@ class _Capacity(NamedTuple):
 
 class SessionAdmission:
     """Pending openings. O(engines) and O(n log n) for n pending openings when a session is opened or ends, otherwise as
-    `Granting`.
+    `ActorRequests`.
 
     Args:
+        ledger: has the engines' KV tokens.
+        sessions: the open sessions.
+        accounts: has what routers do not use.
+        models: the queues.
+        requests: has an opening that waits in its queue, by a ticket of its own.
         engines_of: returns the running engines of a model.
         scope: runs each step that concerns one opening.
     """
@@ -77,13 +84,17 @@ class SessionAdmission:
         self,
         ledger: Ledger,
         sessions: SessionLeases,
-        granting: Granting,
+        accounts: ActorCredit,
+        models: ModelQueues,
+        requests: ActorRequests,
         engines_of: Callable[[str], list[str]],
         scope: StepScope,
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
-        self._granting = granting
+        self._accounts = accounts
+        self._models = models
+        self._requests = requests
         self._engines_of = engines_of
         self._scope = scope
         self.pending_sessions: dict[str, _PendingSession] = {}  # in order of arrival
@@ -95,7 +106,7 @@ class SessionAdmission:
         self._capacities: dict[str, _Capacity] = {}  # of this event, by model
         self._outcomes: dict[str, Session | ServeAppError] = {}
         self._reviewed_at = math.inf  # infinite: not yet
-        self._reclaim = SessionReclaim(sessions, lambda: self._granting.requests.of_sessions)
+        self._reclaim = SessionReclaim(sessions, lambda: self._requests.used_sessions)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
         """Open a session; None: it waits, and `take_outcomes` returns its outcome. Repeating it renews the session.
@@ -123,8 +134,7 @@ class SessionAdmission:
         if not self._open_at_once(waiting, now):
             if ask.wait_until is None or ask.wait_until <= now:
                 free = (
-                    self._ledger.free(one) + self._granting.accounts.unused_tokens(one)
-                    for one in self._candidate_engines(ask)
+                    self._ledger.free(one) + self._accounts.unused_tokens(one) for one in self._candidate_engines(ask)
                 )
                 returns_soon = self._sessions.has_closed(ask.model, ask.tenant) or any(
                     one >= ask.tokens for one in free
@@ -145,13 +155,14 @@ class SessionAdmission:
         waiting = self.pending_sessions.pop(session_id, None)
         if waiting is None:
             return None
-        self._granting.requests.cancel(waiting.ticket, now)
+        self._requests.cancel(waiting.ticket, now)
         return waiting.waiting_since
 
-    def restart(self, granting: Granting) -> None:
+    def restart(self, models: ModelQueues, requests: ActorRequests) -> None:
         """The queues are new and empty; pending openings are queued again by the next review."""
-        self._granting = granting
-        granting.accounts.remove_router(SESSIONS_OWNER)
+        self._models = models
+        self._requests = requests
+        self._accounts.remove_router(SESSIONS_OWNER)
         self.decisions.clear()
         for waiting in self.pending_sessions.values():
             waiting.candidate_engines = ()
@@ -241,8 +252,8 @@ class SessionAdmission:
 
     def _room(self, ask: SessionRequest) -> SessionRoom:
         """The KV tokens that its tenant may have in more sessions of the model. O(engines + tenants with sessions)."""
-        model_state = self._granting.models.get(ask.model)
-        shares = {} if model_state is None else model_state.admission.scheduler.shares
+        admission = self._models.admission(ask.model)
+        shares = {} if admission is None else admission.scheduler.shares
         held: Mapping[str, int] = self._sessions.held_by_tenant.get(ask.model, {})
         return session_room(ask.tenant, held, shares, self._capacity(ask.model).total, ask.max_share)
 
@@ -263,14 +274,13 @@ class SessionAdmission:
         """Open a session if its tokens are free and no request waits for the model; returns whether it did."""
         ask = waiting.ask
         best = max(self._candidate_engines(ask), key=self._ledger.free, default=None)
-        queue = self._granting.models.get(ask.model)
-        if best is None or self._ledger.free(best) < ask.tokens or (queue is not None and queue.admission.waiting):
+        admission = self._models.admission(ask.model)
+        if best is None or self._ledger.free(best) < ask.tokens or (admission is not None and admission.waiting):
             return False
         del self.pending_sessions[ask.session_id]
         self._outcomes[ask.session_id] = self._sessions.reserve(ask, best, now)
-        if queue is not None:
-            queue.admission.on_uncounted_usage(ask.request_class, ask.tenant, ask.tokens, 0)
-        self._granting.changed[best] = None
+        if admission is not None:
+            admission.on_uncounted_usage(ask.request_class, ask.tenant, ask.tokens, 0)
         return True
 
     def _enqueue(self, waiting: _PendingSession, now: float, *, accepted: bool = False) -> None:
@@ -281,8 +291,8 @@ class SessionAdmission:
         if not waiting.candidate_engines or self._open_at_once(waiting, now):
             return
         waiting.ticket = f"{SESSIONS_OWNER}:{next(self._numbers)}"
-        model_state = self._granting.models.get(ask.model)
-        engines = {*self._capacity(ask.model).engines, *(() if model_state is None else model_state.engines)}
+        queue = self._models.by_name.get(ask.model)
+        engines = {*self._capacity(ask.model).engines, *(() if queue is None else queue.engines)}
         arrival = Arrival(
             waiting.ticket,
             ask.request_class,
@@ -293,16 +303,16 @@ class SessionAdmission:
             accepted=accepted,
             avoid_replicas=frozenset(engines.difference(waiting.candidate_engines)),
         )
-        self._granting.requests.arrive(SESSIONS_OWNER, ask.model, arrival, waiting.waiting_since, now)
+        self._requests.enter(SESSIONS_OWNER, ask.model, arrival, waiting.waiting_since, now)
 
     def _look_at_engines(self) -> None:
         """Begin a review if the engines or shares of a model with pending openings have changed. O(engines)."""
         self._capacities.clear()
         found: dict[str, object] = {}
         for model in {one.ask.model for one in self.pending_sessions.values()}:
-            model_state = self._granting.models.get(model)
+            admission = self._models.admission(model)
             capacity = self._capacity(model)
-            shares = {} if model_state is None else dict(model_state.admission.scheduler.shares)
+            shares = {} if admission is None else dict(admission.scheduler.shares)
             found[model] = capacity.total, capacity.engines.keys(), shares
         if found != self._seen_capacities:
             self._seen_capacities = found
@@ -315,14 +325,14 @@ class SessionAdmission:
     def _review(self, waiting: _PendingSession, now: float) -> None:
         """Queue an opening again if its candidate engines have changed."""
         if waiting.candidate_engines != self._candidate_engines(waiting.ask):
-            self._granting.requests.cancel(waiting.ticket, now)
+            self._requests.cancel(waiting.ticket, now)
             self._enqueue(waiting, now, accepted=True)
 
     def _order(self, session_id: str) -> tuple[float, ...]:
         waiting = self.pending_sessions[session_id]
         ask = waiting.ask
-        model_state = self._granting.models.get(waiting.ask.model)
-        weight = 1.0 if model_state is None else model_state.admission.scheduler.policy.weight(ask.tenant)
+        admission = self._models.admission(ask.model)
+        weight = 1.0 if admission is None else admission.scheduler.policy.weight(ask.tenant)
         return -ask.request_class, self._sessions.held_tokens(ask.model, ask.tenant) / weight, waiting.waiting_since
 
     def _charge_held(self, elapsed_s: float) -> None:
@@ -330,16 +340,15 @@ class SessionAdmission:
         for one in self._sessions.by_session_id.values():
             held[one.request.model, one.request.request_class, one.request.tenant] += one.request.tokens
         for (model, request_class, tenant), tokens in held.items():
-            if (model_state := self._granting.models.get(model)) is not None:
+            if (admission := self._models.admission(model)) is not None:
                 used = round(tokens * elapsed_s / HELD_TOKEN_S)
-                model_state.admission.on_uncounted_usage(request_class, tenant, used, 0)
+                admission.on_uncounted_usage(request_class, tenant, used, 0)
 
     def _take_back(self, model: str, now: float) -> None:
         """Take back sessions of a model for what waits, as `SessionReclaim` says."""
-        model_state = self._granting.models.get(model)
-        if model_state is None:
+        admission = self._models.admission(model)
+        if admission is None:
             return
-        admission = model_state.admission
         total = self._capacity(model).total
         demand = {level: Counter(waits) for level, waits in admission.kv_demand().items()}
         for one in self.pending_sessions.values():
@@ -355,7 +364,6 @@ class SessionAdmission:
                 f"session {tenant_session_id(name)!r} was taken back: others waited for KV tokens of {model}, of whose "
                 f"{total} its tenant's sessions held {held}, more than its part; it can be opened again",
             )
-            self._granting.accounts.returned[one_open.engine] = None
 
     def _step(self, waiting: _PendingSession, act: Callable[[], object], now: float) -> None:
         """A step of an opening; if it fails, it ends that one."""
@@ -365,11 +373,10 @@ class SessionAdmission:
         name = waiting.ask.session_id
         if self.pending_sessions.get(name) is waiting:
             self.withdraw(name, now)
-        self._granting.requests.cancel(waiting.ticket, now)
+        self._requests.cancel(waiting.ticket, now)
         opened = self._sessions.by_session_id.get(name)
         if opened is not None:  # nobody is told that it is open
             self._sessions.close(name)
-            self._granting.accounts.returned[opened.engine] = None
         self._outcomes[name] = refusal_error(lost(name))
 
     def _carry_out(self, waiting: _PendingSession, action: Action, now: float) -> None:
@@ -382,14 +389,13 @@ class SessionAdmission:
             return
         assert isinstance(action, Grant)
         if action.replica_id not in self._candidate_engines(ask):  # another session was opened there meanwhile
-            self._granting.requests.cancel(action.request_id, now)
+            self._requests.cancel(action.request_id, now)
             self._enqueue(waiting, now, accepted=True)
             return
         del self.pending_sessions[session_id]
-        self._granting.models[ask.model].admission.hand_over(action.request_id)  # no request gets it before the session
+        self._requests.hand_over(action.request_id)  # no request gets it before the session
         self._outcomes[session_id] = self._sessions.reserve(ask, action.replica_id, now)
-        self._granting.changed[action.replica_id] = None
-        self._granting.requests.done(SESSIONS_OWNER, Done(action.request_id, ask.tokens, 0), now)
+        self._requests.done(SESSIONS_OWNER, Done(action.request_id, ask.tokens, 0), now)
 
     def _wait_over_error(self, ask: SessionRequest) -> InsufficientMemory:
         return InsufficientMemory(f"{self._shortage(ask, self._engines_of(ask.model))}; its wait is over")

@@ -94,7 +94,7 @@ def test_a_dead_routers_requests_and_credit_come_back() -> None:
         world.settle(1)
     assert other.state == "runs"
     assert list(world.quota.queue.actor_sessions.sessions) == ["r1"]
-    assert {one.engine for one in world.quota.queue.granting.requests.by_ticket.values()} == {"e"}
+    assert {one.engine for one in world.quota.queue.requests.by_ticket.values()} == {"e"}
 
 
 def test_the_actors_death_loses_nothing_and_grants_nothing_twice() -> None:
@@ -239,7 +239,7 @@ def test_a_cancelled_request_that_could_go_nowhere_is_forgotten() -> None:
     world.settle(1)
     world.cancel("r1", f"q{req.number}")
     world.settle(2)
-    assert not world.quota.queue.granting.requests.by_ticket
+    assert not world.quota.queue.requests.by_ticket
     reach(world, "r1", "e", usable=True)
     world.settle(2)
     after = world.arrive("r1", LOW)
@@ -326,10 +326,10 @@ def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_b
         world.settle_one(name)
     world.settle(4)
     assert [req.state for req in old] == ["waits"] * 4
-    requests = world.quota.queue.granting.requests.by_ticket.values()
+    requests = world.quota.queue.requests.by_ticket.values()
     line = {one.arrival.request_id: one.arrival for one in requests if not one.engine}
     assert [arrival.accepted for arrival in line.values()].count(True) == 4
-    since = {one.arrived_s for one in world.quota.queue.granting.requests.by_ticket.values() if not one.engine}
+    since = {one.arrived_s for one in world.quota.queue.requests.by_ticket.values() if not one.engine}
     assert min(since) == pytest.approx(old[0].arrived_s, abs=0.01)
     assert {req.state for req in young} <= {"waits", "refused"}
     assert all(req.state == "runs" for req in running)

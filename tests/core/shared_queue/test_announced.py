@@ -29,7 +29,7 @@ def of_kind(told: RouterMessage | None, kind: type[Any]) -> list[Any]:
 
 
 def known(world: World) -> set[str]:
-    return set(world.quota.queue.granting.requests.by_ticket)
+    return set(world.quota.queue.requests.by_ticket)
 
 
 def test_a_request_on_credit_makes_no_message_and_goes_with_the_next_one() -> None:
@@ -136,7 +136,7 @@ def test_what_runs_is_known_while_the_engine_is_closed_and_its_end_leaves_both_s
     world.crash()
     world.settle_one("r0")  # the other may hold a part of the engine: nothing is granted there
     world.settle_one("r0")
-    assert world.quota.queue.granting.recovering_models() == {"m"}
+    assert world.quota.queue.models.recovering() == {"m"}
     assert len(known(world)) == 2
     world.finish("r0", f"q{runs[0].number}")
     world.settle_one("r0")
@@ -153,7 +153,7 @@ def test_an_end_of_a_request_that_the_actor_does_not_know_returns_what_it_held()
     sent(world, "r0", beat=True)
     line = world.routers["r0"].line
     run = line.in_flight.running[f"q{req.number}"]
-    world.quota.queue.granting.requests.cancel(run.ticket, world.now)  # the actor has lost it, and not its account
+    world.quota.queue.requests.cancel(run.ticket, world.now)  # the actor has lost it, and not its account
     world.quota.queue.accounts.charge("r0", "e", 2, 30)
     line.router_session.state = line.router_session.state._replace(contended=frozenset({"m"}))
     world.finish("r0", f"q{req.number}")

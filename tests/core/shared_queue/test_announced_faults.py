@@ -89,7 +89,7 @@ def test_the_requests_of_a_router_whose_account_is_empty_end_with_their_engine_t
     assert [one.state for one in (*first, *second)] == ["runs"] * 4
     there.end_engine("e")
     there.check_books()
-    assert there.quota.queue.granting.requests.by_ticket == {}
+    assert there.quota.queue.requests.by_ticket == {}
 
 
 def test_an_end_as_the_release_before_says_it_returns_what_the_request_has_grown_by() -> None:
@@ -106,7 +106,7 @@ def test_an_end_as_the_release_before_says_it_returns_what_the_request_has_grown
     assert sent is not None
     there.quota.on_exchange(sent, there.now)
     assert there.quota.queue.accounts.account("r0", "e") == (before[0], before[1] + 200)
-    there.quota.queue.granting.requests.done("r0", Done(run.ticket, 5, 5), there.now)
+    there.quota.queue.requests.done("r0", Done(run.ticket, 5, 5), there.now)
     after = there.quota.queue.accounts.account("r0", "e")
     assert after == (before[0] - 1, before[1] - 50)
 
@@ -125,7 +125,7 @@ def test_a_session_begins_however_many_requests_lack_tokens(monkeypatch: pytest.
         there.settle(1)
     end_session(there, "r0")
     assert not line.alone
-    assert len(there.quota.queue.granting.requests.by_ticket) == 40
+    assert len(there.quota.queue.requests.by_ticket) == 40
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -149,7 +149,7 @@ def test_a_tenant_pays_once_for_a_request_that_outlives_an_incarnation_unannounc
     router.running.pop(f"q{one.number}").state = "done"
     router.line.on_done(f"q{one.number}", there.now, 100, 1000)
     there.settle(4)
-    queue = there.quota.queue.granting.models[MODEL].admission.queue
+    queue = there.quota.queue.models.by_name[MODEL].admission.queue
     assert queue.class_queues[NORMAL].tenant_queues["a"].counter == 100 + 2 * 1000
 
 

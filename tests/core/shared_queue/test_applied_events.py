@@ -46,7 +46,7 @@ def test_an_arrival_that_fails_is_refused_and_all_sessions_go_on(after: bool) ->
     runs = world.arrive("r0", RequestClass.NORMAL)
     world.settle(2)
     begun = sessions(world)
-    requests = world.quota.queue.granting.requests
+    requests = world.quota.queue.requests
     broken = world.arrive("r1", RequestClass.HIGH)
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{broken.number}"].ticket
     requests.arrive = fails(requests.arrive, lambda _, __, arrival, *___: arrival.request_id == ticket, after=after)  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ def test_another_event_that_fails_ends_its_router_s_session_and_no_other(event: 
     leaves = world.arrive("r1", RequestClass.NORMAL)
     world.settle(2)
     begun = sessions(world)
-    requests = world.quota.queue.granting.requests
+    requests = world.quota.queue.requests
     called = list[str]()
 
     def is_first(*given: Any) -> bool:
@@ -144,7 +144,7 @@ def test_an_end_that_fails_in_its_queue_ends_its_router_s_session_and_no_other(m
         called.append(ticket)
         return len(called) == 1
 
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     setattr(admission, method, fails(getattr(admission, method), is_first, after=False))
     if method == "on_done":
         world.finish("r0", runs)
@@ -206,7 +206,7 @@ def test_an_error_after_which_the_books_do_not_agree_ends_all_sessions() -> None
     world.settle(2)
     begun = sessions(world)
     quota: Quota = world.quota
-    requests = quota.queue.granting.requests
+    requests = quota.queue.requests
     requests.apply_actions = fails(requests.apply_actions, lambda _, actions: bool(actions), after=False)  # type: ignore[method-assign]
     world.finish("r0", f"q{runs.number}")
     with pytest.raises(Broken):

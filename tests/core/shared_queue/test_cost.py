@@ -62,9 +62,7 @@ def test_the_sessions_that_wait_are_reviewed_a_part_at_a_time_when_one_ends() ->
     def close_steps(pending: int) -> int:
         quota = with_openings(50, pending)
         most = most_steps(quota, lambda: quota.queue.close_session("t0 s", 1.2), 1.2)
-        assert quota.queue.granting.models[MODEL].admission.waiting > pending, (
-            "all can have that engine, and are queued"
-        )
+        assert quota.queue.models.by_name[MODEL].admission.waiting > pending, "all can have that engine, and are queued"
         return most
 
     assert close_steps(400) < 2 * close_steps(100)
@@ -89,7 +87,7 @@ def new_engine_steps(waiting: int) -> int:
     add_engine(quota, "e1", 0.1)
     reaches = (EngineReachability(MODEL, "e1", True),)
     most = most_steps(quota, lambda: first.say(quota, reaches, 0.2), 0.2)
-    admission = quota.queue.granting.models[MODEL].admission
+    admission = quota.queue.models.by_name[MODEL].admission
     assert admission.waiting == waiting - 4, "its router does not reach the new engine"
     most = max(most, most_steps(quota, lambda: second.say(quota, reaches, 0.3), 0.3))
     assert admission.waiting == waiting - 4 - SLOTS
@@ -115,8 +113,8 @@ def recovery_steps(waiting: int) -> int:
         first.say(quota, tuple(first.arrive() for _ in range(100)), 0.0)
     late.say(quota, late.first, 0.1)
     most = most_steps(quota, lambda: quota.queue.on_tick(1.0), 1.0)
-    assert quota.queue.granting.models[MODEL].admission.waiting == waiting - 4
-    assert not quota.queue.postponed.by_router
+    assert quota.queue.models.by_name[MODEL].admission.waiting == waiting - 4
+    assert not quota.queue.requests.postponed.by_router
     return most
 
 
@@ -155,7 +153,7 @@ def router_end_steps(running: int, *, begins_again: bool) -> int:
     quota, (ends, other) = connected(2, running // 2, 10_000 * running, 2)
     for _ in range(2 * running // 100):
         ends.say(quota, tuple(ends.arrive() for _ in range(100)), 0.0)
-    requests = quota.queue.granting.requests
+    requests = quota.queue.requests
     names = ["e0", "e1"]
     assert sum(bool(one.engine) for one in requests.by_ticket.values()) == running
     if begins_again:
@@ -185,7 +183,7 @@ def test_the_requests_of_a_router_that_is_gone_are_forgotten_a_part_at_a_time() 
             other.say(quota, (), now)
         quota.ledger.leave(ends.name)
         most = most_steps(quota, lambda: quota.on_tick(3.5), 3.5)
-        assert not quota.queue.granting.requests.by_ticket
+        assert not quota.queue.requests.by_ticket
         assert [one.lease_id for one in quota.ledger.leases() if one.owner == ends.name] == []
         return most
 

@@ -188,7 +188,7 @@ def test_a_router_refuses_exactly_whom_the_line_would(
     if line.router_session.is_urgent:
         world.quota.on_exchange(told(world, "r0"), world.now)
     assume(not line.router_session.is_urgent)
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     wait_s = admission.forecast.arrival_wait_s(level, 1, tenant)
     assume(wait_s is not None and wait_s > 0.5 and line.router_session.figures)
     assert wait_s is not None

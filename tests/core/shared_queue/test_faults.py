@@ -241,20 +241,19 @@ def test_nothing_is_left_of_what_has_ended() -> None:
     world.settle(4)
     world.bring_to_rest()
     lines = world.quota.queue
-    places = world.quota.queue.granting
     kept = [
-        lines.postponed.by_router,
+        lines.requests.postponed.by_router,
         lines.published.calm_at,
-        places.requests.by_ticket,
-        places.requests.grants_to_retry,
-        *(one.requests for one in places.requests.incarnations.by_router.values()),
-        places.requests.incarnations.ended,
+        lines.requests.by_ticket,
+        lines.requests.grants_to_retry,
+        *(one.requests for one in lines.requests.incarnations.by_router.values()),
+        lines.requests.incarnations.ended,
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     for name in world.routers:
         world.routers[name].alive = False
     world.wait(10.0)
-    assert (len(lines.actor_sessions.sessions), places.models, places.state_of_engine) == (0, {}, {})
+    assert (len(lines.actor_sessions.sessions), lines.models.by_name, lines.models.by_engine) == (0, {}, {})
     assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e"]
 
 
@@ -315,12 +314,11 @@ def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None
     leaves = world.arrive("r0", LOW)
     world.settle(2)
     line = world.routers["r0"].line
-    places = world.quota.queue.granting
     world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
     world.finish("r0", running[1])
     told = line.next_message(world.now)
     assert told is not None
-    with mock.patch.object(places.requests, "cancel", side_effect=RuntimeError("no luck")):
+    with mock.patch.object(world.quota.queue.requests, "cancel", side_effect=RuntimeError("no luck")):
         world.deliver(Message("r0", world.now, told))
     assert "no luck" in "".join(world.quota.queue.take_notes())
     world.perform(world.routers["r0"], line.on_lost(world.now))
@@ -332,9 +330,7 @@ def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None
 def waiting_of(world: World, name: str) -> int:
     """How many of a router's requests the actor's line has."""
     return sum(
-        ticket.startswith(f"{name}:")
-        for ticket, one in world.quota.queue.granting.requests.by_ticket.items()
-        if not one.engine
+        ticket.startswith(f"{name}:") for ticket, one in world.quota.queue.requests.by_ticket.items() if not one.engine
     )
 
 

@@ -207,14 +207,14 @@ def test_histories_end_well() -> None:
 
 def check_places(world: World) -> int:
     """No place of a session is free while a request waits that fits; returns how many requests run in places."""
-    granting = world.quota.queue.granting
+    models = world.quota.queue.models
     taken = 0
-    for admission in [model_state.admission for model_state in granting.models.values()]:
+    for admission in [model_state.admission for model_state in models.by_name.values()]:
         taken += len(admission.scheduler.in_places)
         for lease, waiting in admission.queue.by_session.items():
             session = world.quota.sessions.open_by_lease(lease)
             assert session is not None, "a request waits for the place of a session that has ended"
-            if session.engine not in granting.requests.closed_engines:
+            if session.engine not in models.closed_engines:
                 assert not any(one.may_take_place and not one.holder.is_final for one in waiting.values()), lease
     return taken
 
@@ -249,14 +249,14 @@ def look_at_ends(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
         def check(known: Callable[[], None] = known, history: History = history) -> None:
             nonlocal left
             known()
-            left += len(history.world.quota.queue.granting.requests.incarnations.ended)
+            left += len(history.world.quota.queue.requests.incarnations.ended)
 
         history.world.check_books = check  # type: ignore[method-assign]
         try:
             history.run()
         except Exception as error:
             raise AssertionError(f"history {seed}") from error
-        assert not history.world.quota.queue.granting.requests.incarnations.ended
+        assert not history.world.quota.queue.requests.incarnations.ended
     assert left > 100, "nothing was ever left for a later event: this looks at nothing"
 
 

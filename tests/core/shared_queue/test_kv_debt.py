@@ -59,7 +59,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
         world.finish("r0", request_id)
     world.finish("r1", f"q{urgent.number}")
     world.settle(6)
-    assert not world.quota.queue.granting.kv_debt.debts
+    assert not world.quota.queue.kv_debt.debts
     world.bring_to_rest()
 
 
@@ -91,7 +91,7 @@ def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) ->
     (world.finish if end == "done" else world.cancel)("r0", first)
     world.settle(4)
     assert waits.state == "runs"
-    assert not world.quota.queue.granting.kv_debt.debts
+    assert not world.quota.queue.kv_debt.debts
     for request_id in others:
         world.finish("r0", request_id)
     world.settle(4)
@@ -123,7 +123,7 @@ def test_a_router_that_is_gone_is_owed_nothing() -> None:
     world.restart_router("r0")
     world.settle(6)
     assert waits.state == "runs"
-    assert not world.quota.queue.granting.kv_debt.debts
+    assert not world.quota.queue.kv_debt.debts
 
 
 def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> None:

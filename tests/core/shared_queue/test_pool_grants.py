@@ -13,7 +13,7 @@ NORMAL = RequestClass.NORMAL
 def test_what_was_returned_is_granted_at_the_next_tick_though_serving_the_queue_has_failed() -> None:
     world = World({"e": (1, 1000)}, 2)
     world.settle(4)
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     runs = world.arrive("r0", NORMAL)
     world.settle(2)
     waits = world.arrive("r1", NORMAL)
@@ -33,7 +33,7 @@ def test_what_was_returned_is_granted_at_the_next_tick_though_serving_the_queue_
 def test_a_queue_knows_at_once_what_a_session_that_it_has_granted_holds() -> None:
     world = World({"e": (1, 1000)}, 1)
     world.settle(4)
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     runs = world.arrive("r0", NORMAL)
     waits = world.arrive("r0", NORMAL)
     world.settle(2)

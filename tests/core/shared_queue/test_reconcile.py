@@ -14,7 +14,7 @@ from serve_app.core.shared_queue import (
     actor_credit,
     actor_queue,
     delivery,
-    granting,
+    engines,
     kv_debt,
     requests,
     router_credit,
@@ -57,11 +57,11 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (requests.ActorRequests, "begun"),
     (requests.ActorRequests, "done"),
     (requests.ActorRequests, "cancel"),
-    (granting.Granting, "_follow"),
+    (engines.ActorEngines, "_follow"),
     (requests.ActorRequests, "_begin"),
     (requests.ActorRequests, "_leave_queue"),
     (requests.ActorRequests, "apply_actions"),
-    (requests.ActorRequests, "retry_grants"),
+    (requests.ActorRequests, "move"),
     (actor_queue.ActorQueue, "_after_event"),
     (actor_queue.ActorQueue, "_compare"),
     (Admission, "on_arrive"),
@@ -159,7 +159,7 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         world = faults.run()
         failed += faults.calls >= faults.fail_at
         end_all(world)
-        assert world.quota.queue.granting.requests.by_ticket == {}
+        assert world.quota.queue.requests.by_ticket == {}
         for name, router in world.routers.items():
             assert len(router.line.in_flight.running) == router.line.pending.count("m") == 0
             assert router.line.in_flight.held("e") == ("e", 0, 0)

@@ -20,10 +20,10 @@ from tests.core.shared_queue.world import MODEL, World
 STEPS = {
     "limits": ("limits", "after_event"),
     "limits at a tick": ("limits", "on_tick"),
-    "requests to move": ("granting", "retry_grants"),
+    "requests to move": ("requests", "move"),
     "openings": ("session_admission", "settle"),
     "openings at a tick": ("session_admission", "on_tick"),
-    "KV debt": ("granting", "reclaim"),
+    "KV debt": ("engines", "reclaim"),
     "state": ("published", "update"),
     "figures": ("published", "update_figures"),
 }
@@ -101,7 +101,7 @@ def test_a_request_that_cannot_be_queued_again_is_refused_and_the_others_are_ser
     world.settle(2)
     assert {req.state for req in reqs} == {"waits"}
     begun = sessions(world)
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{reqs[0].number}"].ticket
     called = fails_once(admission, "on_arrive", after=after, is_it=lambda arrival, *_: arrival.request_id == ticket)
     world.notice("r1")
@@ -154,7 +154,7 @@ def test_a_request_of_a_router_that_has_ended_is_out_of_its_queue_though_that_fa
     world.settle(2)
     ticket = world.routers["r1"].line.pending.by_request_id[f"q{left.number}"].ticket
     begun = sessions(world)
-    admission = world.quota.queue.granting.models[MODEL].admission
+    admission = world.quota.queue.models.by_name[MODEL].admission
     called = fails_once(admission, "on_cancel", after=False, is_it=lambda one, _: one == ticket)
     world.quota.queue.remove_routers(["r1"], world.now)
     assert called
@@ -170,7 +170,7 @@ def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event
     world.settle(4)
     begun = sessions(world)
     queue = world.quota.queue
-    admission = queue.granting.models[MODEL].admission
+    admission = queue.models.by_name[MODEL].admission
     called = fails_once(admission, "on_pool", after=False, is_it=lambda name, *_: name == "e")
     queue.draining_engines = frozenset({"e", "f"})
     queue.on_tick(world.now)
@@ -183,8 +183,8 @@ def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event
 def test_an_error_that_every_event_repeats_ends_nobody() -> None:
     world = connected(slots=1, routers=2)
     begun = sessions(world)
-    granting: Any = world.quota.queue.granting
-    granting.reclaim = fails(granting.reclaim, lambda _: True, after=False)
+    engines: Any = world.quota.queue.engines
+    engines.reclaim = fails(engines.reclaim, lambda _: True, after=False)
     runs = world.arrive("r0", RequestClass.NORMAL)
     world.settle(3)
     assert runs.state == "runs"
@@ -198,12 +198,12 @@ def test_a_broken_step_raises_what_it_raised_if_the_books_do_not_agree() -> None
     queue = world.quota.queue
 
     def break_books(_: float) -> None:
-        queue.granting.requests.by_ticket["r9:1"] = next(iter(queue.granting.requests.by_ticket.values()))
+        queue.requests.by_ticket["r9:1"] = next(iter(queue.requests.by_ticket.values()))
         raise Broken
 
     world.arrive("r1", RequestClass.NORMAL)
     world.settle(1)
-    queue.granting.reclaim = break_books  # type: ignore[assignment, method-assign]
+    queue.engines.reclaim = break_books  # type: ignore[assignment, method-assign]
     with pytest.raises(Broken):
         queue.on_tick(world.now)
     assert not queue.actor_sessions.sessions

@@ -59,7 +59,7 @@ def test_the_next_request_of_a_session_begins_as_the_one_before_ends_though_it_c
         assert (after.state, after.place) == ("runs", Amount(lease(there, "s"), 1, tokens))
     assert (holder.state, waits.state) == ("runs", "waits")
     there.bring_to_rest()
-    assert not there.quota.queue.granting.models[MODEL].admission.queue.by_session
+    assert not there.quota.queue.models.by_name[MODEL].admission.queue.by_session
 
 
 def test_what_is_too_long_for_a_session_runs_on_its_engine_and_takes_nothing_of_the_session() -> None:
@@ -294,8 +294,8 @@ def test_a_request_that_waits_for_its_sessions_engine_runs_elsewhere_once_that_c
     assert (waits.state, waits.engine) == ("runs", "e1")
 
 
-def test_a_router_of_the_release_before_is_told_of_the_place_as_it_knows_it() -> None:
-    there = world()
+def granted_in_its_place(there: World) -> tuple[str, list[object]]:
+    """A request that was granted the place of its session: the session's lease, and what its router was sent."""
     opened(there, "s", 100)
     sent = list[object]()
     perform = there.routers["r0"].line.on_action
@@ -303,7 +303,23 @@ def test_a_router_of_the_release_before_is_told_of_the_place_as_it_knows_it() ->
     step = there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s"))
     there.settle(1)
     assert step.place is not None
+    return lease(there, "s"), sent
+
+
+def test_a_router_of_the_release_before_is_told_of_the_place_as_it_knows_it() -> None:
+    there = world()
+    there.quota.queue.actor_sessions.sessions["r0"].takes_lease = False
+    place, sent = granted_in_its_place(there)
     drawn, granted = sent[-2:]
     assert isinstance(granted, Grant)
-    assert drawn == SessionDraw(granted.request_id, lease(there, "s"), 1, 60)
+    assert drawn == SessionDraw(granted.request_id, place, 1, 60)
+    there.bring_to_rest()
+
+
+def test_a_router_of_this_release_knows_the_place_by_the_grant_alone() -> None:
+    there = world()
+    place, sent = granted_in_its_place(there)
+    (granted,) = [one for one in sent if isinstance(one, Grant | SessionDraw)]
+    assert isinstance(granted, Grant)
+    assert granted.lease == place
     there.bring_to_rest()

@@ -294,8 +294,8 @@ class World(WorldChecks):
 
     def look_at_lines(self, stamp: int) -> None:
         """Remember since which of the actor's replies each request waits in its line."""
-        places = self.quota.queue.granting
-        waits = {ticket: request.arrival for ticket, request in places.requests.by_ticket.items() if not request.engine}
+        known = self.quota.queue.requests.by_ticket
+        waits = {ticket: request.arrival for ticket, request in known.items() if not request.engine}
         for ticket in self.waits_since.keys() - waits.keys():
             del self.waits_since[ticket]
         for ticket, arrival in waits.items():
@@ -399,5 +399,5 @@ class World(WorldChecks):
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
-        assert self.quota.queue.granting.requests.by_ticket == {}
+        assert self.quota.queue.requests.by_ticket == {}
         assert not any(router.line.in_flight.running for router in self.routers.values())

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serve_app.core.quota import Quota
-from serve_app.core.shared_queue.applied_events import agree
 from serve_app.core.shared_queue.messages import Arrive, Began, Done, KvTokenRequest, TokenProgress
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class WorldChecks:
         incarnations are in the account as far as their router has reported them again."""
         lines = self.quota.queue
         granted: dict[tuple[str, str], list[int]] = {}
-        for request in lines.granting.requests.by_ticket.values():
+        for request in lines.requests.by_ticket.values():
             if request.engine and request.is_known:
                 sums = granted.setdefault((request.router, request.lease or request.engine), [0, 0])
                 sums[0] += request.arrival.slots
@@ -87,7 +86,7 @@ class WorldChecks:
 
     def check_known(self) -> None:
         """With nothing on its way, the actor knows what runs, and where."""
-        known = self.quota.queue.granting.requests.by_ticket
+        known = self.quota.queue.requests.by_ticket
         for router in self.routers.values():
             for ticket, run in router.line.in_flight.by_ticket.items():
                 place = run.place
@@ -97,7 +96,7 @@ class WorldChecks:
 
     def check_books(self) -> None:
         """The queues know exactly the requests that are known by ticket, and engines have what these hold."""
-        assert agree(self.quota.queue.granting.requests)
+        assert self.quota.queue.requests.agree()
 
     def check_accounts(self) -> None:
         """A router whose word still counts never goes by more than the actor has for it."""
@@ -105,7 +104,7 @@ class WorldChecks:
         lines = self.quota.queue
         quota = self.quota
         for engine, admission in [
-            (one, each.admission) for each in lines.granting.models.values() for one in each.engines
+            (one, each.admission) for each in lines.models.by_name.values() for one in each.engines
         ]:
             replica = admission.capacity.replicas.get(engine)
             promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
@@ -124,7 +123,7 @@ class WorldChecks:
                 credit = line.accounts.credit(engine)
                 _, *held = line.in_flight.held(engine)
                 account = lines.accounts.account(name, engine)
-                if name in lines.granting.unreconciled_routers(engine):
+                if name in lines.models.unreconciled_routers(engine):
                     continue
                 for mine, used, booked in zip(credit, held, account, strict=True):
                     assert mine <= 0 or mine + used <= booked, f"{name} goes by more of {engine} than it has"
