@@ -67,4 +67,4 @@ async def _measure(cluster: FakeCluster) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(_measure), indent=1))
+    print(json.dumps(run(_measure, loop=asyncio.new_event_loop), indent=1))

@@ -200,6 +200,10 @@ def _size(prompt: Any, field: str, per_object: int, most_work: float) -> PromptS
         node, is_part = left.pop()
         work += per_object
         if type(node) is list:
+            objects = list(map(type, node)).count(dict) if most_work < math.inf else 0
+            if objects * per_object > most_work:
+                work += objects * per_object  # whatever they are
+                break
             own = [child for child in node if type(child) is str]
             inner = [(child, is_part) for child in node if type(child) is dict or type(child) is list]
             others = len(node) - len(own) - len(inner)

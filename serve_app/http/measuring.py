@@ -7,7 +7,6 @@ estimate never exceeds the request's own bound, and equals it until similar requ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
@@ -40,13 +39,13 @@ def with_costs(
     for (body, measure), cost in zip(split.parts, costs, strict=True):
         slots = slots_of(operation, measure.sequences, cost, settings.length_rule, limits.slots)
         key = routing_key(operation, body, tenant, session_id, cost.prompt_tokens, limits.kv_block_tokens)
-        parts.append((body, replace(measure, cost=cost, slots=slots, key=key)))
+        parts.append((body, measure._replace(cost=cost, slots=slots, key=key)))
     whole = parts[0][1]
     if len(parts) > 1:
         total = RequestMeasure.total([measure for _, measure in parts])
         cost = _tokens_read(split.measure) if operation.is_pooling else total.cost  # what parts share counts once
-        whole = replace(split.measure, cost=cost, slots=total.slots)
-    return replace(split, measure=whole, parts=tuple(parts))
+        whole = split.measure._replace(cost=cost, slots=total.slots)
+    return split._replace(measure=whole, parts=tuple(parts))
 
 
 def _costs(split: SplitBody, tenant: str, estimator: Estimator, model: str, longest: int) -> list[RequestCost]:

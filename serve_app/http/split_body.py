@@ -9,7 +9,6 @@ Invariant: the parts have the entries of the whole, in order. The measure of a p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from serve_app.core.body_bounds import BodySize
@@ -26,8 +25,7 @@ INPUTS_TOGETHER = 32
 BYTES_TOGETHER = 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class SplitBody:
+class SplitBody(NamedTuple):
     """A request's body, and its parts.
 
     Args:
@@ -87,8 +85,12 @@ def split_body(operation: Operation, body: dict[str, Any], size: BodySize, bound
         )
 
     is_alone = operation is Operation.COMPLETION
+    whole = measured(body, size, sum(lists.sizes), lists.sequences, lists.answers)
+    ranges = list(_together(lists.read, 1 if is_alone else INPUTS_TOGETHER))
+    if len(ranges) < 2:
+        return SplitBody(operation, body, whole, ((body, whole),), fields, lists.query is not None)
     parts = list[tuple[dict[str, Any], RequestMeasure]]()
-    for start, end in _together(lists.read, 1 if is_alone else INPUTS_TOGETHER):
+    for start, end in ranges:
         columns = lists.columns.items()
         part = body | {name: column[start] if is_alone else column[start:end] for name, column in columns}
         if operation.is_scoring:
@@ -98,10 +100,7 @@ def split_body(operation: Operation, body: dict[str, Any], size: BodySize, bound
             sequences = answers = sequence_count(operation, part, bounds)
         own_bytes = sum(lists.sizes[start:end])
         parts.append((part, measured(part, size.part(fields, start, end), own_bytes, sequences, answers)))
-    whole = measured(body, size, sum(lists.sizes), lists.sequences, lists.answers)
-    if len(parts) < 2:
-        parts = [(body, whole)]
-    return SplitBody(operation, body, whole, tuple(parts), fields, shares_query=lists.query is not None)
+    return SplitBody(operation, body, whole, tuple(parts), fields, lists.query is not None)
 
 
 def _prompts(operation: Operation, body: dict[str, Any], bounds: HttpSettings) -> _Lists:

@@ -25,6 +25,8 @@ class MetricRow(NamedTuple):
 class Metric(Enum):
     """The table."""
 
+    __hash__ = object.__hash__  # looked up at each request: `Enum`'s own calls a Python function
+
     REQUESTS = MetricRow(
         "serve_app_requests", "counter", (*OF_TENANT, "priority", "outcome"), "requests by how they ended"
     )

@@ -18,6 +18,7 @@ from serve_app.core.body_bounds import (
     TOO_LONG,
     body_size,
     check_prompt,
+    is_large,
 )
 from serve_app.errors import BadRequest
 from serve_app.types import Operation
@@ -191,3 +192,14 @@ def test_media_are_found_in_content_parts_alone() -> None:
     assert not has_media({"messages": [MESSAGE], "chat_template_kwargs": {"image_url": 1}})
     assert not has_media({"messages": [MESSAGE], "metadata": {"content": [IMAGE]}})
     assert not has_media({"messages": [{"role": "user", "content": [{**PART, "image_url": 1}]}]})
+
+
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 20_000])
+@pytest.mark.parametrize(
+    ("operation", "field"),
+    [(Operation.CHAT, "messages"), (Operation.RESPONSES, "input"), (Operation.EMBEDDING, "messages")],
+)
+def test_a_look_that_stops_early_finds_what_a_whole_one_does(operation: Operation, field: str, count: int) -> None:
+    for entry in ({"role": "user", "content": "a"}, [1, 2], "a", 7):
+        body = {"model": "tiny", field: [entry] * count}
+        assert is_large(operation, body) is body_size(operation, body).is_large()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,7 +218,7 @@ def test_the_limits_are_charged_by_the_one_estimate_that_the_queue_reckons_with(
     def noted(costs: Estimator, tenant: str, name: str, sizes: list[int], bound: int | None) -> list[RequestCost]:
         made.append(len(sizes))
         more = 1000 * len(made)
-        return [replace(one, prompt_tokens=one.prompt_tokens + more) for one in real(costs, tenant, name, sizes, bound)]
+        return [one._replace(prompt_tokens=one.prompt_tokens + more) for one in real(costs, tenant, name, sizes, bound)]
 
     monkeypatch.setattr(Estimator, "estimates", noted)
 

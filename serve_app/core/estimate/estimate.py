@@ -19,6 +19,7 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate.histogram import FadingHistogram
@@ -45,8 +46,7 @@ class EstimateSource(enum.StrEnum):
     PRIOR = "prior"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCost:
+class RequestCost(NamedTuple):
     """The tokens that a request is estimated to need.
 
     Args:

@@ -24,11 +24,13 @@ class FadingHistogram:
         half_life: in additions.
     """
 
-    __slots__ = ("_censored", "_growth", "_observed", "_unit", "seen")
+    __slots__ = ("_censored", "_growth", "_highest", "_lowest", "_observed", "_unit", "seen")
 
     def __init__(self, octaves: int, half_life: float) -> None:
         self._observed = array("f", bytes(4 * octaves * BUCKETS_PER_OCTAVE))
         self._censored: array[float] | None = None  # None until a censored value is added: most streams have none
+        self._lowest = len(self._observed)  # the buckets that were ever added to: few, and all others are empty
+        self._highest = -1
         self._unit = 1.0  # weight of the next value: new weights grow instead of all old ones shrinking
         self._growth = 2.0 ** (1.0 / half_life)
         self.seen = 0  # values ever added
@@ -37,6 +39,8 @@ class FadingHistogram:
         """Add a value; `is_cut_off`: the true value is this or more. Amortised O(1)."""
         size = len(self._observed)
         bucket = 0 if value <= 1.0 else min(int(math.log2(value) * BUCKETS_PER_OCTAVE), size - 1)
+        self._lowest = min(self._lowest, bucket)
+        self._highest = max(self._highest, bucket)
         if is_cut_off:
             if self._censored is None:
                 self._censored = array("f", bytes(4 * size))
@@ -54,12 +58,15 @@ class FadingHistogram:
     def quantile(self, share: float) -> float | None:
         """The value that `share` (0 to 1) of all do not exceed; None: no value, or too many are censored.
 
-        One pass over the buckets, whose number is fixed.
+        One pass over the buckets that were added to, whose number is bounded.
         """
-        at_risk = math.fsum(self._observed) + (math.fsum(self._censored) if self._censored else 0.0)
+        used = slice(self._lowest, self._highest + 1)
+        observed = self._observed[used]
+        censored = None if self._censored is None else self._censored[used]
+        at_risk = math.fsum(observed) + (math.fsum(censored) if censored else 0.0)
         alive = 1.0
         wanted = 1.0 - share
-        for bucket, ended in enumerate(self._observed):
+        for bucket, ended in enumerate(observed, self._lowest):
             if ended > 0.0:
                 died = alive * min(1.0, ended / at_risk)
                 if alive - died <= wanted + 1e-6:  # sums of 32-bit floats
@@ -68,13 +75,16 @@ class FadingHistogram:
                     high = bucket_edge(bucket + 1)
                     return low + (high - low) * min(1.0, max(0.0, inside))
                 alive -= died
-            at_risk -= ended + (self._censored[bucket] if self._censored else 0.0)
+            at_risk -= ended + (censored[bucket - self._lowest] if censored else 0.0)
         return None
 
     def longest_censored(self) -> float:
         """The lower edge of the highest bucket with a censored value; 0.0: there is none."""
-        cuts = self._censored or ()
-        return next((bucket_edge(bucket) for bucket in reversed(range(len(cuts))) if cuts[bucket] > 0.0), 0.0)
+        cuts = self._censored
+        if cuts is None:
+            return 0.0
+        used = range(self._highest, self._lowest - 1, -1)
+        return next((bucket_edge(bucket) for bucket in used if cuts[bucket] > 0.0), 0.0)
 
 
 def bucket_edge(bucket: int) -> float:

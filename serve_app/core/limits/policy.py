@@ -188,8 +188,7 @@ class Standing(NamedTuple):
     tokens: Bucket | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrices:
+class TokenPrices(NamedTuple):
     """What a million tokens of one model cost."""
 
     prompt_per_million: float = 0.0

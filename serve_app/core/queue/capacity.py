@@ -58,22 +58,16 @@ class _ReplicaCapacity:
     def follow_pool(self) -> None:
         """Read what is free in the pool, once for each of its changes. Negative: it has shrunk below its use, or more
         KV tokens are used than there are, the growth reserve included."""
-        space = self.pool.space
+        pool = self.pool
+        space = pool.space
         used = space.used
-        self.slots_left = self.slots - self.pool.used_slots
+        self.slots_left = (pool.slots if self.is_open else 0) - pool.used_slots
         left = self.kv_tokens - used
         self.kv_left = left if left >= 0 else max(left, min(0, (space.capacity if self.is_open else 0) - used))
 
-    @property
-    def free(self) -> int:
-        return max(0, self.slots_left)
-
-    @property
-    def kv_free(self) -> float:
-        return max(0.0, self.kv_left)
-
     def has_free(self, slots: int, tokens: int) -> bool:
-        return self.free >= slots and self.kv_free >= tokens
+        """For at least one slot and one token."""
+        return self.slots_left >= slots and self.kv_left >= tokens
 
     @property
     def size(self) -> _Size:
@@ -401,8 +395,8 @@ class Capacity:
             if not same:
                 del self._by_free[count], self._free_counts[bisect_left(self._free_counts, count)]
         replica.follow_pool()
-        free = replica.free
-        kv_free = replica.kv_free
+        free = max(0, replica.slots_left)
+        kv_free = replica.kv_left
         self.free += free - replica.counted_free
         replica.counted_free = free
         replica.index_entry = (-kv_free, -free, replica.last_take, replica_id) if free and kv_free > 0 else None

@@ -102,7 +102,9 @@ class MinShareScheduler:
 
     def due_request(self, could_fit: FitsPredicate) -> QueuedRequest | None:
         """The request that goes before the higher classes, if any: from the first tenant with one that could run."""
-        head = self._first_able(self._begun, lambda one: one.first_begun(could_fit))
+        head = None
+        if len(self._begun):
+            head = self._first_able(self._begun, lambda one: one.first_begun(could_fit))
         if head is None:
             head = self._first_able(self._eligible, lambda one: one.first_that_could_run(could_fit))
         if head is None:

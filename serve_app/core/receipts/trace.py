@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource, RequestCost
@@ -22,8 +22,7 @@ NOT_IN_RECEIPTS = frozenset({"measure", "reason", "waited_s", "is_row"})
 NO_COST = RequestCost(0, 0, EstimateSource.PRIOR)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMeasure:
+class RequestMeasure(NamedTuple):
     """What a body says of its request, read once, when it arrives.
 
     Args:

@@ -39,8 +39,9 @@ class Placements:
     def set(self, request: ActorRequest) -> SessionPlace | None:
         """Set where a request may be granted from now on; returns the place of its session."""
         place = request.place = self._place_of(request)
-        only, avoided = _constraint(request, place)
-        request.arrival = replace(request.arrival, only_replica=only, avoid_replicas=avoided)
+        only, avoided = constraint = _constraint(request, place)
+        if constraint != (request.arrival.only_replica, request.arrival.avoid_replicas):
+            request.arrival = replace(request.arrival, only_replica=only, avoid_replicas=avoided)
         self.forget(request)
         if avoided or request.arrival.session is not None:
             self._by_router.setdefault(request.router, {})[request.arrival.request_id] = request

@@ -3,8 +3,9 @@
 A router's session with the actor, a request in its router, a request at the actor, a router at the actor.
 `docs/architecture.md` shows these tables; `python -m tests.states_table` writes them there.
 
-A state is kept once: a request's is where its id or ticket is known (`RouterQueue.state_of`, `ActorQueue.state_of`).
-Both ends ask these tables before they act.
+A state is kept once: a request's is where its id or ticket is known (`RouterQueue.state_of`, `ActorRequests.state_of`).
+Both ends ask these tables before they act, which takes a few hashes of strings an event: the enums are strings since a
+hash of a plain `Enum` calls a Python function.
 
 Invariant: an event of this side that is in no row of its state is a fault of this code, and raises. A message of the
 other side that is in none is illegal: only a faulty peer sends it. It raises, too, which ends what the message is about
@@ -21,11 +22,11 @@ from serve_app.core.queue import Grant, Preempt, QueueStatus, Refuse
 from serve_app.core.shared_queue import messages
 
 
-class OwnEvent(enum.Enum):
+class OwnEvent(enum.StrEnum):
     """What this side does, or what its callers and timers do."""
 
 
-class PeerEvent(enum.Enum):
+class PeerEvent(enum.StrEnum):
     """A message of the other side; the value has the name of its class, if that alone tells it."""
 
 
@@ -33,7 +34,7 @@ class UnexpectedEvent(Exception):
     """An event of this side in a state that does not have it."""
 
 
-class SessionState(enum.Enum):
+class SessionState(enum.StrEnum):
     """A router's session with the actor."""
 
     NEW = "the actor has not booked its accounts; else as ALONE"
@@ -56,7 +57,7 @@ class SessionReply(PeerEvent):
     OLD = "a reply of an older epoch or incarnation"
 
 
-class RequestState(enum.Enum):
+class RequestState(enum.StrEnum):
     """A request in its router."""
 
     WAITING = "has no ticket"
@@ -89,7 +90,7 @@ class RequestAction(PeerEvent):
     TOKENS = "`KvTokenGrant`"
 
 
-class TicketState(enum.Enum):
+class TicketState(enum.StrEnum):
     """A request at the actor."""
 
     POSTPONED = "waits until its model has recovered"
@@ -120,7 +121,7 @@ class TicketEvent(PeerEvent):
     STATUS = "`StatusRequest`"
 
 
-class RouterState(enum.Enum):
+class RouterState(enum.StrEnum):
     """A router at the actor."""
 
     UNKNOWN = "has no session; what its account holds stays booked for a while"
@@ -146,7 +147,7 @@ class RouterEvent(PeerEvent):
     REPORT = "`AccountReport`"
 
 
-S = TypeVar("S", bound=enum.Enum)
+S = TypeVar("S", bound=enum.StrEnum)
 
 
 class Transition(NamedTuple, Generic[S]):
@@ -187,10 +188,9 @@ class StateTable(Generic[S]):
         Raises:
             UnexpectedEvent: this side has no such event in this state.
         """
-        then = self._then.get((state, event))
-        if then is None and isinstance(event, OwnEvent):
-            raise UnexpectedEvent(f"{self.title}: {event.value!r} while {state.name}")
-        return state if then is None else then
+        if isinstance(event, OwnEvent):
+            self.require(state, event)
+        return self._then.get((state, event), state)
 
 
 def _session_rows() -> Iterable[Transition[SessionState]]:

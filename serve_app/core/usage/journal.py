@@ -8,7 +8,7 @@ that it counts once whether or not the store had it.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 from serve_app.core.limits import TokenPrices
@@ -34,7 +34,7 @@ def begin_line(request_id: str, key: UsageKey, prices: TokenPrices | None) -> by
 
 def end_line(request_id: str, use: RequestUse | None) -> bytes:
     """`UsageMeter.end`."""
-    return _line(_END, request_id, None if use is None else astuple(use))
+    return _line(_END, request_id, use)
 
 
 def meter_of(journal: bytes) -> UsageMeter:
@@ -65,7 +65,7 @@ def _line(*values: Any) -> bytes:
 
 
 def _begun(request_id: str, key: UsageKey, prices: TokenPrices | None) -> list[Any]:
-    return [request_id, *key, None if prices is None else astuple(prices)]
+    return [request_id, *key, prices]
 
 
 def _of_begun(request_id: str, day: str, key_id: str, tenant: str, model: str, prices: list[Any] | None) -> Any:

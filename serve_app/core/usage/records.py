@@ -19,8 +19,7 @@ class UsageKey(NamedTuple):
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUse:
+class RequestUse(NamedTuple):
     """What one request used.
 
     Args:

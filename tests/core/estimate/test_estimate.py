@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,7 +95,7 @@ def test_the_answers_bound_caps_the_estimate_and_nothing_else() -> None:
     learner = taught(use(output=500))
     free = learner.estimate("t", "m", 400)
     assert learner.estimate("t", "m", 400, bound=30).output_tokens == 30
-    assert learner.estimate("t", "m", 400, bound=10_000) == replace(free, max_output_tokens=10_000)
+    assert learner.estimate("t", "m", 400, bound=10_000) == free._replace(max_output_tokens=10_000)
     assert learner.estimate("t", "m", 400, bound=-1).output_tokens == 0
 
 

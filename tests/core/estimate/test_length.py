@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common.own_pools import set_replica
 from serve_app.core.estimate.length import LengthRule
 from serve_app.core.queue import Admission, Arrival, Grant, QueuePolicy
 from serve_app.types import RequestClass
@@ -43,7 +44,7 @@ def test_what_is_granted_is_within_the_batch_by_sequences_and_by_weight(
 ) -> None:
     rule = LengthRule.of_batch(batch, max(1, batch // 4), 100)
     line = Admission(QueuePolicy(max_queued=1000, max_wait_s=60.0))
-    line.on_replica("r", batch, 0.0)
+    set_replica(line, "r", batch, 0.0)
     running: set[str] = set()
     for number, (sequences, long) in enumerate(asked):
         slots = rule.slots(sequences, 100 if long else 1, batch)

@@ -24,7 +24,7 @@ def arrival(name: str, level: RequestClass = NORMAL, tenant: str = "t", slots: i
 
 def free_on(admission: Admission) -> tuple[int, float]:
     replica = admission.capacity.replicas["r"]
-    return replica.free, replica.kv_free
+    return max(0, replica.slots_left), max(0.0, replica.kv_left)
 
 
 def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:

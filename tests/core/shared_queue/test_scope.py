@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -174,9 +175,9 @@ def test_an_engine_whose_capacity_cannot_be_updated_is_updated_by_the_next_event
     called = fails_once(admission, "on_pool", after=False, is_it=lambda name, *_: name == "e")
     queue.draining_engines = frozenset({"e", "f"})
     queue.on_tick(world.now)
-    assert admission.capacity.replicas["f"].free == 0
+    assert not admission.capacity.replicas["f"].has_free(1, 1)
     queue.sync_engines(["e"], world.now)
-    assert admission.capacity.replicas["e"].free == 0
+    assert not admission.capacity.replicas["e"].has_free(1, 1)
     goes_on(world, begun, called)
 
 
@@ -207,3 +208,19 @@ def test_a_broken_step_raises_what_it_raised_if_the_books_do_not_agree() -> None
     with pytest.raises(Broken):
         queue.on_tick(world.now)
     assert not queue.actor_sessions.sessions
+
+
+@pytest.mark.parametrize("is_close", [False, True])
+def test_an_error_while_a_session_is_opened_or_closed_leaves_books_that_agree(is_close: bool) -> None:
+    world = World({"e": (2, 100)}, 1)
+    world.settle(4)
+    queue = world.quota.queue
+    wanted = SessionRequest("t0 s", MODEL, 80, 60.0, world.now + 5.0)
+    if is_close:
+        assert world.quota.on_open_session(wanted, world.now) is None, "it waits: routers have the credit"
+        with mock.patch.object(queue.requests, "cancel", side_effect=RuntimeError), pytest.raises(RuntimeError):
+            queue.close_session("t0 s", world.now)
+    else:
+        with mock.patch.object(queue.requests, "_enter_queue", side_effect=RuntimeError), pytest.raises(RuntimeError):
+            world.quota.on_open_session(wanted, world.now)
+    world.check_books()

@@ -107,7 +107,7 @@ class WorldChecks:
             (one, each.admission) for each in lines.models.by_name.values() for one in each.engines
         ]:
             replica = admission.capacity.replicas.get(engine)
-            promised = (0, 0) if replica is None else (replica.free, replica.kv_free)
+            promised = (0, 0) if replica is None else (max(0, replica.slots_left), max(0.0, replica.kv_left))
             assert all(one <= free for one, free in zip(promised, lines.accounts.free(engine), strict=True)), engine
         for name, router in self.routers.items():
             line = router.line
