@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -53,7 +53,17 @@ CREATE_OPERATION = "batch"  # in fingerprints
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
 _CANCELLED = (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
-_TIMES = tuple(one.name for one in fields(BatchRecord) if one.name.endswith("_at"))
+_TIMES = (  # those that OpenAI shows, in its order
+    "created_at",
+    "in_progress_at",
+    "expires_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
 
 # OpenAI's bounds
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
