@@ -21,11 +21,11 @@ test-long test-cluster: STUCK_S := 3600
 WHEN_STUCK = -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=true
 
 MAKEFLAGS += --no-print-directory
-export TORCH_INDEX MODEL CONFIG PORT
+export TORCH_INDEX MODEL CONFIG PORT SIGNING_KEY
 # a caller's search path must not reach into .venv
 unexport PYTHONHOME PYTHONPATH
 .DEFAULT_GOAL := help
-.PHONY: help serve check test test-long test-cluster test-first-hour gpu-check lint lock clean setup
+.PHONY: help serve check test test-long test-cluster test-first-hour gpu-check lint lock release clean setup
 
 help: ## show this list
 	@echo 'make TARGET [NAME=value ...]'
@@ -39,6 +39,9 @@ help: ## show this list
 	@echo '  DEVICE=cpu|gpu     which lock file; default: gpu where an NVIDIA GPU is visible'
 	@echo '  TORCH_INDEX=URL    where the CPU build of torch comes from if the usual index lacks it'
 	@echo '  PYTEST_ARGS=...    test: more arguments for pytest'
+	@echo '  VLLM=0.33.0        lock: the version of vLLM that the extras cpu and gpu take'
+	@echo '  RAY=2.61.0         lock: the version of Ray'
+	@echo '  SIGNING_KEY=FILE   release: the private SSH key that signs dist/SHA256SUMS; without one it stays unsigned'
 	@echo '  GPU_CHECK_ARGS=... gpu-check: --quick, --clients 1,32, --out FILE, ...; DEVICE=cpu runs it without a GPU'
 
 setup: ## make .venv complete, and nothing else (the other targets do so first)
@@ -74,14 +77,23 @@ gpu-check: setup ## every check of a machine with GPUs, a report in gpu-check.md
 	if [ '$(DEVICE)' = cpu ]; then set -- "$$@" --device cpu; fi; \
 	exec $(BIN)/python -m benchmarks.gpu_check "$$@" $(GPU_CHECK_ARGS)
 
+.PHONY: docs
+docs: setup ## the documents as a site in build/docs; links, anchors and spelling are checked
+	@$(BIN)/codespell README.md CONTRIBUTING.md docs
+	@$(BIN)/python -m sphinx -b html -n -W --keep-going -c docs -d build/doctrees . build/docs
+	@echo 'The site: build/docs/index.html'
+
 lint: setup ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-lock: ## resolve requirements/*.txt anew
-	@exec $(PYTHON) -I scripts/lock.py
+lock: ## resolve requirements/*.txt anew; VLLM or RAY names another version, which goes into pyproject.toml, too
+	@exec $(PYTHON) -I scripts/lock.py $(if $(VLLM),'VLLM=$(VLLM)') $(if $(RAY),'RAY=$(RAY)')
+
+release: setup ## wheel, source distribution, SBOM, licences and checksums of this commit, in dist/
+	@exec $(BIN)/python -m scripts.release
 
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""The frame of the pictures that are drawn from the code: SVG text of one width, on white."""
+"""The frame of the pictures that are drawn from the code: SVG text on white, so that dark pages show them, too."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ WIDTH = 1240
 FONT_SIZE = 11
 
 
-def framed(height: float, parts: Iterable[str]) -> str:
+def framed(height: float, parts: Iterable[str], width: int = WIDTH) -> str:
     """The SVG text of a picture with these elements, the last one on top."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT_SIZE}">'
     )
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>', *parts, "</svg>", ""])
+    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#ffffff"/>', *parts, "</svg>", ""])
 
 
 def text(

@@ -81,6 +81,10 @@ def _redis_server() -> str | None:
     return None if shutil.which("redis-server") else _not_installed("redis-server")
 
 
+def _ssh_keygen() -> str | None:
+    return None if shutil.which("ssh-keygen") else _not_installed("openssh-client")
+
+
 def _nginx() -> str | None:
     return None if shutil.which("nginx") else _not_installed("nginx-light")
 
@@ -120,6 +124,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "own venv": _own_venv,
     "test hosts": _test_hosts,
     "redis-server": _redis_server,
+    "ssh-keygen": _ssh_keygen,
     "nginx": _nginx,
     "promtool": _promtool,
     "postgresql": _postgresql,

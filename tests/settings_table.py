@@ -1,4 +1,4 @@
-"""Every setting by its dotted path, with the default that the code has, as `docs/settings.md` shows it."""
+"""Every setting by its dotted path, with the default that the code has, as `docs/reference/settings.md` shows it."""
 
 from __future__ import annotations
 

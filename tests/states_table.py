@@ -1,5 +1,6 @@
-"""The states of both ends of the queue's protocol, as `docs/architecture.md` shows them: `python -m tests.states_table`
-writes them there.
+"""The states of both ends of the queue's protocol, as `docs/explanation/architecture.md` shows them.
+
+`python -m tests.states_table` writes them there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from serve_app.core.shared_queue.states import TABLES, PeerEvent, StateTable
 
-DOCUMENT = Path(__file__).parent.parent / "docs/architecture.md"
+DOCUMENT = Path(__file__).parent.parent / "docs/explanation/architecture.md"
 BEGIN = "<!-- states: written by `python -m tests.states_table` -->\n"
 END = "<!-- end of states -->\n"
 

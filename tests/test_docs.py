@@ -1,18 +1,20 @@
-"""The documents agree with the code: links, paths, names, settings, routes, metrics, the picture of the rooms."""
+"""The documents agree with the code: links, paths, names, settings, routes, tables, the picture of the rooms."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from serve_app.http.api.routes import ROUTES
+from serve_app.http.api.routes import ROUTES, BatchCall, FileCall, KeyCall, LocalCall, SessionCall, resolve
 from serve_app.http.contract import CONSUMED
-from serve_app.router.metric_table import Metric
 from tests import rooms_picture, settings_table
+from tests.generated import blocks, errors, pages
 from tests.house_rules import House
+from tests.pictures.files import PICTURES
 from tests.test_house import SHIPPED, sources
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,9 +22,12 @@ ARCHIVE = ROOT / "docs/archive"  # dated: of commits that are gone, so nothing t
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
     *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "docs").rglob("*.md") if ARCHIVE not in file.parents),
 )
-MAX_README_LINES = 180
+INDEX = "docs/index.md"
+MAX_README_LINES = 140
 MAX_MODULES_OF_A_REQUEST = 15
 MESSAGES = ("shared_queue/messages.py", "shared_queue/delivery.py", "queue/events.py")
 # Where a document names a file without its first folders.
@@ -36,6 +41,7 @@ PATH = re.compile(
 
 
 CONTRACT = ROOT / "serve_app/http/contract.py"
+MAX_WORDS = 40_000  # of README and docs without the archive, a day's reading; the bars of tables are no words
 
 
 def text_of(document: str) -> str:
@@ -67,6 +73,13 @@ def _name(node: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
+def linked_from(document: str) -> set[str]:
+    """The documents that a document links to."""
+    folder = (ROOT / document).parent
+    targets = re.findall(r"\]\(([^)#:\s]+\.md)(?:#[\w-]+)?\)", text_of(document))
+    return {os.path.relpath((folder / target).resolve(), ROOT) for target in targets} & set(DOCUMENTS)
+
+
 def anchors(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
@@ -89,7 +102,7 @@ def test_every_file_and_name_in_backticks_exists(document: str) -> None:
         assert not name or defines(file, name), f"{path}:{name}"
 
 
-@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", ["docs/explanation/architecture.md", "CONTRIBUTING.md"])
 def test_every_method_in_backticks_exists(document: str) -> None:
     files = [ROOT / path for path in sources("serve_app", "autoscaling")]
     for name in set(re.findall(r"`([A-Za-z_]\w*\.[a-z_]\w*)`", text_of(document))):
@@ -99,7 +112,9 @@ def test_every_method_in_backticks_exists(document: str) -> None:
 
 
 def test_the_protocol_in_the_diagram_is_the_codes() -> None:
-    (diagram,) = re.findall(r"^```mermaid\n(.*?)^```", text_of("docs/architecture.md"), re.MULTILINE | re.DOTALL)
+    (diagram,) = re.findall(
+        r"^```mermaid\n(.*?)^```", text_of("docs/explanation/architecture.md"), re.MULTILINE | re.DOTALL
+    )
     messages = set(re.findall(r"\b([A-Z]\w+)\(", diagram))
     core = [ROOT / "serve_app/core" / name for name in MESSAGES]
     assert len(messages) > 10
@@ -117,29 +132,61 @@ def test_a_name_that_is_gone_is_seen() -> None:
 
 def test_the_readme_is_a_face() -> None:
     assert len(text_of("README.md").splitlines()) <= MAX_README_LINES
-    for document in DOCUMENTS[1:]:
-        assert f"]({document})" in text_of("README.md"), f"the README does not lead to {document}"
+    assert INDEX in linked_from("README.md")
+
+
+def test_every_page_is_reached_from_the_start_page() -> None:
+    reached = {INDEX}
+    ahead = [INDEX]
+    while ahead:
+        found = linked_from(ahead.pop()) - reached
+        reached |= found
+        ahead += found
+    assert [page for page in DOCUMENTS if page.startswith("docs/") and page not in reached] == []
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs/images").glob("terminal-*.svg")), ids=lambda path: path.name)
+def test_a_picture_of_a_terminal_loads_nothing(picture: Path) -> None:
+    assert not re.search(r"(?:href|src)=|url\((?!#)", picture.read_text())
 
 
 def test_the_table_of_settings_is_the_codes() -> None:
-    rows = re.findall(r"^\| `([\w.<>\[\]]+)` \| (.*?) \|", text_of("docs/settings.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.<>\[\]]+)` \| (.*?) \|", text_of("docs/reference/settings.md"), re.MULTILINE)
     assert dict(rows) == settings_table.defaults()
     assert len(rows) == len(dict(rows))
 
 
 def test_the_table_of_routes_is_the_codes() -> None:
-    rows = re.findall(r"^\| `([A-Z]+) (/[\w/]*)` \|", text_of("docs/http.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z]+) (/[\w/]*)` \|", text_of("docs/reference/http.md"), re.MULTILINE)
     assert sorted(rows) == sorted((method, path) for method, path, _ in ROUTES)
 
 
-def test_the_table_of_metrics_is_the_codes() -> None:
-    rows = [row for row in text_of("docs/http.md").splitlines() if row.startswith("| `serve_app_")]
-    columns = [(*metric.value,) for metric in Metric]
-    assert rows == [f"| `{name}` | {kind} | {', '.join(labels)} | {text} |" for name, kind, labels, text in columns]
+def test_every_route_with_an_id_is_documented() -> None:
+    """What may be done with a session, key, file or batch, and how one model and one request are asked for."""
+    documented = re.findall(r"`([A-Z]+) (/[\w/]*\{id\}[\w/]*)`", text_of("docs/reference/http.md"))
+    targets = {resolve(method, path.replace("{id}", "an-id")).target for method, path in documented}
+    calls = [call for calls in (SessionCall, KeyCall, FileCall, BatchCall, LocalCall) for call in calls]
+    assert [call for call in calls if call not in targets | {target for _, _, target in ROUTES}] == []
+
+
+@pytest.mark.parametrize("document", pages.PAGES)
+def test_a_page_has_the_generated_tables_of_this_code(document: str) -> None:
+    assert pages.page(document) == text_of(document), "write them anew: python -m tests.generated"
+
+
+def test_every_error_code_of_an_answer_has_a_meaning() -> None:
+    assert {code for _, code, _ in errors.found()} == set(errors.MEANINGS)
+
+
+def test_a_table_without_its_place_in_the_page_is_seen() -> None:
+    page = f"before\n{blocks.begin('a')}old\n{blocks.end('a')}\nafter\n"
+    assert blocks.written(page, "a", "new") == f"before\n{blocks.begin('a')}\nnew\n\n{blocks.end('a')}\nafter\n"
+    with pytest.raises(blocks.NoBlock):
+        blocks.written(page, "b", "new")
 
 
 def test_a_request_leads_through_few_modules() -> None:
-    modules = re.findall(r"^\d+\. `([\w/.]+)`$", text_of("docs/architecture.md"), re.MULTILINE)
+    modules = re.findall(r"^\d+\. `([\w/.]+)`$", text_of("docs/explanation/architecture.md"), re.MULTILINE)
     assert 10 <= len(modules) <= MAX_MODULES_OF_A_REQUEST
 
 
@@ -149,9 +196,28 @@ def test_the_picture_of_the_rooms_is_of_this_code() -> None:
     )
 
 
+@pytest.mark.parametrize("file", PICTURES, ids=lambda file: file.name)
+def test_the_pictures_of_the_explanations_are_of_this_code(file: Path) -> None:
+    assert file.read_text() == PICTURES[file](), "draw it anew: python -m tests.pictures"
+
+
 def test_every_field_and_header_of_the_contract_is_documented() -> None:
     """Body fields are in `CONSUMED`; headers are read by their bytes in the same module."""
-    table = text_of("docs/http.md").split("## What a client sends")[1].split("\n\n")[1].lower()
+    table = text_of("docs/reference/http.md").split("## What a client sends")[1].split("\n\n")[1].lower()
     headers = {name.decode() for name in re.findall(rb'b"([a-z-]+-[a-z-]+)"', CONTRACT.read_bytes())}
     assert headers >= {"x-session-id", "x-deadline-ms", "x-queue-status", "idempotency-key"}
     assert not [name for name in CONSUMED | headers if f"`{name}" not in table]
+
+
+def words(text: str) -> int:
+    """How many words it has: what stands between blanks and has a letter or a digit."""
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def test_the_documents_can_be_read_in_a_day() -> None:
+    pages_of_users = [document for document in DOCUMENTS if document != "CONTRIBUTING.md"]
+    assert sum(words(text_of(document)) for document in pages_of_users) <= MAX_WORDS
+
+
+def test_bars_and_dashes_are_no_words() -> None:
+    assert words("| `a` | two words |\n| --- | --- |\n- 3 GB: so it is") == 8

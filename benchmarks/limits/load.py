@@ -25,7 +25,7 @@ from benchmarks.limits.windows import Bucket, Charge, most_at_once, over_share, 
 
 LOOKS = 8  # receipts asked for at once
 STRESS = {"requests_per_minute": 100, "tokens_per_minute": 200_000, "max_concurrent": 8}  # the field's own test
-EXAMPLE = {"requests_per_minute": 60, "tokens_per_minute": 150_000, "max_concurrent": 10}  # of docs/limits.md
+EXAMPLE = {"requests_per_minute": 60, "tokens_per_minute": 150_000, "max_concurrent": 10}  # docs/how-to/set-limits.md
 SLOTS = {"max_concurrent": 8}
 # 0.5, 0.8 and 1 s of the simulated engine
 SMALL = Shape(40, 50)

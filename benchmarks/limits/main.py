@@ -4,7 +4,7 @@ On a real instance with three routers and the simulated engine (`benchmarks.limi
 default retries:
 
     at once          50 requests at the same moment against 100 requests a minute, 200,000 tokens a minute and 8 at
-                     once; again with the same bytes in each; and against the worked example of docs/limits.md
+                     once; again with the same bytes in each; and against the example of docs/how-to/set-limits.md
     for minutes      50 clients in a closed loop where requests bind, where tokens bind, and where slots bind; clients
                      that are refused and never come back; one that asks every 100 ms and never waits
     far from it      4% of the limits, beside the same without limits, in turn: calls to the quota actor

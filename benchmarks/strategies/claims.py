@@ -53,7 +53,7 @@ def verdicts(offline: Mapping[str, Mapping[str, Figures]], loaded: Loaded) -> li
 def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
     best = cheapest({name: one for name, one in offline.items() if name != STATIC})
     static = offline[STATIC]
-    word = _word(static.tokens_per_s / offline[best].tokens_per_s, SPEED_NOISE)
+    word = word_of(static.tokens_per_s / offline[best].tokens_per_s, SPEED_NOISE)
     figures = f"{STATIC} {static.tokens_per_s:.0f} tokens/s, {best} {offline[best].tokens_per_s:.0f}; p99 - p50 "
     figures += f"{static.jitter_ms:.0f} and {offline[best].jitter_ms:.0f} ms"
     return Verdict("static for high concurrency", f"all at once, {kind} lengths", word, figures)
@@ -64,11 +64,12 @@ def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) 
     one = by_name[name]
     other = by_name[best]
     loses = one.success_share < min(SUCCESS, other.success_share)
-    word = REFUTED if loses else _word(other.latency_p99_ms / one.latency_p99_ms, P99_NOISE)
+    word = REFUTED if loses else word_of(other.latency_p99_ms / one.latency_p99_ms, P99_NOISE)
     return Verdict(claim, where, word, _spreads(by_name, name, best))
 
 
-def _word(times_better: float, noise: float) -> str:
+def word_of(times_better: float, noise: float) -> str:
+    """The verdict on a claim of being best, by how many times better than the best other."""
     if times_better > 1.0 + noise:
         return CONFIRMED
     return REFUTED if times_better < 1.0 / (1.0 + noise) else UNDECIDED

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from benchmarks.common.arms import ENGINE_VARIABLES, ROOT, BenchmarkError
+from benchmarks.common.gpu_use import GpuUse
 from benchmarks.strategies.orders import Order, Ran, Started
 from benchmarks.strategies.workload import MAX_MODEL_LEN
 
@@ -63,8 +64,10 @@ class EngineProcess:
 
     def run(self, order: Order) -> Ran:
         """BenchmarkError: the process has ended; its last words are in it."""
-        self._write(order)
-        return self._read(Ran)
+        with GpuUse() as gpu:
+            self._write(order)
+            ran = self._read(Ran)
+        return msgspec.structs.replace(ran, gpu_share=gpu.share)
 
     def end(self) -> None:
         """Returns when the process and the engine's are gone."""

@@ -1,4 +1,4 @@
-"""Which batching strategy, when, and why: `python -m benchmarks.strategies [--sweep] [--load] [--embeddings]`.
+"""Which batching strategy, when, and why: `python -m benchmarks.strategies`, with the options below.
 
 All strategies of `core/batching` over one real engine without Ray, each the same `BatchedEngine` with another policy,
 at 32 slots; continuous batching is the engine's own. Lengths are those of the Azure trace (answers over 4, prompts over
@@ -8,9 +8,10 @@ defines what static and continuous batches would take by them.
     (always)       all requests at once: the strategies side by side, in alternating order; a steady load for the bar
     --sweep        sizes and waits of the field with a queue of 256, its presets beside ours
     --load         steady, in bursts, in a ramp; uniform and variable lengths; the field's claims, and which when
+    --by-length    length-aware batches where they take both sizes, on 64 slots; batching over none
     --embeddings   whether batching before the engine pays for embeddings and scores
 
-With any of the last three the first is short (static and continuous, one round), unless strategies are named. Keys of
+With any of the last four the first is short (static and continuous, one round), unless strategies are named. Keys of
 the JSON object that is the last line:
 
     continuous_over_static_tokens_per_s  median over rounds [bar: 0.9 of `bound`]
@@ -39,17 +40,17 @@ from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.traces import DATA, TraceMissingError
 from benchmarks.strategies import embeddings, report
+from benchmarks.strategies.by_length import BY_LENGTH_SLOTS, judge
 from benchmarks.strategies.embeddings import EMBEDDING_SLOTS, EmbeddingPlan
 from benchmarks.strategies.engine import EngineProcess, engine_process, settings_of
 from benchmarks.strategies.load import STEADY, UNIFORM, VARIABLE, LoadPlan, under_load
 from benchmarks.strategies.measure import Offline, drawer, offline, order_of
 from benchmarks.strategies.plot import plot
-from benchmarks.strategies.strategy import CONTINUOUS, STATIC, Strategy, strategies
+from benchmarks.strategies.strategy import CONTINUOUS, SLOTS, STATIC, Strategy, strategies
 from benchmarks.strategies.sweep import SWEEP_SLOTS, SweepPlan, sweep
 from benchmarks.strategies.workload import MAX_MODEL_LEN, Lengths, azure_lengths, drawn, levelled
 from serve_app.types import Operation
 
-SLOTS = 32  # the issue's
 # of 256 the beginning and the end, when slots are empty, are a tenth
 REQUESTS = 512
 QUICK_REQUESTS = 384
@@ -93,6 +94,8 @@ class Benchmark:
             plot(panels, SLOTS, given.plot)
         if given.sweep:
             result["sweep"] = self._sweep(capacity[VARIABLE])
+        if given.by_length:
+            result |= self._by_length()
         if given.embeddings:
             result |= self._embed()
         return result
@@ -124,6 +127,12 @@ class Benchmark:
             swept = sweep(engine, self.lengths, capacity, plan, self.given.seed, self.console.print)
         return report.show_sweep(self.console, swept)
 
+    def _by_length(self) -> dict[str, Any]:
+        with engine_process(settings_of(self.given.engine, BY_LENGTH_SLOTS)) as engine:
+            self._up(engine)
+            judged = judge(engine, self.lengths, self.given.requests, self.given.seeds, self.console.print)
+        return report.show_by_length(self.console, judged)
+
     def _embed(self) -> dict[str, Any]:
         result = dict[str, Any]()
         length_s = self.given.embed_s
@@ -144,6 +153,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="about 4 minutes: fewer requests, two rounds")
     parser.add_argument("--sweep", action="store_true", help="sizes and waits, and presets")
     parser.add_argument("--load", action="store_true", help="steady, bursts, ramp; the field's claims")
+    parser.add_argument("--by-length", action="store_true", help="length-aware on 64 slots beside static batches")
     parser.add_argument("--embeddings", action="store_true", help="whether embeddings and scores should be batched")
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--strategies", type=lambda names: names.split(","), default=[], help="of these, by comma")
@@ -155,7 +165,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="the slots' timeline, static and continuous")
     given = parser.parse_args(arguments)
-    given.brief = (given.sweep or given.load or given.embeddings) and not given.strategies
+    given.brief = (given.sweep or given.load or given.by_length or given.embeddings) and not given.strategies
     quick = given.quick
     rounds = given.rounds or (QUICK_ROUNDS if quick else ROUNDS)
     given.requests = given.requests or (QUICK_REQUESTS if quick else REQUESTS)

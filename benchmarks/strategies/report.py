@@ -11,12 +11,22 @@ from rich.table import Table
 
 from benchmarks.common.run import FOREIGN_LIMIT_CORES
 from benchmarks.common.stats import shorten
+from benchmarks.strategies.by_length import Judged, length_verdicts
 from benchmarks.strategies.claims import Verdict, verdicts, which_when
 from benchmarks.strategies.embeddings import Embedded
 from benchmarks.strategies.figures import Figures, cheapest, cost_per_million
 from benchmarks.strategies.load import Loaded
 from benchmarks.strategies.measure import Offline
-from benchmarks.strategies.strategy import CONTINUOUS, SORTED_ORACLE, SORTED_PROMPT, STATIC
+from benchmarks.strategies.strategy import (
+    CONTINUOUS,
+    SLOTS,
+    SORTED_ORACLE,
+    SORTED_PROMPT,
+    STATIC,
+    complexity,
+    strategies,
+)
+from benchmarks.strategies.sweep import sweep_verdicts
 
 REPORTED = (
     "tokens_per_s", "requests_per_s", "latency_mean_ms", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms",
@@ -32,7 +42,9 @@ PUBLISHED = {
     "continuous_over_static": PUBLISHED_RATIO,
     "slot_use": {"static": [0.55], "continuous": [0.85, 0.95]},
     "write_up_latency_ms": {"static": 340, "continuous": 47},
+    "gpu_use": [0.22, 0.96],  # from the least to the most of the write-ups' strategies
 }
+NOT_MEASURED = "not measured"
 WHY = (
     "Why ours differs from the published {low} to {high}: they compare with rows padded to the longest answer, on GPUs "
     "where a step takes about the same with one row as with 32, at lengths that spread more. Here a step takes "
@@ -61,6 +73,7 @@ def headline(found: Offline, success: Figures, price: float) -> dict[str, Any]:
         "cost_per_million_tokens": {
             name: shorten(cost_per_million(one.tokens_per_s, price)) for name, one in figures.items()
         },
+        "gpu_use": {name: NOT_MEASURED if one is None else shorten(one) for name, one in found.gpu_shares.items()},
         "best": best_of(figures),
         "foreign_cores": {name: shorten(one.foreign_cores) for name, one in figures.items()},
         "batch_sizes": found.rounds[0].sizes,
@@ -77,14 +90,24 @@ def best_of(figures: Mapping[str, Figures]) -> dict[str, str]:
 
 def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[str, Figures], price: float) -> None:
     columns = ("strategy", "tokens/s", "requests/s", "latency mean", "p50", "p95", "p99 ms", "p99 - p50", "padding",
-               "batch", "slots used", "write-ups' latency ms", f"cost a million, at {price:g} an hour")  # fmt: skip
+               "batch", "slots used", "GPU used (published 22% to 96%)", "write-ups' latency ms",
+               f"cost a million, at {price:g} an hour", "complexity")  # fmt: skip
+    policies = {name: one.policy for name, one in strategies(SLOTS).items()}
     table = Table(*columns, title="all requests at once")
     for name, one in sorted(figures.items(), key=lambda pair: -pair[1].tokens_per_s):
         spans = (one.latency_mean_ms, one.latency_p50_ms, one.latency_p95_ms, one.latency_p99_ms, one.jitter_ms)
-        shares = f"{one.padding_ratio:.2f}", f"{one.batch_mean:.1f}", f"{one.slot_use:.0%}", f"{one.write_up_ms:.1f}"
+        gpu = result["gpu_use"][name]
+        used = gpu if isinstance(gpu, str) else f"{gpu:.0%}"
+        shares = (
+            f"{one.padding_ratio:.2f}",
+            f"{one.batch_mean:.1f}",
+            f"{one.slot_use:.0%}",
+            used,
+            f"{one.write_up_ms:.1f}",
+        )
         cost = f"{result['cost_per_million_tokens'][name]:.3f}"
         speeds = f"{one.tokens_per_s:.0f}", f"{one.requests_per_s:.1f}"
-        table.add_row(name, *speeds, *(f"{span:.0f}" for span in spans), *shares, cost)
+        table.add_row(name, *speeds, *(f"{span:.0f}" for span in spans), *shares, cost, complexity(policies[name]))
     console.print(table)
     steps = ", ".join(f"{size}: {span:.2f}" for size, span in result["step_ms"].items())
     base, each = result["step_fit_ms"]
@@ -128,9 +151,10 @@ def _show_notes(console: Console, sizes: Mapping[str, Sequence[int]], figures: M
             f"{SORTED_PROMPT} has what a service knows, {SORTED_ORACLE} is an oracle: padding {' and '.join(pair)}, "
             f"without sorting {figures[STATIC].padding_ratio:.2f}"
         )
-    if {"length-aware", "length-weighted"} <= figures.keys():
-        wins = max(("length-aware", "length-weighted"), key=lambda name: figures[name].tokens_per_s)
-        console.print(f"of the two by length {wins} wins")
+    if "length-aware" in figures:
+        console.print(
+            "length-aware forms batches of its larger size alone at these slots and prompts: --by-length judges it"
+        )
     foreign = max(one.foreign_cores for one in figures.values())
     if foreign > FOREIGN_LIMIT_CORES:
         console.print(f"other processes used up to {foreign:.2f} cores in a run: ratios are noise", style="yellow")
@@ -185,7 +209,22 @@ def show_sweep(console: Console, swept: Mapping[str, Mapping[float, Figures]]) -
     console.print(table)
     most = cheapest({name: by_rate[rates[-1]] for name, by_rate in swept.items()})
     console.print(f"most requests/s in overload: {most}")
-    return {name: {str(rate): one.as_json() for rate, one in by_rate.items()} for name, by_rate in swept.items()}
+    found = sweep_verdicts(swept)
+    _show_claims(console, found)
+    by_name = {name: {str(rate): one.as_json() for rate, one in by_rate.items()} for name, by_rate in swept.items()}
+    return by_name | {"claims": [asdict(one) for one in found]}
+
+
+def show_by_length(console: Console, judged: Judged) -> dict[str, Any]:
+    table = Table("prompts", "strategy", "tokens/s", "mean latency ms", "batch", title="length-aware on 64 slots")
+    for kind, by_name in judged.figures.items():
+        for name, one in by_name.items():
+            table.add_row(kind, name, f"{one.tokens_per_s:.0f}", f"{one.latency_mean_ms:.0f}", f"{one.batch_mean:.1f}")
+    console.print(table)
+    found = length_verdicts(judged.figures)
+    _show_claims(console, found)
+    by_kind = {kind: {name: one.as_json() for name, one in figures.items()} for kind, figures in judged.figures.items()}
+    return {"by_length": by_kind, "length_aware_sizes": judged.sizes, "length_claims": [asdict(one) for one in found]}
 
 
 def show_embeddings(console: Console, operation: str, found: Embedded, faster: Mapping[str, int]) -> dict[str, Any]:

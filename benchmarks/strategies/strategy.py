@@ -10,13 +10,14 @@ import enum
 from dataclasses import dataclass
 
 from benchmarks.strategies.workload import Ask
-from serve_app.core.batching import PRESETS, BatchPolicy
+from serve_app.core.batching import PRESETS, BatchPolicy, Sizing
 
 STATIC = "static-32"
 CONTINUOUS = "continuous"
 GATED = "continuous-gated"
 SORTED_PROMPT = "sorted-by-prompt"
 SORTED_ORACLE = "sorted-by-output"
+SLOTS = 32  # of the engine under the headline and under load
 UNKNOWN = 1  # tokens that stand for a length that a strategy does not know: the same for all
 
 
@@ -40,6 +41,15 @@ class Strategy:
         """Prompt and output tokens of a request as this strategy knows them."""
         prompt = UNKNOWN if self.knows is Knows.OUTPUT else ask.prompt
         return prompt, UNKNOWN if self.knows is Knows.PROMPT else ask.output
+
+
+def complexity(policy: BatchPolicy | None) -> str:
+    """What forming batches costs with n requests that wait and batches of b: for a request, and for a batch."""
+    if policy is None or policy.is_continuous:
+        return "O(1), none"
+    if policy.by_length:
+        return "O(log n), O(n + b)"
+    return "O(b), O(b)" if policy.sizing is Sizing.PROMPT_LENGTH else "O(1), O(b)"
 
 
 def at_slots(policy: BatchPolicy, slots: int, max_queued: int | None = None) -> BatchPolicy:

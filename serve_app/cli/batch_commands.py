@@ -41,7 +41,7 @@ DEFAULT_LIMIT = 20  # batches of a list: a screen
 app = typer.Typer(help="Run files of requests when the models have time for them.", no_args_is_help=True)
 _command = command(app)
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the batch, as `serve-app batch list` shows it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, as `serve-app batch list` shows it.")]
 
 
 @_command
@@ -52,13 +52,11 @@ def submit(
     at: EndpointOptions,
     route: Annotated[
         str | None,
-        typer.Option("--endpoint", help="What its rows are for; by default the `url` of its first row."),
+        typer.Option("--endpoint", help="Endpoint of its rows; by default the `url` of its first row."),
     ] = None,
-    window: Annotated[
-        str, typer.Option("--window", help="What has not run by then is not run any more.")
-    ] = DEFAULT_WINDOW,
+    window: Annotated[str, typer.Option("--window", help="Rows that have not run by then expire.")] = DEFAULT_WINDOW,
     metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="K=V", help="Kept with it; may be given again.")
+        list[str] | None, typer.Option("--metadata", metavar="K=V", help="Kept with the batch; may be given again.")
     ] = None,
     watch_it: Annotated[bool, typer.Option("--watch", help="Then follow it, as `serve-app batch watch` does.")] = False,
     as_json: JsonOption = False,
@@ -79,8 +77,8 @@ def submit(
 @command(app, "list")
 def list_batches(
     at: EndpointOptions,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = DEFAULT_LIMIT,
-    after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Those made before this one.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="So many batches, at most.")] = DEFAULT_LIMIT,
+    after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Batches made before this one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the batches, the newest first."""
@@ -125,7 +123,7 @@ def results(
     at: EndpointOptions,
     of_errors: Annotated[bool, typer.Option("--errors", help="The rows that failed, instead of the answers.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Written here, complete or not at all.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write them here, complete or not at all.")
     ] = None,
 ) -> None:
     """Print the answers of a batch that has ended, a line each."""

@@ -41,7 +41,7 @@ CheckOption = Annotated[
 UrlOption = Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")]
 KeyOption = Annotated[
     str | None,
-    typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `keys`, `explain` an operator's."),
+    typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `keys` an operator's."),
 ]
 StateOption = Annotated[
     str | None,

@@ -102,7 +102,7 @@ def up(
         str | None,
         typer.Option("--model", help="Serve this instead of the configured models: 'tiny', an id, a folder."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = running.DEFAULT_PORT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the endpoint.")] = running.DEFAULT_PORT,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0 to be reached from other machines.")
     ] = LOOPBACK,
@@ -167,7 +167,7 @@ def deploy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
     check_first: CheckOption = True,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it runs.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it runs.")] = True,
     roll_back: Annotated[
         bool,
         typer.Option(
@@ -200,7 +200,7 @@ def export(
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on; Serve's default is 0.0.0.0.")
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port of the endpoint.")] = None,
     head_only: Annotated[
         bool,
         typer.Option("--head-only/--every-node", help="HAProxy on the head alone, or on every node with replicas."),
@@ -255,7 +255,7 @@ def drain(
     at: InstanceOptions,
     within: Annotated[
         str | None,
-        typer.Option("--within", help="When what still runs is moved, such as 30s; by default the model's drain_s."),
+        typer.Option("--within", help="When the rest is moved elsewhere, such as 30s; by default the model's drain_s."),
     ] = None,
     as_json: JsonOption = False,
     address: AddressOption = None,
@@ -277,7 +277,7 @@ def chat(
         str | None, typer.Option("--priority", help="Class: low, normal, high, critical; as far as the key allows.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Of an answer; by default the model ends it.")
+        int | None, typer.Option("--max-tokens", min=1, help="Tokens of an answer; by default the model ends it.")
     ] = None,
 ) -> None:
     """Chat with a model of a running instance; the answer is streamed."""
@@ -310,7 +310,7 @@ def presets(
 def doctor(
     at: InstanceOptions,
     as_json: JsonOption = False,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the endpoint.")] = running.DEFAULT_PORT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the endpoint.")] = running.DEFAULT_PORT,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = LOOPBACK,
     address: AddressOption = None,
 ) -> int:
@@ -323,7 +323,7 @@ def doctor(
 @_command
 def explain(
     request_id: Annotated[
-        str, typer.Argument(help="Of the answer's headers (x-serve-app-request-id, x-request-id), or of its body.")
+        str, typer.Argument(help="In the answer's headers (x-serve-app-request-id, x-request-id), or in its body.")
     ],
     at: EndpointOptions,
     as_json: JsonOption = False,
@@ -337,7 +337,7 @@ def explain(
 def usage(
     at: EndpointOptions,
     by: Annotated[
-        list[UsageGroup] | None, typer.Option("--by", help="A sum for each; may be given again. By default tenant.")
+        list[UsageGroup] | None, typer.Option("--by", help="Add up by this; may be given again. By default tenant.")
     ] = None,
     from_day: Annotated[str | None, typer.Option("--from", help="The first day of UTC, as 2026-11-25.")] = None,
     to_day: Annotated[str | None, typer.Option("--to", help="The last day.")] = None,
@@ -361,9 +361,11 @@ def logs(
         typer.Argument(help="A model, or router, batch, controller, proxy, quota; by default all.", show_default=False),
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
-    replica: Annotated[str, typer.Option("--replica", help="Of this replica: the beginning of its id.")] = "",
+    replica: Annotated[str, typer.Option("--replica", help="Lines of this replica: its id begins so.")] = "",
     request: Annotated[str, typer.Option("--request", help="Lines of routers and engines about this request.")] = "",
-    lines: Annotated[int, typer.Option("--lines", min=1, max=MAX_LINES, help="The last ones of each file.")] = LINES,
+    lines: Annotated[
+        int, typer.Option("--lines", min=1, max=MAX_LINES, help="So many last lines of each file.")
+    ] = LINES,
     address: AddressOption = None,
 ) -> int:
     """Show log lines; of an instance also after its end."""

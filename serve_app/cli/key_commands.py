@@ -38,13 +38,13 @@ MAX_DURATION_S = 100 * 365 * 86_400  # a century; a longer one is a mistake, and
 app = typer.Typer(help="Make, change, list and end API keys while the endpoint runs.", no_args_is_help=True)
 _command = command(app)
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `serve-app keys list` shows it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `serve-app keys list` shows it.")]
 ExpiryOption = Annotated[
     str | None, typer.Option("--expires", help="A date (2027-01-31), a time, or from now on: 90d, 12h.")
 ]
 BatchLimitOption = Annotated[
     list[str] | None,
-    typer.Option("--batch-limit", help="Of its batches' rows, such as tokens_per_day=1000000; may be given again."),
+    typer.Option("--batch-limit", help="Limit of batch rows, such as tokens_per_day=1000000; may be given again."),
 ]
 
 
@@ -56,19 +56,25 @@ def limit(flag: str, text: str) -> Any:
 class LimitOptions:
     """The options that limit a new key, by the names of its limits."""
 
-    requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Limit.")] = None
-    tokens_per_minute: Annotated[float | None, limit("--tokens-per-minute", "Limit, of prompts and answers.")] = None
-    burst_requests: Annotated[int | None, limit("--burst-requests", "At once; by default those of a minute.")] = None
-    burst_tokens: Annotated[int | None, limit("--burst-tokens", "The same in tokens.")] = None
-    max_concurrent: Annotated[int | None, limit("--max-concurrent", "Limit: requests at once.")] = None
-    requests_per_day: Annotated[int | None, limit("--requests-per-day", "Limit, from midnight UTC.")] = None
-    tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Limit, from midnight UTC.")] = None
-    budget_per_month: Annotated[float | None, limit("--budget-per-month", "Limit, by the models' prices.")] = None
+    requests_per_minute: Annotated[float | None, limit("--requests-per-minute", "Requests a minute.")] = None
+    tokens_per_minute: Annotated[
+        float | None, limit("--tokens-per-minute", "Tokens a minute, of prompts and answers.")
+    ] = None
+    burst_requests: Annotated[
+        int | None, limit("--burst-requests", "Requests at once; by default those of a minute.")
+    ] = None
+    burst_tokens: Annotated[int | None, limit("--burst-tokens", "Tokens at once; by default those of a minute.")] = None
+    max_concurrent: Annotated[int | None, limit("--max-concurrent", "Requests that run or wait at once.")] = None
+    requests_per_day: Annotated[int | None, limit("--requests-per-day", "Requests a day, from midnight UTC.")] = None
+    tokens_per_day: Annotated[int | None, limit("--tokens-per-day", "Tokens a day, from midnight UTC.")] = None
+    budget_per_month: Annotated[float | None, limit("--budget-per-month", "Cost a month, by the models' prices.")] = (
+        None
+    )
 
 
 @_command
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is, or what for; in reports.")],
+    name: Annotated[str, typer.Argument(help="Its name in reports: whose it is, or what for.")],
     limits: LimitOptions,
     at: EndpointOptions,
     tenant: Annotated[str, typer.Option("--tenant", help="Its tenant.")] = "default",
@@ -76,7 +82,7 @@ def create(
         list[str] | None, typer.Option("--model", help="A model that it may use; may be given again. By default all.")
     ] = None,
     max_class: Annotated[str, typer.Option("--max-class", help="The highest class that it may ask for.")] = "high",
-    default_class: Annotated[str, typer.Option("--default-class", help="Of requests that name none.")] = "normal",
+    default_class: Annotated[str, typer.Option("--default-class", help="Class of requests that name none.")] = "normal",
     admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
     expires: ExpiryOption = None,
@@ -123,15 +129,17 @@ def update(
     ] = None,
     all_models: Annotated[bool, typer.Option("--all-models", help="It may use every model.")] = False,
     max_class: Annotated[str | None, typer.Option("--max-class", help="The highest class.")] = None,
-    default_class: Annotated[str | None, typer.Option("--default-class", help="Of requests that name none.")] = None,
-    admin: Annotated[bool | None, typer.Option("--admin/--no-admin", help="What operators may.")] = None,
+    default_class: Annotated[
+        str | None, typer.Option("--default-class", help="Class of requests that name none.")
+    ] = None,
+    admin: Annotated[bool | None, typer.Option("--admin/--no-admin", help="May do what operators may.")] = None,
     metrics: Annotated[bool | None, typer.Option("--metrics/--no-metrics", help="May read /metrics.")] = None,
     expires: Annotated[str | None, typer.Option("--expires", help="As of `create`; or never.")] = None,
     limits: Annotated[
         list[str] | None,
-        typer.Option("--limit", help="Such as tokens_per_day=1000000, or tokens_per_day=none; may be given again."),
+        typer.Option("--limit", help="A limit, tokens_per_day=1000000, or tokens_per_day=none; may be given again."),
     ] = None,
-    batch_limit: Annotated[list[str] | None, typer.Option("--batch-limit", help="The same, of its batches.")] = None,
+    batch_limit: Annotated[list[str] | None, typer.Option("--batch-limit", help="The same for batch rows.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change what a key may do, not the key itself; what is not named stays. Every router takes it within a second."""

@@ -1,4 +1,4 @@
-"""`serve-app help SETTING`: the rows of docs/settings.md, which an installed package has a copy of.
+"""`serve-app help SETTING`: the rows of docs/reference/settings.md, which an installed package has a copy of.
 
 Invariant: what is shown is the document's own row; nothing is told in two places.
 """

@@ -32,7 +32,7 @@ from serve_app.core.estimate import LengthRule
 RECENT = 5  # batches whose mean size predicts the next one; with SHRINK, FIRST_SIZE and MIN_SIZE the field's figures
 SHRINK = 0.9  # of that mean: a batch that was only just filled would wait too long for its last requests
 # of predicted sizes
-FIRST_SIZE = 16
+FIRST_SIZE = 16  # of the first `RECENT` batches
 MIN_SIZE = 8
 ARRIVALS = 32  # of which the arrival rate is measured: enough for 20%, few enough to follow a burst
 
@@ -262,7 +262,8 @@ class Batcher:
             case Sizing.FIXED:
                 wanted: float = policy.max_size
             case Sizing.RECENT_BATCHES:
-                wanted = max(MIN_SIZE, SHRINK * sum(self._sizes) / len(self._sizes)) if self._sizes else FIRST_SIZE
+                is_known = len(self._sizes) == RECENT
+                wanted = max(MIN_SIZE, SHRINK * sum(self._sizes) / RECENT) if is_known else FIRST_SIZE
             case Sizing.ARRIVAL_RATE:
                 span_s = self._arrivals[-1] - self._arrivals[0]
                 rate = (len(self._arrivals) - 1) / span_s if span_s > 0.0 else float("inf")

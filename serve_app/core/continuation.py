@@ -1,7 +1,7 @@
 """What a stream has produced, in the terms in which another engine can continue it, and whether one can. Pure.
 
 The router records, of each message of an engine, the token groups and the number of events that it brings; the next
-engine replays the groups and drops as many events (docs/decisions.md, "Continuing a stream on another engine").
+engine replays the groups and drops as many events (docs/decisions/routing-and-continuity.md).
 
 Invariant: after each message, the record is that of exactly the bytes the client has or will get; a run that continues
 others adds to their record, so the sum over any number of runs is that of one undisturbed run.

@@ -22,7 +22,7 @@ Defragmentation: which replicas to drain, and where each restarts, so that an en
 
 A step drains one replica and restarts it elsewhere. The memory of its old copy is released before the new one is
 placed, so the new one may use it. Each replica that leaves the node is placed elsewhere in one step; no replica of
-another node is moved for that (docs/decisions.md).
+another node is moved for that (docs/decisions/memory.md).
 
 Invariant: each step fits in order, and after the last one the engine fits; no steps if no plan is found.
 """

@@ -112,6 +112,14 @@ class Quota:
         if not self._restored:
             self._restored = True
             self._restore(now)
+        _, by_node = self.relocation.fragmentation()
+        fragmentation = tuple((node, round(by_node[node], 2)) for node in sorted(by_node))
+        self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(fragmentation=fragmentation))
+
+    @property
+    def fragmentation_by_node(self) -> dict[str, float]:
+        """As the routers know it."""
+        return dict(self.queue.actor_sessions.state.fragmentation)
 
     @property
     def recovering(self) -> bool:

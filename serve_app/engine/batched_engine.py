@@ -78,7 +78,8 @@ class BatchedEngine:
         if self._refusal:
             raise EngineUnreachable(self._refusal)
         if self._is_queue_full and not submit.accepted:
-            refused = Overloaded("too many requests wait for a batch of this engine replica")
+            full = f"{self.waiting} of {self._max_queued} requests wait"
+            refused = Overloaded(f"the queue for batches of this engine replica is full: {full}")
             body = msgspec.json.encode(refused.body())
             yield Frame(submit.number, body, refused.status, "json", events=1, usage=TokenUsage())
             return
@@ -140,10 +141,13 @@ class BatchedEngine:
     # Inside
 
     @property
+    def _max_queued(self) -> int | None:
+        return None if self._policy is None else self._policy.max_queued
+
+    @property
     def _is_queue_full(self) -> bool:
         if self._batcher is None or self._is_changing:
-            bound = None if self._policy is None else self._policy.max_queued
-            return bound is not None and len(self._held) >= bound
+            return self._max_queued is not None and len(self._held) >= self._max_queued
         return self._batcher.is_queue_full
 
     def _arrive(self, submit: Submit) -> _BatchedRequest:

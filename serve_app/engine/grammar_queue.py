@@ -1,8 +1,8 @@
 """Decides which grammars an engine may compile: each one is first compiled outside the engine, under a CPU limit.
 
-A compile cannot be interrupted, and its time cannot be predicted from the grammar's size (docs/decisions.md). So a
-child process compiles each new grammar first. A grammar for which the child had to be killed is refused; the engine
-compiles only the others.
+A compile cannot be interrupted, and its time cannot be predicted from the grammar's size (docs/decisions/engine.md).
+So a child process compiles each new grammar first. A grammar for which the child had to be killed is refused; the
+engine compiles only the others.
 
 Rules
 - One compile at a time, in the order of `HelperQueue`.

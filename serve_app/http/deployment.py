@@ -206,8 +206,8 @@ class RouterReplica:
         """Serve asks for the ASGI application once the constructor has run."""
         return self._app
 
-    # The methods below are called by handle, from inside the cluster: see `docs/python.md`. Keywords are those of
-    # `serve_app.client.client.Client` and `api_key`; errors are those of `serve_app.errors`.
+    # The methods below are called by handle, from inside the cluster: `docs/reference/python.md`. Keywords are those of
+    # `serve_app.client.client.Client`, and `api_key`; errors are those of `serve_app.errors`.
 
     async def chat(self, messages: Any = None, **call: Any) -> dict[str, Any]:
         """A complete chat completion, as plain data."""

@@ -50,7 +50,7 @@ from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
 from serve_app.quota.process_checks import ProcessChecks
-from serve_app.quota.report import ModelFiguresRequest, figures, model_figures
+from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_bound, model_figures
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as
 from serve_app.settings import QuotaSettings
 
@@ -96,6 +96,7 @@ class GpuMemoryQuota:
         self.session_waiters: dict[str, asyncio.Future[Session]] = {}  # pending openings, by session
         self._acknowledgement = asyncio.Event()  # set after every event
         self._alarmed: set[tuple[str, str]] = set()  # by engine and device
+        self._fragmented: set[str] = set()  # nodes
         self._writing: asyncio.Task[None] | None = None
         self.devices_known = asyncio.Event()  # set once the core has the devices
         if self._nodes and stored.get(INVENTORY) == settings:  # first callers need not wait for the nodes
@@ -362,6 +363,18 @@ class GpuMemoryQuota:
             )
         self._alarmed = set(alarms)
 
+    def _report_fragmentation(self) -> None:
+        """Log each node once when its fragmentation has risen above the bound."""
+        above = fragmentation_bound(self._defrag_above)
+        shares = self.core.fragmentation_by_node
+        fragmented = {node for node, share in shares.items() if share > above}
+        for node in sorted(fragmented - self._fragmented):
+            logger.info(
+                "GPU memory of node %s is fragmented: no engine of a model here fits into %.0f%% of the free memory",
+                *(node, 100 * shares[node]),
+            )
+        self._fragmented = fragmented
+
     async def _follow_devices(self) -> None:
         """Update the devices, and check the processes of ended and silent engines."""
         while True:
@@ -370,6 +383,7 @@ class GpuMemoryQuota:
                 await self._store_devices(devices)
                 await self._run_event(partial(self.core.on_devices, devices))
                 self.devices_known.set()
+                self._report_fragmentation()
                 self._process_checks.of_engines()
                 self.core.grants.drains.on_leaving_nodes(await self._inventory.leaving())
             except ServeAppError as error:

@@ -44,6 +44,11 @@ def model_figures(core: Quota) -> dict[str, ModelFigures]:
     return found
 
 
+def fragmentation_bound(defrag_above: float | None) -> float:
+    """The fragmentation above which a node or the cluster is called fragmented."""
+    return FRAGMENTED if defrag_above is None else defrag_above
+
+
 def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[str, Any]:
     """Devices, engines, routers' shares, sessions, waiting engines and reservations as JSON values.
 
@@ -67,7 +72,7 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
         **{name: sum(one[name] for one in devices) for name in SIZES},
         "fragmentation": round(fragmentation, 4),
         "fragmentation_by_node": {node: round(by_node[node], 4) for node in sorted(by_node)},
-        "fragmented": fragmentation > (FRAGMENTED if defrag_above is None else defrag_above),
+        "fragmented": fragmentation > fragmentation_bound(defrag_above),
         "draining": core.grants.drains.active(),
         "crash_loops": [asdict(one) for one in core.grants.crash_loops.all(now)],
         "failures": [asdict(one) for one in core.grants.crash_loops.failures(now)],

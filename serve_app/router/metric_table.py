@@ -1,4 +1,4 @@
-"""The router's metrics: name, type, labels and help of each. `metrics` counts them, `docs/http.md` has this very table.
+"""The router's metrics: name, type, labels and help. `metrics` counts them; docs/reference/metrics.md shows them.
 
 Invariant: labels are bounded; models and tenants come from the configuration, classes and outcomes from enums.
 """
@@ -120,6 +120,12 @@ class Metric(Enum):
         "slots of a replica: `total`; `granted` to the router's requests; `booked` for the router, credit included",
     )
     BLOCKED = MetricRow("serve_app_blocked", "gauge", ("model", "reason"), "engines that wait to load: `memory`")
+    GPU_FRAGMENTATION = MetricRow(
+        "serve_app_gpu_memory_fragmentation",
+        "gauge",
+        ("node",),
+        "share of a node's free GPU memory into which no engine of a present model fits; 0 to 1",
+    )
     LIMITED = MetricRow(
         "serve_app_limited", "counter", (*OF_TENANT, "reason"), "requests that a limit of their key or tenant refused"
     )

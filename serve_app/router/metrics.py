@@ -116,6 +116,9 @@ class RouterMetrics:
         self._gauges[Metric.UNREAD_BYTES].set(model.unread.bytes)
         self._gauges[Metric.UNREAD_ENDED].set(model.unread.ended_requests)
         self._gauges[Metric.BLOCKED].labels(name, "memory").set(queue.blocked)
+        self._gauges[Metric.GPU_FRAGMENTATION].clear()  # nodes may have left
+        for node, share in queue.fragmentation:
+            self._gauges[Metric.GPU_FRAGMENTATION].labels(node).set(share)
         for request_class, count in queue.core.pending.count_by_class(name).items():
             self._gauges[Metric.WAITING].labels(name, request_class.label).set(count)
         for reason in RefusalReason:

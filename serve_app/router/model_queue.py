@@ -191,6 +191,11 @@ class ModelQueue:
         """Engines of the model that wait for memory."""
         return self.core.router_session.state.blocked.get(self.model, 0)
 
+    @property
+    def fragmentation(self) -> tuple[tuple[str, float], ...]:
+        """Nodes with the share of their free GPU memory into which no engine of a present model fits."""
+        return self.core.router_session.state.fragmentation
+
     def status(self, request_id: str) -> QueueStatus | None:
         """A request's queue position by the actor's last report; requests a new report. None: it does not wait."""
         status = self.core.status(request_id)

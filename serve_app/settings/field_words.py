@@ -1,23 +1,30 @@
 """Words of other serving stacks that are unknown keys here: what an error says of them.
 
 Decides: which setting is the counterpart of a word, or that there is none. The place of the key does not count.
+Each message names the page of the documents that has a row for each word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+PAGE = "What it does not do, and what to use instead"  # its title: an installed package has no files of the documents
+_SEE = f'(documents: "{PAGE}")'
 _RANKS = "of each of the tensor_parallel_size x pipeline_parallel_size ranks"
 _BATCH_WAIT = (
     "models[].batching.max_wait_s; without batching no request waits for a batch to fill: it joins the running one at "
     "its next step, and models[].preset chooses between short steps and full ones"
 )
 _LIMITED = "of a key (auth.keys[].limits) or of a tenant (its limits)"
+_WAITS = "admission.max_wait_s, in seconds, for the wait in the queue"
 _SCALED = "models[].replicas, with min_replicas, max_replicas and target_ongoing_requests"
 _ENGINE = "models[].extra_engine_args with {} in it, passed on to vLLM as it is"
 
 FIELD_WORDS: Mapping[str, str] = {
-    "num_replicas": "models[].replicas.min_replicas and max_replicas; both the same: a fixed number",
+    "num_replicas": (
+        "models[].replicas.min_replicas and max_replicas; both the same: a fixed number. "
+        "models[].replicas.initial_replicas: with how many a new model starts"
+    ),
     "autoscaling_config": "models[].replicas",
     "autoscaling": _SCALED,
     "target_num_ongoing_requests_per_replica": "models[].replicas.target_ongoing_requests",
@@ -28,6 +35,26 @@ FIELD_WORDS: Mapping[str, str] = {
     "max_batch_size": "models[].max_num_seqs; models[].batching.max_size where requests wait for a batch to fill",
     "batch_timeout_ms": _BATCH_WAIT,
     "batch_wait_timeout_s": _BATCH_WAIT,
+    "max_wait_ms": f"{_WAITS}; where a batch fills first: {_BATCH_WAIT}",
+    "wait_time": f"{_WAITS}; where a batch fills first: {_BATCH_WAIT}",
+    "timeout_ms": f"{_WAITS}; a client bounds the wait of one request by the header X-Deadline-Ms; {_BATCH_WAIT}",
+    "max_size": "admission.max_queued for the size of a queue, models[].batching.max_size for the size of a batch",
+    "priority_classes": (
+        "admission.classes, whose names are fixed: low, normal, high, critical. auth.keys[].default_class and "
+        "auth.keys[].max_class give them to keys, and the field priority of a request asks for one"
+    ),
+    "ray_actor_options": (
+        f"models[].cpus_per_rank, models[].gpus_per_rank and models[].accelerator_type, {_RANKS}; "
+        "router.cpus, of each router"
+    ),
+    "temperature": (
+        "the field temperature, which a client sends with each request; for the default of a model "
+        + _ENGINE.format("override_generation_config: {temperature: ...}")
+    ),
+    "threshold": (
+        "models[].replicas.target_ongoing_requests for scaling, models[].long_from_tokens for what counts as long, "
+        "quota.defrag_above for fragmented memory"
+    ),
     "rpm_limit": f"<limits>.requests_per_minute, {_LIMITED}",
     "tpm_limit": f"<limits>.tokens_per_minute, {_LIMITED}",
     "max_parallel_requests": f"<limits>.max_concurrent, {_LIMITED}",
@@ -67,6 +94,6 @@ ABSENT: Mapping[str, str] = {
 def counterpart(name: str) -> str | None:
     """What an error says of an unknown key, by its own name without the path; None: it is no such word."""
     if (known := FIELD_WORDS.get(name)) is not None:
-        return f"counterpart: {known}"
+        return f"counterpart: {known} {_SEE}"
     absent = ABSENT.get(name)
-    return None if absent is None else f"there is none here: {absent}"
+    return None if absent is None else f"there is none here: {absent} {_SEE}"

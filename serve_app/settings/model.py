@@ -24,7 +24,7 @@ DEFAULT_DOWNSCALE_DELAY_S = 120.0  # an engine costs minutes to get back, so a p
 DEFAULT_LOOK_BACK_S = 5.0  # smooths a few samples; the delays do the rest. Serve's 30 s makes every decision that late
 DEFAULT_METRICS_INTERVAL_S = 1.0  # a report is a few hundred bytes; at Serve's 10 s a burst is seen up to 20 s late
 DEFAULT_MAX_SURGE_PERCENT = 0  # where all GPUs are in use, a replacement beside the old replica would wait for ever
-DEFAULT_MAX_NUM_SEQS = 64  # sequences one engine step runs; twice as many gain 5% on two cores (docs/benchmarks.md)
+DEFAULT_MAX_NUM_SEQS = 64  # sequences of a step; twice as many gain 5% on two cores (docs/archive/benchmarks.md)
 # Tokens of prompt and output. The figure the field uses, with 64 sequences that are shorter and 16 that are not.
 DEFAULT_LONG_FROM_TOKENS = 100
 # Of a model's KV tokens, for the sessions of one tenant: half of it is left to requests and to other tenants' sessions,

@@ -7,7 +7,7 @@ Invariant: the frames of one request arrive in order, the first with a status, t
 frame that tells the first token of a whole answer comes before them. A `Batch` is applied as a whole or not at all: all
 events of one pull of the serving object leave in one turn of the event loop. So after each message another engine can
 continue a stream: it makes all groups received so far again and drops as many events as were counted with them
-(docs/decisions.md).
+(docs/decisions/routing-and-continuity.md).
 """
 
 from __future__ import annotations

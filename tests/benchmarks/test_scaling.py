@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.scaling.linear import configuration as linear_configuration
+from benchmarks.scaling.linear import linear
+from benchmarks.scaling.linear import result as scaled
 from benchmarks.scaling.main import COUNTED, STEPS, Counted, Cycle, Rise, configuration, parse_arguments, result, table
 from benchmarks.scaling.watch import Look, first, read
 from serve_app.settings import parse
@@ -49,6 +52,15 @@ def test_the_result_holds_medians_and_every_cycle() -> None:
     assert (told["failed"], told["answered"], told["idle_drain_s"]) == (0, 120, 1.25)
     assert told["ongoing_true"] == {"requests": COUNTED, "seen": [COUNTED], "idle": 0, "exact": True}
     assert table(told).row_count == 3
+
+
+def test_scaling_is_linear_if_every_number_of_replicas_reaches_its_part_of_the_first_ones_rate() -> None:
+    rates = {1: 2.0, 2: 4.0, 4: 7.6, 8: 14.8}
+    told: list[str] = []
+    found = linear(told.append, rates.__getitem__)
+    assert (found["verdict"], found["share_of_linear"]["8"], len(told)) == ("confirmed", 0.925, 4)
+    assert scaled(rates | {8: 14.0})["verdict"] == "refuted"
+    assert parse(linear_configuration(8)).models[0].replicas.max_replicas == 8
 
 
 def test_a_failed_request_and_a_wrong_count_are_in_the_result() -> None:

@@ -8,14 +8,26 @@ import random
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common.arms import BenchmarkError
+from benchmarks.common.gpu_use import GpuUse
 from benchmarks.common.traces import AZURE_FILE
 from benchmarks.strategies import embeddings
 from benchmarks.strategies.bound import StepTimes, continuous_steps, predict, running_by_step
+from benchmarks.strategies.by_length import (
+    AWARE,
+    BLOCKS,
+    LONG,
+    ONE_AT_A_TIME,
+    SHORT,
+    candidates,
+    length_verdicts,
+    prompts_of,
+)
 from benchmarks.strategies.claims import shortest_p99, verdicts, which_when
 from benchmarks.strategies.embeddings import embedding_figures, faster_than_own
 from benchmarks.strategies.engine import engine_process, settings_of
@@ -33,10 +45,12 @@ from benchmarks.strategies.strategy import (
     SORTED_PROMPT,
     STATIC,
     UNKNOWN,
+    complexity,
     strategies,
 )
-from benchmarks.strategies.sweep import SWEEP_SLOTS, swept
+from benchmarks.strategies.sweep import SWEEP_SLOTS, queued, sweep_verdicts, swept
 from benchmarks.strategies.workload import Ask, azure_lengths, clipped, drawn, levelled, prompt_ids
+from serve_app.core.batching import Batcher, BatchItem
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = StepTimes({1: 0.002, 8: 0.003, 32: 0.006}, 0.0001)
@@ -286,6 +300,82 @@ def test_a_short_p99_of_few_answers_is_no_best() -> None:
     assert table[1][1:] == ("continuous (99 ms)", "dynamic-32 (10 ms)")
 
 
+# The field's further claims.
+
+
+def at_speed(tokens_per_s: float) -> Figures:
+    return dataclasses.replace(FIGURES, tokens_per_s=tokens_per_s, requests_per_s=tokens_per_s / 10)
+
+
+def test_prompts_of_each_kind_make_the_rule_take_both_of_its_sizes() -> None:
+    lengths = [(prompt, 5) for prompt in (10, 60, 200, 90)] * 64
+    policy = candidates()[0].policy
+    assert policy is not None
+    taken = {}
+    for kind in (SHORT, LONG, BLOCKS):
+        batcher = Batcher(policy)
+        found = [
+            batch
+            for number, (prompt, output) in enumerate(prompts_of(kind, lengths))
+            for batch in batcher.on_arrive(BatchItem(str(number), prompt, output), 0.0)
+        ]
+        found += batcher.close(0.0)
+        for batch in found:  # it grows
+            for item in batch.items:
+                found += batcher.on_end(item.item_id, 1.0)
+        taken[kind] = {len(batch.items) for batch in found}
+    assert (taken[SHORT], taken[LONG]) == ({64}, {16})
+    assert taken[BLOCKS] >= {64, 16}
+
+
+def test_the_rule_by_length_is_judged_against_the_best_static_size_and_batching_against_none() -> None:
+    names = {
+        AWARE: 120.0,
+        "static-64": 100.0,
+        "static-32": 90.0,
+        "static-16": 80.0,
+        CONTINUOUS: 150.0,
+        ONE_AT_A_TIME: 30.0,
+    }
+    better = {name: at_speed(speed) for name, speed in names.items()}
+    slower = better | {AWARE: at_speed(85.0), ONE_AT_A_TIME: at_speed(100.0)}
+    found = [(one.claim, one.word) for one in length_verdicts({SHORT: better, LONG: slower})]
+    assert found == [
+        (AWARE, "confirmed"),
+        ("batching gives 3 to 10 times", "confirmed"),
+        (AWARE, "refuted"),
+        ("batching gives 3 to 10 times", "refuted"),
+    ]
+
+
+def test_the_fields_batch_and_queue_are_judged_in_overload() -> None:
+    names = [one.name for one in (*swept(), *queued())]
+    by_name = {name: {0.7: at_speed(1.0), 1.5: at_speed(100.0)} for name in names}
+    by_name["batch 64 / 30 ms"] = {0.7: at_speed(1.0), 1.5: at_speed(130.0)}
+    batch, queue = sweep_verdicts(by_name)
+    assert (batch.word, batch.where) == ("refuted", "150% of capacity")
+    assert queue.word == "undecided, within noise"
+    assert [one.policy.max_queued for one in queued() if one.policy is not None] == [64, 128, 512, 1024]
+
+
+def test_every_strategy_says_what_forming_its_batches_costs() -> None:
+    found = {name: complexity(one.policy) for name, one in strategies(32).items()}
+    assert found[CONTINUOUS] == found[GATED] == "O(1), none"
+    assert found[SORTED_PROMPT] == "O(log n), O(n + b)"
+    assert found["length-aware"] == "O(b), O(b)"
+    assert found[STATIC] == found["predictive"] == "O(1), O(b)"
+
+
+def test_without_a_gpu_its_use_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    with GpuUse() as gpu:
+        pass
+    assert gpu.share is None
+
+
 # Embeddings.
 
 
@@ -364,6 +454,7 @@ def test_a_small_run_on_the_simulated_engine_gives_every_figure(
     assert result["bound_flat"] > 1.0
     assert result["strategies"][CONTINUOUS]["slot_use"] > result["strategies"][STATIC]["slot_use"]
     assert result["batch_sizes"][STATIC] == [32, 32]
-    assert result["batch_sizes"]["predictive"][:3] == [16, 14, 13]
+    assert result["batch_sizes"]["predictive"][:6] == [16, 16, 16, 16]
+    assert result["gpu_use"].keys() == result["strategies"].keys()
     assert "the best configuration: by cost" in told.err
     assert (tmp_path / "slots.svg").is_file()

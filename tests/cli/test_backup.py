@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md bring a generated key over a loss of HOME; tests/e2e has the whole way."""
+"""By docs/how-to/back-up-and-restore.md a generated key survives the loss of HOME; tests/e2e has the whole way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from tests.requires import requires
 
 requires("linux")
 
-DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/back-up-and-restore.md"
 
 
 def commands() -> tuple[str, str, str]:
-    """To back up, to put the key back, to start."""
-    section = DOCUMENT.read_text().split("## What to keep")[1]
-    blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    back_up, restore, start = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    """To back up, to put the key back, to start. `tests/store` tries the copy of the store."""
+    lines = re.findall(r"^\$ (.*)$", DOCUMENT.read_text(), re.MULTILINE)
+    back_up, restore, start = [line for line in lines if not line.startswith("python3 -c ")]
     return back_up, restore, start
 
 

@@ -23,7 +23,7 @@ requires("linux")
 
 CHAT = "/v1/chat/completions"
 ROWS = 3
-DOCUMENT = Path(__file__).parents[2] / "docs/batches.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/run-batches.md"
 Batch = Callable[..., Result]
 
 

@@ -75,8 +75,8 @@ def test_each_answer_of_the_hub_has_its_own_finding_without_the_token(
 
 def test_a_warmed_up_worker_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
     """The command is the document's."""
-    text = (ROOT / "docs/operations.md").read_text()
-    ((command, name),) = re.findall(r"`(\.venv/bin/hf download ([\w/.-]+))`", text)
+    text = (ROOT / "docs/how-to/use-a-hub-and-caches.md").read_text()
+    ((command, name),) = re.findall(r"^\$ (\.venv/bin/hf download ([\w/.-]+))$", text, re.MULTILINE)
     assert [one["code"] for one in checked(hub, tmp_path, name, HF_HUB_OFFLINE="1")] == ["offline"]
     done = subprocess.run(
         command.split(),

@@ -102,7 +102,7 @@ def test_every_make_target_in_the_documents_exists() -> None:
     assert named - targets == set()
 
 
-def test_every_command_is_in_the_table_of_the_terminal() -> None:
-    table = (ROOT / "docs/terminal.md").read_text().split("## Piped")[0]
-    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+def test_every_command_is_in_the_reference() -> None:
+    overview = (ROOT / "docs/reference/cli.md").read_text().split("## Options")[0]
+    rows = re.findall(r"^- \[(`.*?`)\]\(#[a-z-]+\): ", overview, re.MULTILINE)
     assert {word.split()[0] for row in rows for word in INLINE.findall(row)} == set(COMMANDS)

@@ -40,7 +40,7 @@ SETTINGS: Settings = parse(
     }
 )
 MINE = "sk-mine-0123456789"
-DOCUMENT = Path(__file__).parents[2] / "docs/keys.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/manage-keys.md"
 
 
 @pytest.fixture

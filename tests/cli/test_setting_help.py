@@ -20,7 +20,7 @@ from tests.requires import requires
 requires("linux")
 
 Run = Callable[..., Result]
-DOCUMENT = Path(__file__).parents[2] / "docs/settings.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/settings.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`serve-app check` says of each wrong file in docs/errors.md and wrong_files.yaml what stands there, word for word."""
+"""`serve-app check` says of each wrong file in docs/reference/errors.md and wrong_files.yaml what stands there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm bench serve` against a stack, by the command of docs/clients.md."""
+"""`vllm bench serve` against a stack, by the command of docs/reference/clients.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUCCESSES = re.compile(r"Successful requests: +(\d+)")
 def documented() -> list[str]:
     """The arguments of the document's command, behind its interpreter."""
     (line,) = re.findall(
-        r"^\$ \.venv/bin/python (.* bench serve .*)$", (ROOT / "docs/clients.md").read_text(), re.MULTILINE
+        r"^\$ \.venv/bin/python (.* bench serve .*)$", (ROOT / "docs/reference/clients.md").read_text(), re.MULTILINE
     )
     return shlex.split(line)
 

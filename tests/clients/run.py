@@ -1,4 +1,4 @@
-"""Run real clients against a stack of the tests, and print the table of docs/clients.md and its notes.
+"""Run real clients against a stack of the tests, and print the table of docs/reference/clients.md and its notes.
 
     python -m tests.clients.run PYTHON NODE_FOLDER    # the interpreter that has the clients; a folder with node_modules
 

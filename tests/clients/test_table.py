@@ -1,4 +1,4 @@
-"""The table of docs/clients.md has a cell for every check of a real client, and the versions of the pinned lists."""
+"""The table of docs/reference/clients.md has a cell for every check of a real client, and the pinned versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.clients.checks.common import COLUMNS
 from tests.clients.run import CHECKS, table
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = (ROOT / "docs/clients.md").read_text()
+DOCUMENT = (ROOT / "docs/reference/clients.md").read_text()
 NODE = " (Node)"
 EXACT = re.compile(r"\d+(\.\d+)+")
 NOTED = re.compile(r"works( \[(\d+)\])?")

@@ -1,4 +1,4 @@
-"""Which variables of Hugging Face reach an engine: those of its own node's start, as docs/operations.md says."""
+"""An engine gets the Hugging Face variables of its own node's start (docs/how-to/use-a-hub-and-caches.md)."""
 
 from __future__ import annotations
 

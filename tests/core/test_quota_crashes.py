@@ -352,6 +352,15 @@ def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_
     assert shell.router("r").state.blocked == {}
 
 
+def test_the_fragmentation_of_each_node_is_told_to_the_routers() -> None:
+    shell = Shell()
+    told = shell.runs("e")
+    shell.quota.on_devices([use.device for use in shell.quota.ledger.devices()], shell.now)
+    shell.wait(ACTOR_TICK_S, told)
+    assert dict(shell.router("r").state.fragmentation) == shell.quota.fragmentation_by_node
+    assert shell.quota.fragmentation_by_node.keys() == {use.device.node for use in shell.quota.ledger.devices()}
+
+
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
     shell = Shell()
     told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)

@@ -1,4 +1,4 @@
-"""Backup and restore by the commands of docs/operations.md: HOME is emptied, and the same key works again."""
+"""The commands of docs/how-to/back-up-and-restore.md: HOME is emptied, and the same key works again."""
 
 from __future__ import annotations
 

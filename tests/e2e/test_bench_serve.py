@@ -1,4 +1,4 @@
-"""vLLM's own benchmark, by the command of docs/clients.md."""
+"""vLLM's own benchmark, by the command of docs/reference/clients.md."""
 
 from __future__ import annotations
 

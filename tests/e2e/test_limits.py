@@ -1,5 +1,5 @@
-"""The worked example of docs/limits.md by the official SDK, over three routers: 60 requests a minute, 150,000 tokens a
-minute, 10 at once."""
+"""The example of docs/how-to/set-limits.md by the official SDK, over three routers: 60 requests and 150,000 tokens
+a minute, 10 at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nginx configuration of docs/operations.md, word for word but for ports and files, before a stack of its own."""
+"""The nginx configuration of docs/how-to/put-a-proxy-in-front.md (but for ports and files) before a stack."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UP_S = 30.0  # for nginx to listen: milliseconds on an idle machine
 @contextlib.contextmanager
 def nginx(folder: Path, upstream: str) -> Iterator[str]:
     """The documented proxy before `upstream`, host and port; yields its URL."""
-    text = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/how-to/put-a-proxy-in-front.md").read_text()
     (server,) = re.findall(r"^```nginx\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     tls = self_signed(folder / "tls")
     with reserved_block("127.0.0.1") as block:

@@ -8,7 +8,7 @@ from typing import Any
 
 import xgrammar
 
-# Without a backslash: a name in `properties` that comes again in escapes is not told apart from others (docs/http.md).
+# Without a backslash: a name in `properties` that comes again in escapes is not told apart (docs/reference/http.md).
 LETTERS = list('abxyz019-+.eE{}[]",:_@/tTZrufalsnkd é')
 STOP = len(LETTERS)
 MOST_TOKENS = 160

@@ -189,7 +189,9 @@ def test_a_request_above_the_bound_is_refused_as_overload() -> None:
         await turns()
         (frame,) = await answer(engine, submit(3))
         assert frame.status == Overloaded.status
-        assert json.loads(frame.body)["error"]["code"] == Overloaded.code
+        error = json.loads(frame.body)["error"]
+        assert error["code"] == Overloaded.code
+        assert error["message"].endswith("is full: 2 of 2 requests wait")
         assert frame.usage is not None
         engine.set_policy(BatchPolicy(1))
         await asyncio.gather(*waiting)

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-ERRORS = ROOT / "docs" / "errors.md"
-OPERATIONS = ROOT / "docs" / "operations.md"
+ERRORS = ROOT / "docs" / "reference" / "errors.md"
+TUTORIAL = ROOT / "docs" / "tutorials" / "three-teams.md"
 WRONG = "## Twelve wrong files"
-TEAMS = "## Three teams"
+TEAMS = "## 1. Write the configuration"
 ROW = re.compile(r"^\| `(\w+)` \| `([^`]+)` \| `(.+)`<br>`(-> .+)` \|$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{\w+\}")
 FILE = "my.yaml"  # its name in the documents
@@ -62,6 +62,6 @@ def _rows() -> list[tuple[str, str, str, str]]:
 
 def three_teams() -> dict[str, Any]:
     """The configuration."""
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", section(OPERATIONS, TEAMS), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", section(TUTORIAL, TEAMS), re.MULTILINE | re.DOTALL)
     found: dict[str, Any] = yaml.safe_load(block)
     return found

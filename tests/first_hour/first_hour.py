@@ -158,7 +158,7 @@ class FirstHour:
         return f"both answer; {streams} of the first, none cut, longest gap {gap_s:.2f} s"
 
     def _check(self, wrong: WrongConfiguration) -> str:
-        """The check says what docs/errors.md says. It may say more: what a small machine lacks for it."""
+        """The check says what docs/reference/errors.md says. It may say more: what a small machine lacks for it."""
         model = self._newcomer.home / documents.MODEL
         if not model.exists():
             shutil.copytree(self._newcomer.built_in_model(), model)

@@ -1,4 +1,4 @@
-"""The three teams of docs/operations.md: its file, with the built-in model in place of one of the hub."""
+"""The three teams of docs/tutorials/three-teams.md: its file, and what each team may do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.first_hour.newcomer import Newcomer
 from tests.first_hour.walk import StepFailedError
 
 CLASSES = ("low", "normal", "high", "critical")
-DEFAULT_MAX_CLASS = "high"  # of a key, docs/settings.md
+DEFAULT_MAX_CLASS = "high"  # of a key, docs/reference/settings.md
 DEFAULT_CLASS = "normal"
 
 
@@ -22,7 +22,6 @@ class Teams:
     def __init__(self, newcomer: Newcomer) -> None:
         self._newcomer = newcomer
         self._config = documents.three_teams()
-        self._config["models"][0]["path"] = "tiny"
         self._model: str = self._config["models"][0]["name"]
         keys: list[dict[str, Any]] = self._config["auth"]["keys"]
         self._teams = {key["tenant"]: key for key in keys if not (key.get("admin") or key.get("metrics"))}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import pickle
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from serve_app.core.memory import (
     Device,
     EngineReply,
+    EngineReport,
     Hold,
     Rank,
     SessionRequest,
@@ -322,6 +324,26 @@ def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.L
         "engine e of m uses 101 bytes of device n/0, and 100 were granted",
         "engine e of m uses 103 bytes of device n/0, and 100 were granted",
     ]
+
+
+def test_a_node_is_reported_as_fragmented_once_each_time_it_becomes_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "serve_app.quota")
+
+    async def scenario(actor: GpuMemoryQuota) -> None:
+        for _ in range(2):
+            await actor.engine(EngineReport("e", "m", (Rank("n", 0),), 60, 60))
+            await asyncio.sleep(0.1)  # five looks
+            assert (await actor.figures())["fragmentation_by_node"] == {"n": 1.0}
+            await actor.engine(EngineReport("e", "m", (Rank("n", 0),), 60, 60, gone=True))
+            await asyncio.sleep(0.1)
+            assert (await actor.figures())["fragmentation_by_node"] == {"n": 0.0}
+
+    with_actor(scenario)
+    assert [one.getMessage() for one in caplog.records if "fragmented" in one.getMessage()] == [
+        "GPU memory of node n is fragmented: no engine of a model here fits into 100% of the free memory"
+    ] * 2
 
 
 def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None:

@@ -24,7 +24,7 @@ from serve_app.store.sql import SqlStore
 from tests.fakes.postgres import PostgresServer
 from tests.store.records import key
 
-DOCUMENT = Path(__file__).parents[2] / "docs/keys.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/back-up-and-restore.md"
 KILLED_AFTER = 20  # acknowledged keys
 WRITER = """
 import sys

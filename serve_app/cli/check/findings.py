@@ -1,4 +1,4 @@
-"""The words of every finding, in one table: docs/errors.md shows the same, and a test compares the two.
+"""The words of every finding, in one table: docs/reference/errors.md shows the same, and a test compares the two.
 
 Invariant: every finding names a setting, what is wrong with it, and what to do.
 """

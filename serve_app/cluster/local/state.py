@@ -7,7 +7,7 @@
         ├── status.json            the newest status, written by its owner
         ├── token                  0600, Ray's, new for each start
         ├── api_key                0600, generated once and reused
-        ├── store.sqlite           0600, keys, use and batches (docs/keys.md); made by the store's actor
+        ├── store.sqlite           0600, keys, use and batches (docs/how-to/manage-keys.md); made by the store's actor
         ├── configured_api_key     0600, while it runs: the key of the configuration, for `status` and `chat`
         └── logs/                  of the last run
 

@@ -28,6 +28,7 @@ from serve_app.core.queue.policy import (
     MAX_WEIGHT,
     MIN_WEIGHT,
     ClassBound,
+    QueuedAmount,
     QueuePolicy,
     TenantPolicy,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Preempt",
     "QueuePolicy",
     "QueueStatus",
+    "QueuedAmount",
     "RefusalReason",
     "Refuse",
     "ReplicaStart",

@@ -419,7 +419,8 @@ class Admission:
             return [self._remove_and_refuse(waiting, late)]
         gone = self.queue.evict_for(self.scheduler.policy, waiting)
         if gone is None:
-            return [self._remove_and_refuse(waiting, RefusalReason.QUEUE_FULL)]
+            refused = self._remove_and_refuse(waiting, RefusalReason.QUEUE_FULL)
+            return [replace(refused, full=self.queue.exceeded(self.scheduler.policy, waiting))]
         refusals: list[Action] = [self._refuse(one.arrival, RefusalReason.SHED) for one in gone]
         return refusals + self._grant_waiting() if gone else []
 

@@ -172,11 +172,18 @@ class Grant:
 @message
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request is refused. `retry_after_s`: after this a repeat is expected to run at once; None: it never can."""
+    """The request is refused.
+
+    Args:
+        retry_after_s: after this a repeat is expected to run at once; None: it never can.
+        full: how many wait of how many in a full queue (`QueuePolicy.exceeded`); empty: the queue is not full, or the
+            sender does not know.
+    """
 
     request_id: str
     reason: RefusalReason
     retry_after_s: float | None
+    full: str = field(default="", compare=False)  # an explanation
 
 
 @message
@@ -235,6 +242,8 @@ def refusal_error(refusal: Refuse) -> ServeAppError:
     """The error for the client of a refused request: 503 without a replica or by an error of ours, 400 if it can never
     fit, 502 of a stream that cannot be continued, else 429."""
     message = _MESSAGES[refusal.reason]
+    if refusal.full:
+        message = f"{message.removesuffix('.')}: {refusal.full}."
     if refusal.reason is RefusalReason.TOO_LARGE:
         return BadRequest(message, param="n", code=refusal.reason.value)
     kind = _KINDS.get(refusal.reason, Overloaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serve_app.core.messages import message
 from serve_app.types import RequestClass
@@ -28,6 +29,13 @@ class ClassBound:
 
     max_queued: int | None = None
     max_queued_tokens: int | None = None
+
+
+class QueuedAmount(NamedTuple):
+    """Requests that wait, and their tokens."""
+
+    requests: int
+    tokens: int
 
 
 @message
@@ -90,6 +98,20 @@ class QueuePolicy:
                 raise ValueError(f"tenant {name!r}: share is {tenant.share}")
         if sum(tenant.share for tenant in self.tenants.values()) > 1.0 + 1e-9:
             raise ValueError("the tenants' shares are more than 1 in sum")
+
+    def exceeded(self, level: RequestClass, of_class: QueuedAmount, of_all: QueuedAmount, cost: int = 1) -> str:
+        """The bound that keeps out one more request of this class with `cost` tokens, and how much waits: "256 of 256
+        requests wait"; empty: none does."""
+        bound = self.classes.get(level, ClassBound())
+        bounds = (
+            ("requests", of_all.requests, 1, self.max_queued),
+            (f"{level.label} requests", of_class.requests, 1, bound.max_queued),
+            ("tokens", of_all.tokens, cost, self.max_queued_tokens),
+            (f"tokens of {level.label} requests", of_class.tokens, cost, bound.max_queued_tokens),
+        )
+        found = (f"{waiting} of {most} {unit} wait" for unit, waiting, more, most in bounds
+                 if most is not None and waiting + more > most)  # fmt: skip
+        return next(found, "")
 
     @property
     def has_zero_bound(self) -> bool:

@@ -19,7 +19,7 @@ from serve_app.core.pools import Holder
 from serve_app.core.queue.class_queue import ClassQueue
 from serve_app.core.queue.events import Arrival
 from serve_app.core.queue.eviction import Excess
-from serve_app.core.queue.policy import ClassBound, QueuePolicy
+from serve_app.core.queue.policy import ClassBound, QueuedAmount, QueuePolicy
 from serve_app.core.queue.session_place import SessionPlace
 from serve_app.core.queue.tenant_queue import QueuedRequest, TenantQueue
 from serve_app.types import RequestClass
@@ -130,6 +130,13 @@ class RequestQueue:
                 gone.append(self._evict_youngest(heaviest))
                 of_all = of_all.minus(1, gone[-1].cost)
         return gone
+
+    def exceeded(self, policy: QueuePolicy, newcomer: QueuedRequest) -> str:
+        """The bound that keeps a newcomer out, which does not wait here; see `QueuePolicy.exceeded`."""
+        level = newcomer.arrival.request_class
+        class_queue = self.class_queues[level]
+        of_class = QueuedAmount(class_queue.size, class_queue.tokens)
+        return policy.exceeded(level, of_class, QueuedAmount(len(self.by_id), self.tokens), newcomer.cost)
 
     def _evict_youngest(self, tenant_queue: TenantQueue) -> QueuedRequest:
         waiting = next(reversed(tenant_queue.evictable.values()))

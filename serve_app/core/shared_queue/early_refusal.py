@@ -21,6 +21,7 @@ from serve_app.core.queue import (
     Admission,
     Arrival,
     Backlog,
+    QueuedAmount,
     QueuePolicy,
     RefusalReason,
     Refuse,
@@ -119,11 +120,18 @@ class EarlyRefusal:
             return RefusalReason.DEADLINE
         return RefusalReason.TIMEOUT if wait_s > self._policies.get(model, DEFAULT_POLICY).max_wait_s else None
 
-    def refusal(self, model: str, arrival: Arrival, reason: RefusalReason) -> Refuse:
+    def full(self, model: str) -> str:
+        """How many wait of how many, by the actor's last figures (`QueuePolicy.exceeded`); empty: tokens fill the
+        queue, which the figures do not have."""
+        figures = self._router_session.figures[model]
+        waiting = QueuedAmount(sum(one.waiting for one in figures.classes), 0)
+        return self._policies.get(model, DEFAULT_POLICY).exceeded(min(RequestClass), QueuedAmount(0, 0), waiting, 0)
+
+    def refusal(self, model: str, arrival: Arrival, reason: RefusalReason, full: str = "") -> Refuse:
         """The refusal, with the expected wait as retry time."""
         wait_s = self.expected_wait_s(model, arrival)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
-        return Refuse(arrival.request_id, reason, retry_s)
+        return Refuse(arrival.request_id, reason, retry_s, full)
 
     def _backlog(self, model: str, request_class: RequestClass, found: ClassQueueFigures) -> Backlog:
         """The backlog of the figures plus requests submitted since."""

@@ -330,12 +330,14 @@ class ActorState(NamedTuple):
         contended: models with waiting requests, engines with KV debt, and those that drain: no credit there.
         recovering: models whose queue grants nothing yet: the routers' holdings on their engines are unknown.
         blocked: number of engines that wait for memory, by model, for models with any.
+        fragmentation: by node, the share of free GPU memory that no engine of a present model could use.
     """
 
     version: int
     contended: frozenset[str]
     recovering: frozenset[str]
     blocked: Mapping[str, int]
+    fragmentation: tuple[tuple[str, float], ...] = ()
 
 
 @message

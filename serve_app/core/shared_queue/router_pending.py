@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from serve_app.core.keyed_heap import KeyedHeap
-from serve_app.core.queue import Arrival, ClassBound, QueuePolicy, QueueStatus
+from serve_app.core.queue import Arrival, QueuedAmount, QueuePolicy, QueueStatus
 from serve_app.types import RequestClass
 
 REFUSAL_GRACE_S = 0.5  # after the end of a wait: the actor's own refusal arrives before that
@@ -125,18 +125,12 @@ class PendingRequests:
         found = (one for one in self.by_request_id.values() if not one.ticket and not is_excluded(one.model))
         return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.first_arrived_s))
 
-    def is_full(self, model: str, policy: QueuePolicy, level: RequestClass) -> bool:
-        """Whether a class, or all classes together, have reached the bounds of the policy."""
+    def exceeded(self, model: str, policy: QueuePolicy, level: RequestClass) -> str:
+        """The bound that a class, or all classes together, have reached (`QueuePolicy.exceeded`); empty: none."""
         counts = self.count_by_class(model)
-        tokens = {one: self._tokens[model, one] for one in RequestClass}
-        bound = policy.classes.get(level, ClassBound())
-        limits = (
-            (counts[level], bound.max_queued),
-            (tokens[level], bound.max_queued_tokens),
-            (sum(counts.values()), policy.max_queued),
-            (sum(tokens.values()), policy.max_queued_tokens),
-        )
-        return any(most is not None and waiting >= most for waiting, most in limits)
+        tokens = sum(self._tokens[model, one] for one in RequestClass)
+        of_class = QueuedAmount(counts[level], self._tokens[model, level])
+        return policy.exceeded(level, of_class, QueuedAmount(sum(counts.values()), tokens))
 
     def take_ticket(self, ticket: str) -> PendingRequest | None:
         """The actor has decided on a ticket: remove and return its request; None: unknown ticket."""

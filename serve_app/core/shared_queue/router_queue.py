@@ -128,11 +128,12 @@ class RouterQueue:
                 return [granted]
         if not alone:
             reason = self.early_refusal.refusal_reason(model, arrival, now)
+            full = self.early_refusal.full(model) if reason is RefusalReason.QUEUE_FULL else ""
         else:
-            full = self.pending.is_full(model, self._policies.get(model, DEFAULT_POLICY), arrival.request_class)
+            full = self.pending.exceeded(model, self._policies.get(model, DEFAULT_POLICY), arrival.request_class)
             reason = RefusalReason.QUEUE_FULL if full and not arrival.accepted else None
         if reason is not None:
-            return [self.early_refusal.refusal(model, arrival, reason)]
+            return [self.early_refusal.refusal(model, arrival, reason, full)]
         self._add_pending(waiting, now)
         return self._serve_alone(now, model)
 
@@ -334,10 +335,10 @@ class RouterQueue:
         match action:
             case Grant():
                 return self._on_grant(action, now)
-            case Refuse(ticket, reason, retry_after_s):
+            case Refuse(ticket, reason, retry_after_s, full):
                 waiting = self.pending.take_ticket(ticket)
                 if waiting is not None:
-                    return [Refuse(waiting.request_id, reason, retry_after_s)]
+                    return [Refuse(waiting.request_id, reason, retry_after_s, full)]
             case QueueStatus(ticket):
                 waiting = self.pending.tickets.get(ticket)
                 if waiting is not None:

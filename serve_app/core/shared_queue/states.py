@@ -1,7 +1,7 @@
 """The states of both ends of the queue's protocol, as tables of (state, event) -> state. Pure.
 
 A router's session with the actor, a request in its router, a request at the actor, a router at the actor.
-`docs/architecture.md` shows these tables; `python -m tests.states_table` writes them there.
+`docs/explanation/architecture.md` shows these tables; `python -m tests.states_table` writes them there.
 
 A state is kept once: a request's is where its id or ticket is known (`RouterQueue.state_of`, `ActorRequests.state_of`).
 Both ends ask these tables before they act, which takes a few hashes of strings an event: the enums are strings since a

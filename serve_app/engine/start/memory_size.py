@@ -27,7 +27,7 @@ GRAMMAR_BYTES = GRAMMAR_CACHE_MB * 2**20 + 320 * 2**20
 # Besides weights and KV: two Python processes with torch and vLLM in each (2.0 GiB resident measured, tiny model).
 CPU_OVERHEAD_BYTES = int(2.5 * GIB) + GRAMMAR_BYTES
 # The same for a model whose shape is known, and of each entry of its vocabulary: tokenizers in two processes and what
-# grammars are compiled with in three. Measured with eight shallow models, see docs/memory.md.
+# grammars are compiled with in three. Measured with eight shallow models, see docs/explanation/memory.md.
 CPU_BASE_BYTES = int(1.9 * GB) + GRAMMAR_CACHE_MB * 2**20
 VOCABULARY_ENTRY_BYTES = 6_600
 COMPILER_BYTES = int(0.4 * GB)  # of a C++ compiler, at the first start on a machine: torch compiles its kernels there

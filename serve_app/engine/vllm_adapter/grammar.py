@@ -15,7 +15,7 @@ from xgrammar import StructuralTag
 
 from serve_app.engine.grammar_queue import Grammar
 
-BACKEND: Final = "xgrammar"  # the only one with the structural tags of strict tools (docs/decisions.md)
+BACKEND: Final = "xgrammar"  # the only one with the structural tags of strict tools (docs/decisions/engine.md)
 
 
 def grammar_of(constraint: StructuredOutputsParams) -> Grammar | None:

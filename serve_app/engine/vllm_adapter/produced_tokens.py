@@ -1,7 +1,7 @@
 """The output tokens of a stream's continued runs inside vLLM's engine: in EngineCore and its workers.
 
 They are put where output tokens belong, the state that a request has after vLLM's own preemption, so that grammars,
-penalties, `min_tokens` and seeds continue (docs/decisions.md).
+penalties, `min_tokens` and seeds continue (docs/decisions/routing-and-continuity.md).
 
 Invariant: a request without such tokens runs as vLLM runs it, and without any one of `ENGINE_NAMES` nothing is patched.
 No import of vLLM at the top: EngineCore loads this module, and a name that has moved must break nothing else.

@@ -1,4 +1,4 @@
-"""The findings of a file by itself, and that every finding's words are in docs/errors.md."""
+"""The findings of a file by itself, and that every finding's words are in docs/reference/errors.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serve_app.cli.check.findings import WORDS, finding
 from serve_app.engine.start.vllm_arguments import Arguments, installed_arguments
 from serve_app.settings import Settings, parse
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "errors.md"
 VLLM = Arguments(
     "1.2", {"seed": "int", "dtype": "ModelDType", "swap_gb": "float", "name": "str | None", "eager": "bool"}
 )

@@ -1,4 +1,4 @@
-"""The sizes of `docs/operations.md` are those of the code that grants memory."""
+"""The sizes of `docs/how-to/size-a-deployment.md` are those of the code that grants memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.cli.check.models import kv_bytes_per_token
 from serve_app.engine.start.memory_size import estimated_need, kv_bytes_of, memory_request
 from serve_app.settings import GB, ModelSettings, QuotaSettings
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/how-to/size-a-deployment.md"
 LENGTH = 4096
 PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}  # Llama 3.1
 CONFIGS = {

@@ -85,7 +85,7 @@ class Oracle:
         wanted = float(self.policy.max_size)
         if policy.sizing is Sizing.RECENT_BATCHES:
             last = self.sizes[-RECENT:]
-            wanted = max(MIN_SIZE, 0.9 * sum(last) / len(last)) if last else FIRST_SIZE
+            wanted = max(MIN_SIZE, 0.9 * sum(last) / RECENT) if len(last) == RECENT else FIRST_SIZE
         elif policy.sizing is Sizing.ARRIVAL_RATE:
             last_32 = self.arrivals[-32:]
             if last_32[-1] > last_32[0]:

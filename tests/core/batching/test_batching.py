@@ -8,6 +8,7 @@ from serve_app.core.batching import (
     FIRST_SIZE,
     MIN_SIZE,
     PRESETS,
+    RECENT,
     Batcher,
     BatchItem,
     BatchPolicy,
@@ -115,8 +116,8 @@ def test_predicted_sizes_begin_with_the_first_size_and_shrink_to_the_least() -> 
     while batches[-1].items and len(batches) < 20:
         batches += end(batcher, batches[-1], 1.0)
     sizes = [len(batch.items) for batch in batches]
-    assert sizes[0] == FIRST_SIZE
-    assert sizes[1] == int(0.9 * FIRST_SIZE)
+    assert sizes[:RECENT] == [FIRST_SIZE] * RECENT
+    assert sizes[RECENT] == int(0.9 * FIRST_SIZE)
     assert sizes[-1] == MIN_SIZE
 
 

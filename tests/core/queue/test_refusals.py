@@ -14,6 +14,7 @@ from serve_app.core.queue import (
     Admission,
     ClassBound,
     Grant,
+    QueuedAmount,
     QueuePolicy,
     QueueStatus,
     RefusalReason,
@@ -356,6 +357,32 @@ def test_a_refusal_is_an_error_with_its_reason_and_wait(reason: RefusalReason, s
     error = pickle.loads(pickle.dumps(refusal_error(Refuse("p", reason, 1.5))))
     assert (error.status, error.body()["error"]["code"]) == (status, reason.value)
     assert error.retry_after_s == (None if reason is RefusalReason.TOO_LARGE else 1.5)
+
+
+def full_texts(line: Admission, *requests: tuple[str, RequestClass]) -> list[str]:
+    found = [line.on_arrive(arrival(name, level), 0.0) for name, level in requests]
+    return [action.full for actions in found for action in actions if isinstance(action, Refuse)]
+
+
+def test_a_full_queue_says_how_many_wait_of_how_many() -> None:
+    line = admission(max_queued=2, a=1)
+    arrive(line, "runs", "p", "q")
+    assert full_texts(line, ("r", NORMAL)) == ["2 of 2 requests wait"]
+    (refused,) = [action for action in arrive(line, "s") if isinstance(action, Refuse)]
+    assert str(refusal_error(refused)) == "The queue of this model is full: 2 of 2 requests wait."
+    assert str(refusal_error(Refuse("t", RefusalReason.QUEUE_FULL, 1.0))) == "The queue of this model is full."
+
+
+def test_a_full_class_and_a_queue_full_of_tokens_are_told_apart() -> None:
+    policy = QueuePolicy(max_queued=9, max_wait_s=60.0, max_queued_tokens=100, classes={LOW: ClassBound(1)})
+    line = Admission(policy)
+    set_replica(line, "a", 1, 0.0)
+    arrive(line, "runs")
+    arrive(line, "p", cls=LOW)
+    assert full_texts(line, ("q", LOW)) == ["1 of 1 low requests wait"]
+    few = QueuedAmount(1, 90)
+    assert policy.exceeded(NORMAL, few, few, 10) == ""
+    assert policy.exceeded(NORMAL, few, few, 11) == "90 of 100 tokens wait"
 
 
 def test_events_and_actions_cross_process_borders() -> None:

@@ -126,6 +126,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
         world.arrive("r0", NORMAL, 1, 100)
     assert router.line.pending.count(MODEL) == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
+    assert {one.full for one in refusals} == {"1000 of 1000 requests wait"}
     assert len(link.sending) <= ARRIVAL_WINDOW
     world.crash()
     serve_all(world, 60)

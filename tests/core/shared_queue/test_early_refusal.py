@@ -52,6 +52,18 @@ def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
     assert world.arrive("r1", NORMAL).state == "waits"
 
 
+def test_a_router_that_refuses_by_figures_says_how_many_wait_of_how_many() -> None:
+    world = measured(HIGH, policy=QueuePolicy(max_queued=10, max_wait_s=600.0))
+    while world.quota.queue.models.by_name[MODEL].admission.waiting < 10:
+        world.arrive("r0", HIGH)
+        world.settle(2)
+    world.settle(2)
+    refused = world.routers["r1"].line.on_arrive(MODEL, Arrival("probe", LOW, "t", 1, 10), world.now)
+    assert [(one.reason, one.full) for one in refused if isinstance(one, Refuse)] == [
+        (RefusalReason.QUEUE_FULL, "10 of 10 requests wait")
+    ]
+
+
 def test_figures_do_not_refuse_who_is_next_and_do_refuse_who_is_behind_one_of_its_own_router() -> None:
     world = measured(LOW)
     first = world.arrive("r1", NORMAL, deadline_s=0.1)

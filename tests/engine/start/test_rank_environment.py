@@ -1,4 +1,4 @@
-"""Ranks on other nodes get the variables of the first rank's node: vLLM's doing, which docs/operations.md tells."""
+"""vLLM gives the variables of the first rank's node to ranks on other nodes (docs/how-to/use-a-hub-and-caches.md)."""
 
 from __future__ import annotations
 

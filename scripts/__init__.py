@@ -1,0 +1,1 @@
+"""What `make` runs beside the product: `install` and `lock` before anything is installed, `release` in `.venv`."""

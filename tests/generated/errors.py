@@ -1,0 +1,181 @@
+"""The errors that a client can get, with status, code and class, and whether a repeat can succeed, from the code.
+
+The classes are those of `serve_app.errors`. Codes are found where an error is raised (`code=...`), in the reasons of
+the queue and of limits, and in HAProxy's own pages. Only what a code means is written here, in `MEANINGS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from serve_app import errors
+from serve_app.core.grammar_bounds import GRAMMAR_TOO_COMPLEX
+from serve_app.core.limits import LimitReason
+from serve_app.core.queue import RefusalReason, Refuse, refusal_error
+from serve_app.errors import BadRequest, ConfigError, RateLimited, ServeAppError
+from serve_app.http.error_responses import NO_RETRY, error_response
+from serve_app.system import haproxy
+from tests.generated.blocks import table
+
+ROOT = Path(__file__).resolve().parents[2]
+# what is raised there is an exit status, a message in a log, or an error of a call from Python
+NO_ANSWERS = ("cli/", "client/", "cluster/", "system/", "engine/start/", "batch/", "agents.py")
+HAPROXY = "HAProxy"  # in place of a class
+AT_ONCE = "yes"
+LATER = "later"
+NEVER = "no"
+# between our own processes; an answer has another code in its place
+INTERNAL = frozenset({"connection_lost", "lease_not_found", ConfigError.code})
+
+MEANINGS: Mapping[str, str] = {
+    # 400
+    "invalid_request_error": "A field is wrong (`param` names it), or HAProxy cannot read the request.",
+    "invalid_json": "The body is not a JSON object.",
+    "invalid_http": "The bytes are no HTTP request.",
+    "context_length_exceeded": "Prompt, or prompt and answer, exceed `max_model_len`.",
+    "too_large": "More sequences or tokens at once than a replica has.",
+    "grammar_too_complex": "The schema, regex or grammar takes too long to compile (`models[].grammar_cpu_s`).",
+    "idempotency_key_reused": "The `Idempotency-Key` belongs to another request.",
+    "session_too_large": "The session can never fit.",
+    "empty_file": "The file has no line.",
+    "too_many_rows": "The file has more than `batch.max_rows` lines.",
+    "no_batch_workers": "`batch.workers` is 0.",
+    # 401 to 405
+    "invalid_api_key": "No key, or an unknown, expired, revoked or replaced key.",
+    "permission_denied": "The class is above the key's `max_class`.",
+    "not_admin": "The route is for operators.",
+    "model_not_allowed": "The key may not use this model.",
+    "model_not_found": "There is no such model.",
+    "unknown_url": "There is no such route.",
+    "not_found": "There is nothing at this path.",
+    "session_not_found": "The session is unknown or has ended.",
+    "session_taken_back": "Other tenants needed the session's memory. Open it again.",
+    "request_not_found": "The tenant has no receipt of this id.",
+    "key_not_found": "There is no such key.",
+    "file_not_found": "The tenant has no such file.",
+    "batch_not_found": "The tenant has no such batch.",
+    "method_not_allowed": "`Allow` names the methods of the path.",
+    "request_timeout": "The request arrives too slowly.",
+    # 409 to 415
+    "lease_conflict": "The state of the session does not allow the call.",
+    "idempotency_answer_not_kept": "The answer was above 4 MiB.",
+    "idempotency_run_lost": "Five routers died with the run of this key.",
+    "key_conflict": "The key is of the configuration, revoked, or was changed meanwhile.",
+    "batch_conflict": "The batch has ended and cannot be cancelled.",
+    "file_in_use": "A batch that has not ended reads this file.",
+    "body_too_large": "Above `http.max_body_bytes`, or a file above `batch.max_file_bytes`.",
+    "storage_quota_exceeded": "The tenant's files would exceed `batch.max_bytes_per_tenant`.",
+    "unsupported_content_type": "The body is not JSON (of an upload: no form), or compressed, but not with gzip.",
+    # 429
+    "queue_full": "The queue is full of requests with as much right to wait.",
+    "shed": "Evicted for a higher class or a lighter tenant.",
+    "deadline": "It cannot start before its `X-Deadline-Ms`.",
+    "timeout": "It waited `admission.max_wait_s`, or is predicted to.",
+    "sessions": "Agent sessions hold the KV tokens that the request needs.",
+    "rate_limit": "A limit a minute; without `Retry-After` the request can never be within it.",
+    "concurrency": "The key or tenant has `max_concurrent` requests.",
+    "quota": "The allowance of the day or the month is used up.",
+    "insufficient_memory": "No memory for the session; the message has figures.",
+    "too_many_sessions": "The tenant has `sessions.per_tenant` sessions.",
+    "too_many_connections": "More than 512 connections of the client's address.",
+    # 500 and above
+    "internal_error": "A failure of serve-app; the log has its cause.",
+    "request_failed": "The engine failed at this request and lives. A repeat would fail too.",
+    "engine_failed": "The engine died after a part of the answer, or several engines died.",
+    "engine_unreachable": "No engine got the request.",
+    "not_continuable": "No other replica can [continue the stream](../explanation/continuity.md).",
+    "slow_client": "The client left too much of the answer unread.",
+    "slow_router": "The router read the engine's answer too slowly.",
+    "run_lost": "The run that this request joined was lost with its router.",
+    "router_lost": "The router died; whether the request ran is not known.",
+    "no_replica": "No replica within `admission.no_replica_wait_s`.",
+    "request_lost": "Router or quota actor failed at the request.",
+    "not_ready": "`/ready`: no model has a replica.",
+    "no_router": "No router takes requests.",
+    "no_quota": "The quota actor does not answer.",
+    "quota_away": "The same, or it waits for Ray's GCS.",
+    "quota_recovering": "The quota actor rebuilds its ledger.",
+    "session_closed": "The session was closed while its opening waited.",
+    "limits_unavailable": "The limits of the key cannot be charged now.",
+    "no_store": "The store is away; the log has the cause.",
+    "no_storage": "The folder or bucket of files cannot be used.",
+    "file_damaged": "The file is shorter than its record says.",
+    "router_silent": "The router did not answer HAProxy in time.",
+    "storage_full": "The disk of files is full; nothing of the file is kept.",
+}
+
+
+def classes() -> list[type[ServeAppError]]:
+    """All classes of the tree, as they stand in the module."""
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ServeAppError)]
+
+
+def found() -> set[tuple[int, str, str]]:
+    """Status, code and class of every error that an answer may have."""
+    by_class = {(kind, kind.code) for kind in classes()} | set(_raised()) | {(BadRequest, GRAMMAR_TOO_COMPLEX)}
+    refusals = (refusal_error(Refuse("", reason, None)) for reason in RefusalReason)
+    by_class |= {(type(error), error.code) for error in refusals}
+    by_class |= {(RateLimited, reason.value) for reason in LimitReason}
+    known = {(kind.status, code, kind.__name__) for kind, code in by_class if code not in INTERNAL}
+    codes = {(status, code) for status, code, _ in known}
+    pages = {(status, code) for status, (_, code, _, _) in haproxy.ERRORS.items()}
+    return known | {(status, code, HAPROXY) for status, code in pages - codes}
+
+
+def _raised() -> Iterator[tuple[type[ServeAppError], str]]:
+    """Each call of a class of the tree with a `code` that is a text or a constant, in the rooms that answer."""
+    package = ROOT / "serve_app"
+    for file in sorted(package.rglob("*.py")):
+        path = file.relative_to(package).as_posix()
+        if path.startswith(NO_ANSWERS):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                kind = getattr(errors, node.func.id, None)
+                values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+                if isinstance(kind, type) and values and (code := _text(values[0], file)) is not None:
+                    yield kind, code
+
+
+def _text(value: ast.expr, file: Path) -> str | None:
+    """The text of a constant or of a module's name; None: it is known only when it is raised."""
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    if not isinstance(value, ast.Name):
+        return None
+    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    text = getattr(module, value.id, None)
+    return text if isinstance(text, str) else None
+
+
+def repeat(status: int, code: str, name: str) -> str:
+    """Whether a client should send the request again, as the headers of the answer say."""
+    kind = getattr(errors, name, ServeAppError)
+    error = kind("", code=code, retry_after_s=1.0)
+    error.status = status
+    if NO_RETRY in error_response(error)[1]:
+        return NEVER
+    return LATER if status in (429, 503, 504) else AT_ONCE
+
+
+def answers() -> str:
+    """The table. Two classes of one status and code are one row."""
+    rows: dict[tuple[int, str], list[str]] = {}
+    for status, code, name in sorted(found()):
+        rows.setdefault((status, code), []).append(name)
+    order = list(MEANINGS)
+    keys = sorted(rows, key=lambda row: (row[0], order.index(row[1])))
+    lines = [
+        (
+            str(status),
+            f"`{code}`",
+            ", ".join(rows[status, code]),
+            MEANINGS[code],
+            repeat(status, code, rows[status, code][0]),
+        )
+        for status, code in keys
+    ]
+    return table(("status", "code", "class", "meaning", "repeat"), lines)
