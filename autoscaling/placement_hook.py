@@ -62,7 +62,7 @@ def give_up_bundles(replica: str) -> None:
     another replica. (If only its bundles were freed, it would wait for them for ever: observed.)"""
     for entry in placement_group_table().values():
         if entry["name"].endswith(f"#{replica}") and entry["state"] in NOT_PLACED:
-            logger.warning("%s: its node has no free capacity for it, or is gone; another replica is started", replica)
+            logger.warning("Replica %s found no free capacity on its node or lost it; Serve starts another", replica)
             end_replica(entry["name"])
 
 
@@ -104,7 +104,10 @@ class StartPlacer:
             self._ensure_thread()
         except Exception:
             self._failed = True
-            logger.exception("Serve's scheduler is not as expected: Ray alone places engines")
+            name = self._application
+            logger.exception(
+                "Serve has an unknown scheduler; Ray alone places %s. Install a supported version of Ray", name
+            )
 
     def scale_up_limit(self, deployment_id: Any, target: int, more: int) -> ScaleUpLimit | None:
         """The number of `more` replicas beyond the target that have reserved memory; None: Ray decides that.
@@ -151,7 +154,8 @@ class StartPlacer:
                     give_up_bundles(replica)
             except Exception as error:  # noqa: BLE001 - after any error the next turn asks again
                 if not self._actor_away:
-                    logger.warning("the quota actor does not place engine starts, and is asked again: %s", error)
+                    name = self._application
+                    logger.warning("Quota actor does not place the engine starts of %s, which wait: %s", name, error)
                 self._actor_away = True
             waits = any(not start.placed for ask in asks.values() for start in ask.starts)
             time.sleep(START_ASK_S if waits else START_RENEW_S)  # in the separate thread
@@ -186,7 +190,7 @@ def _with_placement(original: Callable[..., bool], books: Mapping[str, StartPlac
             if placing is not None:
                 node = placing.node_for(scheduling_request)
         except Exception:
-            logger.exception("%s is placed by Ray alone", scheduling_request.replica_id)
+            logger.exception("Replica %s is placed by Ray alone. Report this traceback", scheduling_request.replica_id)
         if node is None:
             return False
         with bound_to_node(scheduling_request, node):

@@ -84,7 +84,10 @@ class ScalingPolicy:
             try:
                 self._placing = placer_of_this_process(**starts)
             except Exception:  # it would prevent the application's deployment
-                logger.exception("Ray alone decides where engines start")
+                logger.exception(
+                    "Ray alone places the engines of %s because the start placer failed. Report this traceback",
+                    starts.get("application"),
+                )
         self.deployments: dict[str, _Deployment] = {}
         self._logged: set[tuple[str, str]] = set()
         self._uncounted = 0
@@ -183,7 +186,13 @@ class ScalingPolicy:
                 decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
             )
         if memory.target not in (None, signals.target):
-            logger.info("%s: target %d -> %d: %s", name, memory.target, signals.target, memory.reason)
+            logger.info(
+                "Deployment %s changed its target from %d to %d replicas: %s",
+                name,
+                memory.target,
+                signals.target,
+                memory.reason,
+            )
         memory.target = signals.target
         memory.reason = decision.reason
         return decision
@@ -204,10 +213,12 @@ class ScalingPolicy:
         kind = type(error).__name__
         if (name, kind) not in self._logged:
             self._logged.add((name, kind))
-            logger.exception("%s keeps its number of replicas: its scaling policy failed", name)
+            logger.exception(
+                "Deployment %s keeps its replicas because its scaling policy failed. Report this traceback", name
+            )
         try:
             self.errors.inc(tags={"deployment": name, "error": kind})
         except Exception:
             if not self._uncounted:
-                logger.exception("errors of the scaling policy cannot be counted")
+                logger.exception("Deployment %s has scaling errors that no metric counts. Report this traceback", name)
             self._uncounted += 1

@@ -76,9 +76,15 @@ class UnplacedReplicas:
             return self._count(self._deployments(), applications)
         except (AttributeError, KeyError, TypeError):
             self._failed = True
-            logger.exception("Serve's replicas are not as expected: a start without a place counts as any other")
+            logger.exception(
+                "Serve has unknown states; no start of %s counts as unplaced. Install a supported version of Ray",
+                list(applications),
+            )
         except Exception:
-            logger.exception("the replicas without a place are looked at again")
+            logger.exception(
+                "Serve has replicas of %s that could not be counted as unplaced. Report this traceback",
+                list(applications),
+            )
         return {}
 
     def _count(self, manager: Any, applications: Collection[str | None]) -> dict[str, ReplicaCounts]:

@@ -67,7 +67,9 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = configuration.load(file) if file is not None else _resolved(given)
     if not settings.auth.keys:
         key_file = Path(settings.auth.key_file or DEFAULT_KEY_FILE).expanduser()
-        logger.warning("no API key is configured: using the one in %s", key_file)
+        logger.warning(
+            "Application has no key in auth.keys and uses the key in %s; requests without a key get 401", key_file
+        )
         settings = settings.with_key(load_or_create_key(key_file))
     settings = settings.without_secrets()
     engines = {model.name: _engine(model, settings.quota) for model in settings.models}

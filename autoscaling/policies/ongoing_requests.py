@@ -96,7 +96,7 @@ class OngoingRequestsPolicy:
         reason = load_reason(signals, mean, replicas)
         if replicas < signals.target and not signals.complete:
             replicas = signals.target
-            reason = f"{reason}; kept, for not every router has told its numbers"
+            reason = f"{reason}; kept, because not every router has reported its numbers"
         if signals.running < signals.target:
             if replicas >= signals.target or self._wanted_at is None:
                 self._wanted_at = signals.now

@@ -129,7 +129,9 @@ class FsspecFiles:
                 if changed.tzinfo is None:
                     changed = changed.replace(tzinfo=UTC)
                 if (datetime.now(UTC) - changed).total_seconds() > ABANDONED_S:
-                    logger.warning("an upload was given up and is removed: %s", path)
+                    logger.warning(
+                        "Upload %s got no data for over %.0f s and is removed; send the file again", path, ABANDONED_S
+                    )
                     self._system.rm_file(path)
 
 
@@ -163,7 +165,9 @@ class _BucketUpload:
                     self._file.close()
                     self._system.rm_file(self._path)
         except ServeAppError as error:
-            logger.info("a failed upload is left until it counts as abandoned: %s", error)
+            logger.info(
+                "Upload %s failed and could not be removed; it is removed in %.0f s: %s", self._path, ABANDONED_S, error
+            )
 
 
 @contextlib.contextmanager
@@ -175,7 +179,7 @@ def _own_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        logger.warning("the storage of files: %s: %s", type(error).__name__, error)
+        logger.warning("File storage failed with %s; the upload or the read ends: %s", type(error).__name__, error)
         if isinstance(error, OSError) and error.errno in FULL:
             raise StorageFull(f"the storage of files is full: {reason}; nothing of the file was kept") from error
         raise StorageAway(f"the storage of files cannot be used: {reason}", retry_after_s=5.0) from error

@@ -49,11 +49,12 @@ async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: f
             if not is_away(error):
                 raise
             if not failures:
-                logger.warning("%s: %s; trying again", what, str(error) or type(error).__name__)
+                cause = str(error) or type(error).__name__
+                logger.warning("Batch worker: %s failed and will be retried in %.1f s: %s", what, wait_s, cause)
             failures += 1
         else:
             if failures:
-                logger.info("%s: done, after %d failures", what, failures)
+                logger.info("Batch worker: %s succeeded after %d failures", what, failures)
             return answer
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, MAX_RETRY_S)

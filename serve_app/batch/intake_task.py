@@ -54,7 +54,10 @@ class IntakeTask:
         try:
             from serve_app.batch.redis_intake import KeyRows, RedisIntake  # here: they need the extra
         except ImportError as error:
-            logger.error("batch.redis: no stream is read: %s; pip install 'serve-app[redis]' on every node", error)
+            logger.error(
+                "Batch worker reads no entries of batch.redis: %s. Run `pip install 'serve-app[redis]'` on every node",
+                error,
+            )
             return
         batch = self._settings.batch
         assert batch.redis is not None
@@ -66,7 +69,10 @@ class IntakeTask:
                 await self._intake.run()
                 return
             except Exception:
-                logger.exception("the intake of Redis Streams has failed and begins again in %.0f s", RESTART_S)
+                logger.exception(
+                    "Batch worker: the intake of streams failed and restarts in %.0f s. Report this traceback",
+                    RESTART_S,
+                )
             await asyncio.sleep(RESTART_S)
 
     async def _stored_tenant(self, key_id: str) -> str:

@@ -114,7 +114,11 @@ class LocalFiles:
         with contextlib.suppress(OSError):  # this serves the call that comes next, which names what is wrong
             for entry in list(os.scandir(self._uploads)):
                 if self._now() - entry.stat().st_mtime > ABANDONED_S:
-                    logger.warning("an upload was given up and is removed: %s", entry.name)
+                    logger.warning(
+                        "Upload %s got no data for over %.0f s and is removed; send the file again",
+                        entry.name,
+                        ABANDONED_S,
+                    )
                     Path(entry).unlink(missing_ok=True)
 
     def _make_folders(self) -> None:
@@ -154,7 +158,8 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.warning("the folder of files: %s", error)  # with the path, which is no client's business
+        # with the path, which is no client's business
+        logger.warning("File storage failed; the upload or the read ends: %s", error)
         reason = error.strerror or type(error).__name__
         if error.errno in FULL:
             raise StorageFull(f"the disk of the files is full: {reason}; nothing of the file was kept") from None

@@ -88,7 +88,8 @@ class ModelPaces:
                 is_away = False
             except Exception as error:  # noqa: BLE001  the quota actor may be away for a while: one row goes on
                 if not is_away:
-                    logger.warning("no figures of the queues: %s: %s", type(error).__name__, error)
+                    cause = f"{type(error).__name__}: {error}"
+                    logger.warning("Batch worker got no queue figures; each model keeps one row in flight: %s", cause)
                 is_away = True
             if not any(pace.in_flight for pace in self._paces.values()):
                 self._wanted.clear()

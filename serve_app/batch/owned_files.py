@@ -94,4 +94,4 @@ class OwnedFiles:
         try:
             await self._call("discard", name, upload)
         except ServeAppError as error:
-            logger.info("a failed upload is left until it counts as abandoned: %s", error)
+            logger.info("Upload %s failed and could not be removed; it is removed later as abandoned: %s", name, error)

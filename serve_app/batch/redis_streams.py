@@ -180,7 +180,8 @@ class GroupConsumer:
             idle_ms = consumer["idle"]
             if name != self._name.encode() and pending == 0 and idle_ms > CONSUMER_GONE_MS:
                 await self._redis.xgroup_delconsumer(*self._key, name)
-                logger.info("%s: consumer %s is gone", self._stream.stream, name.decode(errors="replace"))
+                consumer_name = name.decode(errors="replace")
+                logger.info("Stream %s dropped its idle consumer %s", self._stream.stream, consumer_name)
 
     async def _is_stream(self, name: str) -> bool:
         return await self._redis.type(name) in (b"stream", b"none")

@@ -63,7 +63,7 @@ class Finalization:
             return
         await self._end_unfinished(*(CANCELLED if self._batch.status is BatchStatus.CANCELLING else EXPIRED))
         self._batch = await until_answered(
-            lambda: self._store.batch(self._batch.batch_id, None), "the counts of a batch"
+            lambda: self._store.batch(self._batch.batch_id, None), f"reading the counts of batch {self._batch.batch_id}"
         )
         fields: dict[str, Any] = {}
         if self._batch.completed:
@@ -81,12 +81,13 @@ class Finalization:
             fields |= {"status": BatchStatus.EXPIRED}
         else:
             fields |= {"status": BatchStatus.COMPLETED, "completed_at": now}
-        await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a batch that has ended")
+        await until_answered(lambda: self._store.forget_rows(batch_id), f"deleting the rows of ended batch {batch_id}")
         await self._change(batch_id, [self._batch.status], fields)
 
     async def _change(self, batch_id: str, if_status: Sequence[BatchStatus], fields: dict[str, Any]) -> None:
         await until_answered(
-            lambda: self._store.change_batch(batch_id, if_status=if_status, **fields), "the status of a batch"
+            lambda: self._store.change_batch(batch_id, if_status=if_status, **fields),
+            f"storing the status of batch {batch_id}",
         )
 
     async def _end_unfinished(self, code: str, message: str) -> None:
@@ -94,12 +95,14 @@ class Finalization:
         while True:
             rows = await until_answered(
                 partial(self._store.unfinished, self._batch.batch_id, after, UNFINISHED_ROWS),
-                "rows without a result",
+                f"reading unfinished rows of batch {self._batch.batch_id}",
             )
             if not rows:
                 return
             errors = [error_result(row, code, message) for row in rows]
-            await until_answered(partial(self._store.add_results, errors), "rows without a result")
+            await until_answered(
+                partial(self._store.add_results, errors), f"storing errors of rows of batch {self._batch.batch_id}"
+            )
             after = rows[-1].number
 
     async def _write(self, *, failed: bool, lines: int) -> str:
@@ -108,10 +111,13 @@ class Finalization:
         if record.size is None:
             size = await until_answered(
                 lambda: self._files.write(record.file_id, self._lines(failed, lines), MAX_FILE_BYTES),
-                "a file of results",
+                f"writing a result file of batch {self._batch.batch_id}",
                 WRITE_S,
             )
-            await until_answered(lambda: self._store.finish_file(record.file_id, size), "the record of a file")
+            await until_answered(
+                lambda: self._store.finish_file(record.file_id, size),
+                f"storing a file record of batch {self._batch.batch_id}",
+            )
         return record.file_id
 
     async def _record(self, failed: bool) -> FileRecord:
@@ -120,7 +126,9 @@ class Finalization:
         made_at = batch.finalizing_at or batch.cancelling_at or batch.created_at
         for number in range(MAX_FILES):
             new = self._new_record(failed, number, made_at)
-            record = await until_answered(partial(self._store.add_file, new), "the record of a file")
+            record = await until_answered(
+                partial(self._store.add_file, new), f"storing a file record of batch {self._batch.batch_id}"
+            )
             if record.size is not None or record.deleted_at is None:
                 return record
             made_at = self._wall()  # of the next one: whatever removes incomplete files by age has removed this one
@@ -147,7 +155,7 @@ class Finalization:
         while True:
             results = await until_answered(
                 partial(self._store.results, self._batch.batch_id, failed=failed, after=after, limit=limit),
-                "results of a batch",
+                f"reading the results of batch {self._batch.batch_id}",
             )
             if not results:
                 break

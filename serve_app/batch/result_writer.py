@@ -102,9 +102,9 @@ class ResultWriter:
     async def _store_all(self, group: list[RowResult]) -> None:
         """Store a group. If the store refuses it, each result alone, and instead of a refused one an error."""
         try:
-            await until_answered(lambda: self._store.add_results(group), "results of batches")
+            await until_answered(lambda: self._store.add_results(group), f"storing {len(group)} results")
         except Exception:
-            logger.exception("the store refuses a group of %d results", len(group))
+            logger.info("Store refused a group of %d results; each is stored alone now", len(group), exc_info=True)
             for result in group:
                 await self._store_one(result)
         for result in group:
@@ -114,9 +114,15 @@ class ResultWriter:
     async def _store_one(self, result: RowResult) -> None:
         for form in (result, refused_result(result)):
             try:
-                await until_answered(functools.partial(self._store.add_results, [form]), "the result of a row")
+                await until_answered(
+                    functools.partial(self._store.add_results, [form]), f"storing a result of batch {result.batch_id}"
+                )
             except Exception:
-                logger.exception("the store refuses the result of row %d of %s", result.number, result.batch_id)
+                logger.exception(
+                    "Store refused the result of row %d of batch %s, which gets an error. Report this traceback",
+                    result.number,
+                    result.batch_id,
+                )
             else:
                 return
 
@@ -133,7 +139,12 @@ class ResultWriter:
     async def _return_group(self, worker: str, keys: list[RowKey], count_attempt: bool) -> None:
         try:
             await until_answered(
-                lambda: self._store.release_rows(worker, keys, count_attempt=count_attempt), "rows that go back"
+                lambda: self._store.release_rows(worker, keys, count_attempt=count_attempt),
+                f"giving back {len(keys)} rows of {worker}",
             )
         except Exception:  # their lease ends by itself
-            logger.exception("the store does not take back %d rows", len(keys))
+            logger.exception(
+                "Store refused %d rows that worker %s gave back; they run after their lease. Report this traceback",
+                len(keys),
+                worker,
+            )

@@ -212,9 +212,10 @@ class RowFeed:
             self._lost_claims[name] = batch.batch_id
             self._failed_claims += 1
             if not is_away(error):
-                logger.exception("rows of %s cannot be claimed", batch.batch_id)
+                logger.exception("Rows of batch %s cannot be claimed and wait. Report this traceback", batch.batch_id)
             else:
-                logger.warning("rows of batches cannot be claimed now: %s", str(error) or type(error).__name__)
+                cause = str(error) or type(error).__name__
+                logger.warning("Rows of batch %s cannot be claimed and wait for the store: %s", batch.batch_id, cause)
             return False
         left = max(0, self._waiting.get(at, 0) - len(claimed)) if len(claimed) >= limit else 0
         if at in self._waiting:
@@ -282,7 +283,12 @@ class RowFeed:
         if task.cancelled():
             ended = Ended()
         elif (error := task.exception()) is not None:
-            logger.error("row %d of %s", held.row.number, held.row.batch_id, exc_info=error)
+            logger.error(
+                "Row %d of batch %s failed inside the batch worker and runs again. Report this traceback",
+                held.row.number,
+                held.row.batch_id,
+                exc_info=error,
+            )
             ended = Ended(count_attempt=True)
         else:
             ended = task.result()

@@ -79,10 +79,16 @@ class RowRun:
             async with asyncio.timeout(max(0.0, batch.expires_at - self._wall())):
                 answer = await self._runner.run(batch, batch.endpoint, body, key)
         except (ServeAppError, TimeoutError, OSError) as error:
-            logger.info("row %d of %s: no router answered (%r)", row.number, batch.batch_id, error)
+            logger.info(
+                "Row %d of batch %s got no answer from a router and runs again: %r", row.number, batch.batch_id, error
+            )
             return Ended(pause_s=self._pause_s(batch.payer, row.model, None))
         except Exception:
-            logger.exception("row %d of %s", row.number, batch.batch_id)
+            logger.exception(
+                "Row %d of batch %s failed inside the batch worker and runs again. Report this traceback",
+                row.number,
+                batch.batch_id,
+            )
             return Ended(pause_s=self._pause_s(batch.payer, row.model, None))
         self._answer_bytes = max(float(len(answer.body)), self._answer_bytes * FORGET)
         return self._ended(batch, row, answer)
@@ -91,7 +97,8 @@ class RowRun:
         loop = asyncio.get_running_loop()
         began = loop.time()
         line = await until_answered(
-            lambda: self._files.read(batch.input_file_id, row.offset, row.length), "the input of a batch"
+            lambda: self._files.read(batch.input_file_id, row.offset, row.length),
+            f"reading row {row.number} of batch {batch.batch_id}",
         )
         self.read_s += READ_WEIGHT * (loop.time() - began - self.read_s)
         return json.dumps(read_row(line, row.number).body, separators=(",", ":")).encode()

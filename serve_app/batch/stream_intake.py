@@ -146,7 +146,12 @@ class StreamIntake:
             except (RedisError, OSError) as error:
                 is_prepared = False
                 wait = waits.next_s()
-                logger.warning("%s: Redis: %s; again in %.1f s", self._settings.stream, _text(error), wait)
+                logger.warning(
+                    "Stream %s cannot be read, and its entries wait; trying again in %.1f s: %s",
+                    self._settings.stream,
+                    wait,
+                    _text(error),
+                )
                 await _wait(self._closing, wait)
 
     async def _prepare(self) -> None:
@@ -221,7 +226,12 @@ class StreamIntake:
             return  # it waits again, or its next run has begun
         self._leave_pace(held)  # of a task that was cancelled before its first step
         if not task.cancelled() and task.exception() is not None:
-            logger.error("%s: an entry is left to be claimed", self._settings.stream, exc_info=task.exception())
+            logger.error(
+                "Entry %s of stream %s failed and waits for another consumer. Report this traceback",
+                held.entry.entry_id,
+                self._settings.stream,
+                exc_info=task.exception(),
+            )
             self._forget(held.entry.entry_id)
 
     def _leave_pace(self, held: _HeldEntry) -> None:
@@ -247,7 +257,11 @@ class StreamIntake:
             case intake.EntryVerdict.LATER:
                 wait = intake.wait_s(answer.status, answer.retry_after_s)
                 if answer.status == intake.KEY_REFUSED:
-                    logger.warning("%s: key %s is refused", self._settings.stream, self._settings.key_id)
+                    logger.error(
+                        "Stream %s waits because its key %s was refused. Set key_id of this stream to a valid key",
+                        self._settings.stream,
+                        self._settings.key_id,
+                    )
                 self._pauses.pause(self._settings.stream, request.model, self._now() + wait)
                 self._wait_again(held, first=True)
                 asyncio.get_running_loop().call_later(wait + TIMER_S, self._start_waiting)
@@ -265,7 +279,9 @@ class StreamIntake:
         try:
             return await self._runner.run_as(self._settings.key_id, request.path, request.body, key)
         except Exception as error:  # noqa: BLE001  whatever it is: no router has answered, and the entry waits
-            logger.warning("%s: no answer: %r", self._settings.stream, error)
+            logger.info(
+                "Request %s of stream %s got no answer and is sent again: %r", key, self._settings.stream, error
+            )
             away = Unavailable("no router has answered")
             return RowAnswer.of_error(away, getattr(error, "retry_after_s", None))
 
@@ -296,7 +312,12 @@ class StreamIntake:
 
     async def _bury(self, held: _HeldEntry, reason: str, answer: RowAnswer) -> None:
         """Make an entry a dead letter, and reply with its error."""
-        logger.warning("%s: entry %s is a dead letter: %s", self._settings.stream, held.entry.entry_id, reason)
+        logger.warning(
+            "Entry %s of stream %s failed for good and is a dead letter: %s",
+            held.entry.entry_id,
+            self._settings.stream,
+            reason,
+        )
         await self._end(held, answer, dead_letter=held.entry.dead_letter(reason))
 
     def _forget(self, entry_id: str) -> None:
@@ -311,7 +332,12 @@ class StreamIntake:
                 return await write()
             except (RedisError, OSError) as error:
                 wait = waits.next_s()
-                logger.warning("%s: not written: %s; again in %.1f s", self._settings.stream, _text(error), wait)
+                logger.warning(
+                    "Stream %s cannot be written; its results wait %.1f s for the next try: %s",
+                    self._settings.stream,
+                    wait,
+                    _text(error),
+                )
                 await asyncio.sleep(wait)
 
     async def _renew_held(self) -> None:
@@ -325,7 +351,11 @@ class StreamIntake:
                     forget_at = self._now() + FORGET_EVERY_S
                     await self._consumer.forget_consumers()
             except (RedisError, OSError) as error:
-                logger.warning("%s: entries were not renewed: %s", self._settings.stream, _text(error))
+                logger.warning(
+                    "Stream %s did not renew its entries; other consumers may claim them: %s",
+                    self._settings.stream,
+                    _text(error),
+                )
 
     async def _renew(self) -> None:
         """What another consumer has claimed is left to it: it joins the run."""
@@ -333,7 +363,11 @@ class StreamIntake:
             held = self._held.pop(entry_id, None)
             if held is None:
                 continue
-            logger.warning("%s: entry %s is pending for others now", self._settings.stream, entry_id)
+            logger.info(
+                "Entry %s of stream %s is pending for another consumer, which joins its run",
+                entry_id,
+                self._settings.stream,
+            )
             if held.task is not None:
                 held.task.cancel()
             elif held.request is not None and held in self._waiting.get(held.request.model, ()):
@@ -351,7 +385,12 @@ class StreamIntake:
                 async with asyncio.timeout(CLOSE_S):
                     await self._consumer.give_back(entries)
             except (RedisError, OSError) as error:  # they are claimed later, and this delivery counts
-                logger.warning("%s: %d entries not given back: %s", self._settings.stream, len(entries), _text(error))
+                logger.warning(
+                    "Stream %s did not take back %d entries; they wait for their claim, and this delivery counts: %s",
+                    self._settings.stream,
+                    len(entries),
+                    _text(error),
+                )
 
     def _renewal_s(self) -> float:
         return self._settings.claim_idle_s / RENEWALS

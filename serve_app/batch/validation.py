@@ -71,17 +71,21 @@ class Validation:
         if not self._errors and not self._total:
             self._errors.append(RowError("empty_file", "the input file has no line"))
         if self._errors:
-            await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a failed batch")
+            await until_answered(
+                lambda: self._store.forget_rows(batch_id), f"deleting the rows of failed batch {batch_id}"
+            )
             fields = {"status": BatchStatus.FAILED, "failed_at": self._wall(), "errors": tuple(self._errors)}
         else:
             await self._add_rows()
             fields = {"status": BatchStatus.IN_PROGRESS, "in_progress_at": self._wall(), "total": self._total}
         changed = await until_answered(
             lambda: self._store.change_batch(batch_id, if_status=[BatchStatus.VALIDATING], **fields),
-            "the status of a batch",
+            f"storing the status of batch {batch_id}",
         )
         if changed is None and (await self._now()).status in ENDED:
-            await until_answered(lambda: self._store.forget_rows(batch_id), "rows of a batch that has ended")
+            await until_answered(
+                lambda: self._store.forget_rows(batch_id), f"deleting the rows of ended batch {batch_id}"
+            )
 
     async def _read(self) -> None:
         """Raises BadRow: a line is too long. NotFound: there is no such file."""
@@ -90,7 +94,8 @@ class Validation:
         at = 0
         while True:
             chunk = await until_answered(
-                partial(self._files.read, self._batch.input_file_id, at, READ_BYTES), "the input of a batch"
+                partial(self._files.read, self._batch.input_file_id, at, READ_BYTES),
+                f"reading the input of batch {self._batch.batch_id}",
             )
             at += len(chunk)
             is_last = len(chunk) < READ_BYTES
@@ -133,7 +138,7 @@ class Validation:
         if model not in self._refusals:
             models = self._models
             self._refusals[model] = await until_answered(
-                lambda: models.refusal(self._batch, model), "which models a batch may use"
+                lambda: models.refusal(self._batch, model), f"asking for the models of batch {self._batch.batch_id}"
             )
         return self._refusals[model]
 
@@ -142,7 +147,12 @@ class Validation:
         worker."""
         while self._rows and (await self._now()).status is BatchStatus.VALIDATING:
             rows, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
-            await until_answered(partial(self._store.add_rows, self._batch.batch_id, rows), "rows of a batch")
+            await until_answered(
+                partial(self._store.add_rows, self._batch.batch_id, rows),
+                f"storing rows of batch {self._batch.batch_id}",
+            )
 
     async def _now(self) -> BatchRecord:
-        return await until_answered(lambda: self._store.batch(self._batch.batch_id, None), "the status of a batch")
+        return await until_answered(
+            lambda: self._store.batch(self._batch.batch_id, None), f"reading the status of batch {self._batch.batch_id}"
+        )

@@ -143,7 +143,11 @@ class BatchWorker:
         try:
             await self.feed.writer.wait_empty(CLOSE_STORE_S)
         except TimeoutError:
-            logger.error("this worker ends, and the store does not answer: %d rows run again", len(self.feed.held))
+            logger.warning(
+                "Batch worker %s ends while the store does not answer; %d rows run again",
+                self.name,
+                len(self.feed.held),
+            )
         tasks = [*deciding, *self._loops.values(), *self._changes.values()]
         for task in tasks:
             task.cancel()
@@ -159,13 +163,21 @@ class BatchWorker:
             try:
                 await step()
                 failures = 0
+                wait_s = every_s
             except Exception as error:
                 failures += 1
+                wait_s = min(every_s, RETRY_S * 2.0 ** min(failures, 10))
                 if not is_away(error):
-                    logger.exception("the batch lane's %s", name)
+                    logger.exception(
+                        "Batch worker: the step %r failed and will be retried in %.1f s. Report this traceback",
+                        name,
+                        wait_s,
+                    )
                 elif failures == 1:
-                    logger.warning("the batch lane's %s: %s", name, str(error) or type(error).__name__)
-            wait_s = every_s if not failures else min(every_s, RETRY_S * 2.0 ** min(failures, 10))
+                    cause = str(error) or type(error).__name__
+                    logger.warning(
+                        "Batch worker: the step %r failed and will be retried in %.1f s: %s", name, wait_s, cause
+                    )
             if name != "work":
                 await asyncio.sleep(wait_s)
                 continue
@@ -224,7 +236,7 @@ class BatchWorker:
 
     async def _change(self, batch: BatchRecord, change: Change) -> None:
         try:
-            if await until_answered(lambda: self._lease(batch), "the lease of a batch"):
+            if await until_answered(lambda: self._lease(batch), f"leasing batch {batch.batch_id}"):
                 self._leased[batch.batch_id] = batch
                 await change(batch)
         except Exception as error:  # noqa: BLE001  logged there
@@ -248,17 +260,32 @@ class BatchWorker:
         wait_s = CHANGE_RETRY_S * 2.0 ** (count - 1)
         self._failures[batch.batch_id] = Failures(batch.status, min(count, CHANGE_ATTEMPTS), loop_time() + wait_s)
         if count < CHANGE_ATTEMPTS:
-            logger.exception("%s (%s) cannot go on; trying again in %d s", batch.batch_id, batch.status, wait_s)
+            logger.exception(
+                "Batch %s could not leave the status %s and will be retried in %d s. Report this traceback",
+                batch.batch_id,
+                batch.status,
+                wait_s,
+            )
             return
-        logger.exception("%s (%s) cannot go on, and fails after %d attempts", batch.batch_id, batch.status, count)
+        logger.exception(
+            "Batch %s could not leave the status %s in %d attempts and fails. Report this traceback",
+            batch.batch_id,
+            batch.status,
+            count,
+        )
         reason = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
         message = f"this batch could not leave the status {batch.status} in {count} attempts, the last one: {reason}"
         errors = (RowError("internal_error", message),)
         try:
             if await self._set(batch, status=BatchStatus.FAILED, failed_at=self._wall(), errors=errors) is not None:
-                await until_answered(lambda: self._store.forget_rows(batch.batch_id), "rows of a failed batch")
+                await until_answered(
+                    lambda: self._store.forget_rows(batch.batch_id),
+                    f"deleting the rows of failed batch {batch.batch_id}",
+                )
         except Exception:
-            logger.exception("%s cannot be ended", batch.batch_id)
+            logger.exception(
+                "Batch %s could not be set to failed and stays %s. Report this traceback", batch.batch_id, batch.status
+            )
 
     def _lease(self, batch: BatchRecord) -> Awaitable[bool]:
         """Whether this worker may bring a batch on; two at once would do the same work twice."""
@@ -277,7 +304,9 @@ class BatchWorker:
 
     async def _expire_early(self, batch: BatchRecord) -> None:
         """Its window is over before it is validated: it has no results."""
-        await until_answered(lambda: self._store.forget_rows(batch.batch_id), "rows of a batch that has expired")
+        await until_answered(
+            lambda: self._store.forget_rows(batch.batch_id), f"deleting the rows of expired batch {batch.batch_id}"
+        )
         await self._set(batch, status=BatchStatus.EXPIRED, expired_at=self._wall())
 
     async def _finalize(self, batch: BatchRecord) -> None:
@@ -290,7 +319,8 @@ class BatchWorker:
 
     async def _set(self, batch: BatchRecord, **fields: object) -> BatchRecord | None:
         return await until_answered(
-            lambda: self._store.change_batch(batch.batch_id, if_status=[batch.status], **fields), "a batch's status"
+            lambda: self._store.change_batch(batch.batch_id, if_status=[batch.status], **fields),
+            f"storing the status of batch {batch.batch_id}",
         )
 
     async def _end(self, batch: BatchRecord) -> None:

@@ -174,10 +174,12 @@ class AgentSession:
                 await self.renew()
             except NotFound as error:
                 self.lost = True
-                logger.warning("session %s is lost, its calls are ordinary ones from now on: %s", self.id, error)
+                logger.warning("Session %s is lost; its calls run without its memory from now on: %s", self.id, error)
                 return
             except ServeAppError as error:
-                logger.warning("session %s could not be renewed, and will be again: %s", self.id, error)
+                logger.warning(
+                    "Session %s could not be renewed and expires unless a later try succeeds: %s", self.id, error
+                )
 
 
 class SyncAgentSession(Synchronous[AgentSession]):

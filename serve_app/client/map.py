@@ -348,7 +348,7 @@ class MapRun:
         """Say why a map stands still."""
         if self._warned_at is None or now - self._warned_at >= WARN_S:
             self._warned_at = now
-            logger.warning("map: %d refused items wait and are sent again: %s", self._plan.waiting, error)
+            logger.warning("Map has %d refused items, which wait and are sent again: %s", self._plan.waiting, error)
 
     async def _close(self) -> None:
         self._is_closed = True

@@ -111,7 +111,7 @@ class ThreadSource:
 def _log_error(closed: asyncio.Future[None]) -> None:
     error = None if closed.cancelled() else closed.exception()
     if error is not None:
-        logger.warning("closing the prompts of a map failed: %r", error)
+        logger.warning("Map could not close its iterator of prompts, which may hold files open: %r", error)
 
 
 class ReaderSource:

@@ -129,7 +129,7 @@ class EngineReplica:
             self.wire.set_slots(info.slots)
         self.watching = asyncio.create_task(self._watch())
         logger.info(
-            "engine %s ready after %.1f s%s: %s; %d KV tokens, %d slots, max length %d",
+            "Engine of model %s is ready after %.1f s%s: %s; %d KV tokens, %d slots, max length %d",
             self.engine_info.model,
             start_s,
             "" if self._phases.last_s is None else f" (last start {self._phases.last_s:.1f} s)",
@@ -186,7 +186,7 @@ class EngineReplica:
             loop.call_soon_threadsafe(self.drain, within_s)
 
         need = await asyncio.to_thread(lambda: request.need)
-        logger.info("engine %s needs %s beside its KV cache", self._settings.name, need)
+        logger.info("Engine of model %s needs %s beside its KV cache", self._settings.name, need)
         grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
         grant.report = replace(grant.report, fingerprint=self.wire.fingerprint)
         hold = (await grant.obtain(quota.wait_s))[0]
@@ -199,7 +199,11 @@ class EngineReplica:
         starts another replica where memory is free. Called again, only a nearer deadline counts."""
         until = time.monotonic() + within_s
         if self.drain_state is None:
-            logger.info("engine %s drains and ends within %.0f s", self._settings.name, within_s)
+            logger.info(
+                "Engine of model %s drains: it takes no new requests and ends within %.0f s",
+                self._settings.name,
+                within_s,
+            )
             self.drain_state = ReplicaDrain(until)
             self.draining = asyncio.create_task(self._drain_and_end(self.drain_state))
             if self.batched is not None:
@@ -223,7 +227,8 @@ class EngineReplica:
 
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
-        logger.error("this replica ends: %s", why)
+        name = self._settings.name
+        logger.warning("Engine of model %s ends because its start or its grant failed: %s", name, why)
         if hasattr(self, "backend"):
             self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
@@ -319,7 +324,8 @@ class EngineReplica:
         if not self._ending:
             self._ending = True
             why = death(error)
-            logger.error("this replica ends: %s", why)
+            name = self._settings.name
+            logger.error("Engine of model %s ends, and Serve starts another. Check the cause: %s", name, why)
             if self.batched is not None:
                 self.batched.fail()
             if self._grant is not None:

@@ -89,7 +89,9 @@ class RouterApp:
         except TASK_ENDS:
             raise
         except BaseException:
-            logger.exception("request %s failed inside the router", exchange.request_id)
+            logger.exception(
+                "Request %s failed inside the router and got a 500. Report this traceback", exchange.request_id
+            )
             await exchange.send_error(ServeAppError("the server failed; its log says more"))
 
     def _operator_s_query(self, identity: Identity, scope: Scope) -> dict[str, Any]:

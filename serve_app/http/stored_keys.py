@@ -109,7 +109,9 @@ class KeyFollower:
                 try:
                     await self._follow_or_ask()
                 except Exception:
-                    logger.exception("the keys of the store could not be read; trying again")
+                    logger.exception(
+                        "Store keys could not be read and are read again in %.1f s. Report this traceback", POLL_S
+                    )
                 await asyncio.sleep(POLL_S)
         finally:
             asking.cancel()
@@ -119,7 +121,7 @@ class KeyFollower:
             await self.follow()
         except StoreAway as error:
             if not self._away:
-                logger.warning("%s; keys known so far stay valid, and changes are seen once it is back", error)
+                logger.warning("Store is away; known keys stay valid, and key changes wait until it answers: %s", error)
             self._away = True
             if self.stored.version is None:
                 await self._learn_from_routers()
@@ -138,7 +140,7 @@ class KeyFollower:
         self._since = version
         self._listed.set()
         if self._away:
-            logger.warning("the store of keys and use is back")
+            logger.info("Store answers again; key changes apply from now on")
         self._away = False
 
     async def wait_for_list(self, timeout_s: float) -> None:
@@ -147,7 +149,9 @@ class KeyFollower:
             async with asyncio.timeout(timeout_s):
                 await self._listed.wait()
         except TimeoutError:
-            logger.warning("no list of keys yet; keys that are not in the configuration get 503 until there is one")
+            logger.warning(
+                "Store listed no keys within %.0f s; keys outside the configuration get 503 until it does", timeout_s
+            )
 
     async def _learn_from_routers(self) -> None:
         """Take the newest list that another router knows, unless one came from the store meanwhile."""
@@ -158,7 +162,7 @@ class KeyFollower:
                     if (found := await answer) is not None:
                         lists.append(found)
         except NO_ANSWER as error:
-            logger.info("not every router told its keys: %s", type(error).__name__)
+            logger.info("Routers did not all send their keys within %.0f s: %s", ROUTERS_S, type(error).__name__)
         if lists and self.stored.version is None:
             version, records = max(lists, key=lambda one: one[0])
             self.stored.replace(version, records)

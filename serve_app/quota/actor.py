@@ -54,7 +54,7 @@ from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_b
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as
 from serve_app.settings import QuotaSettings
 
-logger = logging.getLogger("serve_app.quota")
+logger = logging.getLogger("ray.serve")
 
 
 T = TypeVar("T")
@@ -74,7 +74,11 @@ class GpuMemoryQuota:
         # an actor that fails on an entry would fail on every restart
         unreadable = [name for name, value in stored.items() if isinstance(value, Unreadable)]
         for name in unreadable:
-            logger.error("stored entry %r cannot be read and is put aside: %r", name, stored[name])
+            logger.warning(
+                "Quota actor cannot read the stored entry %r and puts it aside; grants wait for its holder: %r",
+                name,
+                stored[name],
+            )
             await _retry_until_done(partial(self._shelf.quarantine, name))
         # an unreadable epoch was below the seconds since 1970
         epoch = 1 + (int(time.time()) if isinstance(stored.get(EPOCH), Unreadable) else stored.get(EPOCH, 0))
@@ -109,7 +113,7 @@ class GpuMemoryQuota:
             asyncio.create_task(self._follow_devices()),
             asyncio.create_task(self._process_checks.follow_routers()),
         ]
-        logger.info("the quota actor is up: epoch %d, %d checkpoint entries", epoch, len(roster))
+        logger.info("Quota actor started with epoch %d and %d checkpoint entries", epoch, len(roster))
 
     async def upgrade(self, release: str) -> None:
         """See `HeadActor`."""
@@ -189,7 +193,9 @@ class GpuMemoryQuota:
             self._resolve_session(name, outcome)
         self._ask_store()
         for note in self.core.queue.take_notes():
-            logger.error("%s", note)
+            logger.error(
+                "Quota actor found an error in its queue and ended what it concerned. Report this message: %s", note
+            )
         for router in self.core.queue.actor_sessions.take_woken():
             news = self._news.get(router)
             if news is not None:
@@ -346,7 +352,9 @@ class GpuMemoryQuota:
                 self._warn()
                 self._store()
             except Exception:
-                logger.exception("periodic task of the quota actor failed and goes on")
+                logger.exception(
+                    "Quota actor failed in a tick and runs the next one in %.1f s. Report this traceback", ACTOR_TICK_S
+                )
 
     def _set_clock(self) -> None:
         """Limits a day and a month go by the clock on the wall."""
@@ -358,7 +366,7 @@ class GpuMemoryQuota:
         for key in alarms.keys() - self._alarmed:
             one = alarms[key]
             logger.error(
-                "engine %s of %s uses %d bytes of device %s, and %d were granted",
+                "Engine %s of model %s uses %d bytes of device %s, but %d were granted. Raise memory_gb of the model",
                 *(one.replica, one.model, one.measured_bytes, one.device, one.granted_bytes),
             )
         self._alarmed = set(alarms)
@@ -387,9 +395,15 @@ class GpuMemoryQuota:
                 self._process_checks.of_engines()
                 self.core.grants.drains.on_leaving_nodes(await self._inventory.leaving())
             except ServeAppError as error:
-                logger.error("the quota actor: %s", error.message)
+                logger.warning(
+                    "Quota actor cannot list the nodes, and new devices wait %.0f s for the next try: %s",
+                    NODE_LOOK_S,
+                    error.message,
+                )
             except Exception:
-                logger.exception("device check of the quota actor failed and is retried")
+                logger.exception(
+                    "Quota actor failed to check devices and retries in %.0f s. Report this traceback", NODE_LOOK_S
+                )
             await asyncio.sleep(NODE_LOOK_S)
 
     async def _store_devices(self, devices: list[Device]) -> None:
@@ -408,7 +422,7 @@ class GpuMemoryQuota:
 
 def _log_failed_write(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("storing the checkpoint failed and is retried: %r", error)
+        logger.warning("Quota actor could not store its checkpoint and retries; a restart loses changes: %r", error)
 
 
 async def _retry_until_done(act: Callable[[], T]) -> T:
@@ -417,5 +431,7 @@ async def _retry_until_done(act: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(act)
         except Exception:
-            logger.exception("the quota actor cannot read or write its stored state, and retries")
+            logger.exception(
+                "Quota actor cannot start without its stored state and retries in %.0f s. Check the GCS", NODE_LOOK_S
+            )
             await asyncio.sleep(NODE_LOOK_S)

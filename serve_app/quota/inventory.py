@@ -32,7 +32,7 @@ from serve_app.ray_adapter import draining_nodes, live_nodes
 from serve_app.settings import GB, QuotaSettings
 from serve_app.system import gpus, start_ticks
 
-logger = logging.getLogger("serve_app.quota")
+logger = logging.getLogger("ray.serve")
 
 LATER_S = 0.1  # wait for answers in all checks but the first; later answers count in the next check
 
@@ -60,7 +60,7 @@ class NodeWatch:
         alive = self.alive(processes)
         if processes[0][0] not in alive:
             for pid in alive:
-                logger.warning("process %d has outlived its engine replica and is ended", pid)
+                logger.warning("Process %d lost its engine replica and is killed", pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return alive
@@ -156,11 +156,13 @@ class Inventory:
             return [Device(node, index, size, int(settings.reserved_gb * GB)) for index, size in enumerate(sizes)]
         except ray.exceptions.RayTaskError as error:
             if node not in self._devices:
-                logger.error("node %s: NVML does not report its GPUs; set quota.device_gb: %s", node, error.cause)
+                logger.error(
+                    "Node %s gets no engines because NVML reports no GPUs: %s. Set quota.device_gb", node, error.cause
+                )
             self._nvml_failed.add(node)
             return []
         except (TimeoutError, ray.exceptions.RayError) as error:
-            logger.warning("node %s does not report its devices: %s", node, error)
+            logger.warning("Node %s does not report its devices; only known ones get engines: %s", node, error)
             return None
 
     async def _ask_alive(self, question: str, node: str, processes: tuple[Process, ...]) -> bool:
@@ -170,7 +172,7 @@ class Inventory:
         try:
             return bool(await self._ask(node, question, processes))
         except (TimeoutError, ray.exceptions.RayError) as error:
-            logger.warning("node %s does not report its processes: %s", node, error)
+            logger.warning("Node %s does not report its processes, whose memory stays reserved: %s", node, error)
             return True
 
     async def _ask(self, node: str, question: str, *args: Any) -> Any:
@@ -195,7 +197,11 @@ class Inventory:
         since = now if watch is None or watch.unanswered_since is None else watch.unanswered_since
         if watch is None or now - since >= NODE_SILENT_S:
             if watch is not None:
-                logger.warning("node %s: its watch is replaced after %.0f s without an answer", node, now - since)
+                logger.warning(
+                    "Node %s gave no answer for %.0f s, and its engines went unchecked; its watch actor is replaced",
+                    node,
+                    now - since,
+                )
             where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
             actor = ray.remote(NodeWatch).options(num_cpus=0, scheduling_strategy=where, max_restarts=-1).remote()
             watch = self._watches[node] = StartedWatch(actor)

@@ -16,7 +16,7 @@ from serve_app.core.limits import ActorLimits, Kind
 from serve_app.core.shared_queue import messages
 from serve_app.store import Store
 
-logger = logging.getLogger("serve_app.quota")
+logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.05  # after the first failure; doubles each time: a store that restarts is away for a moment
 MAX_RETRY_S = 5.0  # a store that is away for longer is asked for each scope no more often
@@ -61,7 +61,11 @@ class LimitUse:
                 of_month = await store.used(scope, calendar.first_day(Kind.COST_OF_MONTH))
             except Exception:
                 if pause_s == RETRY_S:
-                    logger.exception("what was used of the quotas of %s is unknown: its requests wait", scope)
+                    logger.warning(
+                        "Store did not report the used allowance of %s, whose requests wait for it",
+                        scope,
+                        exc_info=True,
+                    )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, MAX_RETRY_S)
                 continue

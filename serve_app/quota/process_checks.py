@@ -17,7 +17,7 @@ from serve_app.core.memory import NodeProcesses
 from serve_app.core.quota import Quota
 from serve_app.core.times import ROUTER_LOOK_S
 
-logger = logging.getLogger("serve_app.quota")
+logger = logging.getLogger("ray.serve")
 
 
 Gone = Callable[[Iterable[NodeProcesses]], Awaitable[bool]]
@@ -77,9 +77,9 @@ class ProcessChecks:
     ) -> None:
         try:
             if await gone(processes):
-                logger.info("the processes of %s are gone, and what it held is free", party)
+                logger.info("Processes of %s are gone; its memory and its grants are free", party)
                 await self._run_event(on_gone)
         except Exception:
-            logger.exception("the process check of %s failed and is retried", party)
+            logger.exception("Processes of %s could not be checked and are checked again. Report this traceback", party)
         finally:
             del self._running[party]

@@ -102,7 +102,7 @@ class HeadActor:
                         except RayTaskError:
                             raise
                         except RayError as error:
-                            logger.info("%s does not answer (%s); trying again", what, type(error).__name__)
+                            logger.info("Call to %s got no answer (%s) and is repeated", what, type(error).__name__)
                         await asyncio.sleep(ACTOR_RETRY_S)
             except RayTaskError as error:
                 raise error.cause from None
@@ -116,7 +116,7 @@ def restart_as(release: str) -> None:
     """End this actor's process, if another release than its own is installed here and is the one asked for: Ray starts
     it again with the code on the disk, and it goes on as after a death."""
     if RELEASE != release == importlib.metadata.version(DISTRIBUTION):
-        logger.warning("an actor of release %s restarts as %s", RELEASE, release)
+        logger.info("Actor of release %s restarts as release %s", RELEASE, release)
         os.kill(os.getpid(), signal.SIGKILL)  # Ray restarts no actor that exits by itself
 
 

@@ -100,11 +100,11 @@ class IngressHandle:
     def _tell(self, accept_s: float) -> None:
         """Log what a call waits for."""
         running = len(running_replicas(self._handle))
-        why = f"{running} running, none has taken it" if running else "none runs (`ray status` shows what has no room)"
+        why = f"none of its {running} routers took it" if running else "no router runs (see `ray status`)"
         logger.warning(
-            "a call has waited %g s for a router of the application %r: %s; it ends after %g s",
-            TELL_S,
+            "Application %r left a call waiting for %g s: %s; the call fails after %g s",
             self._application,
+            TELL_S,
             why,
             accept_s,
         )

@@ -71,7 +71,7 @@ class ColdStartTrigger:
                 async with asyncio.timeout(timeout_s):
                     await self._ready.wait()
         except TimeoutError:
-            logger.info("%s: no replica came within %.0f s", self._model, timeout_s)
+            logger.info("Model %s got no replica within %.0f s; a request fails", self._model, timeout_s)
         finally:
             self.unqueued_waiting -= 1
 
@@ -94,10 +94,15 @@ class ColdStartTrigger:
             self.call = None
 
     async def _keep_calling(self) -> None:
-        logger.info("%s: no replica runs and a request waits: requesting one from Serve", self._model)
+        logger.info("Model %s has no replica and a waiting request; Serve is asked for a replica", self._model)
         while True:
             try:
                 await self._call_any_replica()
             except CALL_ERRORS as error:
-                logger.warning("%s: the call that waits for a replica failed: %s", self._model, type(error).__name__)
+                kind = type(error).__name__
+                logger.warning(
+                    "Model %s could not ask Serve for a replica; its requests wait for the next try: %s",
+                    self._model,
+                    kind,
+                )
             await asyncio.sleep(COLD_START_RETRY_S)

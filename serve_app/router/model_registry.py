@@ -46,7 +46,7 @@ class ModelRegistry:
         wanted = {model.name: model for model in settings.models}
         gone = frozenset(self.models) - frozenset(wanted)
         for name in gone:
-            logger.info("model %s is taken out of the configuration", name)
+            logger.info("Model %s left the configuration; its waiting requests are refused", name)
             self._run(self.models.pop(name).close(), f"leaving-{name}")
         for name, model in wanted.items():
             present = self.models.get(name)

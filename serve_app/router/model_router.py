@@ -188,7 +188,8 @@ class ModelRouter:
                         runs.on_stopped(result.stream, keeps_place=grant.keeps_place, is_drained=grant.is_drained)
                         avoid = None
                     case RunEnd.RESTARTS | RunEnd.CONTINUES:
-                        logger.warning("request %s %s after a loss: %s", name, result.end.value, error)
+                        end = result.end.value
+                        logger.warning("Request %s lost replica %s and %s: %s", name, grant.replica_id, end, error)
                         runs.on_lost(result, limit, time.monotonic())
                         avoid = grant.replica_id
                         if self.replica_set.is_usable(avoid):
@@ -216,7 +217,7 @@ class ModelRouter:
             if grant.arrival.preemptible and self._drained is None:
                 grant.stop(is_drained=True)
         stay = sum(not grant.is_stopping for grant in on_it)
-        logger.info("%d requests of replica %s continue elsewhere, %d cannot", len(on_it) - stay, replica_id, stay)
+        logger.info("Replica %s drains: %d requests continue elsewhere, %d stay", replica_id, len(on_it) - stay, stay)
         return stay
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, runs: RequestRuns, tenant: str) -> None:
@@ -390,7 +391,7 @@ class ModelRouter:
         held_s = min(self._admission.no_replica_wait_s, self._admission.max_wait_s)
         if start_s > held_s:
             logger.warning(
-                "%s: a replica started %.0f s after the first request for one; requests are refused after %.0f s. Set "
+                "Model %s needs %.0f s to start a replica, and requests are refused after %.0f s. Set "
                 "admission.no_replica_wait_s and max_wait_s above the first figure, or min_replicas to 1",
                 self.settings.name,
                 start_s,

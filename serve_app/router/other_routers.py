@@ -25,5 +25,5 @@ async def answer_or_none(answer: Awaitable[T], asked: str) -> T | None:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await answer
     except NO_ANSWER as error:
-        logger.warning("a router did not answer %s: %s", asked, error)
+        logger.warning("Routers did not all answer %s, which lacks one part: %s", asked, error)
         return None

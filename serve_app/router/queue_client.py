@@ -59,6 +59,7 @@ class QueueClient:
     def __init__(
         self, router_id: str, exchange: SendExchange, watch: SendExchange, process: NodeProcesses | None = None
     ) -> None:
+        self.router_id = router_id  # for the log
         self.exchange = exchange
         self._watch = watch
         self.core = RouterQueue(router_id, process=process)
@@ -122,7 +123,9 @@ class QueueClient:
                 self._flush_scheduled = True
             self._set_timer()
         except Exception:  # the event is in the core: the next heartbeat sends it and checks the deadlines
-            logger.exception("the queue goes on after an error")
+            logger.exception(
+                "Router %s could not plan a message and sends it later. Report this traceback", self.router_id
+            )
 
     # The exchange
 
@@ -131,7 +134,9 @@ class QueueClient:
         try:
             self._send()
         except Exception:  # the next heartbeat sends it
-            logger.exception("the queue goes on after an error")
+            logger.exception(
+                "Router %s could not send a message and sends it later. Report this traceback", self.router_id
+            )
 
     def _send(self, *, heartbeat: bool = False) -> None:
         now = time.monotonic()
@@ -164,9 +169,13 @@ class QueueClient:
             self._log_failed_actions()
         except Exception as error:
             if not isinstance(error, AWAY):
-                logger.exception("the queue goes on after an error in the exchange with the quota actor")
+                logger.exception(
+                    "Router %s failed in its exchange with the quota actor. Report this traceback", self.router_id
+                )
             elif not self.core.alone:
-                logger.warning("the quota actor does not answer; this router grants from its credit: %r", error)
+                logger.warning(
+                    "Quota actor does not answer router %s, which grants from its credit: %r", self.router_id, error
+                )
             now = time.monotonic()
             self._retry_at = now + ACTOR_RETRY_S
             actions = self.core.on_lost(now)
@@ -186,7 +195,9 @@ class QueueClient:
                 answered = await self._exchange_once(self._watch, self.core.router_session.watch_message())
             except Exception:
                 answered = False
-                logger.exception("the queue goes on listening after an error")
+                logger.exception(
+                    "Router %s failed to poll the quota actor and polls again. Report this traceback", self.router_id
+                )
             if not answered:
                 await asyncio.sleep(ACTOR_RETRY_S)
 
@@ -208,14 +219,14 @@ class QueueClient:
                     beat_at = now
                     self._send(heartbeat=True)
             except Exception:
-                logger.exception("the queue goes on reporting after an error")
+                logger.exception("Router %s failed to report and reports again. Report this traceback", self.router_id)
 
     def _reconcile(self, now: float) -> None:
         """Compare this process's requests with the core's; a request known to one side only is ended."""
         holds = {request_id: request.decision.done() for request_id, request in self.requests.items()}
         actions, ended = self.core.reconcile(holds, now)
         for request_id in ended:
-            logger.error("request %s was known to one side only and is ended", request_id)
+            logger.error("Request %s was known to one side only and is ended. Report this message", request_id)
             request = self.requests.get(request_id)
             if request is not None and not request.decision.done():
                 request.decision.set_result(lost(request_id))
@@ -225,7 +236,13 @@ class QueueClient:
         failed, self.core.applied.failed = self.core.applied.failed, []
         for one in failed:
             what = f"request {one.request_id} is ended" if one.request_id else "no request ends by it"
-            logger.error("an action of the quota actor failed, %s: %r", what, one.action, exc_info=one.error)
+            logger.error(
+                "Router %s could not apply %r, and %s. Report this traceback",
+                self.router_id,
+                one.action,
+                what,
+                exc_info=one.error,
+            )
 
     # Time
 

@@ -50,7 +50,9 @@ class ReceiptSearch:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await asking  # cancelled with this call, together with the calls it has begun
         except NO_ANSWER as error:
-            logger.warning("the receipt search did not reach every router: %s", error)
+            logger.warning(
+                "Receipt of request %s was not looked up on every router and may be missed: %s", request_id, error
+            )
             return None
 
     async def _first_found(self, request_id: str, tenant: str | None) -> Plain | None:

@@ -261,7 +261,9 @@ class ReplicaSet:
             self.info = await self.call("info", self.next_replica())
             self._queue.replica_start.reported(self.info.start_s)
         except CALL_FAILURES as error:
-            logger.warning("%s: no engine reports its limits: %s", self._queue.model, error)
+            logger.warning(
+                "Model %s has no engine that reports its limits; the last ones apply: %s", self._queue.model, error
+            )
         return self.info
 
     async def fetch_load(self, replica_id: str) -> EngineLoad | None:
@@ -319,9 +321,11 @@ class ReplicaSet:
                     task.add_done_callback(self._connecting.discard)
                 case Eject(duration_s=for_s, reason=reason):
                     self.ejections[reason] += 1
-                    logger.warning("replica %s gets no requests for %.0f s (%s)", replica_id, for_s, reason.value)
+                    logger.warning(
+                        "Replica %s gets no requests for %.0f s (reason: %s)", replica_id, for_s, reason.value
+                    )
                 case _:
-                    logger.info("replica %s gets requests again", replica_id)
+                    logger.info("Replica %s gets requests again", replica_id)
             self._update_availability(replica_id)
         if actions:
             self._set_timer()

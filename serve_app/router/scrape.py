@@ -68,9 +68,9 @@ class Scrape:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answers = await self._ask_all()
         except NO_ANSWER as error:
-            logger.warning("a scrape did not reach the other routers: %s", error)
+            logger.warning("Scrape did not reach the other routers, and their metrics are missing: %s", error)
             return []
-        found = await asyncio.gather(*(answer_or_none(answer, "a scrape") for answer in answers))
+        found = await asyncio.gather(*(answer_or_none(answer, "the scrape") for answer in answers))
         return [one for one in found if one is not None]
 
 

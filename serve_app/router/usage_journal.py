@@ -95,7 +95,11 @@ class UsageJournal:
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
-                logger.error("the journal of use is not written, and would be missing if this router died: %s", error)
+                logger.error(
+                    "Journal %s cannot be written; a kill would lose its usage. Free or repair the disk: %s",
+                    self._name,
+                    error,
+                )
             self._is_failing = True
 
 

@@ -104,11 +104,15 @@ class UsageReporter:
                 await self._add_usage(batch)
         except Exception:  # whatever it is: the batch is kept and sent again
             if not self._is_away:
-                logger.exception("the store does not take the report of use, which is kept and repeated")
+                logger.warning(
+                    "Store did not take the usage report of %s; sums lag until a repeat succeeds",
+                    batch.source,
+                    exc_info=True,
+                )
             self._is_away = True
             return False
         if self._is_away:
-            logger.info("the store takes the reports of use again")
+            logger.info("Store takes usage reports again")
         self._is_away = False
         meter.acknowledge(batch.seq)
         return True
@@ -120,7 +124,10 @@ class UsageReporter:
                 for file, journal in journals.items():
                     await self._report_journal(file, journal)
         except OSError:
-            logger.exception("the journals of use that killed routers left are not read")
+            logger.exception(
+                "Router %s cannot read the journals of killed routers, whose usage is missing. Check the disk",
+                self.meter.source,
+            )
 
     async def _report_journal(self, file: Path, journal: bytes) -> None:
         try:
@@ -128,14 +135,16 @@ class UsageReporter:
             if is_too_old(file):
                 raise ValueError("it is so old that the store may have forgotten which part of it was reported")
         except ValueError as error:
-            logger.error("the use in %s is in no sum, and the file set aside: %s", file, error)
+            logger.error(
+                "Journal %s is set aside, and its usage is in no sum: %s. Correct the bills by hand", file, error
+            )
             set_aside(file)
             return
         while (batch := meter.next_batch()) is not None:
             if not await self._send(meter, batch):
                 return
         remove(file)
-        logger.info("reported the use of a router that was killed, from %s", file)
+        logger.info("Journal %s of a killed router was reported to the store", file)
 
     async def close(self) -> None:
         """Make the last report, once all requests have ended. Gives up after `CLOSE_S`, with what is lost in the
@@ -146,8 +155,9 @@ class UsageReporter:
         deadline = time.monotonic() + CLOSE_S
         while not await self.flush() or self.meter.has_news:
             if time.monotonic() >= deadline:
-                logger.error(
-                    "this router ends; its last report of use is for another one of this node to make: %r",
+                logger.warning(
+                    "Router %s ends without its last usage report, which another router of this node makes: %r",
+                    self.meter.source,
                     self.meter.next_batch(),
                 )
                 self.journal.leave()

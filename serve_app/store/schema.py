@@ -35,7 +35,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
         if found is None or found in known:
             command.upgrade(config, revision)
         else:
-            logger.warning("the store has tables of a newer release (revision %s); they are used as they are", found)
+            logger.info("Store has tables of a newer release (revision %s), which are used as they are", found)
 
 
 def _config(connection: Connection) -> Config:

@@ -122,19 +122,27 @@ class Certificate:
                     write_pem(self._folder, pem)
                     self._pending = pem
             except ConfigError as error:
-                logger.warning("the certificate stays as it was: %s", error.message)
+                logger.warning(
+                    "Certificate %s is not used, and the endpoint keeps the old one: %s",
+                    self._tls.certificate,
+                    error.message,
+                )
                 return
             except OSError as error:  # a full disk; the node goes on with the certificate that it has
-                logger.warning("the certificate stays as it was, and is looked at again: %s", error)
+                logger.warning(
+                    "Certificate %s cannot be stored yet, and the endpoint keeps the old one: %s",
+                    self._tls.certificate,
+                    error,
+                )
                 self._seen = None
                 return
         if self._pending is None:
             return
         if any(self._hand_over(admin, self._pending) for admin in self._folder.glob(ADMIN_SOCKETS)):
-            logger.warning("the endpoint has a new certificate, of %s", self._tls.certificate)
+            logger.info("Certificate %s is used by the endpoint from now on", self._tls.certificate)
             self._pending = None
         elif is_new:
-            logger.warning("HAProxy does not take the new certificate now; it is asked again")
+            logger.warning("HAProxy did not take certificate %s yet and serves the old one", self._tls.certificate)
 
     def _hand_over(self, admin: Path, pem: bytes) -> bool:
         """Give it to the HAProxy of this socket; False: HAProxy did not take it."""

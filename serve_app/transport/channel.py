@@ -166,7 +166,12 @@ class Channel:
     def _lose(self, why: str) -> None:
         """The connection has ended by itself: a later one cannot continue its requests, since frames are lost."""
         reason = f"the channel to engine replica {self.replica_id} broke: {why}"
-        logger.warning("%s", reason)
+        logger.warning(
+            "Channel to replica %s broke; its %d requests continue elsewhere or fail: %s",
+            self.replica_id,
+            len(self.requests),
+            why,
+        )
         requests, self.requests = self.requests, {}
         self._drop(reason)
         for stream in requests.values():

@@ -185,7 +185,11 @@ class _RouterConnection:
             else:
                 raise ValueError(f"unknown kind {kind!r}")
         except ValueError as error:  # includes msgspec's errors and that of invalid UTF-8
-            logger.error("router %s sent an invalid message: %s", self._router_id, error)
+            logger.error(
+                "Router %s sent an invalid message and is cut off: %s. Install one release everywhere",
+                self._router_id,
+                error,
+            )
             self.framing.abort()
 
     def _redeem_ticket(self, ticket: bytes) -> None:
@@ -230,7 +234,7 @@ class _RouterConnection:
             failure = Failure("the engine replica dropped the request")
             raise
         except BaseException as error:
-            logger.exception("request %s failed inside the engine replica", submit.request_id)
+            logger.exception("Request %s failed inside the engine replica. Report this traceback", submit.request_id)
             failure = Failure(f"the engine could not handle this request: {brief(error)}", RequestFailed.code)
         finally:
             if self.requests.pop(number, None) is not None and not is_whole:  # else its router has left it

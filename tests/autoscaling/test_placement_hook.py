@@ -214,7 +214,7 @@ def test_a_scheduler_that_is_not_as_expected_is_left_as_it_is(
         placing.tick()
     assert "_schedule_replica" not in vars(changed)
     assert [record.message for record in caplog.records] == [
-        "Serve's scheduler is not as expected: Ray alone places engines"
+        f"Serve has an unknown scheduler; Ray alone places {APP}. Install a supported version of Ray"
     ]
     assert placing.scale_up_limit(DEPLOYMENT, 1, 1) is None
 

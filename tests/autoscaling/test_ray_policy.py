@@ -161,7 +161,7 @@ def test_a_silent_routers_numbers_do_not_linger_and_nothing_is_taken_away() -> N
     for _ in range(int(STALE_INTERVALS * 10 * 3)):
         serve.router_tells("r1", waiting=0, granted=3)
         assert controller.tick() == 4
-    assert "kept, for not every router" in controller.reasons[-1]
+    assert "kept, because not every router" in controller.reasons[-1]
     assert "3.0 requests" in controller.reasons[-1]  # r2's 35 are not among them any more
     serve.routers = ("r1",)  # Serve has noticed: r2 is dead
     serve.router_tells("r1", waiting=0, granted=3)
@@ -314,7 +314,9 @@ def test_a_change_of_target_is_logged_with_its_reason(caplog: pytest.LogCaptureF
             serve.router_tells("r1", waiting=20, granted=10)
             controller.tick()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{ENGINE}: target 1 -> 3: 30.0 requests, 20 of them waiting now")
+    assert line.startswith(
+        f"Deployment {ENGINE} changed its target from 1 to 3 replicas: 30.0 requests, 20 of them waiting now"
+    )
 
 
 def test_a_deployment_that_leaves_is_forgotten() -> None:

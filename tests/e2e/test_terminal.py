@@ -70,7 +70,7 @@ def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stac
 
 def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> None:
     from_files = run(stack, "logs", TINY, "--lines", "1000")
-    (ready,) = (line for line in from_files.splitlines() if f"engine {TINY} ready after" in line)
+    (ready,) = (line for line in from_files.splitlines() if f"Engine of model {TINY} is ready after" in line)
     found = re.findall(r"([a-z-]+) \d+\.\d s", ready.partition(" s")[2])
     assert [phase for phase in found if phase in PHASES] == list(PHASES), ready
     assert ready.startswith(f"engine-{TINY}\t")

@@ -186,7 +186,7 @@ def test_what_cannot_be_read_keeps_no_actor_from_coming_up(world: World, caplog:
     world.stored |= {"engine:e": pickle.dumps(ENGINE), "router:r line": b"3", "berth:b": b'{"of": "another version"}'}
     world.stored |= {"session:s": b"null", "garbage:x": b"1", "node:m": b'"n"'}
     with_actor(again)
-    assert sum("put aside" in one.getMessage() for one in caplog.records) == 6
+    assert sum("puts it aside" in one.getMessage() for one in caplog.records) == 6
 
 
 def test_an_epoch_that_cannot_be_read_is_followed_by_a_higher_one(world: World) -> None:
@@ -321,8 +321,8 @@ def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.L
     with_actor(scenario)
     alarms = [one.getMessage() for one in caplog.records if "were granted" in one.getMessage()]
     assert alarms == [
-        "engine e of m uses 101 bytes of device n/0, and 100 were granted",
-        "engine e of m uses 103 bytes of device n/0, and 100 were granted",
+        "Engine e of model m uses 101 bytes of device n/0, but 100 were granted. Raise memory_gb of the model",
+        "Engine e of model m uses 103 bytes of device n/0, but 100 were granted. Raise memory_gb of the model",
     ]
 
 
@@ -337,7 +337,7 @@ def test_a_node_is_reported_as_fragmented_once_each_time_it_becomes_so(
             await asyncio.sleep(0.1)  # five looks
             assert (await actor.figures())["fragmentation_by_node"] == {"n": 1.0}
             await actor.engine(EngineReport("e", "m", (Rank("n", 0),), 60, 60, gone=True))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the same
             assert (await actor.figures())["fragmentation_by_node"] == {"n": 0.0}
 
     with_actor(scenario)

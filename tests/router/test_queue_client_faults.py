@@ -313,7 +313,7 @@ def test_what_nobody_lives_for_any_more_comes_back_within_some_beats(caplog: pyt
             assert (await asyncio.wait_for(waits, SOON_S)).replica_id == "r1"
             caller.done("waits")
             await at_rest(actor, caller)
-            assert "request holder 0 was known to one side only" in caplog.text
+            assert "Request holder 0 was known to one side only" in caplog.text
 
     run(scenario)
 

@@ -13,7 +13,7 @@ from serve_app.system import logs
 from serve_app.system.logs import LogFilter, LogReader
 
 REQUEST = "5d0c6f0e9c7b4f0f8a4f5f7d1c2b3a49"
-FAILED = f"ERROR 2026-11-25 01:27:37,655 serve_app_Router r1 -- request {REQUEST} failed inside the router"
+FAILED = f"ERROR 2026-11-25 01:27:37,655 serve_app_Router r1 -- Request {REQUEST} failed inside the router"
 
 
 @pytest.fixture
@@ -67,6 +67,14 @@ def test_only_the_last_lines_are_given(folder: Path) -> None:
 
 def test_a_request_has_its_lines_and_their_traceback_of_routers_and_engines(folder: Path) -> None:
     assert read(folder, request=REQUEST) == {("router", "r1"): [FAILED, "Traceback ...", "  File x"]}
+
+
+def test_a_record_that_begins_with_its_time_ends_the_one_before(folder: Path) -> None:
+    at = "2026-11-25 01:27:37,655\t"
+    named = f"{at}ERROR actor.py:1 -- Request {REQUEST} was ended"
+    with (folder / "worker-bb-01000000-12.err").open("a") as file:
+        file.write(f"{named}\nTraceback ...\n{at}INFO actor.py:2 -- Quota actor started\n")
+    assert read(folder, request=REQUEST, source="quota") == {("quota", ""): [named, "Traceback ..."]}
 
 
 def test_new_lines_come_whole_and_once_from_old_rotated_and_new_files(folder: Path) -> None:

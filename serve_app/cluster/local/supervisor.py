@@ -8,6 +8,7 @@ other process with the mark, and then itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from serve_app.names import MARK
 from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked
+
+logger = logging.getLogger("serve_app")
 
 NODE_STOP_S = 10.0  # `ray start` ends its processes within 3 s of SIGTERM; engines free their memory meanwhile
 LEFTOVER_GRACE_S = 2.0  # for processes unknown to Ray, such as HAProxy, to end by themselves
@@ -40,6 +43,7 @@ def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event
 
 def main(command: list[str]) -> int:
     """Run the command (`ray start ... --block`) until it ends or this process must end. Returns its exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s supervisor: %(message)s", level=logging.INFO)
     mark = os.environ[MARK]
     stop_requested = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
@@ -51,7 +55,7 @@ def main(command: list[str]) -> int:
             node.terminate()
             node.wait(NODE_STOP_S)
     except subprocess.TimeoutExpired:
-        print("the node did not end in time and is killed", flush=True)
+        logger.warning("Ray did not end its node within %.0f s and is killed", NODE_STOP_S)
     finally:
         end_marked(mark, LEFTOVER_GRACE_S)
     return node.wait()

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import dataclasses
 import enum
+import logging
 import os
 import shutil
 import signal
@@ -36,6 +37,8 @@ from serve_app.errors import ServeAppError
 from serve_app.names import MARK
 from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked, environment, start_ticks
 
+logger = logging.getLogger("serve_app")
+
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_S = 0.5  # the polling period for ended processes
 STOP_GRACE_S = 10.0  # engines free their memory within seconds of a SIGTERM
@@ -44,7 +47,7 @@ LEFTOVER_GRACE_S = 2.0  # processes left after a crash serve no requests
 IN_ORDER = frozenset({0, signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGTERM})
 RESTART_DELAYS_S = (1.0, 5.0, 15.0, 60.0)  # before the first, second, ... restart of a head; after that always the last
 STABLE_S = 600.0  # a head that was up for this long restarts with the first delay
-
+LOG_FORMAT = "%(asctime)s %(levelname)s supervisor: %(message)s"
 
 # Processes that `ray start` leaves running. Other orphans, as the launcher's SSH connections, become children, too.
 PROGRAMS = ("raylet", "gcs_server", "monitor.py", "log_monitor.py", "dashboard.py")
@@ -53,14 +56,10 @@ PROGRAMS = ("raylet", "gcs_server", "monitor.py", "log_monitor.py", "dashboard.p
 class NodeEnd(enum.Enum):
     """How a node ended."""
 
-    STOP_REQUESTED = "told to stop"
-    IN_ORDER = "Ray was stopped"
+    STOP_REQUESTED = "was asked to stop"
+    IN_ORDER = "was stopped by Ray"
     CRASH = "crashed"
     NO_START = "did not start"
-
-
-def log_line(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} supervisor: {text}", flush=True)
 
 
 @dataclass(slots=True)
@@ -88,11 +87,11 @@ class NodeSupervisor:
             if in_order or first_start_failed or not self.node.head:
                 break
             delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1]
-            log_line(f"the node {end.value}; starting it again in {delay_s:.0f} s")
+            logger.warning("Node %s and starts again in %.0f s; its replicas are lost", end.value, delay_s)
             self._update(state="restarting", restarts=self.node.restarts + 1)
             if self.stop_requested.wait(delay_s):
                 break
-        log_line(f"the node has ended: {end.value}")
+        logger.info("Node %s and stays down", end.value)
         shutil.rmtree(self.node.run_dir, ignore_errors=True)
         if first_start_failed:
             self._update(state="failed")
@@ -113,7 +112,7 @@ class NodeSupervisor:
             return NodeEnd.NO_START
         vital = children()
         self._update(state="up")
-        log_line(f"up, with {', '.join(sorted(vital.values()))}")
+        logger.info("Node is up with %s", ", ".join(sorted(vital.values())))
         if self.node.restarts > 0:
             self._redeploy()
         folder = Path(self.node.run_dir)
@@ -124,7 +123,7 @@ class NodeSupervisor:
             certificate.check()
             for pid, status in reap().items():
                 if pid in vital:
-                    log_line(f"{vital[pid]} (process {pid}) ended with status {status}")
+                    logger.info("Process %d (%s) ended with status %d", pid, vital[pid], status)
                     return NodeEnd.IN_ORDER if status in IN_ORDER else NodeEnd.CRASH
         return NodeEnd.STOP_REQUESTED
 
@@ -133,7 +132,7 @@ class NodeSupervisor:
         config = self.folder.application()
         if config is None:
             return
-        log_line(f"deploying {config}")
+        logger.info("Node deploys %s again", config)
         # not waited for: it is reaped like the other children, and carries the mark
         subprocess.Popen(
             [sys.executable, "-m", "serve_app.cli", "deploy", "--config", config],
@@ -180,6 +179,7 @@ def main() -> int:
     node = folder.node()
     if node is None:
         raise SystemExit(f"{folder.path} has no node to supervise")
+    logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
     stop_requested = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -187,7 +187,7 @@ def main() -> int:
     try:
         return NodeSupervisor(folder, node, stop_requested).run()
     except ServeAppError as error:
-        log_line(error.message)
+        logger.error("Supervisor ends: %s. Mend the cause and start the node again", error.message)
         return 1
 
 

@@ -300,7 +300,9 @@ class ActorQueue:
         for engine, (booked, said) in self.accounts.differences(router, reported).items():
             if engine not in unheard and router not in self.models.unreconciled_routers(engine):
                 self.applied.unsure.add(router)
-                self.scope.notes.append(f"router {router} reports {said} of {engine}, not {booked}; its session ends")
+                self.scope.notes.append(
+                    f"router {router} reports {said} of {engine}, not {booked}; its router session ends"
+                )
 
     def _end_unsure_sessions(self, now: float) -> None:
         unsure, self.applied.unsure = sorted(self.applied.unsure), set()

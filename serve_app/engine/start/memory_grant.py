@@ -92,7 +92,11 @@ class MemoryMeter:
                 pynvml.nvmlShutdown()
         except pynvml.NVMLError as error:
             if not self._failed:
-                logger.warning("NVML does not report this engine's GPU memory: %s", error)
+                logger.warning(
+                    "NVML reports no engine memory on node %s, so memory above a grant goes unseen: %s",
+                    self.node,
+                    error,
+                )
             self._failed = True
         return found
 
@@ -155,7 +159,12 @@ class MemoryGrant:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
                 if now - told >= WAIT_LOG_INTERVAL_S:
                     told = now
-                    logger.warning("%s waits to load: %s", self.report.owner, self._reply.why)
+                    logger.warning(
+                        "Engine %s of model %s waits to load and serves nothing: %s",
+                        self.report.owner,
+                        self.report.model,
+                        self._reply.why,
+                    )
                 await asyncio.sleep(ENGINE_ASK_S / 2)
         except BaseException:  # mostly cancellation: Serve ends the replica while it waits
             await asyncio.shield(asyncio.to_thread(self.end))
@@ -198,10 +207,19 @@ class MemoryGrant:
                 self.lost(error.message)
                 return
             except self.away as error:
-                logger.warning("the quota actor does not answer: %s", error)
+                logger.warning(
+                    "Engine %s of model %s got no answer from the quota actor, which misses its report: %s",
+                    told.owner,
+                    told.model,
+                    error,
+                )
                 pause_s = ENGINE_ASK_S  # a restarted actor waits for this report
             except Exception:  # an engine that stopped reporting would lose its grant and go on running
-                logger.exception("the engine's report to the quota actor failed; it will be sent again")
+                logger.exception(
+                    "Engine %s of model %s failed to send its report and repeats it. Report this traceback",
+                    told.owner,
+                    told.model,
+                )
             if told.failed:
                 self._ended.set()
                 self.lost(told.failed)
@@ -214,7 +232,12 @@ class MemoryGrant:
         try:
             self.send(replace(last, holds=self._reply.holds) if last.failed else replace(last, gone=True))
         except errors as error:
-            logger.warning("the quota actor did not receive the last report of this engine: %s", error)
+            logger.warning(
+                "Engine %s of model %s could not report its end; its memory is free once its processes are gone: %s",
+                last.owner,
+                last.model,
+                error,
+            )
 
     def _current_report(self) -> EngineReport:
         """The report with the present measurements."""

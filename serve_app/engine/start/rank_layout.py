@@ -58,7 +58,8 @@ class RankLayout:
             self._reading = asyncio.create_task(asyncio.to_thread(self._read))
         done, _ = await asyncio.wait({self._reading}, timeout=RANK_NODES_S)
         if not done or self._reading.exception() is not None:
-            logger.warning("Ray does not report the nodes of this engine's bundles")
+            nodes = ", ".join(self.nodes)
+            logger.warning("Ray does not report where the engine on nodes %s runs; a lost node is not seen now", nodes)
             return
         now = nodes_of(self._reading.result())
         if now != self.nodes:

@@ -46,7 +46,7 @@ async def prepare(llm: Any) -> bool:
         except Exception as error:  # noqa: BLE001 - vLLM passes on what EngineCore raised, as a plain Exception
             why = f"EngineCore has no engine half: {error}"
     if why:
-        logger.warning("this engine cannot continue streams of others: %s", why)
+        logger.warning("vLLM cannot continue the streams of a lost replica, which end with an error: %s", why)
         return False
     for clock in CLOCKS:
         importlib.import_module(clock.module).time = AnswerTime()  # type: ignore[attr-defined]

@@ -36,7 +36,9 @@ Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 def install() -> None:
     """Patch vLLM's front end in this process; once."""
     if lacking := missing(TOOL_NAMES):
-        logger.warning("cut tool calls are as vLLM makes them, vLLM has changed: %s", ", ".join(lacking))
+        logger.warning(
+            "vLLM has changed and lacks %s; a cut answer may miss tool calls that its stream has", ", ".join(lacking)
+        )
         return
     parser: Any = importlib.import_module("vllm.parser.abstract_parser").DelegatingParser
     wrap(parser, "parse", _as_streamed)

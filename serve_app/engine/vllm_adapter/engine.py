@@ -161,7 +161,9 @@ class VllmEngine:
         """See `EngineBackend.report_first_tokens`."""
         lacking = missing()
         if lacking:
-            logger.warning("whole answers tell their first token with their last, vLLM has changed: %s", lacking)
+            logger.warning(
+                "vLLM has changed and lacks %s; answers without stream report their first token at their end", lacking
+            )
             return
         self._report_first_token = report
 

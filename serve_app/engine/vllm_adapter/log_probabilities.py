@@ -177,7 +177,9 @@ def tokens_of_slice(entries: int) -> int:
 def install() -> bool:
     """Patch vLLM's front end in this process; returns whether it has all the names."""
     if lacking := missing(SCORING_NAMES):
-        logger.warning("log probabilities of prompts are made in one turn of the event loop: %s", ", ".join(lacking))
+        logger.warning(
+            "vLLM has changed and lacks %s; log probabilities of a long prompt delay other requests", ", ".join(lacking)
+        )
         return False
     module: Any = importlib.import_module("vllm.v1.engine.logprobs")
     wrap(module, "convert_ids_list_to_tokens", functools.partial(decoded_once, WeakKeyDictionary()))

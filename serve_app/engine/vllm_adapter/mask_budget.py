@@ -38,7 +38,7 @@ def bound_grammar(grammar: Any) -> None:
         spent_s = getattr(self, "spent_s", 0.0)
         earned_s = FIRST_S + TOKEN_S * self.num_processed_tokens
         if spent_s > earned_s:
-            logger.warning("request %s ends: its grammar's masks took %.2f s of CPU", request_id, spent_s)
+            logger.warning("Request %s ends early because its grammar took %.2f s of CPU", request_id, spent_s)
             return False
         begun = time.thread_time()
         accepted: bool = accept_tokens(self, request_id, tokens)

@@ -24,7 +24,9 @@ def install() -> None:
     """Patch this process, EngineCore or one of its workers; once."""
     lacking = missing(ENGINE_NAMES)
     if lacking:
-        logger.warning("no stream is continued on this engine, vLLM has changed: %s", ", ".join(lacking))
+        logger.warning(
+            "vLLM has changed and lacks %s; the engine continues no streams of a lost replica", ", ".join(lacking)
+        )
         return
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request

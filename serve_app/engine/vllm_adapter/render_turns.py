@@ -70,7 +70,9 @@ class RenderTurns:
 def take_turns(renderer: Any) -> None:
     """Make this renderer of vLLM work so."""
     if lacking := missing(RENDER_NAMES):
-        logger.warning("prompts are rendered in the order of arrival, vLLM has changed: %s", lacking)
+        logger.warning(
+            "vLLM has changed and lacks %s; prompts are rendered by arrival, and a tenant can delay others", lacking
+        )
         return
     executor: Any = renderer._executor
     pooling: Any = PoolingBaseServing

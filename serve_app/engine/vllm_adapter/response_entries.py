@@ -63,7 +63,9 @@ def _is_long(tokens: int, last: Sequence[Any] | None) -> bool:
 def install() -> None:
     """Patch vLLM's front end in this process."""
     if lacking := missing(RESPONSE_NAMES):
-        logger.warning("log probabilities of a response are made in one turn of the event loop: %s", ", ".join(lacking))
+        logger.warning(
+            "vLLM has changed and lacks %s; log probabilities of a long response delay others", ", ".join(lacking)
+        )
         return
     serving: Any = importlib.import_module(RESPONSES_SERVING).OpenAIServingResponses
     wrap(serving, "_create_response_logprobs", _kept_of_response)

@@ -364,7 +364,11 @@ def error_response(error: Exception, submit: Submit) -> ErrorResponse:
         return response
     field = grammar_field(submit.body)
     if field is None:
-        logger.exception("request %s failed before its first output", submit.request_id, exc_info=error)
+        logger.exception(
+            "Request %s failed in vLLM before its first output. Report this traceback",
+            submit.request_id,
+            exc_info=error,
+        )
         return response
     return create_error_response(f"{field}: the grammar or schema cannot be built: {error}", param=field)
 

@@ -191,7 +191,7 @@ class FileRoutes:
             with contextlib.suppress(KeyError):
                 await self._lane.get_store().delete_file(record.file_id, record.tenant, time.time())
         except ServeAppError as error:
-            logger.warning("an upload failed, and %s is left until it expires: %s", record.file_id, error)
+            logger.warning("File %s failed to upload and takes space until it expires: %s", record.file_id, error)
         else:
             await self._remove_content(record.file_id)
 
@@ -201,7 +201,7 @@ class FileRoutes:
             await self._lane.get_files().delete(file_id)
             await self._lane.get_store().content_removed(file_id, time.time())
         except ServeAppError as error:
-            logger.warning("%s is deleted, and its content left for a worker to remove: %s", file_id, error)
+            logger.info("File %s is deleted; a batch worker removes its content later: %s", file_id, error)
 
     async def _list(self, identity: Identity, query: bytes) -> Answer:
         words = query_words(query, ("purpose", "limit", "after", "order"))

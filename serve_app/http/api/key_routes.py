@@ -193,7 +193,7 @@ class KeyRoutes:
     ) -> Answer:
         """The answer to a change."""
         self._follower.stored.learn(record)
-        logger.info("key %s of tenant %r was %s by %s", record.key_id, record.tenant, what, identity.key_id)
+        logger.info("Key %s of tenant %r was %s by key %s", record.key_id, record.tenant, what, identity.key_id)
         shown = self._shown(record) | ({} if key is None else {"key": key})
         return status, [*JSON, NOT_KEPT], msgspec.json.encode(shown)
 

@@ -183,6 +183,8 @@ class ClaimClient:
                     with contextlib.suppress(*AWAY):
                         await self._report_all()
             except Exception:
-                logger.exception("reporting the claims of keys failed and is repeated")
+                logger.exception(
+                    "Router %s could not report its claims and repeats the report. Report this traceback", self._router
+                )
             self._holdings.forget_expired()
             await asyncio.sleep(CLAIM_HEARTBEAT_S)

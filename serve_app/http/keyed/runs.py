@@ -183,7 +183,9 @@ class KeyedRuns:
         except asyncio.CancelledError:  # by the timer: nobody reads it
             error = Unavailable("the client has left, and its run was aborted", code=DROPPED)
         except BaseException:  # else its readers would wait for ever
-            logger.exception("run %s failed inside the router", log.claim.run)
+            logger.exception(
+                "Run %s failed inside the router, and its clients get a 500. Report this traceback", log.claim.run
+            )
             error = ServeAppError("the server failed; its log says more")
         del self.runs[log.claim.run]  # from here on nothing aborts it
         if run.abort is not None:
@@ -213,13 +215,14 @@ class KeyedRuns:
                 await self.claims.reported(run)
         except NO_ANSWER as error:
             self.claims.changed(run)  # for the next beat
-            logger.warning("the answer of run %s has no second router, or the actor does not know it: %r", run, error)
+            logger.warning("Run %s has its answer on this router only and loses it with this router: %r", run, error)
 
     async def _copy(self, other: str, copy: AnswerCopy) -> bool:
         try:
             await self._routers.call(other, "keep_answer", copy)
         except CALL_ERRORS as error:
-            logger.warning("router %s does not take the copy of an answer: %r", other, error)
+            run = copy.claim.run
+            logger.warning("Router %s did not keep a copy of run %s; another router is asked: %r", other, run, error)
             return False
         return True
 
@@ -247,7 +250,9 @@ class KeyedRuns:
                 async with asyncio.timeout(2 * PART_WAIT_S):
                     part = await in_fresh_context(self._ask_part(router, reply.run, offset), "part")
             except NO_ANSWER as error:
-                logger.warning("router %s does not answer for a run: %r", router, error)
+                logger.warning(
+                    "Router %s did not send the answer of run %s; it is looked up again: %r", router, reply.run, error
+                )
                 raise _Gone(router, is_sure=False) from None
             if part is None:
                 raise _Gone(router, is_sure=True)

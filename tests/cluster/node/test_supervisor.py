@@ -139,7 +139,7 @@ def test_a_head_that_crashed_starts_again_after_everything_of_it_has_ended(machi
     assert machine.pid("gcs_server") != first
     before = [line.split()[0] for line in machine.starts.read_text().splitlines()]
     assert before == ["0", "0"], "a process of the crashed node met its successor"
-    machine.wait("the application", lambda: f"deploying {tmp_path / 'models.yaml'}" in machine.folder.log.read_text())
+    machine.wait("the application", lambda: f"deploys {tmp_path / 'models.yaml'}" in machine.folder.log.read_text())
 
 
 def test_what_else_ends_on_a_machine_is_not_the_nodes_crash(machine: Machine) -> None:
