@@ -52,29 +52,29 @@ def router_counts(raw: Raw, usable: Callable[[Hashable], bool]) -> dict[str, Rou
             continue
         model = name.removeprefix(WAITING_PREFIX)
         granted_of = raw.get(f"{GRANTED_PREFIX}{model}", {})
-        told: dict[Hashable, tuple[float, float]] = {}
+        of_routers: dict[Hashable, tuple[float, float]] = {}
         for router, series in waiting_of.items():
             waiting = newest(series)
             granted = newest(granted_of.get(router))
             if waiting is not None and granted is not None and usable(router):
-                told[router] = (waiting, granted)
+                of_routers[router] = (waiting, granted)
         blocked_of = raw.get(f"{BLOCKED_PREFIX}{model}", {})
         rows_of = raw.get(f"{ROWS_PREFIX}{model}", {})
         found[deployment_of(model)] = RouterCounts(
-            sum(waiting for waiting, _ in told.values()),
-            sum(granted for _, granted in told.values()),
-            frozenset(told),
-            max((newest(blocked_of.get(router)) or 0.0 for router in told), default=0.0),
+            sum(waiting for waiting, _ in of_routers.values()),
+            sum(granted for _, granted in of_routers.values()),
+            frozenset(of_routers),
+            max((newest(blocked_of.get(router)) or 0.0 for router in of_routers), default=0.0),
             # between two turns of the queue a row can be in neither of its router's other counts
-            sum(min(newest(rows_of.get(router)) or 0.0, sum(numbers)) for router, numbers in told.items()),
+            sum(min(newest(rows_of.get(router)) or 0.0, sum(numbers)) for router, numbers in of_routers.items()),
         )
     return found
 
 
 def executing(raw: Raw, usable: Callable[[Hashable], bool]) -> float:
     """The running requests that are load and that the usable engine replicas of one deployment report."""
-    told = (newest(series) for replica, series in raw.get(ONGOING, {}).items() if usable(replica))
-    return sum(number for number in told if number is not None)
+    numbers = (newest(series) for replica, series in raw.get(ONGOING, {}).items() if usable(replica))
+    return sum(number for number in numbers if number is not None)
 
 
 def latest_reports(raw: Raw) -> Iterable[tuple[Hashable, float]]:

@@ -72,9 +72,9 @@ class Spans:
 
 def add_engine(quota: Quota, name: str, now: float) -> None:
     """An engine starts and runs."""
-    told = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
-    holds = quota.on_engine(told, now).holds
-    quota.on_engine(replace(told, holds=holds, kv_tokens=POOL_TOKENS), now)
+    report = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=SLOTS)
+    holds = quota.on_engine(report, now).holds
+    quota.on_engine(replace(report, holds=holds, kv_tokens=POOL_TOKENS), now)
 
 
 def submit(quota: Quota, router: Router, count: int, now: float, spans: Spans | None = None) -> None:
@@ -190,8 +190,8 @@ def router_end() -> dict[str, Any]:
     known = quota.queue.requests.by_ticket
     running = sum(bool(one.engine) for one in known.values())
     again = Router(ends.name, [f"e{number}" for number in range(END_ENGINES)])
-    told = messages.RouterMessage(again.name, 2, quota.epoch, 1, again.first, 0, 0)
-    spans.timed(partial(quota.on_exchange, told, now))
+    message = messages.RouterMessage(again.name, 2, quota.epoch, 1, again.first, 0, 0)
+    spans.timed(partial(quota.on_exchange, message, now))
     finish(quota, now, spans)
     for _ in range(END_REQUESTS // BATCH):  # the other one takes what it was granted
         spans.add(other.say(quota, (), now))

@@ -78,23 +78,23 @@ class Load:
         tenants = {}
         if case.shares:
             tenants = {f"tenant-{number}": TenantPolicy(2.0, 0.005) for number in range(GUARANTEED)}
-        self.line = Admission(QueuePolicy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
+        self.queue = Admission(QueuePolicy(WAITING, WAIT_S, WAIT_S, tenants=tenants))
         for number in range(REPLICAS):
-            set_replica(self.line, f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
-        while self.line.waiting < WAITING:
-            self.took(self.line.on_arrive(self._arrival(), self._now))
+            set_replica(self.queue, f"replica-{number}", SLOTS, 0.0, case.kv_tokens)
+        while self.queue.waiting < WAITING:
+            self.took(self.queue.on_arrive(self._arrival(), self._now))
 
     def event(self) -> tuple[str, Callable[[], list[Action]]]:
         """The next event, ready to be sent."""
         self._now += 1e-4
         kind = self._draw.choices(list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values()))[0]
         if kind == "arrive" or not self._running or not self._waiting:
-            return "arrive", partial(self.line.on_arrive, self._arrival(), self._now)
+            return "arrive", partial(self.queue.on_arrive, self._arrival(), self._now)
         if kind == "cancel":
-            return kind, partial(self.line.on_cancel, self._pop(self._waiting), self._now)
+            return kind, partial(self.queue.on_cancel, self._pop(self._waiting), self._now)
         if kind == "progress":
-            return kind, partial(self.line.on_progress, self._draw.choice(self._running), 16, self._now)
-        return kind, partial(self.line.on_done, self._pop(self._running), self._now, 200, self._draw.randrange(600))
+            return kind, partial(self.queue.on_progress, self._draw.choice(self._running), 16, self._now)
+        return kind, partial(self.queue.on_done, self._pop(self._running), self._now, 200, self._draw.randrange(600))
 
     def took(self, actions: list[Action]) -> None:
         """What was granted runs."""
@@ -177,8 +177,8 @@ def measure(case: Case, events: int, seed: int) -> dict[str, Any]:
         "p99_us": quantile_us(every, 0.99),
         "max_us": quantile_us(every, 1.0),
         "longest_collection_us": round(max(collected_s, default=0.0) * 1e6, 1),
-        "waiting": load.line.waiting,
-        "running": len(load.line.scheduler.running),
+        "waiting": load.queue.waiting,
+        "running": len(load.queue.scheduler.running),
         "by_event": {kind: quantile_us(spans, 0.99) for kind, spans in times.items()},
     }
 

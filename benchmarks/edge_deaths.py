@@ -47,9 +47,9 @@ def hogs(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in running:
-            one.kill()
-            one.wait()
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def found(stage: Stage) -> dict[str, int]:

@@ -83,11 +83,11 @@ def clients(draw: random.Random, count: int) -> list[Request]:
     means = [draw.gauss(5.02, 1.0) for _ in shares]
     found = []
     at_s = 0.0
-    for who in draw.choices(range(CLIENTS), shares, k=count):
+    for client in draw.choices(range(CLIENTS), shares, k=count):
         at_s += draw.expovariate(CLIENT_RATE)
         prompt = max(1, round(draw.lognormvariate(6.63, 0.99)))
-        output = min(4096, max(1, round(draw.lognormvariate(means[who], 0.5))))
-        found.append(request(draw, at_s, f"client-{who}", prompt, output))
+        output = min(4096, max(1, round(draw.lognormvariate(means[client], 0.5))))
+        found.append(request(draw, at_s, f"client-{client}", prompt, output))
     return found
 
 
@@ -98,12 +98,12 @@ def workloads(folder: Path, seed: int, most: int | None) -> dict[str, list[Reque
         TraceMissingError: a trace is not in the folder.
     """
     draw = random.Random(seed)
-    one = azure(folder, draw)[:most]
+    of_azure = azure(folder, draw)[:most]
     other = mooncake(folder, draw)[:most]
     return {
-        "azure": one,
+        "azure": of_azure,
         "mooncake": other,
-        "both": sorted([*one, *other], key=lambda each: each.at_s),
+        "both": sorted([*of_azure, *other], key=lambda each: each.at_s),
         "clients": clients(draw, most or CLIENT_REQUESTS),
     }
 
@@ -119,13 +119,13 @@ def replay(requests: Sequence[Request], guess: Guess, learn: Learn) -> Result:
     outputs = []
     prompts = []
     began = time.process_time()
-    for one in requests:
-        while running and running[0][0] <= one.at_s:
+    for incoming in requests:
+        while running and running[0][0] <= incoming.at_s:
             learn(heapq.heappop(running)[2])
-        prompt, output = guess(one)
+        prompt, output = guess(incoming)
         prompts.append(prompt)
         outputs.append(output)
-        heapq.heappush(running, (one.at_s + one.output_tokens * ITL_S, next(order), one))
+        heapq.heappush(running, (incoming.at_s + incoming.output_tokens * ITL_S, next(order), incoming))
     us = (time.process_time() - began) / len(requests) * 1e6
     return judge(requests, prompts, outputs, us)
 
@@ -155,19 +155,21 @@ def judge(requests: Sequence[Request], prompts: Sequence[int], outputs: Sequence
 
 def constant(tokens: int) -> Guess:
     """The same answer for all, and today's ratio."""
-    return lambda one: (-(-one.prompt_bytes // BYTES_PER_TOKEN), tokens)
+    return lambda request: (-(-request.prompt_bytes // BYTES_PER_TOKEN), tokens)
 
 
 def learned(requests: Sequence[Request], quantile: float) -> Result:
     """Ours."""
     learner = Estimator(quantile)
 
-    def guess(one: Request) -> tuple[int, int]:
-        found = learner.estimate(one.tenant, MODEL, one.prompt_bytes)
+    def guess(request: Request) -> tuple[int, int]:
+        found = learner.estimate(request.tenant, MODEL, request.prompt_bytes)
         return found.prompt_tokens, found.output_tokens
 
-    def learn(one: Request) -> None:
-        learner.observe(ObservedUse(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens))
+    def learn(request: Request) -> None:
+        learner.observe(
+            ObservedUse(request.tenant, MODEL, request.prompt_bytes, request.prompt_tokens, request.output_tokens)
+        )
 
     return replay(requests, guess, learn)
 

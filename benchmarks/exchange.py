@@ -69,9 +69,9 @@ class Router:
 
     def say(self, quota: Quota, events: tuple[messages.RouterEvent, ...], now: float) -> float:
         """One message; returns the seconds the brain took for it."""
-        told = RouterMessage(self.name, 1, quota.epoch, self.seq + 1, events, self.taken, self.ack)
+        message = RouterMessage(self.name, 1, quota.epoch, self.seq + 1, events, self.taken, self.ack)
         began = time.process_time()
-        reply = quota.on_exchange(told, now)
+        reply = quota.on_exchange(message, now)
         took_s = time.process_time() - began
         self.seq += len(events)
         self.taken = reply.last_taken_event
@@ -89,16 +89,16 @@ def connected(
     quota.on_devices([Device("n", number, 1000, 0) for number in range(devices)], 0.0)
     names = [f"e{number}" for number in range(engines)]
     for name in names:
-        told = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
-        holds = quota.on_engine(told, 0.0).holds
-        quota.on_engine(replace(told, holds=holds, kv_tokens=pool_tokens), 0.0)
+        report = EngineReport(name, MODEL, (Rank("n"),), 1000, 1000, slots=slots)
+        holds = quota.on_engine(report, 0.0).holds
+        quota.on_engine(replace(report, holds=holds, kv_tokens=pool_tokens), 0.0)
     found = [Router(f"r{number}", names) for number in range(routers)]
     for router in found:
         router.say(quota, router.first, 0.0)
     return quota, found
 
 
-def full_line() -> tuple[Quota, list[Router]]:
+def full_queue() -> tuple[Quota, list[Router]]:
     """Engines that are full, and a line before them."""
     quota, routers = connected(ENGINES, SLOTS, POOL_TOKENS, ROUTERS)
     for router in routers:
@@ -109,7 +109,7 @@ def full_line() -> tuple[Quota, list[Router]]:
 
 def measure(events: int, batch: int) -> dict[str, float]:
     """Events a second, and what a message takes."""
-    quota, routers = full_line()
+    quota, routers = full_queue()
     spans: list[float] = []
     done = 0
     now = 0.0
@@ -117,11 +117,11 @@ def measure(events: int, batch: int) -> dict[str, float]:
         if done >= events:
             break
         now += batch * 2e-5
-        said: list[messages.RouterEvent] = []
-        while len(said) < batch:
-            said.append(router.end() if router.running and len(said) % 2 == 0 else router.arrive())
-        spans.append(router.say(quota, tuple(said), now))
-        done += len(said)
+        step: list[messages.RouterEvent] = []
+        while len(step) < batch:
+            step.append(router.end() if router.running and len(step) % 2 == 0 else router.arrive())
+        spans.append(router.say(quota, tuple(step), now))
+        done += len(step)
     spans.sort()
     return {
         "events_per_s": round(done / sum(spans)),

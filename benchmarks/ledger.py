@@ -116,8 +116,8 @@ def operations(count: int, seed: int) -> dict[str, Any]:
         timed("give_back", partial(pool.give_back, holders[owner], 1, 64))
         timed("heartbeat", partial(book.heartbeat, f"engine-{step % ENGINES}" if step % 2 else owner, now))
         if step % (TICK_OPERATIONS // 6) == 0:
-            for one in list(book.lease_owners):  # nobody falls silent here
-                book.heartbeat(one, now)
+            for lease_owner in list(book.lease_owners):  # nobody falls silent here
+                book.heartbeat(lease_owner, now)
             timed("tick", partial(book.expire, now))
     elapsed_s = (clock() - began) / 1e9
     assert sum(1 for _ in book.leases()) == LEASES
@@ -151,13 +151,13 @@ async def speak(seconds: float) -> tuple[int, float]:
     pools = [f"engine-{number}" for number in range(POOLS)]
 
     async def engine(name: str) -> None:
-        told = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, slots=SLOTS)
-        reply = await actor.engine.remote(told)
+        report = EngineReport(name, "m", (Rank(node),), 10**6, 10**6, slots=SLOTS)
+        reply = await actor.engine.remote(report)
         for _ in range(2 * POOLS):
             if reply.may_load:
                 break
-            reply = await actor.engine.remote(told)
-        await actor.engine.remote(replace(told, holds=reply.holds, kv_tokens=POOL_TOKENS))
+            reply = await actor.engine.remote(report)
+        await actor.engine.remote(replace(report, holds=reply.holds, kv_tokens=POOL_TOKENS))
 
     for name in pools:
         await engine(name)
@@ -191,8 +191,8 @@ async def router(actor: Any, name: str, pools: list[str], ends: float) -> int:
     epoch = count = incarnation = taken = ack = 0
     seq = 1
     while time.monotonic() < ends:
-        told = messages.RouterMessage(name, incarnation, epoch, seq, events, taken, ack)
-        reply: messages.ActorReply = await actor.exchange.remote(told)
+        message = messages.RouterMessage(name, incarnation, epoch, seq, events, taken, ack)
+        reply: messages.ActorReply = await actor.exchange.remote(message)
         if reply.is_stale:  # at first the epoch is not known; later, this process was too slow for the actor
             epoch = reply.epoch
             incarnation += 1

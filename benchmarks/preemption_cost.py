@@ -48,22 +48,22 @@ class Overload:
         self._arrivals: dict[str, Arrival] = {}
         self._stopping: deque[tuple[float, str]] = deque()
         self.stops = 0
-        self.line = Admission(QueuePolicy(WAITING, 1e6))
+        self.queue = Admission(QueuePolicy(WAITING, 1e6))
         for number in range(engines):
-            set_replica(self.line, f"replica-{number}", SLOTS, 0.0, KV_TOKENS)
+            set_replica(self.queue, f"replica-{number}", SLOTS, 0.0, KV_TOKENS)
         capacity = engines * SLOTS / RUN_S
         rates = capacity, OVERLOAD * capacity, capacity / 2, capacity / 10
         self._rates = dict(zip(("done", "arrive", "progress", "cancel"), rates, strict=True))  # events a second
         self._step_s = 1.0 / sum(self._rates.values())
-        while not self.line.waiting:  # full, and as old as requests are that run
+        while not self.queue.waiting:  # full, and as old as requests are that run
             self._now += RUN_S / (engines * SLOTS)
             arrival = replace(self._arrival(), request_class=RequestClass(draw.randrange(2)))
             self._arrivals[arrival.request_id] = arrival
-            self.took(self.line.on_arrive(arrival, self._now))
-        while self.line.waiting < WAITING // 2:
+            self.took(self.queue.on_arrive(arrival, self._now))
+        while self.queue.waiting < WAITING // 2:
             arrival = replace(self._arrival(), request_class=RequestClass.LOW)
             self._arrivals[arrival.request_id] = arrival
-            self.took(self.line.on_arrive(arrival, self._now))
+            self.took(self.queue.on_arrive(arrival, self._now))
 
     def event(self) -> Callable[[], list[Action]]:
         """The next event, ready to be sent."""
@@ -76,19 +76,19 @@ class Overload:
         if kind == "arrive" or not self._running or not self._waiting:
             arrival = self._arrival()
             self._arrivals[arrival.request_id] = arrival
-            return partial(self.line.on_arrive, arrival, self._now)
+            return partial(self.queue.on_arrive, arrival, self._now)
         if kind == "cancel":
             at = self._draw.randrange(len(self._waiting))
             self._waiting[at], self._waiting[-1] = self._waiting[-1], self._waiting[at]
             name = self._waiting.pop()
             if name in self._at:
                 self._end(name)
-            return partial(self.line.on_cancel, name, self._now)
+            return partial(self.queue.on_cancel, name, self._now)
         name = self._draw.choice(self._running)
         if kind == "progress":
-            return partial(self.line.on_progress, name, 32, self._now)
+            return partial(self.queue.on_progress, name, 32, self._now)
         self._end(name)
-        return partial(self.line.on_done, name, self._now, None, None)
+        return partial(self.queue.on_done, name, self._now, None, None)
 
     def took(self, actions: list[Action]) -> None:
         for action in actions:
@@ -104,10 +104,10 @@ class Overload:
     def _stopped(self, name: str) -> list[Action]:
         arrival = self._arrivals[name]
         self._end(name)
-        actions = self.line.on_done(name, self._now, arrival.prompt_tokens, arrival.produced_tokens)
+        actions = self.queue.on_done(name, self._now, arrival.prompt_tokens, arrival.produced_tokens)
         again = replace(arrival, preempted=arrival.preempted + 1, accepted=True, age_s=1.0)
         self._arrivals[name] = again
-        return actions + self.line.on_arrive(again, self._now)
+        return actions + self.queue.on_arrive(again, self._now)
 
     def _end(self, name: str) -> None:
         at = self._at.pop(name)
@@ -150,7 +150,7 @@ def measure(engines: int, events: int, seed: int) -> dict[str, Any]:
         "longest_ms": round(longest / 1e6, 2),
         "decisions": done,
         "stops": load.stops,
-        "waiting": load.line.waiting,
+        "waiting": load.queue.waiting,
     }
 
 

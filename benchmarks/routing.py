@@ -163,24 +163,24 @@ class Engines:
             while self._waiting and self._start(self._waiting[0], ended):
                 self._waiting.popleft()
 
-    def arrive(self, one: Request) -> None:
+    def arrive(self, request: Request) -> None:
         """A request starts, or waits behind those who do."""
-        if self._waiting or not self._start(one, one.at_s):
-            self._waiting.append(one)
+        if self._waiting or not self._start(request, request.at_s):
+            self._waiting.append(request)
 
-    def _start(self, one: Request, now: float) -> bool:
-        name = self._choose(one.key, self.loads)
+    def _start(self, request: Request, now: float) -> bool:
+        name = self._choose(request.key, self.loads)
         if name is None:
             return False
         self.loads[name] += 1
-        cached = self._read(self._caches[name], one.blocks)
+        cached = self._read(self._caches[name], request.blocks)
         slower = 1 + self.loads[name] / SLOTS
-        prefill_s = max(0, one.prompt_tokens - BLOCK_TOKENS * cached) / PREFILL_RATE * slower
-        self.ttfts.append(now - one.at_s + prefill_s)
-        ends = now + prefill_s + one.output_tokens * ITL_S * slower
+        prefill_s = max(0, request.prompt_tokens - BLOCK_TOKENS * cached) / PREFILL_RATE * slower
+        self.ttfts.append(now - request.at_s + prefill_s)
+        ends = now + prefill_s + request.output_tokens * ITL_S * slower
         heapq.heappush(self._ends, (ends, next(self._order), name))
         self.found += cached
-        self.blocks += len(one.blocks)
+        self.blocks += len(request.blocks)
         return True
 
     @staticmethod
@@ -199,8 +199,10 @@ def play(requests: Sequence[Request], speed: float, choose: Choose) -> Result:
     """The trace at a speed, under one rule."""
     engines = Engines(choose)
     spreads = []
-    for one in requests:
-        sooner = Request(one.at_s / speed, one.key, one.blocks, one.prompt_tokens, one.output_tokens)
+    for request in requests:
+        sooner = Request(
+            request.at_s / speed, request.key, request.blocks, request.prompt_tokens, request.output_tokens
+        )
         engines.until(sooner.at_s)
         engines.arrive(sooner)
         spreads.append(max(engines.loads.values()) * REPLICAS / sum(engines.loads.values()))

@@ -212,8 +212,8 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
         label = {"idle": "session, nothing else", "session": "session, line full", "ordinary": "ordinary, line full"}
         times.add_row(label[name], f"{figures['p50']:.1f}", f"{figures['p99']:.1f}", str(figures["requests"]))
     rates = Table("idle s", "hit rate", "other requests meanwhile", title="prefix hit rate of a session after idling")
-    for one in result["idle_hit_rate"]:
-        rates.add_row(f"{one['idle_s']:g}", f"{one['hit_rate']:.3f}", f"{one['requests_meanwhile']:.0f}")
+    for rate in result["idle_hit_rate"]:
+        rates.add_row(f"{rate['idle_s']:g}", f"{rate['hit_rate']:.3f}", f"{rate['requests_meanwhile']:.0f}")
     console.print(times)
     console.print(rates)
 

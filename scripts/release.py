@@ -56,7 +56,7 @@ def say(text: str) -> None:
     print(f"release: {text}", flush=True)
 
 
-def run(what: str, *command: str | Path, environment: Mapping[str, str] | None = None, given: str = "") -> str:
+def run(step: str, *command: str | Path, environment: Mapping[str, str] | None = None, given: str = "") -> str:
     """The output of a tool.
 
     Raises:
@@ -74,12 +74,12 @@ def run(what: str, *command: str | Path, environment: Mapping[str, str] | None =
             umask=0o022,  # modes of files are part of a wheel
         )
     except FileNotFoundError:
-        raise Failure(f"{what}: {command[0]} is not installed") from None
+        raise Failure(f"{step}: {command[0]} is not installed") from None
     except subprocess.TimeoutExpired:
-        raise Failure(f"{what}: no end after {TOOL_S:.0f} s") from None
+        raise Failure(f"{step}: no end after {TOOL_S:.0f} s") from None
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines()[-OUTPUT_TAIL:]
-        raise Failure("\n".join([f"{what} failed:", *(f"    {line}" for line in lines)]))
+        raise Failure("\n".join([f"{step} failed:", *(f"    {line}" for line in lines)]))
     return done.stdout
 
 

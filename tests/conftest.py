@@ -40,7 +40,7 @@ CI_RERUNS = 1
 STACKS = {
     "three": (
         "actor_killed", "affinity", "edge_deaths", "explain", "handle_router_lost", "idempotency", "keys", "limits",
-        "scaling", "three_routers", "usage", "wire_loss",
+        "scaling", "three_routers", "usage", "connection_loss",
     ),
     "changing": ("model_changes", "quota", "serve_ways", "sessions"),
     "continuations": ("continued_streams", "preemption"),

@@ -35,7 +35,7 @@ def _gpu() -> str | None:
 
 def _system_packages() -> str | None:
     missing = preflight.check(preflight.choose_device(None))
-    return f"{missing[0].what} is missing: {missing[0].why}" if missing else None
+    return f"{missing[0].requirement} is missing: {missing[0].why}" if missing else None
 
 
 def _vllm() -> str | None:

@@ -60,11 +60,11 @@ THEME = TerminalTheme(
 
 def printed(command: list[str]) -> str:
     """What a command writes to a terminal of this width, with its colours."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color"}
-    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
-    os.close(its)
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
     pieces = []
     try:
         while piece := os.read(ours, 65536):

@@ -57,10 +57,10 @@ def defines(file: Path, dotted: str) -> bool:
     """Whether a module has this function, class, constant or method."""
     nodes: list[ast.stmt] = ast.parse(file.read_text()).body
     for name in dotted.split("."):
-        there = next((node for node in nodes if _name(node) == name), None)
-        if there is None:
+        definition = next((node for node in nodes if _name(node) == name), None)
+        if definition is None:
             return False
-        nodes = there.body if isinstance(there, ast.ClassDef) else []
+        nodes = definition.body if isinstance(definition, ast.ClassDef) else []
     return True
 
 

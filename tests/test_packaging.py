@@ -214,7 +214,7 @@ def test_preflight_names_everything_missing_at_once_with_one_command(tmp_path: P
     assert text.endswith("apt-get update && apt-get install -y python3.11-venv python3.11-dev libnuma1 g++")
     text = preflight.report(found, "dnf", root=False)
     assert text.endswith("sudo dnf install -y python3-pip python3-devel numactl-libs gcc-c++")
-    assert all(missing.what in text and missing.why in text for missing in found)
+    assert all(missing.requirement in text and missing.why in text for missing in found)
 
 
 def test_preflight_asks_for_database_servers_and_ssh_keygen_for_tests_alone(
@@ -330,8 +330,8 @@ def test_a_target_that_was_asked_for_names_all_that_is_missing_and_fails(
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    said = PROBES["redis-server"]()
-    assert said == "not installed: redis-server (apt-get update && apt-get install -y redis-server)"
+    reported = PROBES["redis-server"]()
+    assert reported == "not installed: redis-server (apt-get update && apt-get install -y redis-server)"
 
 
 def test_make_test_cluster_asks_for_all_that_its_tests_would_be_skipped_without() -> None:

@@ -89,7 +89,7 @@ def test_a_timer_that_fires_early_and_is_set_again_for_its_moment_comes_to_it() 
     run_in_virtual_time(scenario())
 
 
-def test_a_scenario_that_waits_for_nothing_is_told_so() -> None:
+def test_a_scenario_that_waits_for_nothing_is_reported() -> None:
     async def scenario() -> None:
         await asyncio.Event().wait()
 
@@ -98,7 +98,7 @@ def test_a_scenario_that_waits_for_nothing_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "multiprocessing"])
-def test_a_scenario_with_another_process_is_told_that_the_clock_would_not_wait_for_it(kind: str) -> None:
+def test_a_scenario_with_another_process_is_informed_that_the_clock_would_not_wait_for_it(kind: str) -> None:
     async def scenario() -> None:
         if kind == "asyncio":
             await asyncio.create_subprocess_exec("true")

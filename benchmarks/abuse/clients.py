@@ -182,8 +182,8 @@ class Crowd:
         if status == 200 and not _whole(answer):
             self.counts.cut += 1
             self.counts.sample(f"cut off: {answer.content[-160:]!r}")
-        told = answer.headers.get("retry-after", "")
-        return status, max(RETRY_S, float(told) if told.isdigit() else 0.0) if status in REFUSED else 0.0
+        retry_after = answer.headers.get("retry-after", "")
+        return status, max(RETRY_S, float(retry_after) if retry_after.isdigit() else 0.0) if status in REFUSED else 0.0
 
 
 def _whole(answer: httpx.Response) -> bool:

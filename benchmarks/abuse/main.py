@@ -86,12 +86,12 @@ class Books:
         quota = stage.get("/admin/quota")
         if quota.status_code != 200:
             raise BenchmarkError(f"/admin/quota: {quota.status_code} {quota.text[:200]}")
-        told = quota.json()
-        engines = told["engines"]
+        state = quota.json()
+        engines = state["engines"]
         self.slots = sum(one["slots_used"] for one in engines)
         self.tokens = sum(one["kv_tokens_used"] for one in engines)
-        self.leases = sum(bool(one["kv_tokens_sessions"]) for one in engines) + len(told["sessions"])
-        self.waiting = sum(one["waiting"] for line in told["lines"] for one in line["classes"].values())
+        self.leases = sum(bool(one["kv_tokens_sessions"]) for one in engines) + len(state["sessions"])
+        self.waiting = sum(one["waiting"] for queue in state["queues"] for one in queue["classes"].values())
         figures = metrics_of(stage.get("/metrics").text)
         self.tasks = figures.get("running", 0.0) + figures.get("engine_waiting", 0.0)
         self.fds: dict[int, int] = {}
@@ -210,9 +210,9 @@ def main() -> int:
     conditions = here(seed=options.seed, clients=options.clients, span_s=options.span)
     console.print(conditions)
     keys = [f"sk-{secrets.token_hex(16)}" for _ in range(TENANTS)]
-    told = [key_of(number, key) for number, key in enumerate(keys)]
+    known_keys = [key_of(number, key) for number, key in enumerate(keys)]
     try:
-        with stack(configuration(), told) as stage:
+        with stack(configuration(), known_keys) as stage:
             found = asyncio.run(attack(stage, keys, options, console))
     except BenchmarkError as error:
         console.print(f"failed: {error}", style="red", markup=False)

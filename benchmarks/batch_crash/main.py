@@ -96,10 +96,10 @@ class Run:
                 break
             time.sleep(kill.pause_s)  # bound: a second
             self._look()
-            what = self.victims.kill(kill.victim)
-            if what is not None:
+            killed = self.victims.kill(kill.victim)
+            if killed is not None:
                 self.killed[kill.victim] += 1
-                self.console.print(f"  {number}: {kill.victim} ({what}) after {self._done()} rows")
+                self.console.print(f"  {number}: {kill.victim} ({killed}) after {self._done()} rows")
         deadline = time.monotonic() + AFTER_S
         while (batch := self.client.batch(self.batch_id)).status not in OVER and time.monotonic() < deadline:
             self._look()
@@ -125,11 +125,11 @@ class Run:
                 raise BenchmarkError(f"{self._done(batch)} rows after {AFTER_S:g} s, {kill.after_rows} wanted")
             time.sleep(POLL_S)  # bound: AFTER_S
 
-    def _until(self, holds: Callable[[], bool], what: str) -> None:
+    def _until(self, holds: Callable[[], bool], expected: str) -> None:
         deadline = time.monotonic() + BACK_S
         while not holds():
             if time.monotonic() > deadline:
-                raise BenchmarkError(f"{what}: not within {BACK_S:g} s")
+                raise BenchmarkError(f"{expected}: not within {BACK_S:g} s")
             time.sleep(POLL_S)  # bound: BACK_S
 
     def _done(self, batch: openai.types.Batch | None = None) -> int:

@@ -44,10 +44,10 @@ def show(console: Console, models: Mapping[str, Model]) -> None:
     for name, model in models.items():
         columns = ("hour", "slots", "people", "rows", "idle", "asked", "wait p99 s", "rows ended")
         table = Table(*columns, title=f"{name}: slots on average, by hour")
-        for one in hours(model):
-            wait = "-" if one.wait_p99_s is None else f"{one.wait_p99_s:.2f}"
-            slots = (f"{value:.1f}" for value in (one.slots, one.people, one.rows, one.idle))
-            table.add_row(f"{one.hour:02d}:00", *slots, str(one.asked), wait, str(one.rows_ended))
+        for hour in hours(model):
+            wait = "-" if hour.wait_p99_s is None else f"{hour.wait_p99_s:.2f}"
+            slots = (f"{value:.1f}" for value in (hour.slots, hour.people, hour.rows, hour.idle))
+            table.add_row(f"{hour.hour:02d}:00", *slots, str(hour.asked), wait, str(hour.rows_ended))
         console.print(table)
 
 

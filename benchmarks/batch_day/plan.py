@@ -83,12 +83,12 @@ def people(trace: Sequence[Request], seed: int, share: float = 1.0) -> list[Pers
     stretch = HOUR_S / max(one.at_s for one in trace)
     for number, kept in enumerate(BY_HOUR):
         visits = VISITS.get((FIRST_HOUR + number) % 24, 0.0)
-        for one in trace:
+        for request in trace:
             if draw.random() < kept * share:
                 model = SUMMARIES if draw.random() < visits else CHAT
                 level = RequestClass.HIGH if draw.random() < HIGH_SHARE else RequestClass.NORMAL
-                at_s = number * HOUR_S + one.at_s * stretch
-                found.append(Person(at_s, model, level, max(1, one.prompt_tokens), max(1, one.output_tokens)))
+                at_s = number * HOUR_S + request.at_s * stretch
+                found.append(Person(at_s, model, level, max(1, request.prompt_tokens), max(1, request.output_tokens)))
     return found
 
 

@@ -71,7 +71,7 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
     ) as client:
         began = time.monotonic()
 
-        async def one(number: int, request: Planned) -> Answered:
+        async def ask(number: int, request: Planned) -> Answered:
             due = began + request.at_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             body = {"model": MODEL, "prompt": request.prompt, "max_tokens": tokens, "ignore_eos": True}
@@ -101,6 +101,6 @@ async def run(stage: Stage, planned: Sequence[Planned], tokens: int, *, stream: 
             queue_s = receipt["wait_s"]
             return replace(answered, queue_s=queue_s, engine_s=receipt["first_token_s"] - queue_s)
 
-        answers = await asyncio.gather(*(one(number, request) for number, request in enumerate(planned)))
+        answers = await asyncio.gather(*(ask(number, request) for number, request in enumerate(planned)))
         # one after the other: the next window must not begin beside a storm of these
         return [await with_parts(number, answered) for number, answered in enumerate(answers)]

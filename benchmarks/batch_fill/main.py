@@ -154,11 +154,11 @@ class Beside:
         self.client.until_over(batch_id, IDLE_S)
         self._until(lambda: not self._running(), IDLE_S, "nothing runs")
 
-    def _until(self, holds: Any, bound_s: float, what: str) -> None:
+    def _until(self, holds: Any, bound_s: float, expected: str) -> None:
         deadline = time.monotonic() + bound_s
         while not holds():
             if time.monotonic() > deadline:
-                raise BenchmarkError(f"{what}: not within {bound_s:g} s; {self._running():g} run")
+                raise BenchmarkError(f"{expected}: not within {bound_s:g} s; {self._running():g} run")
             time.sleep(POLL_S)  # bound: bound_s
 
     def _running(self) -> float:
@@ -181,11 +181,11 @@ async def measure(beside: Beside, seed: int, console: Console) -> dict[str, Any]
     for number in range(ROUNDS):
         for name, windows, make in (("alone", alone, beside.window), ("beside", filled, beside.beside)):
             windows.append(await make(seed + number))
-            one = windows[-1]
-            used = one.after.sequences_since(one.before)
+            window = windows[-1]
+            used = window.after.sequences_since(window.before)
             console.print(
-                f"  round {number + 1}, {name}: {len(one.answers)} requests, {used:.1f} sequences a step, "
-                f"{one.step_s * 1000:.1f} ms a step"
+                f"  round {number + 1}, {name}: {len(window.answers)} requests, {used:.1f} sequences a step, "
+                f"{window.step_s * 1000:.1f} ms a step"
             )
     return result(alone, filled, beside.shape.slots)
 

@@ -85,9 +85,9 @@ def measure(plan: Plan, model: ModelChoice, folder: Path, console: Console) -> d
                 console.print(f"  {done} of {plan.rounds} rounds")
 
         found = collect(prober, plan.rounds, rng, progress)
-    told = verdict(found, rng)
-    print_tables(console, f"{model.replicas} replica(s)", told)
-    return told
+    result = verdict(found, rng)
+    print_tables(console, f"{model.replicas} replica(s)", result)
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {}
     with run_folder(console) as folder:
         for replicas in plan.replicas:
-            one = ModelChoice(path=model.path, replicas=replicas)
-            results[str(replicas)] = measure(plan, one, folder, console)
+            choice = ModelChoice(path=model.path, replicas=replicas)
+            results[str(replicas)] = measure(plan, choice, folder, console)
     write_json({"cache_timing": results, "cells": [cell.value for cell in Cell], "conditions": facts})
     return 0
 

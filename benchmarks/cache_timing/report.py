@@ -63,31 +63,31 @@ def _judge(found: dict[Cell, list[Probe]], clock: str, rng: np.random.Generator)
     return {"median_ms": medians, "within": _plain(within), "between": _plain(between), "power": powers}
 
 
-def _plain(one: Comparison) -> dict[str, float]:
-    return {name: shorten(value) for name, value in asdict(one).items()}
+def _plain(comparison: Comparison) -> dict[str, float]:
+    return {name: shorten(value) for name, value in asdict(comparison).items()}
 
 
-def print_tables(console: Console, title: str, told: dict[str, Any]) -> None:
+def print_tables(console: Console, title: str, result: dict[str, Any]) -> None:
     columns = ("clock", "who", "other prompt ms", "same prompt ms", "shift ms [95%]", "AUC", "p")
-    table = Table(*columns, title=f"{title}: time to the first token, {told['rounds']} probes a cell")
-    for clock, figures in told["clocks"].items():
-        for who in ("within", "between"):
-            one = figures[who]
+    table = Table(*columns, title=f"{title}: time to the first token, {result['rounds']} probes a cell")
+    for clock, figures in result["clocks"].items():
+        for pairing in ("within", "between"):
+            comparison = figures[pairing]
             medians = figures["median_ms"]
             table.add_row(
                 clock.removesuffix("_ms"),
-                f"{who} tenants" if who == "between" else "within one tenant",
-                f"{medians[f'{who}, other prompt']:.2f}",
-                f"{medians[f'{who}, same prompt']:.2f}",
-                f"{one['shift']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]",
-                f"{one['auc']:.3f}",
-                f"{one['p']:.2g}",
+                f"{pairing} tenants" if pairing == "between" else "within one tenant",
+                f"{medians[f'{pairing}, other prompt']:.2f}",
+                f"{medians[f'{pairing}, same prompt']:.2f}",
+                f"{comparison['shift']:+.2f} [{comparison['low']:+.2f}, {comparison['high']:+.2f}]",
+                f"{comparison['auc']:.3f}",
+                f"{comparison['p']:.2g}",
             )
     console.print(table)
-    for clock, figures in told["clocks"].items():
+    for clock, figures in result["clocks"].items():
         effect = abs(figures["within"]["shift"])
         shown = ", ".join(f"{float(s):.0%} ({float(s) * effect:.2f} ms): {p:.3f}" for s, p in figures["power"].items())
         console.print(f"  power of the test between tenants, {clock.removesuffix('_ms')}, for a share of {shown}")
-    console.print(f"  cached tokens, least and most: {told['cached_tokens']}")
-    console.print(f"  place: {told['place']}")
-    console.print(f"  within one tenant it tells: {told['within_tells']}; between tenants: {told['between_tells']}")
+    console.print(f"  cached tokens, least and most: {result['cached_tokens']}")
+    console.print(f"  place: {result['place']}")
+    console.print(f"  within one tenant it tells: {result['within_tells']}; between tenants: {result['between_tells']}")

@@ -112,7 +112,7 @@ def _chunks(text: str) -> Answer:
 
 
 def _document(document: Any) -> Answer:
-    choices = sorted(document["choices"], key=lambda one: one["index"])
+    choices = sorted(document["choices"], key=lambda choice: choice["index"])
     texts = tuple(one["message"]["content"] if "message" in one else one["text"] for one in choices)
     usage = document["usage"]
     return Answer(

@@ -56,9 +56,9 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A request in flight. `heard_at`: the last byte, or the start; `gaps`: its pauses (from, seconds)."""
+    """A request in flight. `last_seen`: the last byte, or the start; `gaps`: its pauses (from, seconds)."""
 
-    heard_at: float
+    last_seen: float
     task: asyncio.Task[Any]
     sent: bool = False
     is_hung: bool = False
@@ -68,10 +68,10 @@ class Attempt:
         """What httpx says of its work."""
         self.sent = self.sent or event == "http11.send_request_body.complete"
 
-    def heard(self, now: float) -> None:
-        if now - self.heard_at >= PAUSE_S:
-            self.gaps.append((self.heard_at, now - self.heard_at))
-        self.heard_at = now
+    def on_bytes(self, now: float) -> None:
+        if now - self.last_seen >= PAUSE_S:
+            self.gaps.append((self.last_seen, now - self.last_seen))
+        self.last_seen = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Crowd:
         """End the attempts that hang. `unready_at`: the last moment without a ready replica."""
         now = time.monotonic()
         for attempt in self.in_flight:
-            if attempt.sent and now - max(attempt.heard_at, unready_at) > HUNG_S and not attempt.is_hung:
+            if attempt.sent and now - max(attempt.last_seen, unready_at) > HUNG_S and not attempt.is_hung:
                 attempt.is_hung = True
                 attempt.task.cancel()
 
@@ -224,7 +224,7 @@ class Crowd:
                 "POST", f"/v1/{question.api}", json=question.body, headers=headers, extensions={"trace": attempt.trace}
             ) as answer:
                 async for piece in answer.aiter_raw():
-                    attempt.heard(time.monotonic())
+                    attempt.on_bytes(time.monotonic())
                     data += piece
         except httpx.ConnectError:
             raise
@@ -262,6 +262,6 @@ def refusal(status: int, headers: Mapping[str, str], data: bytes) -> Exception:
     if code in CUT_CODES:
         return Cut(code)
     if status in REFUSED:
-        told = headers.get("retry-after", "")
-        return Refused(code, float(told) if told.isdigit() else 1.0)
+        retry_after = headers.get("retry-after", "")
+        return Refused(code, float(retry_after) if retry_after.isdigit() else 1.0)
     return Malformed(f"{status} {data[:200]!r}", code)

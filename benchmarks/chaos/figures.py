@@ -20,7 +20,7 @@ from benchmarks.chaos.victims import Hit, Victims
 MIGRATIONS = "serve_app_migrations_total"
 NOT_CONTINUABLE = "serve_app_not_continuable_total"
 LATEST_S = 20.0  # after a fault on an engine, in which its streams have paused
-TOLD = 6  # differences that are shown
+SHOWN = 6  # differences that are shown
 KEYS = (
     "requests",
     "kills",
@@ -66,7 +66,7 @@ def longest_pauses(streams: Sequence[Paused], hits: Sequence[Hit]) -> dict[Fault
     """The longest pause of each stream as its client saw it, in ms, by the fault."""
     found: dict[Fault, list[float]] = {}
     for stream in streams:
-        gap = max(stream.gaps, key=lambda one: one[1])
+        gap = max(stream.gaps, key=lambda pause: pause[1])
         hit = fault_of(gap, hits)
         if hit is not None:
             found.setdefault(hit.fault, []).append(gap[1] * 1000.0)
@@ -83,10 +83,10 @@ def judged(different: Sequence[Different], teacher: Teacher | None) -> tuple[lis
     return wrong, len(different) - len(wrong)
 
 
-def _is_near_tie(one: Different, teacher: Teacher) -> bool:
-    question = one.question
-    got = one.got
-    if len(got.texts) != len(question.prompts) or got.usage[0] != one.expected.usage[0]:
+def _is_near_tie(difference: Different, teacher: Teacher) -> bool:
+    question = difference.question
+    got = difference.got
+    if len(got.texts) != len(question.prompts) or got.usage[0] != difference.expected.usage[0]:
         return False
     return all(
         teacher.is_near_tie(
@@ -105,8 +105,10 @@ def result(
 ) -> dict[str, Any]:  # fmt: skip
     """The result object; its keys are `KEYS`."""
     wrong, near = judged(counts.different, teacher)
-    for one in wrong[:TOLD]:
-        counts.sample(f"mismatch {one.request_id}: {one.question.body}\n  {one.expected}\n  {one.got}")
+    for difference in wrong[:SHOWN]:
+        counts.sample(
+            f"mismatch {difference.request_id}: {difference.question.body}\n  {difference.expected}\n  {difference.got}"
+        )
     repeated = [duplicated(one.expected, one.got) for one in wrong]
     values = (
         counts.requests,
@@ -167,10 +169,10 @@ def tables(
         own = sorted(pauses.get(fault, ()))
         others = sorted(stayed.get(fault, ()))
         verdict = f"{gap_bar_ms(fault):g}: {'MISSED' if p99(own) > gap_bar_ms(fault) else 'met'}" if own else ""
-        told = f"{p99(receipts[fault]):.0f}" if receipts.get(fault) else ""
+        median = f"{p99(receipts[fault]):.0f}" if receipts.get(fault) else ""
         spans = (_span(victims.gone_s[fault]), _span(victims.back_s[fault]))
         beside = (str(len(others)), _middle(others))
-        faults.add_row(fault.value, str(done), *spans, str(len(own)), _middle(own), verdict, told, *beside)
+        faults.add_row(fault.value, str(done), *spans, str(len(own)), _middle(own), verdict, median, *beside)
     return [figures, faults]
 
 

@@ -198,7 +198,7 @@ class Chaos:
             moves = None if answer is None else answer.json()["continued"]
             if moves:
                 self.moved.append(stream)
-                longest = max(stream.gaps, key=lambda one: one[1])
+                longest = max(stream.gaps, key=lambda pause: pause[1])
                 hit = fault_of(longest, self.victims.hits) or hits[-1]
                 self.by_receipt.setdefault(hit.fault, []).extend(gap_s * 1000.0 for _, gap_s in moves)
             elif moves is not None:
@@ -220,13 +220,13 @@ class Chaos:
         answer = self._get("/admin/quota")
         if answer is None or answer.json()["recovering"]:
             return {"no answer": 1}
-        told = answer.json()
+        figures = answer.json()
         return {
-            "slots": sum(one["slots_used"] for one in told["engines"]),
-            "engines with tokens in use": sum(bool(one["kv_tokens_used"]) for one in told["engines"]),
-            "sessions": len(told["sessions"]),
-            "waiting": sum(one["waiting"] for line in told["lines"] for one in line["classes"].values()),
-            "engines gone": abs(len(told["engines"]) - len(self.victims.ready_engines())),
+            "slots": sum(one["slots_used"] for one in figures["engines"]),
+            "engines with tokens in use": sum(bool(one["kv_tokens_used"]) for one in figures["engines"]),
+            "sessions": len(figures["sessions"]),
+            "waiting": sum(one["waiting"] for queue in figures["queues"] for one in queue["classes"].values()),
+            "engines gone": abs(len(figures["engines"]) - len(self.victims.ready_engines())),
         }
 
     def _get(self, path: str) -> requests.Response | None:
@@ -237,11 +237,11 @@ class Chaos:
             return answer if answer.status_code == 200 else None
         return None
 
-    async def _until(self, holds: Callable[[], bool], bound_s: float, what: str) -> None:
+    async def _until(self, holds: Callable[[], bool], bound_s: float, expected: str) -> None:
         deadline = time.monotonic() + bound_s
         while not await asyncio.to_thread(holds):
             if time.monotonic() > deadline:
-                raise BenchmarkError(f"{what}: not within {bound_s:g} s")
+                raise BenchmarkError(f"{expected}: not within {bound_s:g} s")
             await asyncio.sleep(LOOK_S)  # bound: bound_s
 
     def _say(self, text: str) -> None:
@@ -255,11 +255,11 @@ def measure(options: argparse.Namespace, faults: list[Fault], plan: ChaosPlan, c
         BenchmarkError: the stack does not come up, or something does not come back.
     """
     keys = [f"sk-{secrets.token_hex(16)}" for _ in CLASSES]
-    told = [key_of(number, key) for number, key in enumerate(keys)]
+    known_keys = [key_of(number, key) for number, key in enumerate(keys)]
     draw = random.Random(f"{options.seed} victims")
     has_core = options.engine == "vllm"
     with (
-        stack(configuration(options.engine, options.engines), told, logs=options.logs) as stage,
+        stack(configuration(options.engine, options.engines), known_keys, logs=options.logs) as stage,
         Victims(stage, draw, options.engines, has_core=has_core) as victims,
         clients_first() as is_first,
     ):

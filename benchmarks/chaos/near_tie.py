@@ -46,8 +46,8 @@ class Teacher:
         while open_ends:
             made = open_ends.pop()
             if len(made) == tokens:
-                told = self._tokenizer.decode(made, skip_special_tokens=True)
-                if told == text or (stopped and told.startswith(text)):
+                decoded = self._tokenizer.decode(made, skip_special_tokens=True)
+                if decoded == text or (stopped and decoded.startswith(text)):
                     return True
                 continue
             logits = self._model(torch.tensor([prompt + made])).logits[0, -1]
@@ -57,5 +57,5 @@ class Teacher:
 
     def _begins(self, made: list[int], text: str) -> bool:
         """Whether the text and these tokens' begin alike; the last tokens may be parts of a character."""
-        told = self._tokenizer.decode(made, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
-        return text.startswith(told) or told.startswith(text)
+        decoded = self._tokenizer.decode(made, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
+        return text.startswith(decoded) or decoded.startswith(text)

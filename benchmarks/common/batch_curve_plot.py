@@ -36,13 +36,13 @@ def plot(curve: Mapping[str, Any], file: Path) -> None:
             if knee in over_one:
                 mark = {"markersize": 15, "markerfacecolor": "none", "markeredgewidth": 1.8}
                 axes.plot([knee], [over_one[knee][number]], "o", color=colour, label=f"knee: {knee}", **mark)
-    for axes, what in ((throughput, "throughput"), (latency, "latency of an answer, p50")):
+    for axes, quantity in ((throughput, "throughput"), (latency, "latency of an answer, p50")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(sorted(batches), [str(batch) for batch in sorted(batches)])
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("clients, or batch")
-        axes.set_ylabel(f"{what}, over one client")
+        axes.set_ylabel(f"{quantity}, over one client")
         axes.grid(True, alpha=0.3)
     throughput.legend(fontsize=8)
     save(figure, file)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.common.arms import KINDS, ModelChoice
 
-MAX_TOKENS = 128  # the answer length of every figure in shared/design/FACTS.md
+MAX_TOKENS = 128  # the answer length of every figure measured for the design
 CLIENTS = (1, 8, 32, 64)  # alone, a team, half and all of the engine's batch
 CURVE_CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 CURVE_SLOTS = 128  # of the engine: every client of the longest row has one, else its latency would be a queue's

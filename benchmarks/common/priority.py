@@ -19,17 +19,17 @@ def clients_first() -> Iterator[bool]:
     machine out (autogroups), and were kept from running for up to 2.7 s: no pause of the servers. Enter it when the
     servers have started, since without autogroups what is started here is first, too.
     """
-    said = AUTOGROUP.read_text().split() if AUTOGROUP.exists() else []
-    own = int(said[-1]) if said else os.getpriority(os.PRIO_PROCESS, 0)
+    fields = AUTOGROUP.read_text().split() if AUTOGROUP.exists() else []
+    own = int(fields[-1]) if fields else os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        _set_nice(FIRST, of_session=bool(said))
+        _set_nice(FIRST, of_session=bool(fields))
     except OSError:
         yield False
         return
     try:
         yield True
     finally:
-        _set_nice(own, of_session=bool(said))
+        _set_nice(own, of_session=bool(fields))
 
 
 def _set_nice(nice: int, *, of_session: bool) -> None:

@@ -191,7 +191,7 @@ def uses(root: int, instance: str | None, span_s: float) -> list[ProcessUse]:
         if used_s is not None and now_s is not None:
             wakes_per_s = (wakes(process.pid) - woken) / took_s
             found.append(ProcessUse(name_of(title_of(process.pid)), (now_s - used_s) / took_s, wakes_per_s))
-    return sorted(found, key=lambda one: one.cores, reverse=True)
+    return sorted(found, key=lambda use: use.cores, reverse=True)
 
 
 def main() -> None:
@@ -201,8 +201,8 @@ def main() -> None:
     options = parser.parse_args()
     found = uses(os.getpid(), options.instance, options.seconds)
     write_line("| process | cores | wakes/s |\n| --- | --- | --- |")
-    for one in [*found, ProcessUse("all", sum(one.cores for one in found), sum(one.wakes_per_s for one in found))]:
-        write_line(f"| {one.name} | {one.cores:.4f} | {one.wakes_per_s:.0f} |")
+    for use in [*found, ProcessUse("all", sum(use.cores for use in found), sum(use.wakes_per_s for use in found))]:
+        write_line(f"| {use.name} | {use.cores:.4f} | {use.wakes_per_s:.0f} |")
 
 
 if __name__ == "__main__":

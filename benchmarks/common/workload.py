@@ -48,14 +48,14 @@ def prompts(seed: int) -> Iterator[str]:
 def post(where: str, path: str, api_key: str, body: Mapping[str, Any] | bytes, **headers: str) -> bytes:
     """A request as HTTP/1.1 on the wire; `where` is host and port."""
     data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
-    told = {
+    fields = {
         "host": where,
         "authorization": f"Bearer {api_key}",
         "content-type": "application/json",
         "content-length": str(len(data)),
         **headers,
     }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + data
 
 

@@ -144,10 +144,10 @@ class Simulated:
         }
 
 
-def simulate(lengths: Sequence[Lengths], plan: Plan, told: Callable[[str], None]) -> Simulated:
+def simulate(lengths: Sequence[Lengths], plan: Plan, tell: Callable[[str], None]) -> Simulated:
     """Both experiments, every arm on the same requests of each seed. TWO is cut where its requests end."""
     per_s = capacity(lengths, plan.shape, plan.capacity_s)
-    told(f"the engine ends {per_s:.2f} requests/s")
+    tell(f"the engine ends {per_s:.2f} requests/s")
     service_per_s = per_s * fmean(worth(one.prompt, one.output) for one in lengths)
     runs: dict[str, dict[str, list[Figures]]] = {name: {arm.name: [] for arm in plan.arms} for name in (TWO, MANY)}
     drawn: dict[str, Sequence[Answer]] = {}
@@ -163,7 +163,7 @@ def simulate(lengths: Sequence[Lengths], plan: Plan, told: Callable[[str], None]
             runs[MANY][arm.name].append(figures_of(whole.answers, plan, whole.ended_s, service_per_s))
             if seed == plan.seeds[0]:
                 drawn[arm.name] = cut.answers
-        told(f"seed {seed}: {', '.join(f'{name} {len(trace)} requests' for name, trace in traces.items())}")
+        tell(f"seed {seed}: {', '.join(f'{name} {len(trace)} requests' for name, trace in traces.items())}")
     return Simulated(per_s, runs, drawn)
 
 

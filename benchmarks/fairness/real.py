@@ -65,8 +65,8 @@ QUICK_REAL = RealPlan(length_s=16.0, warm_s=4.0, rounds=1, capacity_s=6.0)
 class Call:
     """One streamed completion on a connection of its own; says what it has got so far at any moment."""
 
-    def __init__(self, one: Request, began: float) -> None:
-        self.one = one
+    def __init__(self, request: Request, began: float) -> None:
+        self.request = request
         self._read = AnswerReader(lambda: time.perf_counter() - began)
 
     async def run(self, port: int, key: str, body: dict[str, Any]) -> None:
@@ -85,12 +85,12 @@ class Call:
 
     def answer(self) -> Answer:
         """As it stands."""
-        one = self.one
+        request = self.request
         stamps = self._read.stamps
         # a frame may carry more than one token, which its end sets right
-        served = one.output_tokens if self._read.done else min(len(stamps), one.output_tokens)
+        served = request.output_tokens if self._read.done else min(len(stamps), request.output_tokens)
         first, seen = (stamps[0], stamps[-1]) if stamps else (None, None)
-        return Answer(one.tenant, one.at_s, one.prompt_tokens, one.output_tokens, first, seen, served)
+        return Answer(request.tenant, request.at_s, request.prompt_tokens, request.output_tokens, first, seen, served)
 
 
 class Loader:
@@ -128,9 +128,9 @@ class Loader:
         async with asyncio.TaskGroup() as group:
             ending = group.create_task(over)
             tasks = []
-            for one in requests:
-                await asyncio.sleep(max(0.0, began + one.at_s - time.perf_counter()))
-                calls.append(Call(one, began))
+            for request in requests:
+                await asyncio.sleep(max(0.0, began + request.at_s - time.perf_counter()))
+                calls.append(Call(request, began))
                 tasks.append(group.create_task(self._ask(calls[-1])))
             await ending
             found = [call.answer() for call in calls]
@@ -140,10 +140,10 @@ class Loader:
         return found
 
     async def _ask(self, call: Call) -> None:
-        prompt = [self._draw.randrange(*TOKEN_IDS) for _ in range(call.one.prompt_tokens)]
-        tokens = call.one.output_tokens
+        prompt = [self._draw.randrange(*TOKEN_IDS) for _ in range(call.request.prompt_tokens)]
+        tokens = call.request.output_tokens
         body = {"model": self._model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        await call.run(self._port, self._keys[call.one.tenant], body)
+        await call.run(self._port, self._keys[call.request.tenant], body)
 
 
 def drawn_lengths(seed: int) -> list[Lengths]:

@@ -36,7 +36,7 @@ REPLICA = "replica"
 NEVER_S = 1e9
 OVERLOADED = 2.6  # times what the engine serves, where its capacity is measured: about what is measured with it
 MANY_STEPS = 20  # of the engine: no mean answer is shorter, so as many requests as that allows are always enough
-TOLD_TOKENS = (
+REPORTED_TOKENS = (
     8  # a quarter of a second of a stream; told of every token the figures are the same and the run takes twice
 )
 # As shipped, save for the two bounds that refuse: VTC's server lets everybody wait, and a refused request has no wait.
@@ -60,13 +60,13 @@ class Arm:
 
     name: str
     by_client: bool = True
-    told: bool = True
+    reports_progress: bool = True
     policy: QueuePolicy = SHIPPED
 
 
 FIFO = Arm("fifo", by_client=False)
 OURS = Arm("ours")
-UNTOLD = Arm("untold", told=False)
+UNTOLD = Arm("untold", reports_progress=False)
 ARMS = (FIFO, OURS, UNTOLD)
 
 
@@ -87,7 +87,7 @@ class _Job:
     seen_s: float | None = None
 
 
-class Line:
+class QueueRun:
     """One run."""
 
     def __init__(self, arm: Arm, shape: Shape) -> None:
@@ -125,11 +125,11 @@ class Line:
         met = [self._answer(job) for job in self._jobs.values()]
         return Played(tuple(met), self._engine.preemptions, now)
 
-    def _arrive(self, one: Request, now: float) -> None:
-        guess = self._estimator.estimate(one.tenant, MODEL, one.prompt_bytes)
+    def _arrive(self, request: Request, now: float) -> None:
+        guess = self._estimator.estimate(request.tenant, MODEL, request.prompt_bytes)
         request_id = f"request-{len(self._jobs)}"
-        self._jobs[request_id] = _Job(one, simulated.Sequence(one.prompt_tokens, one.output_tokens))
-        tenant = one.tenant if self._arm.by_client else "all"
+        self._jobs[request_id] = _Job(request, simulated.Sequence(request.prompt_tokens, request.output_tokens))
+        tenant = request.tenant if self._arm.by_client else "all"
         cost = min(max(1, guess.prompt_tokens + guess.output_tokens), self._most_tokens)
         arrival = Arrival(request_id, RequestClass.NORMAL, tenant, 1, cost, prompt_tokens=guess.prompt_tokens)
         self._carry_out(self._admission.on_arrive(arrival, now), now)
@@ -143,13 +143,13 @@ class Line:
             job.seen_s = now
             if sequence.state is simulated.SequenceState.DONE:
                 self._end(request_id, job.request, now)
-            elif self._arm.told and sequence.produced % TOLD_TOKENS == 0:
-                self._carry_out(self._admission.on_progress(request_id, TOLD_TOKENS, now), now)
+            elif self._arm.reports_progress and sequence.produced % REPORTED_TOKENS == 0:
+                self._carry_out(self._admission.on_progress(request_id, REPORTED_TOKENS, now), now)
 
-    def _end(self, request_id: str, one: Request, now: float) -> None:
-        use = ObservedUse(one.tenant, MODEL, one.prompt_bytes, one.prompt_tokens, one.output_tokens)
+    def _end(self, request_id: str, request: Request, now: float) -> None:
+        use = ObservedUse(request.tenant, MODEL, request.prompt_bytes, request.prompt_tokens, request.output_tokens)
         self._estimator.observe(use)
-        actions = self._admission.on_done(request_id, now, one.prompt_tokens, one.output_tokens)
+        actions = self._admission.on_done(request_id, now, request.prompt_tokens, request.output_tokens)
         self._carry_out(actions, now)
 
     def _carry_out(self, actions: list[Action], now: float) -> None:
@@ -162,14 +162,16 @@ class Line:
 
     @staticmethod
     def _answer(job: _Job) -> Answer:
-        one = job.request
+        request = job.request
         served = job.sequence.produced
-        return Answer(one.tenant, one.at_s, one.prompt_tokens, one.output_tokens, job.first_s, job.seen_s, served)
+        return Answer(
+            request.tenant, request.at_s, request.prompt_tokens, request.output_tokens, job.first_s, job.seen_s, served
+        )
 
 
 def play(requests: Sequence[Request], arm: Arm, shape: Shape, until_s: float = math.inf) -> Played:
     """One run of one arm."""
-    return Line(arm, shape).play(requests, until_s)
+    return QueueRun(arm, shape).play(requests, until_s)
 
 
 def capacity(lengths: Sequence[Lengths], shape: Shape, span_s: float, seed: int = 0) -> float:

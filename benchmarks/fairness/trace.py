@@ -61,8 +61,8 @@ def arrivals(
     found: list[Request] = []
     at_s = draw.expovariate(rate)
     while at_s < length_s:
-        one = draw.choice(lengths)
-        found.append(request(draw, at_s, draw.choices(clients, weights)[0], one.prompt, one.output))
+        shape = draw.choice(lengths)
+        found.append(request(draw, at_s, draw.choices(clients, weights)[0], shape.prompt, shape.output))
         at_s += draw.expovariate(rate)
     return found
 

@@ -64,15 +64,15 @@ def compare(pairs: Sequence[tuple[str, Answer, Answer]], tie_nats: float) -> Agr
             continue
         ends = [str(one.tokens[place]) if place < len(one.tokens) else "the end" for one in (wanted, got)]
         margin = wanted.margins[place] if place < min(len(wanted.margins), len(got.tokens)) else None
-        told = f"{name}, token {place}: {ends[0]} and {ends[1]}"
-        told += "" if margin is None else f", the two likeliest {margin:.3g} nats apart"
-        (ties if margin is not None and margin <= tie_nats else differences).append(told)
+        description = f"{name}, token {place}: {ends[0]} and {ends[1]}"
+        description += "" if margin is None else f", the two likeliest {margin:.3g} nats apart"
+        (ties if margin is not None and margin <= tie_nats else differences).append(description)
     return Agreement(equal, tuple(ties), tuple(differences))
 
 
 def first_difference(wanted: Sequence[int], got: Sequence[int]) -> int | None:
     """The first place where two sequences differ, or one ends; None: they are equal."""
-    for place, (one, other) in enumerate(zip(wanted, got, strict=False)):
-        if one != other:
+    for place, (token, other) in enumerate(zip(wanted, got, strict=False)):
+        if token != other:
             return place
     return None if len(wanted) == len(got) else min(len(wanted), len(got))

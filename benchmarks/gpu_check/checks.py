@@ -53,8 +53,8 @@ class Result:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        told = {"check": self.check, "part": self.part, "result": self.outcome.value, "seen": self.seen}
-        return {**told, "figures": dict(self.figures)}
+        fields = {"check": self.check, "part": self.part, "result": self.outcome.value, "seen": self.seen}
+        return {**fields, "figures": dict(self.figures)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def environment(doctor: Sequence[tuple[str, str, str]], figures: Mapping[str, An
 
 
 def greedy(part: str, found: Agreement) -> Result:
-    return Result(GREEDY, part, _outcome(found.holds), _told(found, "vLLM's own server's"), found.as_figures())
+    return Result(GREEDY, part, _outcome(found.holds), _summary(found, "vLLM's own server's"), found.as_figures())
 
 
 def borders(part: str, found: Agreement, cuts: int, block_tokens: int) -> Result:
@@ -101,7 +101,7 @@ def borders(part: str, found: Agreement, cuts: int, block_tokens: int) -> Result
     if not cuts:
         seen = f"no border of a block of {block_tokens} tokens fits into an answer"
         return Result(BORDERS, part, Outcome.NOT_APPLICABLE, seen, figures)
-    return Result(BORDERS, part, _outcome(found.holds), _told(found, "the unbroken streams'"), figures)
+    return Result(BORDERS, part, _outcome(found.holds), _summary(found, "the unbroken streams'"), figures)
 
 
 def killed(
@@ -116,15 +116,15 @@ def killed(
         continued: what was received, and its continuation by the client, beside the unbroken answer.
         whole: the answer that was not streamed, beside the unbroken one.
     """
-    told = {**figures, "received tokens": len(stream.tokens), "error": stream.error or "none"}
-    told |= {"continued": continued.as_figures(), "not streamed": whole.as_figures()}
+    described = {**figures, "received tokens": len(stream.tokens), "error": stream.error or "none"}
+    described |= {"continued": continued.as_figures(), "not streamed": whole.as_figures()}
     if not stream.error and missing:
-        return Result(KILLED, part, Outcome.FAIL, "the stream ended early without an error", told)
+        return Result(KILLED, part, Outcome.FAIL, "the stream ended early without an error", described)
     holds = not continued.differences and not whole.differences
     ended = f"cut after {len(stream.tokens)} tokens with {stream.error}" if stream.error else "the stream went on"
     seen = f"{ended}; "
-    seen += _told(continued, "the unbroken one's") + "; not streamed: " + _told(whole, "the unbroken one's")
-    return Result(KILLED, part, _outcome(holds), seen, told)
+    seen += _summary(continued, "the unbroken one's") + "; not streamed: " + _summary(whole, "the unbroken one's")
+    return Result(KILLED, part, _outcome(holds), seen, described)
 
 
 def ledger(part: str, engines: Sequence[Mapping[str, Any]]) -> Result:
@@ -151,21 +151,21 @@ def nvml(part: str, devices: Sequence[LedgerDevice], before: Sequence[int], afte
     """
     rows = []
     wrong = []
-    for one in devices:
-        used = after[one.index]
-        came = after[one.index] - before[one.index]
+    for device in devices:
+        used = after[device.index]
+        came = after[device.index] - before[device.index]
         rows.append({
-            "GPU": one.index,
-            "granted_bytes": one.granted_bytes,
-            "reserved_bytes": one.reserved_bytes,
-            "used_before_bytes": before[one.index],
+            "GPU": device.index,
+            "granted_bytes": device.granted_bytes,
+            "reserved_bytes": device.reserved_bytes,
+            "used_before_bytes": before[device.index],
             "used_bytes": used,
         })  # fmt: skip
-        if came > max(one.granted_bytes * (1 + OVERUSE_SHARE), NOISE_BYTES):
-            wrong.append(f"GPU {one.index}: {_gb(came)} came, {_gb(one.granted_bytes)} granted")
-        elif used > one.granted_bytes + one.reserved_bytes:
-            beside = f"{_gb(one.granted_bytes)} granted and {_gb(one.reserved_bytes)} reserved"
-            wrong.append(f"GPU {one.index}: {_gb(used)} used, {beside}")
+        if came > max(device.granted_bytes * (1 + OVERUSE_SHARE), NOISE_BYTES):
+            wrong.append(f"GPU {device.index}: {_gb(came)} came, {_gb(device.granted_bytes)} granted")
+        elif used > device.granted_bytes + device.reserved_bytes:
+            beside = f"{_gb(device.granted_bytes)} granted and {_gb(device.reserved_bytes)} reserved"
+            wrong.append(f"GPU {device.index}: {_gb(used)} used, {beside}")
     if len(devices) != len(after):
         wrong.append(f"the ledger has {len(devices)} devices, NVML {len(after)} GPUs")
     granted, used = (sum(row[name] for row in rows) for name in ("granted_bytes", "used_bytes"))
@@ -177,11 +177,11 @@ def nvml(part: str, devices: Sequence[LedgerDevice], before: Sequence[int], afte
 def kv(part: str, size: KvSize, ledger_tokens: int, ours: int | None, vllm: int | None) -> Result:
     """KV tokens: by the settlement of the grant, in the ledger, and by vLLM's own log of either engine. A block of
     difference is rounding."""
-    told = {"settlement": size.tokens, "ledger": ledger_tokens, "this engine's log": ours, "vLLM's own server's": vllm}
-    known = {name: tokens for name, tokens in told.items() if tokens is not None}
+    sizes = {"settlement": size.tokens, "ledger": ledger_tokens, "this engine's log": ours, "vLLM's own server's": vllm}
+    known = {name: tokens for name, tokens in sizes.items() if tokens is not None}
     figures: dict[str, Any] = {"granted bytes a rank": size.granted_bytes, "KV bytes a rank": size.kv_bytes}
     figures |= {"block tokens": size.block_tokens}
-    figures |= {f"tokens, {name}": "not known" if tokens is None else tokens for name, tokens in told.items()}
+    figures |= {f"tokens, {name}": "not known" if tokens is None else tokens for name, tokens in sizes.items()}
     holds = max(known.values()) - min(known.values()) <= size.block_tokens and ours is not None and vllm is not None
     seen = ", ".join(f"{name} {tokens}" for name, tokens in known.items()) + " tokens"
     return Result(KV, part, _outcome(holds), seen, figures)
@@ -252,7 +252,7 @@ def _outcome(holds: bool) -> Outcome:
     return Outcome.PASS if holds else Outcome.FAIL
 
 
-def _told(found: Agreement, whose: str) -> str:
+def _summary(found: Agreement, whose: str) -> str:
     """`8 answers equal vLLM's own server's, 1 differs at a tie`"""
     parts = [f"{found.equal} equal {whose}"]
     if found.ties:

@@ -69,8 +69,8 @@ def figures(found: list[Gpu]) -> dict[str, Any]:
         {"GPU": index, "name": one.name, "GB": round(one.total_bytes / GB, 1), "used GB": round(one.used_bytes / GB, 2)}
         for index, one in enumerate(found)
     ]
-    told = (driver() if found else {"driver": "none"}) | {"CUDA of torch": torch_cuda(), **conditions.versions()}
-    return told | ({"GPUs": rows} if rows else {})
+    described = (driver() if found else {"driver": "none"}) | {"CUDA of torch": torch_cuda(), **conditions.versions()}
+    return described | ({"GPUs": rows} if rows else {})
 
 
 def doctor_checks() -> list[tuple[str, str, str]]:

@@ -43,8 +43,8 @@ def run(options: plan.Options, found: list[machine.Gpu], results: list[Result], 
 
     def record(result: Result) -> None:
         results.append(result)
-        told = f"  {result.outcome.value}: {' '.join(filter(None, (result.part, result.check)))}: {result.seen}"
-        console.print(told, style=report.STYLES[result.outcome], markup=False)
+        summary = f"  {result.outcome.value}: {' '.join(filter(None, (result.part, result.check)))}: {result.seen}"
+        console.print(summary, style=report.STYLES[result.outcome], markup=False)
 
     console.print("the machine and the model are looked at")
     record(checks.environment(machine.doctor_checks(), machine.figures(found)))

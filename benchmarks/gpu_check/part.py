@@ -238,8 +238,8 @@ class PartChecks:
         seen = f"vLLM's own server and this stack start; this stack in {arm.start_s:.0f} s"
         return Result(checks.START, self._part.name, checks.Outcome.PASS, seen)
 
-    def _reached(self, step: Callable[[], T], what: str) -> tuple[T | None, str]:
-        self._say(f"{what}; {self._options.start_timeout_s:.0f} s at most")
+    def _reached(self, step: Callable[[], T], step_name: str) -> tuple[T | None, str]:
+        self._say(f"{step_name}; {self._options.start_timeout_s:.0f} s at most")
         try:
             return step(), ""
         except ERRORS as error:
@@ -271,5 +271,5 @@ class PartChecks:
         file = self._log(label)
         return engine_log.read(file.read_text(errors="replace")) if file.is_file() else EngineFacts()
 
-    def _say(self, what: str) -> None:
-        self._console.print(f"{self._part.name}: {what}", markup=False)
+    def _say(self, text: str) -> None:
+        self._console.print(f"{self._part.name}: {text}", markup=False)

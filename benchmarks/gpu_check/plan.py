@@ -151,12 +151,12 @@ def parts(device: Device, gpus: int, cores: int, heads: int | None) -> tuple[Par
         gpus, cores: of this machine. On a CPU a rank has a core of its own.
         heads: attention heads of the model, which the ranks share out; None: not known.
     """
-    there, what = (gpus, "GPU") if device == "gpu" else (cores, "core")
+    available, unit = (gpus, "GPU") if device == "gpu" else (cores, "core")
     found = []
     for ranks in RANKS:
         obstacle = ""
-        if there < ranks:
-            obstacle = f"{ranks} {what}s are needed, {there} there"
+        if available < ranks:
+            obstacle = f"{ranks} {unit}s are needed, {available} there"
         elif heads is not None and heads % ranks:
             obstacle = f"{heads} attention heads cannot be shared out to {ranks} ranks"
         found.append(Part(ranks, obstacle))

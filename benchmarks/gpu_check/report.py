@@ -23,8 +23,10 @@ def verdict(results: Sequence[Result]) -> str:
 def table(results: Sequence[Result]) -> Table:
     """What the terminal shows."""
     made = Table("check", "ranks", "result", "seen")
-    for one in results:
-        made.add_row(one.check, one.part, Text(one.outcome.value, style=STYLES[one.outcome]), Text(one.seen))
+    for result in results:
+        made.add_row(
+            result.check, result.part, Text(result.outcome.value, style=STYLES[result.outcome]), Text(result.seen)
+        )
     return made
 
 
@@ -32,10 +34,16 @@ def markdown(results: Sequence[Result], command: str, conditions: Mapping[str, A
     """The report's text: the verdict, all checks in one table, then the figures of each."""
     lines = ["# GPU check", "", f"**{verdict(results)}**", "", f"`{command}`", ""]
     lines += _records([{"check": r.check, "ranks": r.part, "result": r.outcome.value, "seen": r.seen} for r in results])
-    for one in results:
-        if one.figures:
-            lines += ["", f"## {' '.join(filter(None, (one.check, one.part)))}: {one.outcome.value}", "", one.seen, ""]
-            lines += _figures(one.figures)
+    for result in results:
+        if result.figures:
+            lines += [
+                "",
+                f"## {' '.join(filter(None, (result.check, result.part)))}: {result.outcome.value}",
+                "",
+                result.seen,
+                "",
+            ]
+            lines += _figures(result.figures)
     lines += ["", "## Conditions", "", *_code(json.dumps(conditions, indent=1, default=str))]
     return "\n".join(lines) + "\n"
 

@@ -99,8 +99,8 @@ async def _note_answer(response: Any) -> None:
     if status >= 400:
         await response.aread()
         code = str((response.json().get("error") or {}).get("code"))
-    told = response.headers.get("retry-after-ms")
-    retry_after_s = None if told is None else float(told) / 1000
+    retry_after_ms = response.headers.get("retry-after-ms")
+    retry_after_s = None if retry_after_ms is None else float(retry_after_ms) / 1000
     has_standing = all(name in response.headers for name in STANDING)
     ask.request_id = response.headers.get(ID_HEADER, "")
     ask.attempts.append(Attempt(ask.sent, answered, status, retry_after_s, code, has_standing))
@@ -172,7 +172,7 @@ class Crowd:
         """Clients that ask again as soon as they are answered; at the end those that sleep before a repeat leave."""
         async with self.sdk() as client:
 
-            async def one(number: int) -> None:
+            async def caller(number: int) -> None:
                 while time.monotonic() < until:
                     ask = self._begin()
                     present[number] = ask
@@ -181,7 +181,7 @@ class Crowd:
                         await asyncio.sleep(FAILED_S)
 
             present: dict[int, Ask] = {}
-            tasks = {number: asyncio.create_task(one(number)) for number in range(clients)}
+            tasks = {number: asyncio.create_task(caller(number)) for number in range(clients)}
             await asyncio.sleep(max(0.0, until - time.monotonic()))
             while pending := [number for number, task in tasks.items() if not task.done()]:
                 for number in pending:

@@ -48,7 +48,7 @@ def _measure(limits: Limits) -> float:
                 router.on_action(action, now)
             answers.clear()
 
-    def one(number: int) -> None:
+    def decide(number: int) -> None:
         name = f"q{next(names)}"
         request = LimitedRequest(name, scopes[number % SCOPES], 500, 0, name.encode())
         decision = router.on_arrive(request, now, is_fenced=False, may_ask=True)
@@ -65,7 +65,7 @@ def _measure(limits: Limits) -> float:
         if number == warm:  # once: this clock costs more than a decision
             began = time.process_time()
         now += STEP_S
-        one(number)
+        decide(number)
         while running and running[0][0] <= now:
             router.on_end(running.popleft()[1], 400, 0, now)
         if now >= beat_at:

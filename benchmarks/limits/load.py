@@ -126,10 +126,12 @@ async def charges_of(stage: Stage, asks: Sequence[Ask]) -> list[Charge]:
                 answer = await http.get(f"/admin/requests/{ask.request_id}")
             if answer.status_code != 200:
                 raise BenchmarkError(f"no receipt of {ask.request_id}: {answer.status_code} {answer.text[:200]}")
-            told = answer.json()
-            tokens = (told["prompt_tokens"] or 0) + (told["output_tokens"] or 0)
-            estimate = told["estimated_prompt"] + told["estimated_output"]
-            return Charge(told["arrived"] + told["wait_s"], told["arrived"] + told["total_s"], tokens, estimate)
+            receipt = answer.json()
+            tokens = (receipt["prompt_tokens"] or 0) + (receipt["output_tokens"] or 0)
+            estimate = receipt["estimated_prompt"] + receipt["estimated_output"]
+            return Charge(
+                receipt["arrived"] + receipt["wait_s"], receipt["arrived"] + receipt["total_s"], tokens, estimate
+            )
 
         return await asyncio.gather(*(look(ask) for ask in asks if ask.tokens))
 

@@ -63,7 +63,7 @@ BARS = {
     "us_per_decision": 50,
     "actor_messages_per_request": 0.1,
 }
-TOLD = "slots, refused"  # shown beside the others: a free slot waits for no client that is away
+SHOWN_BESIDE = "slots, refused"  # shown beside the others: a free slot waits for no client that is away
 
 
 def configuration() -> dict[str, Any]:
@@ -85,7 +85,7 @@ async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str,
     for load in STRESSES:
         async with watched(stage) as engine:
             crowd = await loads.at_once(stage, load, options.seed)
-        found[load.name] = await _told(stage, load, crowd, None) | {"engine_running": int(engine.running)}
+        found[load.name] = await _figures(stage, load, crowd, None) | {"engine_running": int(engine.running)}
         found[load.name]["engine_tokens_beyond"] = engine.tokens - sum(ask.tokens for ask in crowd.asks)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
     calls = await calls_per_request(stage, far_keys, options.seed, options.far_s, FAR_ROUNDS)
@@ -97,7 +97,7 @@ async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str,
         crowds = await asyncio.gather(*(loads.run(stage, load, options.seed, span_s) for load in chosen))
     calls_near = router_calls(stage) - calls_before
     for load, crowd in zip(chosen, crowds, strict=True):
-        found[load.name] = await _told(stage, load, crowd, span_s)
+        found[load.name] = await _figures(stage, load, crowd, span_s)
         console.print(f"{load.name}: {found[load.name]}", highlight=False)
     asks = [ask for crowd in crowds for ask in crowd.asks]
     whole = {
@@ -110,7 +110,7 @@ async def measure(stage: Stage, options: argparse.Namespace, far_keys: dict[str,
     return {"loads": found, "calls": calls, "counts": whole}
 
 
-async def _told(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> dict[str, Any]:
+async def _figures(stage: Stage, load: Load, crowd: Any, span_s: float | None) -> dict[str, Any]:
     return loads.figures(load, crowd, await loads.charges_of(stage, crowd.asks), span_s)
 
 
@@ -125,7 +125,7 @@ def result_of(
     unused = [
         one["unused"] * of_minutes.get(name, 1.0)
         for name, one in loads_.items()
-        if one["unused"] is not None and name != TOLD
+        if one["unused"] is not None and name != SHOWN_BESIDE
     ]
     return {
         "over_limit_share": round(max(0.0, *over, *(one["over"] for one in virtual.values())), 4),
@@ -150,15 +150,15 @@ def show(console: Console, real: Mapping[str, Any], virtual: Mapping[int, Any], 
         "broken promises",
     )
     table = Table(*columns, title="real instance, three routers")
-    for name, one in real["loads"].items():
-        unused = "-" if one["unused"] is None else f"{one['unused']:.2%}"
-        cells = (one["asked"], one["admitted"], sum(one["refusals"].values()), f"{max(one['over'].values()):.2%}")
-        rest = (f"{one['over_with_debts']:.2%}", one["most_at_once"], unused, one["failed"], one["broken_promises"])
+    for name, load in real["loads"].items():
+        unused = "-" if load["unused"] is None else f"{load['unused']:.2%}"
+        cells = (load["asked"], load["admitted"], sum(load["refusals"].values()), f"{max(load['over'].values()):.2%}")
+        rest = (f"{load['over_with_debts']:.2%}", load["most_at_once"], unused, load["failed"], load["broken_promises"])
         table.add_row(name, *map(str, (*cells, *rest)))
-    for seed, one in virtual.items():
-        debts = f"{one['over_with_debts']:.2%}"
-        rest = (debts, one["most_at_once_over"], f"{one['unused']:.2%}", one["failed"], one["broken_promises"])
-        cells = (one["asked"], one["charged"], one["refused"], f"{one['over']:.2%}")
+    for seed, run in virtual.items():
+        debts = f"{run['over_with_debts']:.2%}"
+        rest = (debts, run["most_at_once_over"], f"{run['unused']:.2%}", run["failed"], run["broken_promises"])
+        cells = (run["asked"], run["charged"], run["refused"], f"{run['over']:.2%}")
         table.add_row(f"virtual, seed {seed}", *map(str, (*cells, *rest)))
     console.print(table)
     figures = Table("figure", "value", "bar", title="limits")
@@ -194,8 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(options.seed, options.seed + options.seeds)
     with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as processes:
         virtual = dict(zip(seeds, processes.map(run_virtual, seeds, itertools.repeat(options.tenants)), strict=True))
-    for seed, told in virtual.items():
-        console.print(f"virtual time, seed {seed}: {told}", highlight=False)
+    for seed, figures in virtual.items():
+        console.print(f"virtual time, seed {seed}: {figures}", highlight=False)
     far = {name: f"sk-{secrets.token_hex(16)}" for name in ("none", "limits")}
     keys = [loads.key_of(load) for load in (*STRESSES, *LOADS)]
     keys += [{"key": far["none"], "tenant": "none"}, {"key": far["limits"], "tenant": "limits", "limits": FAR}]

@@ -88,13 +88,13 @@ def unused_share(
     their mean size. What it had left at the end of the time is what was not used, at least 0.0.
     """
     begin, end = span
-    found = sorted((one for one in charges if one.at <= end), key=lambda one: one.at)
+    found = sorted((charge for charge in charges if charge.at <= end), key=lambda charge: charge.at)
     if not found:
         return 1.0
     mean = Charge(end, end, 0, sum(one.estimate for one in found) // len(found))
     ideal = _Ideal(begin, requests, tokens, slots)
-    for one in (*found, mean):
-        ideal.admit(one)
+    for charge in (*found, mean):
+        ideal.admit(charge)
     return max(0.0, 1.0 - (ideal.now - begin) / (end - begin))
 
 
@@ -109,9 +109,9 @@ class _Ideal:
         self._levels = [bucket.burst for bucket in self._buckets]
         self._ends: list[tuple[float, int]] = []  # with the tokens that come back then
 
-    def admit(self, one: Charge) -> None:
+    def admit(self, charge: Charge) -> None:
         """Charge a request at the first moment from now on at which it may be."""
-        need = (1.0, float(one.estimate))
+        need = (1.0, float(charge.estimate))
         while True:
             waits = [
                 (amount - level) * MINUTE_S / bucket.per_minute
@@ -123,7 +123,7 @@ class _Ideal:
             self._end_one()
         self._pass(at)
         self._levels = [level - amount for level, amount in zip(self._levels, need, strict=True)]
-        heapq.heappush(self._ends, (at + one.until - one.at, one.estimate - one.tokens))
+        heapq.heappush(self._ends, (at + charge.until - charge.at, charge.estimate - charge.tokens))
 
     def _end_one(self) -> None:
         at, back = heapq.heappop(self._ends)

@@ -111,13 +111,13 @@ def growth_hold(seed: int) -> dict[str, Any]:
             if used > pool:
                 break
             made[name] += tokens
-            router.line.in_flight.progress(name, tokens)
+            router.queue.in_flight.progress(name, tokens)
             if made[name] >= answer:
                 del made[name]
                 router.end(router.running[name], answer)
             elif 100 + made[name] > given[name] - 16:
                 given[name] += block
-                router.line.in_flight.grow(name, block, network.clock.now)
+                router.queue.in_flight.grow(name, block, network.clock.now)
         router.after([])
 
     network.clock.every(step_s, step)
@@ -184,7 +184,7 @@ def resets(seed: int) -> dict[str, Any]:
 
     def step() -> None:
         for name in list(router.running):
-            router.line.in_flight.progress(name, 1)
+            router.queue.in_flight.progress(name, 1)
 
     network.clock.every(0.02, step)
 

@@ -109,9 +109,9 @@ def wait_p50_s(above: RequestClass, below: RequestClass, span_s: float, seed: in
     loop = Staying([*people(above), *crowd(below)], policy(), seed)
     newcomers = Staying([*arriving(above, 0.3, 4), *arriving(below, 3.7, TENANTS)], policy(), seed)
     found = []
-    for one in (loop, newcomers):
-        one.run(span_s)
-        waits = one.waits(above)
+    for staying in (loop, newcomers):
+        staying.run(span_s)
+        waits = staying.waits(above)
         found.append(waits[len(waits) // 2])
     return max(found)
 
@@ -121,9 +121,9 @@ def starved(span_s: float, seed: int, names: tuple[str, ...]) -> dict[str, dict[
     found = {}
     for name in names:
         crowds, bounds, kv_tokens = MIXES[name]
-        one = Staying(crowds, bounds, seed, kv_tokens)
-        one.run(span_s)
-        found[name] = {"value": one.starved(), "asking": one.starved(asking=True)}
+        staying = Staying(crowds, bounds, seed, kv_tokens)
+        staying.run(span_s)
+        found[name] = {"value": staying.starved(), "asking": staying.starved(asking=True)}
     return found
 
 

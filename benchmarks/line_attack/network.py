@@ -95,21 +95,21 @@ class Actor:
         clock.every(ACTOR_TICK_S, self._tick)
         clock.every(ENGINE_HEARTBEAT_S, self._engines_speak)
 
-    def exchange(self, told: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
-        answer(self.quota.on_exchange(told, self._clock.now))
+    def exchange(self, message: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
+        answer(self.quota.on_exchange(message, self._clock.now))
         self.moved()
 
-    def watch(self, told: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
-        reply = self.quota.on_watch(told, self._clock.now, timed_out=False)
+    def watch(self, message: RouterMessage, answer: Callable[[ActorReply], None]) -> None:
+        reply = self.quota.on_watch(message, self._clock.now, timed_out=False)
         if reply is not None:
             answer(reply)
             return
-        mine = self._watching[told.router] = (told._replace(resend=False), answer)
-        self._clock.after(WATCH_S, lambda: self._tell(told.router, mine))
+        entry = self._watching[message.router] = (message._replace(resend=False), answer)
+        self._clock.after(WATCH_S, lambda: self._tell(message.router, entry))
 
     def moved(self) -> None:
         """Something was decided: who watches hears of it, and the lines are looked at when something comes due."""
-        for router in self.quota.queue.actor_sessions.take_woken():
+        for router in self.quota.queue.router_sessions.take_woken():
             self._tell(router, self._watching.get(router))
         changes = self.quota.changes()
         self.quota.checkpoint.stored(changes)
@@ -140,10 +140,10 @@ class Actor:
         if watch is None or self._watching.get(router) is not watch:
             return
         del self._watching[router]
-        told, answer = watch
+        message, answer = watch
         answer(
-            self.quota.on_watch(told, self._clock.now, timed_out=True)
-            or self.quota.queue.actor_sessions.stale_reply(told)
+            self.quota.on_watch(message, self._clock.now, timed_out=True)
+            or self.quota.queue.router_sessions.stale_reply(message)
         )
 
     def _come_up(self) -> None:
@@ -171,7 +171,7 @@ class Router:
     clock: Clock
     actor: Actor
     delay_s: Callable[[], float]  # of a message, one way
-    line: RouterQueue = field(init=False)
+    queue: RouterQueue = field(init=False)
     incarnations: set[int] = field(default_factory=set)  # that have spoken
     asked: dict[str, Asked] = field(default_factory=dict)  # who waits
     charges: dict[str, Callable[[LimitDecision], None]] = field(default_factory=dict)  # who waits to be charged
@@ -179,19 +179,19 @@ class Router:
     _calls: int = 0
     _flushing: bool = False
     _quiet_until: float = 0.0
-    _said_s: float = 0.0
+    _sent_s: float = 0.0
     _beat_s: float = 0.0
     _due_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.line = RouterQueue(self.name)
+        self.queue = RouterQueue(self.name)
         self._report()
         self._watch()
 
     def ask(self, arrival: Arrival, on_grant: Callable[[Asked], None], on_refuse: Callable[..., None]) -> Asked:
         """A caller asks for a place."""
         asked = self.asked[arrival.request_id] = Asked(arrival, self.clock.now, on_grant, on_refuse)
-        self.after(self.line.on_arrive(MODEL, arrival, self.clock.now))
+        self.after(self.queue.on_arrive(MODEL, arrival, self.clock.now))
         return asked
 
     def end(self, asked: Asked, output_tokens: int) -> None:
@@ -199,11 +199,11 @@ class Router:
         name = asked.arrival.request_id
         prompt = asked.arrival.prompt_tokens
         del self.running[name]
-        self.after(self.line.on_done(name, self.clock.now, prompt, output_tokens))
+        self.after(self.queue.on_done(name, self.clock.now, prompt, output_tokens))
 
     def charge(self, request: LimitedRequest, then: Callable[[LimitDecision], None]) -> None:
         """A caller asks to be charged against its limits."""
-        decision = self.line.charge(request, self.clock.now)
+        decision = self.queue.charge(request, self.clock.now)
         if decision is None:
             self.charges[request.request_id] = then
         self.after([])
@@ -212,12 +212,12 @@ class Router:
 
     def end_charge(self, request_id: str, tokens: int | None) -> None:
         """A charged request has ended; None: it failed."""
-        self.line.limits.on_end(request_id, tokens, 0, self.clock.now)
+        self.queue.limits.on_end(request_id, tokens, 0, self.clock.now)
         self.after([])
 
     def after(self, actions: list[Action]) -> None:
         """What every event ends with."""
-        decided, self.line.limits.decided = self.line.limits.decided, []
+        decided, self.queue.limits.decided = self.queue.limits.decided, []
         for decision in decided:
             self.charges.pop(decision.request_id)(decision)
         for action in actions:
@@ -232,14 +232,14 @@ class Router:
         if not self._flushing:
             self._flushing = True
             self.clock.after(0.0, self._flush)
-        due = self.line.pending.next_due()
+        due = self.queue.pending.next_due()
         if due is not None and (self._due_s is None or due < self._due_s):
             self._due_s = due
             self.clock.after(max(0.0, due - self.clock.now), self._tick)
 
     def _tick(self) -> None:
         self._due_s = None
-        self.after(self.line.on_tick(self.clock.now))
+        self.after(self.queue.on_tick(self.clock.now))
 
     def _flush(self) -> None:
         self._flushing = False
@@ -248,62 +248,62 @@ class Router:
     def _send(self, *, beat: bool = False) -> None:
         now = self.clock.now
         while now >= self._quiet_until and self._calls < CALLS:
-            told = self.line.next_message(now, beat=beat)
-            if told is None:
+            message = self.queue.next_message(now, beat=beat)
+            if message is None:
                 return
             beat = False
-            self._said_s = now
+            self._sent_s = now
             self._calls += 1
-            self.incarnations.add(told.incarnation)
-            self._ask(self.actor.exchange, told, self._said)
+            self.incarnations.add(message.incarnation)
+            self._ask(self.actor.exchange, message, self._on_answer)
 
-    def _said(self) -> None:
+    def _on_answer(self) -> None:
         self._calls -= 1
         self.clock.after(0.0, self._flush)
 
     def _ask(
-        self, how: Callable[[RouterMessage, Callable[[ActorReply], None]], None], told: RouterMessage, then: Any
+        self, how: Callable[[RouterMessage, Callable[[ActorReply], None]], None], message: RouterMessage, then: Any
     ) -> None:
         """One question, half a round trip to the actor and half back; an actor that is away is noticed as soon."""
         sent_s = self.clock.now
-        known = self.line.router_session.epoch
+        known = self.queue.router_session.epoch
         half_s = self.delay_s()
 
-        def there() -> None:
+        def arrive() -> None:
             if self.actor.away:
                 self.clock.after(half_s, lost)
             else:
-                how(told, lambda reply: self.clock.after(self.delay_s(), lambda: back(reply)))
+                how(message, lambda reply: self.clock.after(self.delay_s(), lambda: back(reply)))
 
         def lost() -> None:
             self._quiet_until = self.clock.now + ACTOR_RETRY_S
-            self.after(self.line.on_lost(self.clock.now))
+            self.after(self.queue.on_lost(self.clock.now))
             then()
 
         def back(reply: ActorReply) -> None:
             if reply.is_stale and reply.epoch == known:
                 self._quiet_until = self.clock.now + ACTOR_RETRY_S
-            self.after(self.line.on_reply(reply, sent_s, self.clock.now))
+            self.after(self.queue.on_reply(reply, sent_s, self.clock.now))
             then()
 
-        self.clock.after(half_s, there)
+        self.clock.after(half_s, arrive)
 
     def _watch(self) -> None:
-        if not self.line.router_session.is_booked:
+        if not self.queue.router_session.is_booked:
             self.clock.after(ROUND_TRIP_S, self._watch)
             return
         self._ask(
-            self.actor.watch, self.line.router_session.watch_message(), lambda: self.clock.after(0.0, self._watch)
+            self.actor.watch, self.queue.router_session.watch_message(), lambda: self.clock.after(0.0, self._watch)
         )
 
     def _report(self) -> None:
-        soonest_s = REPORT_S if self.line.router_session.state.contended else CALM_REPORT_S
+        soonest_s = REPORT_S if self.queue.router_session.state.contended else CALM_REPORT_S
         now = self.clock.now
-        report_s = max(soonest_s, REPORT_EACH_S * len(self.line.in_flight.running))
-        if now >= self._beat_s + ROUTER_HEARTBEAT_S or (self.line.has_reports and now >= self._said_s + report_s):
+        report_s = max(soonest_s, REPORT_EACH_S * len(self.queue.in_flight.running))
+        if now >= self._beat_s + ROUTER_HEARTBEAT_S or (self.queue.has_reports and now >= self._sent_s + report_s):
             self._beat_s = now
             self._send(beat=True)
-        left_s = self._said_s + report_s - now
+        left_s = self._sent_s + report_s - now
         self.clock.after(left_s if left_s > 0.0 else report_s, self._report)
 
 
@@ -322,9 +322,9 @@ class Network:
         self.routers = [Router(f"r{number}", self.clock, self.actor, delay_s) for number in range(routers)]
         self._ids = itertools.count(1)
         for router in self.routers:
-            router.line.serve(MODEL, policy)
+            router.queue.serve(MODEL, policy)
             for engine in engines:
-                router.after(router.line.set_reachability(MODEL, engine, True, self.clock.now))
+                router.after(router.queue.set_reachability(MODEL, engine, True, self.clock.now))
         self.clock.run(1.0)  # accounts are booked, credit has come
 
     def arrival(self, level: RequestClass, tenant: str, tokens: int, prompt_tokens: int = 1) -> Arrival:

@@ -61,8 +61,8 @@ class Staying:
     def __init__(self, crowds: Sequence[Crowd], policy: QueuePolicy, seed: int, kv_tokens: int | None = None) -> None:
         self._draw = random.Random(seed)
         self._policy = policy
-        self._line = Admission(policy)
-        set_replica(self._line, ENGINE, SLOTS, 0.0, kv_tokens)
+        self._queue = Admission(policy)
+        set_replica(self._queue, ENGINE, SLOTS, 0.0, kv_tokens)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._ids = itertools.count()
@@ -72,7 +72,7 @@ class Staying:
         self.now = 0.0
         self.granted: list[Granted] = []
         self.refused = 0
-        self._in_line: dict[Key, int] = defaultdict(int)
+        self._waiting_count: dict[Key, int] = defaultdict(int)
         self.wait_spans: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # spans in which somebody waited
         self._since: dict[Key, float] = {}
         self._asks: dict[Key, list[tuple[float, float]]] = defaultdict(list)  # of each request to its grant
@@ -106,9 +106,9 @@ class Staying:
     def _starved_in(self, begin_s: float, waits: Mapping[Key, Spans]) -> int:
         end_s = begin_s + WINDOW_S
         had: dict[Key, int] = defaultdict(int)
-        for one in self.granted:
-            if begin_s <= one.at_s < end_s:
-                had[one.key] += one.tokens
+        for grant in self.granted:
+            if begin_s <= grant.at_s < end_s:
+                had[grant.key] += grant.tokens
         part = self._policy.min_share * sum(had.values())
         found = 0
         for level in RequestClass:
@@ -145,16 +145,16 @@ class Staying:
         self._asked[request_id] = (crowd, since)
         self.largest[key] = max(self.largest[key], crowd.tokens)
         self._count(key, 1)
-        self._took(self._line.on_arrive(arrival, self.now))
+        self._took(self._queue.on_arrive(arrival, self.now))
 
     def _ask_again(self, number: int) -> None:
         self._ask(*self._away.pop(number))
 
     def _count(self, key: Key, by: int) -> None:
-        self._in_line[key] += by
-        if self._in_line[key] == 1 and by > 0:
+        self._waiting_count[key] += by
+        if self._waiting_count[key] == 1 and by > 0:
             self._since[key] = self.now
-        elif not self._in_line[key]:
+        elif not self._waiting_count[key]:
             self.wait_spans[key].append((self._since.pop(key), self.now))
 
     def _took(self, actions: list[Action]) -> None:
@@ -173,7 +173,7 @@ class Staying:
                 number = next(self._ids)
                 self._away[number] = crowd, since
                 self._at(self.now + retry_s, partial(self._ask_again, number))
-        due = self._line.next_due()
+        due = self._queue.next_due()
         if due is not None and (due < self._tick_at or self._tick_at <= self.now):
             self._tick_at = due
             self._at(due, self._tick)
@@ -181,11 +181,11 @@ class Staying:
     def _tick(self) -> None:
         if self.now >= self._tick_at:
             self._tick_at = math.inf
-        self._took(self._line.on_tick(self.now))
+        self._took(self._queue.on_tick(self.now))
 
     def _end(self, request_id: str, crowd: Crowd) -> None:
         half = crowd.tokens // 2
-        self._took(self._line.on_done(request_id, self.now, half, crowd.tokens - half))
+        self._took(self._queue.on_done(request_id, self.now, half, crowd.tokens - half))
         if not crowd.clients:
             return
         think_s = self._draw.expovariate(1.0 / crowd.think_s) if crowd.think_s else 0.0

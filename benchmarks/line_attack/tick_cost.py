@@ -44,11 +44,11 @@ def _measure(seed: int, messages: int, *, waits: bool) -> float:
     for number in range(WARM + messages):
         now += 5e-4
         router = draw.choice(routers)
-        said = (router.arrive(), router.end()) if router.running else (router.arrive(),)
-        took_s = router.say(quota, said, now)
+        events = (router.arrive(), router.end()) if router.running else (router.arrive(),)
+        took_s = router.say(quota, events, now)
         began = time.process_time()
         after(now)
-        quota.queue.actor_sessions.take_woken()
+        quota.queue.router_sessions.take_woken()
         quota.queue.next_due()
         took_s += time.process_time() - began
         spent_s += took_s if number >= WARM else 0.0

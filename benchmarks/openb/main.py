@@ -256,12 +256,12 @@ def run(plan: Plan, folder: Path = DATA, say: Callable[[str], None] = lambda lin
             note(name, "unallocated_steady", in_steady.unallocated)
             cost.setdefault(name, []).extend((at_100, in_steady))
             say(f"seed {seed} {name:>9}: {at_100.unallocated:.2%} at 100%, {in_steady.unallocated:.2%} steady")
-        there: dict[Pod, float] = {}
+        stays: dict[Pod, float] = {}
         for visit in coming:
             stay = overlap(visit, plan.warmup, until) / plan.window
-            there[visit.pod] = there.get(visit.pod, 0.0) + stay
+            stays[visit.pod] = stays.get(visit.pod, 0.0) + stay
         note(BOUND, "unallocated_at_100", unallocated_bound(nodes, Counter(came), DEVICE_MILLI))
-        note(BOUND, "unallocated_steady", unallocated_bound(nodes, there, DEVICE_MILLI))
+        note(BOUND, "unallocated_steady", unallocated_bound(nodes, stays, DEVICE_MILLI))
     return {
         "openb": {name: {variant: fmean(all_) for variant, all_ in figures.items()} for name, figures in runs.items()},
         "openb_runs": runs,

@@ -170,8 +170,8 @@ class Window:
         """Part of the granted tokens that each group had: as the line reckons them, or as vLLM's server served them."""
         tokens = dict.fromkeys(GROUPS, 0)
         group_of = {one.number: one.group for one in self.inside}
-        for one in self.decisions:
-            tokens[group_of[one.number]] += one.tokens if one.granted else 0
+        for decision in self.decisions:
+            tokens[group_of[decision.number]] += decision.tokens if decision.granted else 0
         if not self.decisions:
             for answer in self.inside:
                 tokens[answer.group] += answer.prompt_tokens + answer.output_tokens
@@ -252,8 +252,8 @@ class Window:
 def _sums(some: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Mappings added up, name by name."""
     found: Counter[str] = Counter()
-    for one in some:
-        found.update(one)
+    for counts in some:
+        found.update(counts)
     return dict(found)
 
 
@@ -279,7 +279,7 @@ def shares(tokens: Mapping[str, float]) -> dict[str, float] | None:
 def served_share(answers: Iterable[Answer]) -> float | None:
     """Tokens of finished requests over those of all that were asked for; None of nothing."""
     asked = done = 0
-    for one in answers:
-        asked += one.asked_tokens
-        done += one.asked_tokens if one.outcome is Ended.FINISHED else 0
+    for answer in answers:
+        asked += answer.asked_tokens
+        done += answer.asked_tokens if answer.outcome is Ended.FINISHED else 0
     return done / asked if asked else None

@@ -79,9 +79,9 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         known = self._read(CONDITIONS_FILE)
         for name in ("plan", "model"):
-            mine, its = (json.loads(json.dumps(of[name] if of else None)) for of in (facts, known))
-            if its is not None and _without_arms(mine) != _without_arms(its):
-                raise BenchmarkError(f"{folder} is of another {name}: {its}")
+            fact, known_fact = (json.loads(json.dumps(of[name] if of else None)) for of in (facts, known))
+            if known_fact is not None and _without_arms(fact) != _without_arms(known_fact):
+                raise BenchmarkError(f"{folder} is of another {name}: {known_fact}")
         if known is None:
             self._write(CONDITIONS_FILE, facts)
         self.conditions = known or facts

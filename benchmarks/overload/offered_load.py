@@ -98,7 +98,7 @@ def text(offer: Offer, draw: random.Random) -> str:
     return " ".join(draw.choices(WORDS, k=offer.prompt_tokens - TEMPLATE_TOKENS))
 
 
-def wire(offer: Offer, label: Label, client_id: str, where: str, model: str, prompt: str) -> bytes:
+def request_bytes(offer: Offer, label: Label, client_id: str, where: str, model: str, prompt: str) -> bytes:
     """The request as HTTP/1.1 on the wire; `where` is host and port."""
     body = chat(model, prompt, offer.output_tokens)
     headers = {"x-request-id": client_id}

@@ -32,7 +32,7 @@ import uvloop
 
 from benchmarks.common.loadgen import own_cpu_s
 from benchmarks.common.output import write_json, write_line
-from benchmarks.overload.offered_load import GROUPS, Label, Offer, endless, lengths, offers, text, wire
+from benchmarks.overload.offered_load import GROUPS, Label, Offer, endless, lengths, offers, request_bytes, text
 from benchmarks.overload.open_loop_client import Client, Ended, Flight
 
 DRAIN_S = 90.0  # after the last arrival: nothing that was granted runs longer than a tenth of it
@@ -225,7 +225,8 @@ async def drive(spec: Spec) -> dict[str, Any]:
     draw = random.Random(spec.seed)
     where = f"{spec.host}:{spec.port}"
     made = (  # a closed loop makes its requests as it goes, an open one before it begins
-        (o, wire(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw))) for o in spec.offered()
+        (o, request_bytes(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw)))
+        for o in spec.offered()
     )
     loop = asyncio.get_running_loop()
     run = Run(spec, made if spec.closed else iter(list(made)), loop, loop.create_future())

@@ -50,7 +50,7 @@ def build(windows: Sequence[Window], levels: Levels, conditions: Mapping[str, An
         "vllm": summary(by_arm.get(VLLM, {}), figures.get(VLLM, {})),
         "control": None if control is None else gaps(control, seed=1),
         "high_ttft_p90_ratio_4x": high_ratio(ours, 0.9)[0],
-        "high_4x": None if peak is None else told_of(peak, HIGH),
+        "high_4x": None if peak is None else summary_of(peak, HIGH),
         "staying": None if staying is None else stayed(staying),
         "bars": BARS,
         "high_ttft_p99_ratio_interval": spread,
@@ -66,7 +66,7 @@ def _at_once(windows: Sequence[Window] | Any) -> list[Decision]:
     return [one for w in windows for one in w.decisions if one.refused is not None and one.on_arrival]
 
 
-def told_of(window: Window, group: str) -> dict[str, Any]:
+def summary_of(window: Window, group: str) -> dict[str, Any]:
     """What can be told of a group however few it are: how many asked, how many were answered, and the median."""
     first_ms = _firsts(window.of_group(group))
     p50 = quantile(first_ms, 0.5)
@@ -76,7 +76,7 @@ def told_of(window: Window, group: str) -> dict[str, Any]:
 def stayed(window: Window) -> dict[str, Any]:
     """The closed loop of clients who stay, by group; `refusals`: of all of them, each followed by another try."""
     return {
-        "groups": {group: told_of(window, group) | quantiles(_firsts(window.of_group(group))) for group in GROUPS},
+        "groups": {group: summary_of(window, group) | quantiles(_firsts(window.of_group(group))) for group in GROUPS},
         "refusals": window.raw.get("refusals", 0),
         "granted_share": window.granted_share(),
         "tokens_per_s": shorten(window.throughput),
@@ -118,7 +118,7 @@ def summary(windows: Mapping[float, Window], figures: Mapping[str, Any]) -> dict
     return {
         "high_ttft_p99_ratio_4x": high_ratio(windows)[0],
         "high_ttft_p90_ratio_4x": high_ratio(windows, 0.9)[0],
-        "high_4x": None if top is None else told_of(top, HIGH),
+        "high_4x": None if top is None else summary_of(top, HIGH),
         "goodput_4x_over_peak": over_peak(windows),
         "abandoned_token_share": None if top is None else top.abandoned()["token_share"],
         "low_granted_share_4x": None if top is None else (top.granted_share() or {}).get(LOW),
@@ -181,16 +181,17 @@ def _short(value: float | None) -> float | None:
 
 def progress_line(window: Window) -> str:
     """One line about a window that has just been measured."""
-    one = window.figures()
-    high = one["ttft_ms"][HIGH]
-    met = one["attainment"]
-    cpu = one["cpu"]
-    left = f", LEFT {one['left_afterwards']}" if one["left_afterwards"] else ""
+    figures = window.figures()
+    high = figures["ttft_ms"][HIGH]
+    met = figures["attainment"]
+    cpu = figures["cpu"]
+    left = f", LEFT {figures['left_afterwards']}" if figures["left_afterwards"] else ""
     return (
-        f"{window.arm:>7} {window.multiple:g}x: {one['goodput_tokens_per_s']:.0f} of {one['tokens_per_s']:.0f} tokens "
-        f"a second good; high TTFT p50 {high['p50']} p99 {high['p99']} ms (n {high['n']} of {high['offered']}); met "
-        f"{met[HIGH]} / {met['normal']} / {met[LOW]}; cores {cpu['engine_core']:.2f} + {cpu['other_core']:.2f}, others "
-        f"{cpu['foreign']:.2f}; failed {one['failed']}{left}"
+        f"{window.arm:>7} {window.multiple:g}x: {figures['goodput_tokens_per_s']:.0f} of "
+        f"{figures['tokens_per_s']:.0f} tokens a second good; high TTFT p50 {high['p50']} p99 "
+        f"{high['p99']} ms (n {high['n']} of {high['offered']}); met {met[HIGH]} / {met['normal']} / {met[LOW]}; cores "
+        f"{cpu['engine_core']:.2f} + {cpu['other_core']:.2f}, others "
+        f"{cpu['foreign']:.2f}; failed {figures['failed']}{left}"
     )
 
 
@@ -201,15 +202,15 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
     for column in (*columns, "good tokens/s", "tokens/s", "refused", "left", "engine", "other"):
         table.add_column(column, justify="left" if column == "arm" else "right")
     for arm, by_multiple in result["windows"].items():
-        for multiple, one in by_multiple.items():
-            ttft = one["ttft_ms"]
-            met = one["attainment"]
-            ends = [sum(by.get(how, 0) for by in one["outcomes"].values()) for how in ("refused", "abandoned")]
+        for multiple, figures in by_multiple.items():
+            ttft = figures["ttft_ms"]
+            met = figures["attainment"]
+            ends = [sum(by.get(how, 0) for by in figures["outcomes"].values()) for how in ("refused", "abandoned")]
             cells = [_cell(ttft[HIGH]["p50"]), _cell(ttft[HIGH]["p99"]), str(ttft[HIGH]["n"])]
             cells += [_cell(ttft[group]["p99"]) for group in GROUPS[1:]]
             cells.append(" ".join(_cell(met[group]) for group in GROUPS))
-            cells += [f"{one['goodput_tokens_per_s']:.0f}", f"{one['tokens_per_s']:.0f}", *map(str, ends)]
-            cells += [f"{one['cpu'][core]:.2f}" for core in ("engine_core", "other_core")]
+            cells += [f"{figures['goodput_tokens_per_s']:.0f}", f"{figures['tokens_per_s']:.0f}", *map(str, ends)]
+            cells += [f"{figures['cpu'][core]:.2f}" for core in ("engine_core", "other_core")]
             table.add_row(arm, f"{multiple}x", *cells)
         table.add_section()
     console.print(table)
@@ -226,9 +227,11 @@ def print_tables(console: Console, result: Mapping[str, Any]) -> None:
         bars.add_row(name, _cell(value), f"{sign} {bar:g}: {verdict}", *others)
     if result["staying"]:
         bars.add_section()
-        for group, one in result["staying"]["groups"].items():
-            told = f"p50 {_cell(one['p50'])}, p95 {_cell(one['p95'])} ms, {one['answered']} of {one['offered']}"
-            bars.add_row(f"{group}, clients who stay", told, "", "", "")
+        for group, waits in result["staying"]["groups"].items():
+            summary = (
+                f"p50 {_cell(waits['p50'])}, p95 {_cell(waits['p95'])} ms, {waits['answered']} of {waits['offered']}"
+            )
+            bars.add_row(f"{group}, clients who stay", summary, "", "", "")
     other = result["other_core_at_peak"]
     bars.add_row("other core at its peak", _cell(other), f"under {OTHER_CORE_BAR:g}", "", "")
     console.print(bars)

@@ -83,7 +83,7 @@ class Engine:
     levels: Levels | None
     stops: bool
     now: float = 0.0
-    line: Admission = field(init=False)
+    queue: Admission = field(init=False)
     waiting: dict[str, Run] = field(default_factory=dict)
     running: dict[str, Run] = field(default_factory=dict)
     ended: list[Run] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Engine:
     again: int = 0
 
     def __post_init__(self) -> None:
-        self.line = Admission(self.policy)
-        set_replica(self.line, "engine", self.slots, 0.0)
+        self.queue = Admission(self.policy)
+        set_replica(self.queue, "engine", self.slots, 0.0)
 
     def arrive(self, offer: Offer) -> None:
         run = self.waiting[str(offer.number)] = Run(offer)
@@ -117,7 +117,7 @@ class Engine:
             preempted=run.stopped,
             produced_tokens=run.produced,
         )
-        self.take(self.line.on_arrive(arrival, self.now))
+        self.take(self.queue.on_arrive(arrival, self.now))
 
     def leave(self, offer: Offer) -> None:
         """Its client has had no first token for too long."""
@@ -127,7 +127,7 @@ class Engine:
             self.waiting.pop(name, None)
             self.running.pop(name, None)
             self.ended.append(run)
-            self.take(self.line.on_cancel(name, self.now))
+            self.take(self.queue.on_cancel(name, self.now))
 
     def take(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -163,13 +163,13 @@ class Engine:
         for name, run in deciding:
             run.produced += 1
             run.first_s = self.now if run.first_s is None else run.first_s
-            self.take(self.line.on_progress(name, 1, self.now))
+            self.take(self.queue.on_progress(name, 1, self.now))
         for name, run in batch.items():
             if run.produced >= run.offer.output_tokens:
                 del self.running[name]
                 run.ended_s = self.now
                 self.ended.append(run)
-                self.take(self.line.on_done(name, self.now, run.offer.prompt_tokens, run.produced))
+                self.take(self.queue.on_done(name, self.now, run.offer.prompt_tokens, run.produced))
         for name, run in list(self.running.items()):
             if run.is_stopping:
                 self._stop(name, run)
@@ -178,7 +178,7 @@ class Engine:
         del self.running[name]
         run.stopped += 1
         run.is_stopping = False
-        self.take(self.line.on_done(name, self.now, run.offer.prompt_tokens, run.produced))
+        self.take(self.queue.on_done(name, self.now, run.offer.prompt_tokens, run.produced))
         self.waiting[name] = run
         self._enter(run, age_s=self.now - run.offer.at_s if run.keeps_place else 0.0)
 
@@ -189,7 +189,7 @@ def simulate(engine: Engine, load: Sequence[Offer], span_s: float) -> None:
     coming = iter(load)
     following = next(coming, None)
     while following is not None or engine.running or engine.waiting:
-        due = engine.line.next_due() if engine.waiting else None
+        due = engine.queue.next_due() if engine.waiting else None
         times = [
             math.inf if following is None else following.at_s,
             leaves[0][0] if leaves else math.inf,
@@ -209,7 +209,7 @@ def simulate(engine: Engine, load: Sequence[Offer], span_s: float) -> None:
         elif leaves and leaves[0][0] <= engine.now:
             engine.leave(load[heapq.heappop(leaves)[1]])
         else:
-            engine.take(engine.line.on_tick(engine.now))
+            engine.take(engine.queue.on_tick(engine.now))
 
 
 def levels_of(drawn_from: Lengths, slots: int, seed: int) -> Levels:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.batch_fill.figures import Window, engine_figures, first_tokens, p99, pooled
 from benchmarks.batch_fill.load import HIGH
-from benchmarks.preemption.low_load import LowAnswer, Said, wrong
+from benchmarks.preemption.low_load import Completion, LowAnswer, wrong
 
 # what the first token of `high` may cost beside a full engine
 STEPS = 2
@@ -54,7 +54,7 @@ class LowRound:
 
 
 def result(
-    alone: Sequence[Window], beside: Sequence[Window], rounds: Sequence[LowRound], right: Mapping[int, Said]
+    alone: Sequence[Window], beside: Sequence[Window], rounds: Sequence[LowRound], right: Mapping[int, Completion]
 ) -> dict[str, Any]:
     """The figures of all rounds."""
     first = [p99(pooled(windows, first=True, levels=(HIGH,))) for windows in (alone, beside)]

@@ -40,7 +40,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Completion:
     """What an answer says; streamed or not, it is the same."""
 
     text: str
@@ -55,7 +55,7 @@ class LowAnswer:
 
     question: int
     request_id: str
-    said: Said | None
+    completion: Completion | None
     failure: str = ""
 
 
@@ -70,7 +70,7 @@ def questions_of(count: int, tokens: tuple[int, int], seed: int) -> list[Questio
     return found
 
 
-def said_of(body: bytes, *, is_stream: bool) -> Said:
+def completion_of(body: bytes, *, is_stream: bool) -> Completion:
     """Read a whole answer, or all events of a stream.
 
     Raises:
@@ -92,7 +92,7 @@ def said_of(body: bytes, *, is_stream: bool) -> Said:
                 text += choice["text"]
                 finish_reason = choice["finish_reason"] or finish_reason
             usage = part.get("usage") or usage
-        return Said(text, finish_reason, usage["prompt_tokens"], usage["completion_tokens"])
+        return Completion(text, finish_reason, usage["prompt_tokens"], usage["completion_tokens"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"no completion: {error!r}: {body[-200:]!r}") from None
 
@@ -124,27 +124,27 @@ def answer_of(number: int, request_id: str, response: bytes, question: Question)
         answer.feed(response)
         if not answer.complete or answer.status != 200:
             return LowAnswer(number, request_id, None, f"{answer.status} {answer.body[:200]!r}")
-        return LowAnswer(number, request_id, said_of(answer.body, is_stream=question.is_stream))
+        return LowAnswer(number, request_id, completion_of(answer.body, is_stream=question.is_stream))
     except (OSError, ValueError) as error:
         return LowAnswer(number, request_id, None, repr(error))
 
 
-async def undisturbed(url: str, key: str, questions: Sequence[Question], at_once: int) -> dict[int, Said]:
+async def undisturbed(url: str, key: str, questions: Sequence[Question], at_once: int) -> dict[int, Completion]:
     """The answers to all questions while nothing else runs, by number.
 
     Raises:
         OSError, ValueError: one has failed.
     """
-    found = dict[int, Said]()
+    found = dict[int, Completion]()
     turn = iter(enumerate(questions))
 
     async def client(name: int) -> None:
         for number, question in turn:
             request_id = f"undisturbed-{name}-{number}"
             answer = answer_of(number, request_id, await fetch(url, key, question, request_id), question)
-            if answer.said is None:
+            if answer.completion is None:
                 raise ValueError(f"an undisturbed answer failed: {answer.failure}")
-            found[number] = answer.said
+            found[number] = answer.completion
 
     async with asyncio.TaskGroup() as tasks:
         for name in range(at_once):
@@ -192,6 +192,6 @@ class LowClients:
             self._responses.append((number, request_id, response))
 
 
-def wrong(answers: Sequence[LowAnswer], right: Mapping[int, Said]) -> list[LowAnswer]:
+def wrong(answers: Sequence[LowAnswer], right: Mapping[int, Completion]) -> list[LowAnswer]:
     """The answers that differ from the undisturbed ones, and those that failed."""
-    return [answer for answer in answers if answer.said != right[answer.question]]
+    return [answer for answer in answers if answer.completion != right[answer.question]]

@@ -45,7 +45,7 @@ from benchmarks.preemption.figures import (
     result,
     verdicts,
 )
-from benchmarks.preemption.low_load import LowAnswer, LowClients, Question, Said, questions_of, undisturbed
+from benchmarks.preemption.low_load import Completion, LowAnswer, LowClients, Question, questions_of, undisturbed
 
 SIMULATED = "simulated"
 REAL = "vllm"
@@ -120,7 +120,7 @@ class Measurement:
         window_s: float,
         keys: list[str],
         questions: list[Question],
-        right: dict[int, Said],
+        right: dict[int, Completion],
     ) -> None:
         self._stage = stage
         self._shape = shape
@@ -171,11 +171,11 @@ class Measurement:
         receipt = self._stage.get(f"/admin/requests/{answer.request_id}")
         return int(receipt.json()["preempted"]) if receipt.status_code == 200 else 0
 
-    async def _until(self, holds: Callable[[], bool], bound_s: float, what: str) -> None:
+    async def _until(self, holds: Callable[[], bool], bound_s: float, expected: str) -> None:
         deadline = time.monotonic() + bound_s
         while not await asyncio.to_thread(holds):
             if time.monotonic() > deadline:
-                raise BenchmarkError(f"{what}: not within {bound_s:g} s")
+                raise BenchmarkError(f"{expected}: not within {bound_s:g} s")
             await asyncio.sleep(POLL_S)
 
     def _running(self) -> float:
@@ -216,8 +216,8 @@ def table_of(found: dict[str, Any]) -> Table:
     for name, first in found["first_token"].items():
         for level, parts in first.items():
             for part in ("all", "late", "queue", "engine", "outside"):
-                told = parts if part == "all" else parts[part]
-                quantiles = ", ".join(f"{1000 * told[f'p{q}_s']:.0f}" for q in (50, 95, 99))
+                spans = parts if part == "all" else parts[part]
+                quantiles = ", ".join(f"{1000 * spans[f'p{q}_s']:.0f}" for q in (50, 95, 99))
                 table.add_row(f"first token of {level} {name}, {part}", f"{quantiles} ms", "", "p50, p95, p99")
     return table
 

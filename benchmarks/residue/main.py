@@ -120,8 +120,8 @@ class Router:
         self._keys = [f"sk-residue-{number:06d}" for number in range(TENANTS)]
         keys = [KeySettings(key=key, tenant=f"tenant-{at}") for at, key in enumerate(self._keys)]
         keys.append(KeySettings(key=SCRAPER, tenant="tenant-0", metrics=True))
-        told = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
-        self._settings = Settings.model_validate(told)
+        settings = {"auth": {"keys": keys}, "admission": {"max_queued": MAX_QUEUED}, "models": (model,)}
+        self._settings = Settings.model_validate(settings)
         self._model = model
         self.engines = NearEngines(model)
         self.left: dict[str, Any] = {}  # what the actor still had of requests at the end

@@ -34,8 +34,8 @@ class NearEngines(Handle):
         """Start a replica, of a name that none had before."""
         engine = deployment.EngineReplica.__new__(deployment.EngineReplica)
         await deployment.EngineReplica.__init__(engine, self._settings.model_dump(mode="json"))
-        engine.wire = TcpServer(engine.run, engine.produced, LOOPBACK)
-        engine.wire.set_slots(engine.engine_info.slots)
+        engine.server = TcpServer(engine.run, engine.produced, LOOPBACK)
+        engine.server.set_slots(engine.engine_info.slots)
         name = f"engine-{next(self._names)}"
         self._replicas[name] = engine
         self._tell()

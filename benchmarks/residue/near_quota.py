@@ -49,7 +49,7 @@ class _Devices:
     async def leaving(self) -> dict[str, float]:
         return {}
 
-    async def gone(self, told: EngineReport | None) -> bool:
+    async def gone(self, report: EngineReport | None) -> bool:
         return True
 
     end_orphans = gone
@@ -62,21 +62,21 @@ class NearQuota:
         self._actor = actor
         self._engines: dict[str, EngineReport] = {}
 
-    async def exchange(self, told: RouterMessage) -> ActorReply:
-        reply = await self._actor.exchange(told)
+    async def exchange(self, message: RouterMessage) -> ActorReply:
+        reply = await self._actor.exchange(message)
         assert isinstance(reply, ActorReply)
         return reply
 
-    async def watch(self, told: RouterMessage) -> ActorReply:
-        return await self._actor.watch(told)
+    async def watch(self, message: RouterMessage) -> ActorReply:
+        return await self._actor.watch(message)
 
     async def engine_runs(self, name: str, model: str, slots: int, kv_tokens: int) -> None:
         """An engine gets its memory and starts."""
-        told = EngineReport(name, model, (Rank(NODE),), ENGINE_BYTES, ENGINE_BYTES, slots=slots, measures=False)
-        reply = await self._actor.engine(told)
-        told = dataclasses.replace(told, holds=reply.holds, kv_tokens=kv_tokens, kv_bytes=ENGINE_BYTES)
-        self._engines[name] = told
-        await self._actor.engine(told)
+        report = EngineReport(name, model, (Rank(NODE),), ENGINE_BYTES, ENGINE_BYTES, slots=slots, measures=False)
+        reply = await self._actor.engine(report)
+        report = dataclasses.replace(report, holds=reply.holds, kv_tokens=kv_tokens, kv_bytes=ENGINE_BYTES)
+        self._engines[name] = report
+        await self._actor.engine(report)
 
     async def engine_ends(self, name: str) -> None:
         """An engine has ended, and its memory is free."""
@@ -86,9 +86,9 @@ class NearQuota:
         """Engines go on saying that they are there; never returns."""
         while True:
             await asyncio.sleep(ENGINE_HEARTBEAT_S)
-            for told in list(self._engines.values()):
-                if told.owner in self._engines:  # one may have ended meanwhile
-                    await self._actor.engine(told)
+            for report in list(self._engines.values()):
+                if report.owner in self._engines:  # one may have ended meanwhile
+                    await self._actor.engine(report)
 
     async def left(self) -> dict[str, Any]:
         """What the lines still have of requests, once the last words about them had time to come; empty: nothing."""
@@ -99,10 +99,10 @@ class NearQuota:
         return found
 
     def _held(self) -> dict[str, Any]:
-        lines = self._actor.core.queue
-        waiting = {model: line.admission.waiting for model, line in lines.models.by_name.items()}
+        queue = self._actor.core.queue
+        waiting = {model: state.admission.waiting for model, state in queue.models.by_name.items()}
         found: dict[str, Any] = {model: count for model, count in waiting.items() if count}
-        requests = list(lines.requests.by_ticket)
+        requests = list(queue.requests.by_ticket)
         return found | ({"requests": requests} if requests else {})
 
 

@@ -49,18 +49,18 @@ def measure(replicas: int) -> float:
     return rate
 
 
-def linear(told: Callable[[str], None], rate_of: Callable[[int], float] = measure) -> dict[str, Any]:
+def linear(tell: Callable[[str], None], rate_of: Callable[[int], float] = measure) -> dict[str, Any]:
     """The rates, their share of N times the first, and the verdict on the field's 'linear scaling'."""
     rates = {}
     for replicas in REPLICA_COUNTS:
         rates[replicas] = rate_of(replicas)
-        told(f"  {replicas} replicas: {rates[replicas]:.2f} answers/s")
+        tell(f"  {replicas} replicas: {rates[replicas]:.2f} answers/s")
     return result(rates)
 
 
 def result(rates: Mapping[int, float]) -> dict[str, Any]:
-    one = rates[min(rates)] / min(rates)
-    shares = {replicas: rate / (replicas * one) for replicas, rate in rates.items()}
+    single = rates[min(rates)] / min(rates)
+    shares = {replicas: rate / (replicas * single) for replicas, rate in rates.items()}
     return {
         "answers_per_s": {str(replicas): round(rate, 2) for replicas, rate in rates.items()},
         "share_of_linear": {str(replicas): round(share, 3) for replicas, share in shares.items()},

@@ -187,11 +187,11 @@ class Measurement:
             raise BenchmarkError("the replicas that leave began to leave before the last request had ended")
         return max(drains)
 
-    def _until(self, condition: Callable[[Look], bool], what: str, since: float | None = None) -> Look:
+    def _until(self, condition: Callable[[Look], bool], expected: str, since: float | None = None) -> Look:
         try:
             return self._watch.until(MODEL, condition, BOUND_S, since)
         except TimeoutError as error:
-            raise BenchmarkError(f"{what}: {error}") from None
+            raise BenchmarkError(f"{expected}: {error}") from None
 
 
 def _total(look: Look) -> int:
@@ -221,15 +221,15 @@ def medians(rises: Sequence[dict[str, float]]) -> dict[str, float]:
     return {step: round(statistics.median(rise[step] for rise in rises), 2) for step in STEPS}
 
 
-def table(told: dict[str, Any]) -> Table:
+def table(figures: dict[str, Any]) -> Table:
     made = Table("seconds", *STEPS, "each cycle's total")
     for title, key in (
         ("first extra replica works", "first_extra_replica_s"),
         ("first replica from zero", "from_zero_s"),
     ):
-        totals = ", ".join(f"{cycle['total']:.1f}" for cycle in told[key]["cycles"])
-        made.add_row(title, *(f"{told[key][step]:.1f}" for step in STEPS), totals)
-    made.add_row("idle drain, three routers", f"{told['idle_drain_s']:.1f}", "", "", "", "")
+        totals = ", ".join(f"{cycle['total']:.1f}" for cycle in figures[key]["cycles"])
+        made.add_row(title, *(f"{figures[key][step]:.1f}" for step in STEPS), totals)
+    made.add_row("idle drain, three routers", f"{figures['idle_drain_s']:.1f}", "", "", "", "")
     return made
 
 
@@ -271,8 +271,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 130)
     if chosen.linear:
         return main_of_linear(console)
-    told = facts(chosen.engine, chosen.tokens, chosen.cycles)
-    console.print_json(data=told)
+    conditions = facts(chosen.engine, chosen.tokens, chosen.cycles)
+    console.print_json(data=conditions)
     try:
         with (
             stack(configuration(chosen.engine)) as stage,
@@ -288,5 +288,5 @@ def main(arguments: Sequence[str]) -> int:
     for failure in {failure for cycle in cycles for failure in cycle.failures}:
         console.print(f"failed: {failure}", markup=False)
     console.print(table(figures))
-    write_json(figures | {"conditions": told})
+    write_json(figures | {"conditions": conditions})
     return 1 if figures["failed"] or not figures["ongoing_true"]["exact"] else 0

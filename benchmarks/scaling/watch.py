@@ -42,18 +42,18 @@ class Look:
         return frozenset(name for name, (_, placed) in self.replicas.items() if placed)
 
 
-def read(told: Mapping[str, Any]) -> dict[str, Look]:
+def read(status: Mapping[str, Any]) -> dict[str, Look]:
     """What the child told, by model."""
     return {
         model["name"]: Look(
-            at=told["at"],
+            at=status["at"],
             target=model["target"],
             replicas={one["id"]: (one["state"], bool(one["node"])) for one in model["replicas"]},
             ongoing=model["ongoing"],
             waiting=model["waiting"],
             why=model["why"],
         )
-        for model in told["models"]
+        for model in status["models"]
     }
 
 

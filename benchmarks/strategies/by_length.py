@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.strategies.claims import CONFIRMED, REFUTED, SPEED_NOISE, Verdict, word_of
 from benchmarks.strategies.engine import EngineProcess
 from benchmarks.strategies.figures import Figures, batches_of, cheapest, figures_of, medians
-from benchmarks.strategies.measure import Told, has_batches, whole
+from benchmarks.strategies.measure import Tell, has_batches, whole
 from benchmarks.strategies.orders import OpenRun
 from benchmarks.strategies.strategy import CONTINUOUS, Strategy
 from benchmarks.strategies.workload import Lengths, at_once, clipped, drawn
@@ -47,8 +47,8 @@ class Judged:
 def candidates() -> list[Strategy]:
     wait_s = PRESETS[AWARE].max_wait_s
     static = [Strategy(f"static-{size}", BatchPolicy(size, wait_s)) for size in STATIC_SIZES]
-    one = Strategy(ONE_AT_A_TIME, BatchPolicy(1, is_continuous=True))
-    return [Strategy(AWARE, PRESETS[AWARE]), *static, Strategy(CONTINUOUS, None), one]
+    alone = Strategy(ONE_AT_A_TIME, BatchPolicy(1, is_continuous=True))
+    return [Strategy(AWARE, PRESETS[AWARE]), *static, Strategy(CONTINUOUS, None), alone]
 
 
 def prompts_of(kind: str, lengths: Sequence[Lengths]) -> list[Lengths]:
@@ -61,7 +61,7 @@ def prompts_of(kind: str, lengths: Sequence[Lengths]) -> list[Lengths]:
     return short if kind == SHORT else long
 
 
-def judge(engine: EngineProcess, lengths: Sequence[Lengths], count: int, seeds: Sequence[int], told: Told) -> Judged:
+def judge(engine: EngineProcess, lengths: Sequence[Lengths], count: int, seeds: Sequence[int], tell: Tell) -> Judged:
     """Medians over the seeds; rounds alternate in order."""
     figures = ByLength()
     sizes: dict[str, list[int]] = {}
@@ -76,7 +76,7 @@ def judge(engine: EngineProcess, lengths: Sequence[Lengths], count: int, seeds: 
                 rounds[strategy.name].append(found)
                 if strategy.name == AWARE:
                     sizes.setdefault(kind, [len(batch) for batch in batches_of(ran.rows)])
-                told(f"  {kind} prompts: {strategy.name:14s} {found.tokens_per_s:7.0f} tokens/s, "
+                tell(f"  {kind} prompts: {strategy.name:14s} {found.tokens_per_s:7.0f} tokens/s, "
                      f"latency {found.latency_mean_ms:6.0f} ms")  # fmt: skip
         figures[kind] = {name: medians(found) for name, found in rounds.items()}
     return Judged(figures, sizes)

@@ -61,10 +61,10 @@ def _high_concurrency(kind: str, offline: Mapping[str, Figures]) -> Verdict:
 
 def _is_best(claim: str, name: str, where: str, by_name: Mapping[str, Figures]) -> Verdict:
     best = shortest_p99(by_name, lambda other: other != name)
-    one = by_name[name]
+    claimed = by_name[name]
     other = by_name[best]
-    loses = one.success_share < min(SUCCESS, other.success_share)
-    word = REFUTED if loses else word_of(other.latency_p99_ms / one.latency_p99_ms, P99_NOISE)
+    loses = claimed.success_share < min(SUCCESS, other.success_share)
+    word = REFUTED if loses else word_of(other.latency_p99_ms / claimed.latency_p99_ms, P99_NOISE)
     return Verdict(claim, where, word, _spreads(by_name, name, best))
 
 

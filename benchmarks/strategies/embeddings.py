@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.common.stats import shorten
 from benchmarks.strategies.engine import EngineProcess
 from benchmarks.strategies.load import UNIFORM, VARIABLE
-from benchmarks.strategies.measure import Told, whole
+from benchmarks.strategies.measure import Tell, whole
 from benchmarks.strategies.orders import ClosedRun, Ran
 from benchmarks.strategies.strategy import Knows, Strategy
 from benchmarks.strategies.workload import Ask, Lengths, drawn, levelled
@@ -72,7 +72,7 @@ def embedding_figures(ran: Ran, length_s: float) -> EmbeddingFigures:
     return EmbeddingFigures(len(rows) / span_s, tokens_per_s, p50, p99, ran.cpu_s / len(ran.rows) * 1e6)
 
 
-def embed(engine: EngineProcess, lengths: Sequence[Lengths], plan: EmbeddingPlan, seed: int, told: Told) -> Embedded:
+def embed(engine: EngineProcess, lengths: Sequence[Lengths], plan: EmbeddingPlan, seed: int, tell: Tell) -> Embedded:
     """Medians over rounds."""
     variable = drawn(lengths, 512, seed)
     kinds = {UNIFORM: levelled(variable), VARIABLE: variable}
@@ -86,7 +86,7 @@ def embed(engine: EngineProcess, lengths: Sequence[Lengths], plan: EmbeddingPlan
                 rounds[arm.name].append(embedding_figures(ran, plan.length_s))
         found[kind, callers] = {name: _medians(figures) for name, figures in rounds.items()}
         speeds = ", ".join(f"{name} {one.requests_per_s:.0f}" for name, one in found[kind, callers].items())
-        told(f"  {plan.operation}: {kind} lengths, {callers} callers, requests/s: {speeds}")
+        tell(f"  {plan.operation}: {kind} lengths, {callers} callers, requests/s: {speeds}")
     return found
 
 

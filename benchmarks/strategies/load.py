@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.strategies.engine import EngineProcess
 from benchmarks.strategies.figures import Figures, figures_of
-from benchmarks.strategies.measure import Told, has_batches
+from benchmarks.strategies.measure import Tell, has_batches
 from benchmarks.strategies.orders import OpenRun
 from benchmarks.strategies.strategy import CONTINUOUS, GATED, SORTED_PROMPT, STATIC, Strategy, strategies
 from benchmarks.strategies.workload import Ask, Lengths, bursts, drawn, levelled, poisson, ramp_over, steady
@@ -64,10 +64,10 @@ def asks_at(moments: Iterable[float], lengths: Sequence[Lengths], seed: int, uni
     return [Ask(number, at_s, *each) for number, (at_s, each) in enumerate(zip(moments, found, strict=True))]
 
 
-def told_of(one: Figures) -> str:
+def summary_of(of: Figures) -> str:
     return (
-        f"{one.requests_per_s:5.1f} requests/s, p50 {one.latency_p50_ms:5.0f} ms, p99 {one.latency_p99_ms:5.0f} ms, "
-        f"success {one.success_share:.2%}"
+        f"{of.requests_per_s:5.1f} requests/s, p50 {of.latency_p50_ms:5.0f} ms, p99 {of.latency_p99_ms:5.0f} ms, "
+        f"success {of.success_share:.2%}"
     )
 
 
@@ -78,7 +78,7 @@ def under_load(
     plan: LoadPlan,
     slots: int,
     seed: int,
-    told: Told,
+    tell: Tell,
 ) -> Loaded:
     """Every strategy under every pattern; `capacity`: requests/s of continuous batching, by kind of lengths."""
     by_name = queued(slots)
@@ -89,6 +89,6 @@ def under_load(
         found[pattern, kind] = {}
         for name in plan.names[:: -1 if turn % 2 else 1]:
             ran = engine.run(OpenRun(by_name[name], asks, seed, DEADLINE_S))
-            one = found[pattern, kind][name] = figures_of(ran, slots, has_batches(by_name[name]))
-            told(f"  {pattern}, {kind} lengths: {name:19s} {told_of(one)}")
+            figures = found[pattern, kind][name] = figures_of(ran, slots, has_batches(by_name[name]))
+            tell(f"  {pattern}, {kind} lengths: {name:19s} {summary_of(figures)}")
     return found

@@ -28,7 +28,7 @@ READ_REQUESTS = 16
 READ_SHORT = 16
 READ_LONG = 256
 
-Told = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Offline:
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(self.step_s, self.median(lambda one: one.times.prompt_token_s))
+        return StepTimes(self.step_s, self.median(lambda measured: measured.times.prompt_token_s))
 
 
 def has_batches(strategy: Strategy) -> bool:
@@ -127,24 +127,24 @@ def offline(
     requests: Callable[[int], Sequence[Lengths]],
     seeds: Iterable[int],
     slots: int,
-    told: Told,
+    tell: Tell,
 ) -> Offline:
     """Every strategy in every round; `requests`: the lengths of a seed."""
     rounds = []
     for number, seed in enumerate(seeds):
         lengths = requests(seed)
         times = step_times(engine, slots, seed)
-        one = Round(times, predict(lengths, slots, times))
+        measured = Round(times, predict(lengths, slots, times))
         for strategy in list(chosen.values())[:: -1 if number % 2 else 1]:
             ran = whole(engine.run(OpenRun(strategy, at_once(lengths), seed)))
-            found = one.figures[strategy.name] = figures_of(ran, slots, has_batches(strategy))
-            one.rows[strategy.name] = ran.rows
-            one.gpu_shares[strategy.name] = ran.gpu_share
+            found = measured.figures[strategy.name] = figures_of(ran, slots, has_batches(strategy))
+            measured.rows[strategy.name] = ran.rows
+            measured.gpu_shares[strategy.name] = ran.gpu_share
             if has_batches(strategy):
-                one.sizes[strategy.name] = [len(batch) for batch in batches_of(ran.rows)]
-            told(f"  round {number + 1}: {strategy.name:18s} {found.tokens_per_s:7.0f} tokens/s, "
+                measured.sizes[strategy.name] = [len(batch) for batch in batches_of(ran.rows)]
+            tell(f"  round {number + 1}: {strategy.name:18s} {found.tokens_per_s:7.0f} tokens/s, "
                  f"latency {found.latency_mean_ms:6.0f} ms, slots used {found.slot_use:.0%}")  # fmt: skip
-        rounds.append(one)
+        rounds.append(measured)
     return Offline(rounds)
 
 

@@ -58,13 +58,15 @@ def headline(found: Offline, success: Figures, price: float) -> dict[str, Any]:
     figures = found.figures
     base_s, each_s = found.times.fit()
     return {
-        "continuous_over_static_tokens_per_s": shorten(found.median(lambda one: one.ratio(lambda f: f.tokens_per_s))),
-        "bound": shorten(found.median(lambda one: one.predicted.bound)),
-        "latency_mean_ratio": shorten(found.median(lambda one: one.ratio(lambda f: f.latency_mean_ms))),
+        "continuous_over_static_tokens_per_s": shorten(
+            found.median(lambda measured: measured.ratio(lambda f: f.tokens_per_s))
+        ),
+        "bound": shorten(found.median(lambda measured: measured.predicted.bound)),
+        "latency_mean_ratio": shorten(found.median(lambda measured: measured.ratio(lambda f: f.latency_mean_ms))),
         "success_share": shorten(success.success_share),
         "strategies": {name: {key: one.as_json()[key] for key in REPORTED} for name, one in figures.items()},
-        "bound_padded": shorten(found.median(lambda one: one.predicted.bound_padded)),
-        "bound_flat": shorten(found.median(lambda one: one.predicted.bound_flat)),
+        "bound_padded": shorten(found.median(lambda measured: measured.predicted.bound_padded)),
+        "bound_flat": shorten(found.median(lambda measured: measured.predicted.bound_flat)),
         "predicted": {key: shorten(value) for key, value in asdict(found.rounds[0].predicted).items()},
         "step_ms": {size: shorten(1000 * span_s) for size, span_s in found.step_s.items()},
         "step_fit_ms": [shorten(1000 * base_s), shorten(1000 * each_s)],
@@ -94,19 +96,19 @@ def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[
                f"cost a million, at {price:g} an hour", "complexity")  # fmt: skip
     policies = {name: one.policy for name, one in strategies(SLOTS).items()}
     table = Table(*columns, title="all requests at once")
-    for name, one in sorted(figures.items(), key=lambda pair: -pair[1].tokens_per_s):
-        spans = (one.latency_mean_ms, one.latency_p50_ms, one.latency_p95_ms, one.latency_p99_ms, one.jitter_ms)
+    for name, row in sorted(figures.items(), key=lambda pair: -pair[1].tokens_per_s):
+        spans = (row.latency_mean_ms, row.latency_p50_ms, row.latency_p95_ms, row.latency_p99_ms, row.jitter_ms)
         gpu = result["gpu_use"][name]
         used = gpu if isinstance(gpu, str) else f"{gpu:.0%}"
         shares = (
-            f"{one.padding_ratio:.2f}",
-            f"{one.batch_mean:.1f}",
-            f"{one.slot_use:.0%}",
+            f"{row.padding_ratio:.2f}",
+            f"{row.batch_mean:.1f}",
+            f"{row.slot_use:.0%}",
             used,
-            f"{one.write_up_ms:.1f}",
+            f"{row.write_up_ms:.1f}",
         )
         cost = f"{result['cost_per_million_tokens'][name]:.3f}"
-        speeds = f"{one.tokens_per_s:.0f}", f"{one.requests_per_s:.1f}"
+        speeds = f"{row.tokens_per_s:.0f}", f"{row.requests_per_s:.1f}"
         table.add_row(name, *speeds, *(f"{span:.0f}" for span in spans), *shares, cost, complexity(policies[name]))
     console.print(table)
     steps = ", ".join(f"{size}: {span:.2f}" for size, span in result["step_ms"].items())
@@ -143,8 +145,8 @@ def show_headline(console: Console, result: Mapping[str, Any], figures: Mapping[
 def _show_notes(console: Console, sizes: Mapping[str, Sequence[int]], figures: Mapping[str, Figures]) -> None:
     """What the table alone does not say, of the strategies that were run."""
     if "predictive" in sizes:
-        told = ", ".join(map(str, sizes["predictive"][:16]))
-        console.print(f"predictive, sizes of its batches: {told}, ...: 0.9 of its own mean shrinks to its minimum")
+        texts = ", ".join(map(str, sizes["predictive"][:16]))
+        console.print(f"predictive, sizes of its batches: {texts}, ...: 0.9 of its own mean shrinks to its minimum")
     if {SORTED_PROMPT, SORTED_ORACLE} <= figures.keys():
         pair = [f"{figures[name].padding_ratio:.2f}" for name in (SORTED_PROMPT, SORTED_ORACLE)]
         console.print(
@@ -169,10 +171,10 @@ def show_load(console: Console, offline: Mapping[str, Mapping[str, Figures]], lo
     columns = ("load", "strategy", "requests/s", "tokens/s", "p50, p95, p99 ms", "p99 - p50", "batch", "success")
     table = Table(*columns, title="requests over time")
     for (pattern, kind), by_name in loaded.items():
-        for name, one in by_name.items():
-            spans = f"{one.latency_p50_ms:.0f}, {one.latency_p95_ms:.0f}, {one.latency_p99_ms:.0f}"
-            speeds = f"{one.requests_per_s:.1f}", f"{one.tokens_per_s:.0f}"
-            shares = f"{one.jitter_ms:.0f}", f"{one.batch_mean:.1f}", f"{one.success_share:.2%}"
+        for name, result in by_name.items():
+            spans = f"{result.latency_p50_ms:.0f}, {result.latency_p95_ms:.0f}, {result.latency_p99_ms:.0f}"
+            speeds = f"{result.requests_per_s:.1f}", f"{result.tokens_per_s:.0f}"
+            shares = f"{result.jitter_ms:.0f}", f"{result.batch_mean:.1f}", f"{result.success_share:.2%}"
             table.add_row(f"{pattern}, {kind}", name, *speeds, spans, *shares)
     console.print(table)
     found = verdicts(offline, loaded)
@@ -191,8 +193,8 @@ def show_load(console: Console, offline: Mapping[str, Mapping[str, Figures]], lo
 
 def _show_claims(console: Console, found: Sequence[Verdict]) -> None:
     table = Table("claim", "where", "verdict", "figures", title="what the field says")
-    for one in found:
-        table.add_row(one.claim, one.where, one.word, one.figures)
+    for verdict in found:
+        table.add_row(verdict.claim, verdict.where, verdict.word, verdict.figures)
     console.print(table)
 
 
@@ -218,8 +220,8 @@ def show_sweep(console: Console, swept: Mapping[str, Mapping[float, Figures]]) -
 def show_by_length(console: Console, judged: Judged) -> dict[str, Any]:
     table = Table("prompts", "strategy", "tokens/s", "mean latency ms", "batch", title="length-aware on 64 slots")
     for kind, by_name in judged.figures.items():
-        for name, one in by_name.items():
-            table.add_row(kind, name, f"{one.tokens_per_s:.0f}", f"{one.latency_mean_ms:.0f}", f"{one.batch_mean:.1f}")
+        for name, row in by_name.items():
+            table.add_row(kind, name, f"{row.tokens_per_s:.0f}", f"{row.latency_mean_ms:.0f}", f"{row.batch_mean:.1f}")
     console.print(table)
     found = length_verdicts(judged.figures)
     _show_claims(console, found)
@@ -231,8 +233,8 @@ def show_embeddings(console: Console, operation: str, found: Embedded, faster: M
     columns = ("lengths", "callers", "strategy", "requests/s", "tokens/s", "p50 ms", "p99 ms", "CPU us a request")
     table = Table(*columns, title=operation)
     for (kind, callers), by_name in found.items():
-        for name, one in by_name.items():
-            figures = (one.requests_per_s, one.tokens_per_s, one.latency_p50_ms, one.latency_p99_ms, one.cpu_us)
+        for name, row in by_name.items():
+            figures = (row.requests_per_s, row.tokens_per_s, row.latency_p50_ms, row.latency_p99_ms, row.cpu_us)
             table.add_row(kind, str(callers), name, *(f"{figure:.4g}" for figure in figures))
     console.print(table)
     for name, cases in faster.items():

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from benchmarks.strategies.claims import SPEED_NOISE, Verdict, word_of
 from benchmarks.strategies.engine import EngineProcess
 from benchmarks.strategies.figures import Figures, figures_of
-from benchmarks.strategies.load import DEADLINE_S, MAX_QUEUED, asks_at, told_of
-from benchmarks.strategies.measure import Told, has_batches
+from benchmarks.strategies.load import DEADLINE_S, MAX_QUEUED, asks_at, summary_of
+from benchmarks.strategies.measure import Tell, has_batches
 from benchmarks.strategies.orders import OpenRun
 from benchmarks.strategies.strategy import Strategy
 from benchmarks.strategies.workload import Lengths, poisson, steady
@@ -42,8 +42,8 @@ def swept() -> list[Strategy]:
         return Strategy(f"{name}{size} / {wait_ms} ms", BatchPolicy(size, wait_ms / 1000, max_queued=MAX_QUEUED))
 
     found = [batches("batch ", *one) for one in FIELD]
-    for name, one in FIELD_PRESETS.items():
-        found.append(batches(f"their {name}: ", *one))
+    for name, field_preset in FIELD_PRESETS.items():
+        found.append(batches(f"their {name}: ", *field_preset))
         size = ModelSettings.model_validate({"name": "m", "preset": name}).max_num_seqs
         policy = BatchPolicy(size, is_continuous=True, max_queued=MAX_QUEUED)
         found.append(Strategy(f"our {name}: {size} continuous", policy))
@@ -77,7 +77,7 @@ def sweep_verdicts(swept: Mapping[str, Mapping[float, Figures]]) -> list[Verdict
 
 
 def sweep(
-    engine: EngineProcess, lengths: Sequence[Lengths], capacity: float, plan: SweepPlan, seed: int, told: Told
+    engine: EngineProcess, lengths: Sequence[Lengths], capacity: float, plan: SweepPlan, seed: int, tell: Tell
 ) -> dict[str, dict[float, Figures]]:
     """Figures by configuration and part of the capacity (requests/s of continuous batching at 32 slots)."""
     configurations = swept() + queued()
@@ -86,6 +86,6 @@ def sweep(
         asks = asks_at(poisson(steady, rate * capacity, plan.length_s, seed), lengths, seed)
         for strategy in configurations[:: -1 if turn % 2 else 1]:
             ran = engine.run(OpenRun(strategy, asks, seed, DEADLINE_S))
-            one = found[strategy.name][rate] = figures_of(ran, SWEEP_SLOTS, has_batches(strategy))
-            told(f"  {rate:.0%} of capacity: {strategy.name:32s} {told_of(one)}")
+            figures = found[strategy.name][rate] = figures_of(ran, SWEEP_SLOTS, has_batches(strategy))
+            tell(f"  {rate:.0%} of capacity: {strategy.name:32s} {summary_of(figures)}")
     return found

@@ -34,7 +34,7 @@ async def bounded(call: Awaitable[T], bound_s: float = BATCH_CALL_S) -> T:
         return await call
 
 
-async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: float = BATCH_CALL_S) -> T:
+async def until_answered(call: Callable[[], Awaitable[T]], action: str, bound_s: float = BATCH_CALL_S) -> T:
     """The answer of a call that may be repeated, however long the store or the files are away.
 
     Raises:
@@ -50,11 +50,11 @@ async def until_answered(call: Callable[[], Awaitable[T]], what: str, bound_s: f
                 raise
             if not failures:
                 cause = str(error) or type(error).__name__
-                logger.warning("Batch worker: %s failed and will be retried in %.1f s: %s", what, wait_s, cause)
+                logger.warning("Batch worker: %s failed and will be retried in %.1f s: %s", action, wait_s, cause)
             failures += 1
         else:
             if failures:
-                logger.info("Batch worker: %s succeeded after %d failures", what, failures)
+                logger.info("Batch worker: %s succeeded after %d failures", action, failures)
             return answer
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, MAX_RETRY_S)

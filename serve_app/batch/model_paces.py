@@ -63,10 +63,10 @@ class ModelPaces:
         rows = {str(number): one.waiting.get(model, 0) for number, one in enumerate(self._senders) if one is not sender}
         if not free or not any(rows.values()):
             return free
-        mine = str(self._senders.index(sender))
-        waiting = [WaitingRows(name, name, 0.0, count) for name, count in {**rows, mine: free}.items()]
+        own_number = str(self._senders.index(sender))
+        waiting = [WaitingRows(name, name, 0.0, count) for name, count in {**rows, own_number: free}.items()]
         in_flight = {str(number): one.in_flight[model] for number, one in enumerate(self._senders)}
-        return share_rows(free, waiting, in_flight, {}).get(mine, 0)
+        return share_rows(free, waiting, in_flight, {}).get(own_number, 0)
 
     def on_start(self, model: str) -> None:
         self._pace_of(model).on_start(loop_time())
@@ -105,8 +105,8 @@ class ModelPaces:
         self._changed()
 
     def _changed(self) -> None:
-        for one in list(self._senders):
-            one.on_change()
+        for sender in list(self._senders):
+            sender.on_change()
 
     def _pace_of(self, model: str) -> ModelPace:
         if model not in self._paces:

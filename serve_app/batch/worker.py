@@ -197,11 +197,11 @@ class BatchWorker:
         self.feed.on_work(work)
         now = loop_time()
         self._wanted = {}
-        for one in work:
-            batch = one.batch
+        for item in work:
+            batch = item.batch
             if batch.batch_id in self._touched or now < self._not_before(batch):
                 continue
-            change = self._next_change(one)
+            change = self._next_change(item)
             if change is not None:
                 self._wanted.setdefault(batch.tenant, deque()).append((batch, change))
         known = {one.batch.batch_id for one in work}

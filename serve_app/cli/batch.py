@@ -204,15 +204,15 @@ def show(batch: Mapping[str, Any], console: Console) -> None:
     expires = batch.get("expires_at")
     times += [f"ended {moment(end)}"] if end else [f"expires {moment(expires)}"] if expires else []
     listing.flow([str(batch.get("endpoint")), *times], (), indent=1)
-    for name, what in (("input_file_id", "input"), ("output_file_id", "output"), ("error_file_id", "errors")):
+    for name, content in (("input_file_id", "input"), ("output_file_id", "output"), ("error_file_id", "errors")):
         if batch.get(name):
-            listing.flow([what, str(batch[name])], ("file", what, str(batch[name])), indent=1)
+            listing.flow([content, str(batch[name])], ("file", content, str(batch[name])), indent=1)
     for name, value in (batch.get("metadata") or {}).items():
         listing.say(f"{name}={value}", ("metadata", name, str(value)), indent=1)
-    for one in errors_of(batch):
-        line = "" if one.get("line") is None else str(one["line"])
-        text = f"line {line}: {one['message']}" if line else str(one["message"])
-        listing.say(text, ("error", line, str(one.get("code") or ""), str(one["message"])), style="red", indent=1)
+    for error in errors_of(batch):
+        line = "" if error.get("line") is None else str(error["line"])
+        text = f"line {line}: {error['message']}" if line else str(error["message"])
+        listing.say(text, ("error", line, str(error.get("code") or ""), str(error["message"])), style="red", indent=1)
 
 
 def _show_forecast(listing: Listing, batch: Mapping[str, Any], expected: Forecast, now: float) -> None:

@@ -173,9 +173,9 @@ def _hint(text: str, quiet: bool) -> None:
 
 def _pairs(given: list[str] | tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for pair in given:
+        name, equals, value = pair.partition("=")
         if not name or not equals:
-            raise BadRequest(f"--metadata {one}: a name, = and a value", param="--metadata")
+            raise BadRequest(f"--metadata {pair}: a name, = and a value", param="--metadata")
         found[name] = value
     return found

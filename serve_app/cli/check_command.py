@@ -85,9 +85,9 @@ def check(
     for index, (model, known) in enumerate(zip(settings.models, facts, strict=True)):
         found += check_model(f"models.{index}", model, known, here=here)
     needs = [_need(model, known, platform, here=here) for model, known in zip(settings.models, facts, strict=True)]
-    told = {model.name: need for model, need in zip(settings.models, needs, strict=True) if model.engine == "vllm"}
+    of_vllm = {model.name: need for model, need in zip(settings.models, needs, strict=True) if model.engine == "vllm"}
     found += check_fit(settings, facts, needs, cluster, platform)
-    return Checked([_with_names(one, settings) for one in found], told)
+    return Checked([_with_names(one, settings) for one in found], of_vllm)
 
 
 def _with_names(found: Finding, settings: Settings) -> Finding:
@@ -232,11 +232,11 @@ def _check_right_models(found: Reading, progress: Progress, *, here: bool) -> li
     names = found.names.get("models", {})
     of_models = {str(index): names[str(at)] for index, at in enumerate(positions) if str(at) in names}
     alone = Settings(models=list(found.right.values())).with_names({"models": of_models} if of_models else {})
-    told = []
-    for one in check(alone, Cluster((), grows=True), progress, here=here).findings:
-        head, number, *rest = one.path.split(".")
-        told.append(dataclasses.replace(one, path=".".join([head, str(positions[int(number)]), *rest])))
-    return told
+    renumbered = []
+    for finding in check(alone, Cluster((), grows=True), progress, here=here).findings:
+        head, number, *rest = finding.path.split(".")
+        renumbered.append(dataclasses.replace(finding, path=".".join([head, str(positions[int(number)]), *rest])))
+    return renumbered
 
 
 def readable(config: Path, console: Console, *, here: bool) -> bool:
@@ -271,28 +271,28 @@ def may_deploy(settings: Settings, where: Place, console: Console, errors: Conso
         show(findings, "configuration", errors)
     if has_errors(findings):
         return False
-    show_plan([one for one in planned or () if one.what != "unchanged"], replicas, console)
+    show_plan([one for one in planned or () if one.effect != "unchanged"], replicas, console)
     return True
 
 
-def show(findings: Sequence[Finding], what: str, console: Console) -> None:
-    """The findings about `what` with their remedies, errors first; says so where there are none."""
-    for one in sorted(findings, key=lambda one: (one.severity != "error", one.path)):
-        head = Text.assemble((one.severity, STYLES[one.severity]), f": {one.path}: {one.message}")
+def show(findings: Sequence[Finding], subject: str, console: Console) -> None:
+    """The findings about `subject` with their remedies, errors first; says so where there are none."""
+    for finding in sorted(findings, key=lambda finding: (finding.severity != "error", finding.path)):
+        head = Text.assemble((finding.severity, STYLES[finding.severity]), f": {finding.path}: {finding.message}")
         _say(console, head)
-        _say(console, Text(f"-> {one.remedy}"), 2)
+        _say(console, Text(f"-> {finding.remedy}"), 2)
     counts = {kind: sum(one.severity == kind for one in findings) for kind in STYLES}
-    told = [f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count]
-    _say(console, Text(f"{what}: {', '.join(told) or 'nothing is wrong with it'}"))
+    texts = [f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count]
+    _say(console, Text(f"{subject}: {', '.join(texts) or 'nothing is wrong with it'}"))
 
 
 def show_plan(planned: Sequence[Change], replicas: dict[str, list[str]], console: Console) -> None:
     """What becomes of each deployment, its replicas, and why."""
-    for one in planned:
-        running = replicas.get(one.deployment, [])
+    for change in planned:
+        running = replicas.get(change.deployment, [])
         count = f" ({len(running)} replica{'' if len(running) == 1 else 's'})" if running else ""
-        _say(console, Text(f"{MARKS[one.what]} {one.deployment}{count}: {one.what}: {one.why}"))
-        for changed in one.fields:
+        _say(console, Text(f"{MARKS[change.effect]} {change.deployment}{count}: {change.effect}: {change.why}"))
+        for changed in change.fields:
             _say(console, Text(changed), 4)
 
 
@@ -303,21 +303,27 @@ def _as_json(
     replicas: dict[str, list[str]],
 ) -> dict[str, Any]:
     """`findings`, `memory` by the model's name, and with a plan `plan` with the replicas of each deployment."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "findings": [dataclasses.asdict(one) for one in findings],
         "memory": {name: dataclasses.asdict(need) for name, need in needs.items()},
     }
     if planned is not None:
-        told["plan"] = [dataclasses.asdict(one) | {"replicas": replicas.get(one.deployment, [])} for one in planned]
-    return told
+        document["plan"] = [_change_as_json(change, replicas.get(change.deployment, [])) for change in planned]
+    return document
 
 
-def _say(console: Console, what: Text, indent: int = 0) -> None:
+def _change_as_json(change: Change, replicas: list[str]) -> dict[str, Any]:
+    """`what` is the change's effect: the name is published."""
+    shown = {"deployment": change.deployment, "what": change.effect, "why": change.why, "fields": change.fields}
+    return shown | {"replicas": replicas}
+
+
+def _say(console: Console, text: Text, indent: int = 0) -> None:
     """One line; wrapped under itself on a terminal, and whole elsewhere, where it is read by programs."""
     if console.is_terminal:
-        console.print(Padding(what, (0, 0, 0, indent), expand=False), highlight=False)
+        console.print(Padding(text, (0, 0, 0, indent), expand=False), highlight=False)
     else:
-        console.print(Text(" " * indent).append_text(what), highlight=False, soft_wrap=True)
+        console.print(Text(" " * indent).append_text(text), highlight=False, soft_wrap=True)
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:

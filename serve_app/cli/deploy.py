@@ -112,10 +112,10 @@ def deploy(
         left = {name: state for name, state in status["unready"].items() if name not in status["waits"]}
         more = {name: count for name, count in status["more"].items() if name in left}
         others = {name: state for name, state in left.items() if name not in more}
-        for what, found in (("not ready before, not changed and", others), ("replicas that only load wants are", more)):
+        for why, found in (("not ready before, not changed and", others), ("replicas that only load wants are", more)):
             if found:
                 names = ", ".join(f"{name} ({state})" for name, state in found.items())
-                say(console, f"{what} not waited for: {names}")
+                say(console, f"{why} not waited for: {names}")
     return 0 if not wait or (status is not None and not status["waits"]) else 1
 
 
@@ -156,8 +156,8 @@ def _follow(
                 if event["event"] == "end":
                     if is_declared and (not order["wait"] or (status is not None and _is_final(status))):
                         return status
-                    said = log.read_text(errors="replace").strip().splitlines() or ["without a word"]
-                    raise Unavailable(f"the process that deploys it has ended: {said[-1]}", code="deploy_failed")
+                    output = log.read_text(errors="replace").strip().splitlines() or ["without a word"]
+                    raise Unavailable(f"the process that deploys it has ended: {output[-1]}", code="deploy_failed")
                 if event["event"] == "phase":
                     is_declared = True
                     declared()

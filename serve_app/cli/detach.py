@@ -55,22 +55,22 @@ def detach(command: Sequence[str], state: InstanceState, console: Console) -> in
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    with log.open(errors="replace") as said, interruptible():
+    with log.open(errors="replace") as log_text, interruptible():
         try:
-            code = _follow(process, said, console)
+            code = _follow(process, log_text, console)
         except KeyboardInterrupt:
-            return _end(process, said, console)
+            return _end(process, log_text, console)
     if code is None:
         say(console, f"It goes on in the background; `serve-app down` ends it. Its log: {log}")
         return 0
     return code or EXIT_FAILED
 
 
-def _follow(process: subprocess.Popen[bytes], said: TextIO, console: Console) -> int | None:
+def _follow(process: subprocess.Popen[bytes], log_text: TextIO, console: Console) -> int | None:
     """Show what it says until it serves (None), or has ended (its exit status)."""
     while True:
         code = process.poll()  # before its last lines are read
-        for line in said.read().splitlines():
+        for line in log_text.read().splitlines():
             if line == LAST_LINE:
                 return None
             say(console, line)
@@ -79,7 +79,7 @@ def _follow(process: subprocess.Popen[bytes], said: TextIO, console: Console) ->
         time.sleep(POLL_S)
 
 
-def _end(process: subprocess.Popen[bytes], said: TextIO, console: Console) -> int:
+def _end(process: subprocess.Popen[bytes], log_text: TextIO, console: Console) -> int:
     """End it as Ctrl-C does there; another Ctrl-C forces it."""
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:
@@ -91,6 +91,6 @@ def _end(process: subprocess.Popen[bytes], said: TextIO, console: Console) -> in
             continue
         except subprocess.TimeoutExpired:
             process.kill()
-    for line in said.read().splitlines():
+    for line in log_text.read().splitlines():
         say(console, line)
     return EXIT_INTERRUPTED

@@ -58,8 +58,8 @@ def as_json(found: Sequence[Check]) -> dict[str, Any]:
 def show(found: dict[str, Any], console: Console) -> None:
     """Print each check, with the remedy below it."""
     listing = Listing(console)
-    for one in found["checks"]:
-        record = ("check", one["state"], one["name"], one["found"], one["remedy"])
-        listing.say(f"{one['state']}: {one['name']}: {one['found']}", record, style=STYLES[one["state"]])
-        if one["remedy"]:
-            listing.say(one["remedy"], (), indent=1)
+    for check in found["checks"]:
+        record = ("check", check["state"], check["name"], check["found"], check["remedy"])
+        listing.say(f"{check['state']}: {check['name']}: {check['found']}", record, style=STYLES[check["state"]])
+        if check["remedy"]:
+            listing.say(check["remedy"], (), indent=1)

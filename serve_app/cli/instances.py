@@ -61,10 +61,10 @@ def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:
         return nothing | {"state": "unreachable", "message": error.message}
 
 
-def _order(what: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
+def _order(command: str, state: InstanceState, instance: Instance) -> dict[str, Any] | None:
     """An order to a driver; None: Ray has not started."""
     environment = state.driver_environment(instance)
-    return None if environment is None else {"do": what, "environment": environment, "models": list(instance.models)}
+    return None if environment is None else {"do": command, "environment": environment, "models": list(instance.models)}
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
@@ -123,10 +123,10 @@ def _show_others(listing: Listing, found: Mapping[str, Any]) -> None:
         listing.say("other applications of Serve", ())
         rows = [(one["name"], one["state"], one["route"]) for one in others]
         listing.table("application", ("name", "state", "route"), rows, headed=False, indent=1)
-    for name, one in found.get("resources", {}).items():
-        if one["total"]:
-            used = f"{one['used']:g}"
-            total = f"{one['total']:g}"
+    for name, amounts in found.get("resources", {}).items():
+        if amounts["total"]:
+            used = f"{amounts['used']:g}"
+            total = f"{amounts['total']:g}"
             listing.say(f"{used} of {total} {name}s are held", ("resource", name, used, total))
     held = [(one["kind"], one["owner"], f"{one['CPU']:g}", f"{one['GPU']:g}") for one in found.get("holders", ())]
     listing.table("holder", ("held by", "owner", "CPUs", "GPUs"), held, indent=1)

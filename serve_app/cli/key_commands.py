@@ -270,8 +270,8 @@ def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
         listing.say("Nothing limits it.", ())
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    rights = " ".join(right for right in ("admin", "metrics") if one[right])
-    models = "all" if one["models"] is None else " ".join(one["models"])
-    named = (one[name] for name in ("id", "name", "tenant", "state", "max_class"))
-    return *named, models, rights, one["expires_at"] or ""
+def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    rights = " ".join(right for right in ("admin", "metrics") if record[right])
+    models = "all" if record["models"] is None else " ".join(record["models"])
+    named = (record[name] for name in ("id", "name", "tenant", "state", "max_class"))
+    return *named, models, rights, record["expires_at"] or ""

@@ -38,7 +38,7 @@ def resolve(settings: Settings, home: InstanceState | str) -> ResolvedKeys:
     """
     keys = settings.auth.keys
     if keys:
-        readable = sorted((one for one in keys if one.key is not None), key=lambda one: not one.admin)
+        readable = sorted((entry for entry in keys if entry.key is not None), key=lambda entry: not entry.admin)
         key = readable[0].key if readable else None  # an operator's first: `keys`, `explain`, `quota` need one
         file = home.configured_key_file if key is not None and isinstance(home, InstanceState) else None
         return ResolvedKeys(settings.without_secrets(), key, file, generated=False)

@@ -10,25 +10,25 @@ from serve_app.settings import PRESETS, Settings
 
 def known() -> list[str]:
     """Every preset with the defaults that it changes."""
-    told: list[str] = []
+    texts: list[str] = []
     for name in PRESETS:
-        told += [f"{name}:", *(f"  {'.'.join(path)}: {value}" for path, value in _flat(PRESETS[name]))]
-    return told
+        texts += [f"{name}:", *(f"  {'.'.join(path)}: {value}" for path, value in _flat(PRESETS[name]))]
+    return texts
 
 
 def of(settings: Settings) -> list[str]:
     """Each model's values of its preset's settings, and which of them the user has overridden."""
-    told: list[str] = []
+    texts: list[str] = []
     for model in settings.models:
-        told.append(f"{model.name}: {model.preset or 'no preset'}")
+        texts.append(f"{model.name}: {model.preset or 'no preset'}")
         plain = model.model_dump(mode="json")
         for path, default in () if model.preset is None else _flat(PRESETS[model.preset]):
             value: Any = plain
             for key in path:
                 value = value.get(key)
             set_otherwise = "" if value == default else f" (set; the preset's is {default})"
-            told.append(f"  {'.'.join(path)}: {value}{set_otherwise}")
-    return told
+            texts.append(f"  {'.'.join(path)}: {value}{set_otherwise}")
+    return texts
 
 
 def _flat(defaults: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,7 @@ ENGINE_COLUMNS = ("replica", "model", "state", "granted", "measured", "KV tokens
 QUEUE_COLUMNS = ("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
 
 
-def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict[str, Any]:
+def ask_actor(question: str, environment: Mapping[str, str], **options: Any) -> dict[str, Any]:
     """The quota actor's answer: its figures ("quota"), or with "defrag" the `plan` that frees memory for the first
     waiting engine; the plan is None if no engine waits, or no plan helps.
 
@@ -27,7 +27,7 @@ def ask_actor(what: str, environment: Mapping[str, str], **options: Any) -> dict
     Raises:
         Unavailable: no cluster answers there, or it has no quota actor.
     """
-    answer = ask({"do": what, "environment": dict(environment), **options})
+    answer = ask({"do": question, "environment": dict(environment), **options})
     if not answer:
         raise Unavailable("the cluster did not answer", code="not_running")
     return answer
@@ -78,7 +78,7 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     ]
     listing.table("device", ("device", *SIZES, "%"), devices)
     listing.table("engine", ENGINE_COLUMNS, map(_engine, found["engines"]))
-    listing.table("queue", QUEUE_COLUMNS, _queues(found["lines"]))
+    listing.table("queue", QUEUE_COLUMNS, _queues(found))
     for kind, text, style in _notes(found, device):
         _note(listing, kind, text, style)
     sessions = [
@@ -94,38 +94,38 @@ def _note(listing: Listing, kind: str, text: str, style: str) -> None:
 
 def _notes(found: Mapping[str, Any], device: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
     """Kind, text and style of what is to be said of waits, reservations and alarms."""
-    for one in found["waiting"]:
-        why = f"blocked: memory, for {one['waits_s']:.0f} s: {one['why']}"
-        yield "waiting", f"{one['replica']} of {one['model']}: {why}", "yellow"
-    for one in found["kept"]:
-        whose = one["replica"] or (f"the restart of {one['after']}" if one["after"] else "its next start")
-        yield "kept", f"{one['model']}: {_gb(one['bytes'])} of {device(one['device'])} are kept for {whose}", ""
-    for one in found["short"]:
-        yield "short", f"{one['model']}: no more replicas: {one['why']}", "yellow"
-    for one in found.get("failures", ()):  # an actor of the release before, at an upgrade, tells none
-        yield "failure", f"{one['model']}: an engine failed {one['ago_s']:.0f} s ago: {one['why']}", "red"
-    for one in found["alarms"]:
-        memory = f"{_gb(one['measured_bytes'])} of {_gb(one['granted_bytes'])} granted on {device(one['device'])}"
-        drains = "; it drains" if one["replica"] in found["draining"] else ""
-        yield "alarm", f"{one['replica']} of {one['model']} uses {memory}{drains}", "red"
+    for engine in found["waiting"]:
+        why = f"blocked: memory, for {engine['waits_s']:.0f} s: {engine['why']}"
+        yield "waiting", f"{engine['replica']} of {engine['model']}: {why}", "yellow"
+    for kept in found["kept"]:
+        whose = kept["replica"] or (f"the restart of {kept['after']}" if kept["after"] else "its next start")
+        yield "kept", f"{kept['model']}: {_gb(kept['bytes'])} of {device(kept['device'])} are kept for {whose}", ""
+    for shortage in found["short"]:
+        yield "short", f"{shortage['model']}: no more replicas: {shortage['why']}", "yellow"
+    for failure in found.get("failures", ()):  # an actor of the release before, at an upgrade, tells none
+        yield "failure", f"{failure['model']}: an engine failed {failure['ago_s']:.0f} s ago: {failure['why']}", "red"
+    for alarm in found["alarms"]:
+        memory = f"{_gb(alarm['measured_bytes'])} of {_gb(alarm['granted_bytes'])} granted on {device(alarm['device'])}"
+        drains = "; it drains" if alarm["replica"] in found["draining"] else ""
+        yield "alarm", f"{alarm['replica']} of {alarm['model']} uses {memory}{drains}", "red"
 
 
-def _engine(one: Mapping[str, Any]) -> tuple[str, ...]:
-    measured = "" if one["measured_bytes"] is None else _gb(one["measured_bytes"])
-    tokens = (str(one[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
-    return one["replica"], one["model"] or "", one["state"], _gb(one["granted_bytes"]), measured, *tokens
+def _engine(engine: Mapping[str, Any]) -> tuple[str, ...]:
+    measured = "" if engine["measured_bytes"] is None else _gb(engine["measured_bytes"])
+    tokens = (str(engine[name]) for name in ("kv_tokens", "kv_tokens_routers", "kv_tokens_sessions", "kv_tokens_used"))
+    return engine["replica"], engine["model"] or "", engine["state"], _gb(engine["granted_bytes"]), measured, *tokens
 
 
-def _queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _queues(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The waiting requests by model and class, and the tenant with most of them."""
-    for one in queues:
-        most = max(one["tenants"], key=lambda name: one["tenants"][name]["waiting"], default="")
-        for name, level in reversed(one["classes"].items()):
+    for queue in found["queues"] if "queues" in found else found["lines"]:  # an actor of 0.5 gives only `lines`
+        most = max(queue["tenants"], key=lambda name: queue["tenants"][name]["waiting"], default="")
+        for name, level in reversed(queue["classes"].items()):
             if level["waiting"]:
                 rate = level["drain_slots_per_s"]
                 free = "" if rate is None else f"{rate:.1f}/s"
                 counts = (str(level[what]) for what in ("waiting", "waiting_tokens", "granted"))
-                yield one["model"], name, *counts, free, f"{one['oldest_wait_s']:.1f} s", most
+                yield queue["model"], name, *counts, free, f"{queue['oldest_wait_s']:.1f} s", most
 
 
 def _gb(size: int) -> str:

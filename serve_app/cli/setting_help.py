@@ -37,7 +37,9 @@ class Row:
 def rows() -> list[Row]:
     """All settings, in the document's order."""
     text = resources.files("serve_app.settings").joinpath("settings.md").read_text(encoding="utf-8")
-    return [Row(name, default, LINK.sub(r"\1", told).replace(r"\|", "|")) for name, default, told in ROW.findall(text)]
+    return [
+        Row(name, default, LINK.sub(r"\1", meaning).replace(r"\|", "|")) for name, default, meaning in ROW.findall(text)
+    ]
 
 
 def matching(name: str, known: Sequence[Row]) -> list[Row]:

@@ -85,11 +85,11 @@ def up(options: UpOptions, console: Console) -> int:
         ServeAppError: nothing was started: wrong settings, port taken, instance running.
     """
     with interruptible():
-        session = _Session(options, console)
-        code = _run(session, console)
+        attempt = _Attempt(options, console)
+        code = _run(attempt, console)
         restarts = 0
-        served_s = session.served_s
-        while code == EXIT_FAILED and options.restart and (restarts or session.serving):
+        served_s = attempt.served_s
+        while code == EXIT_FAILED and options.restart and (restarts or attempt.serving):
             restarts = 1 if served_s >= STEADY_S else restarts + 1
             if restarts > RESTARTS:
                 break
@@ -98,42 +98,42 @@ def up(options: UpOptions, console: Console) -> int:
             console.print(f"Everything is started again in {wait_s:g} s ({restarts} of {RESTARTS}).")
             try:
                 time.sleep(wait_s)
-                session = _Session(options, console)
+                attempt = _Attempt(options, console)
             except KeyboardInterrupt:
                 return EXIT_INTERRUPTED
             except ServeAppError as error:
                 console.print(Text(f"error: {error.message}", "red"), soft_wrap=True)
             else:
-                code = _run(session, console)
-                served_s = session.served_s
+                code = _run(attempt, console)
+                served_s = attempt.served_s
         return code
 
 
-def _run(session: _Session, console: Console) -> int:
+def _run(attempt: _Attempt, console: Console) -> int:
     """One run from its start to its end; the exit status. An error that nobody expects is raised after the end."""
     try:
-        code = session.run()
+        code = attempt.run()
     except KeyboardInterrupt:
-        code = 0 if session.serving else EXIT_INTERRUPTED
+        code = 0 if attempt.serving else EXIT_INTERRUPTED
     finally:
-        is_forced = _end(session, console)
+        is_forced = _end(attempt, console)
     return EXIT_INTERRUPTED if is_forced else code
 
 
-def _end(session: _Session, console: Console) -> bool:
+def _end(attempt: _Attempt, console: Console) -> bool:
     """End all processes in order, and kill them if that is interrupted or fails; returns whether it was interrupted."""
     try:
-        session.take_down()
+        attempt.take_down()
     except BaseException as error:
         console.print("Killing what is left.")
-        session.kill()
+        attempt.kill()
         if not isinstance(error, KeyboardInterrupt):
             raise
         return True
     return False
 
 
-class _Session:
+class _Attempt:
     """One run of `up`. `served_s`: how long it had served when it failed."""
 
     def __init__(self, options: UpOptions, console: Console) -> None:
@@ -303,8 +303,8 @@ class _Session:
         try:
             return RemoteDriver(order, log=Path(self._cluster.instance.run_dir) / "driver.log")
         except (OSError, RuntimeError) as error:  # of its process, or of the thread that reads what that says
-            what = "deploys" if "serve" in order else "watches"
-            message = f"the process that {what} the application cannot be started ({error})"
+            activity = "deploys" if "serve" in order else "watches"
+            message = f"the process that {activity} the application cannot be started ({error})"
             raise Unavailable(message, code="cluster_failed") from error
 
     def _plan_driver(self, message: str) -> None:

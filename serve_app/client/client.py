@@ -227,8 +227,8 @@ class Client:
     ) -> AsyncGenerator[M, None]:
         asked = await self._build_request(kind, subject, options)
         with self._forgetting_gone_model():
-            async with contextlib.aclosing(repeats.events(self._bridge, asked)) as told:
-                async for event in told:
+            async with contextlib.aclosing(repeats.events(self._bridge, asked)) as events:
+                async for event in events:
                     yield _as_object(type_, event)
 
     async def _build_request(self, kind: CallKind, subject: Any, options: Mapping[str, Any]) -> HttpRequest:

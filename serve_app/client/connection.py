@@ -80,9 +80,9 @@ def _join_cluster(leaving: contextlib.ExitStack, instance: str | None, address: 
     try:
         before = driver.connect(environment)
     except (Unavailable, RayError, RuntimeError, ConnectionError, ValueError) as error:
-        said = str(error).strip().split("\n", 1)[0]
+        reason = str(error).strip().split("\n", 1)[0]
         raise ConfigError(
-            f"the cluster at {environment[ADDRESS_VARIABLE]} cannot be joined: {said}", param="address"
+            f"the cluster at {environment[ADDRESS_VARIABLE]} cannot be joined: {reason}", param="address"
         ) from error
     if ours:
         logger = logging.getLogger(SERVE_LOGGER)

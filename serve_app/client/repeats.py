@@ -66,9 +66,9 @@ async def events(bridge: LoopBridge, asked: HttpRequest) -> AsyncGenerator[bytes
     lost: Unavailable | None = None
     for pause_s in (*PAUSES_S, None):
         try:
-            async with contextlib.aclosing(read_events(bridge.exchange(asked))) as told:
+            async with contextlib.aclosing(read_events(bridge.exchange(asked))) as received:
                 number = 0
-                async for event in told:
+                async for event in received:
                     if lost is not None and number == 0 and count and event != first:
                         raise lost
                     if number == count:

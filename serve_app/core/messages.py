@@ -62,8 +62,8 @@ def _dataclass_state(cls: type) -> tuple[Callable[[Any, Sequence[Any]], None], C
     names = [field.name for field in known]
 
     def read(value: Any, state: Sequence[Any]) -> None:
-        for name, one in zip(names, state, strict=False):
-            object.__setattr__(value, name, one)
+        for name, field_value in zip(names, state, strict=False):
+            object.__setattr__(value, name, field_value)
         for field in known[len(state) :]:
             object.__setattr__(value, field.name, _default(cls, field))
 

@@ -194,9 +194,9 @@ def plan_moves(
     nodes: dict[str, list[str]] = {}
     for key in free:
         nodes.setdefault(key.rpartition("/")[0], []).append(key)
-    there = set(nodes.get(node, ()))  # a node that has left has no devices
+    of_node = set(nodes.get(node, ()))  # a node that has left has no devices
     enough: list[set[str]] = []
-    for leaving in _subsets([replica for replica in movable if there.issuperset(replica.devices)]):
+    for leaving in _subsets([replica for replica in movable if of_node.issuperset(replica.devices)]):
         names = {replica.replica_id for replica in leaving}
         if any(fewer <= names for fewer in enough):
             continue

@@ -89,7 +89,7 @@ class Quota:
             self.sessions,
             self.grants,
             lambda to, scope: ActorLimits(
-                epoch, to.send, lambda: len(to.sessions), now, is_recovering=is_recovering, run=scope.run
+                epoch, to.send, lambda: len(to.by_router), now, is_recovering=is_recovering, run=scope.run
             ),
         )
         self.starts = StartPlanner(self.ledger, self.grants)
@@ -114,12 +114,12 @@ class Quota:
             self._restore(now)
         _, by_node = self.relocation.fragmentation()
         fragmentation = tuple((node, round(by_node[node], 2)) for node in sorted(by_node))
-        self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(fragmentation=fragmentation))
+        self.queue.router_sessions.set_state(self.queue.router_sessions.state._replace(fragmentation=fragmentation))
 
     @property
     def fragmentation_by_node(self) -> dict[str, float]:
         """As the routers know it."""
-        return dict(self.queue.actor_sessions.state.fragmentation)
+        return dict(self.queue.router_sessions.state.fragmentation)
 
     @property
     def recovering(self) -> bool:
@@ -176,12 +176,12 @@ class Quota:
         engine that outlive it by a moment, so only the time to live ends them."""
         entries = (self.checkpoint.get((EntryKind.ENGINE, name)) for name in self._unreported)
         found = {entry.owner: entry for entry in entries if isinstance(entry, EngineReport)}
-        found |= {told.owner: told for told in self.grants.silent(now - ENGINE_SILENT_S)}
-        return [told for told in found.values() if told.processes and len(told.ranks) == 1]
+        found |= {report.owner: report for report in self.grants.silent(now - ENGINE_SILENT_S)}
+        return [report for report in found.values() if report.processes and len(report.ranks) == 1]
 
     def on_processes_gone(self, owner: str, now: float) -> None:
         """An engine's processes were observed gone: if it is silent or has ended, its memory is free."""
-        if any(told.owner == owner for told in self.silent_engines(now)):
+        if any(report.owner == owner for report in self.silent_engines(now)):
             self._unreported.discard(owner)
             self.grants.on_crash(owner, now)
             self._on_leases_ended(self.grants.forget(owner, memory_gone=True), now)
@@ -204,8 +204,8 @@ class Quota:
 
     def on_exchange(self, message: RouterMessage, now: float) -> ActorReply:
         """Process a router's message (`core.shared_queue.actor_queue`)."""
-        if not self._restored or self.queue.actor_sessions.is_stale(message):
-            return self.queue.actor_sessions.stale_reply(message)
+        if not self._restored or self.queue.router_sessions.is_stale(message):
+            return self.queue.router_sessions.stale_reply(message)
         self.ledger.join(message.router, OWNER_TTL_S, now)
         if self.checkpoint.get((EntryKind.ROUTER, message.router)) is None:
             self.checkpoint.put((EntryKind.ROUTER, message.router), frozenset())
@@ -221,18 +221,18 @@ class Quota:
 
     def on_watch(self, message: RouterMessage, now: float, *, timed_out: bool) -> ActorReply | None:
         """Answer a router's watch message; None: nothing new yet. `timed_out`: answer anyway."""
-        if not self._restored or self.queue.actor_sessions.is_stale(message):
-            return self.queue.actor_sessions.stale_reply(message)
+        if not self._restored or self.queue.router_sessions.is_stale(message):
+            return self.queue.router_sessions.stale_reply(message)
         if not timed_out:  # else it was counted when it came
             self.ledger.heartbeat(message.router, now)
-        return self.queue.actor_sessions.on_watch(message, timed_out=timed_out)
+        return self.queue.router_sessions.on_watch(message, timed_out=timed_out)
 
     def silent_routers(self, now: float) -> dict[str, NodeProcesses]:
         """Routers without a message for `ROUTER_SILENT_S`, with their processes."""
         since = now - ROUTER_SILENT_S
         knows = self.ledger.knows
         processes = self.queue.processes.items()
-        return {name: one for name, one in processes if knows(name) and self.ledger.heard_at(name) <= since}
+        return {name: one for name, one in processes if knows(name) and self.ledger.last_seen(name) <= since}
 
     def on_router_gone(self, router: str, now: float) -> None:
         """The process of a router was observed gone: if the router is silent, it has left."""
@@ -269,7 +269,7 @@ class Quota:
         stood_s, self._ticked_at = now - self._ticked_at, now
         if stood_s > ACTOR_STALL_S:  # messages of that time are still unread
             self.ledger.extend(stood_s)
-            self.queue.actor_sessions.extend()
+            self.queue.router_sessions.extend()
             self._recovers_until += stood_s
             self.claims.extend(stood_s)
         if self._restored and now >= self._recovers_until:
@@ -279,7 +279,7 @@ class Quota:
             self._unreported.clear()
             self._end_recovery_of_limits(now, is_complete=is_complete)
         blocked = dict(Counter(one.model for one in self.grants.blocked(now)))
-        self.queue.actor_sessions.set_state(self.queue.actor_sessions.state._replace(blocked=blocked))
+        self.queue.router_sessions.set_state(self.queue.router_sessions.state._replace(blocked=blocked))
         self.grants.reservations.keep_restarts(set(self.grants.owners()), now)
         self.sessions.renew_in_use(now, self._closed_engines(), self.queue.used_sessions)
         self._on_leases_ended(self.ledger.expire(now), now)
@@ -332,8 +332,8 @@ class Quota:
             engine = self.sessions.by_lease[pool].engine if pool in self.sessions.by_lease else pool
             known = self.checkpoint.get((EntryKind.ROUTER, router))
             if isinstance(known, frozenset) and engine not in known:
-                there = frozenset(name for name in (*known, engine) if name in self.ledger)
-                self.checkpoint.put((EntryKind.ROUTER, router), there)
+                existing = frozenset(name for name in (*known, engine) if name in self.ledger)
+                self.checkpoint.put((EntryKind.ROUTER, router), existing)
 
     def _restore(self, now: float) -> None:
         """Restore the checkpoint; entries that do not fit are gone with their nodes, or taken by an engine."""

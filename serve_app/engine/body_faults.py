@@ -130,8 +130,8 @@ class FaultFinder:
         """The branches of a union, and of those that are unions themselves."""
         found = list[Schema]()
         for choice in choices_of(schema):
-            one = self._definitions[choice["schema_ref"]] if choice["type"] == "definition-ref" else choice
-            found += self._flat(one) if one["type"] in UNIONS else [choice]
+            resolved = self._definitions[choice["schema_ref"]] if choice["type"] == "definition-ref" else choice
+            found += self._flat(resolved) if resolved["type"] in UNIONS else [choice]
         return found
 
     def _branch(self, schema: Schema) -> _Branch:
@@ -253,8 +253,8 @@ def _read(value: Any) -> None:
     if isinstance(value, dict):
         value = value.values()
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | BaseModel):
-        for one in value:
-            _read(one)
+        for item in value:
+            _read(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +301,9 @@ def _resolved(lines: list[_Line], depth: int) -> list[Fault]:
             inner.setdefault(line.place[depth], []).append(line)
     found = {part: _resolved(of_part, depth + 1) for part, of_part in inner.items()}
     branches = [one for part, one in found.items() if one and _is_branch(part)]
-    for part, one in found.items():
+    for part, faults_of_part in found.items():
         if not _is_branch(part):
-            faults += one
+            faults += faults_of_part
     return faults + (_of_best_branch(branches) if branches else [])
 
 
@@ -320,8 +320,8 @@ def _of_best_branch(branches: list[list[Fault]]) -> list[Fault]:
     best = min(map(_misfit, branches))
     equal = [faults for faults in branches if _misfit(faults) == best]
     first, *others = equal[0]
-    told = [option for faults in equal if faults[0].path == first.path for option in faults[0].options]
-    options = tuple(dict.fromkeys(told))
+    named = [option for faults in equal if faults[0].path == first.path for option in faults[0].options]
+    options = tuple(dict.fromkeys(named))
     return [replace(first, message=_one_of(options), options=options), *others] if first.options else equal[0]
 
 

@@ -110,7 +110,7 @@ def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, s
     if appended:
         message = message[: appended.start()]
     message = _OWN_VALUES.sub("", message)
-    place = _place_told(message, body)
+    place = _place_named_in(message, body)
     if place is None and param == MESSAGES:
         place = next(((name,) for name in _PROMPTS if name in body), None)
     if place is None and param is not None and param not in body and param not in _CLIENT_FIELDS:
@@ -125,7 +125,7 @@ def in_client_words(message: str, param: str | None, body: Body) -> tuple[str, s
     return message, dotted(_longest_entry(name, body[name])) if fields and _CLIENT_FIELDS[param] is _PROMPTS else name
 
 
-def _place_told(message: str, body: Body) -> Path | None:
+def _place_named_in(message: str, body: Body) -> Path | None:
     """Where the value is that a message of vLLM speaks of; None: it speaks of none that is known here."""
     for pattern, find in _PLACES:
         found = pattern.search(message)

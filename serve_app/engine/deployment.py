@@ -103,30 +103,30 @@ class EngineReplica:
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
         self._figures = BatchFigures()
-        self.wire = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
+        self.server = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
-        self.wire.fingerprint = self._fingerprint()
+        self.server.fingerprint = self._fingerprint()
         self._layout = rank_layout.layout_of_this_replica(self._settings, environment.platform())
         self._grant = None if quota is None else await self._obtain(QuotaSettings.model_validate(quota))
         self._phases.begin()
         try:
             self.backend = make_backend(self._settings)
-            self.backend.report_first_tokens(self.wire.tell_first_token)
+            self.backend.report_first_tokens(self.server.tell_first_token)
             info = await self.backend.start()
         except ServeAppError:
             raise  # it says what is wrong
         except Exception as error:
             raise start_failure(self._settings.name, error) from error
-        self.wire.fingerprint = self._fingerprint()  # of what it has loaded: it may have been downloaded only now
+        self.server.fingerprint = self._fingerprint()  # of what it has loaded: it may have been downloaded only now
         start_s = self._phases.finish()
         freeze_heap()
         if self._grant is not None:
-            self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots, self.wire.fingerprint)
+            self._grant.engine_started(info.kv_cache_tokens, info.kv_cache_bytes, info.slots, self.server.fingerprint)
         self.engine_info = msgspec.structs.replace(info, start_s=start_s)
         self._set_batching(self._settings.batch_policy)
         if self.draining is None:
-            self.wire.set_slots(info.slots)
+            self.server.set_slots(info.slots)
         self.watching = asyncio.create_task(self._watch())
         logger.info(
             "Engine of model %s is ready after %.1f s%s: %s; %d KV tokens, %d slots, max length %d",
@@ -188,7 +188,7 @@ class EngineReplica:
         need = await asyncio.to_thread(lambda: request.need)
         logger.info("Engine of model %s needs %s beside its KV cache", self._settings.name, need)
         grant = request.grant(ranks, self._on_grant_lost, drain, self._drain_report, self._phases.now)
-        grant.report = replace(grant.report, fingerprint=self.wire.fingerprint)
+        grant.report = replace(grant.report, fingerprint=self.server.fingerprint)
         hold = (await grant.obtain(quota.wait_s))[0]
         request.restrict_to_device(hold)
         self._settings = await asyncio.to_thread(request.granted_settings, hold, self._settings.ranks // len(ranks))
@@ -212,10 +212,10 @@ class EngineReplica:
             self.drain_state.until = until
         else:
             return
-        self.wire.drain(within_s)
+        self.server.drain(within_s)
 
     async def _drain_and_end(self, drain: ReplicaDrain) -> None:
-        while (left_s := drain.left_s(time.monotonic())) > 0 and (requests := self.wire.requests):
+        while (left_s := drain.left_s(time.monotonic())) > 0 and (requests := self.server.requests):
             await asyncio.wait(requests, timeout=min(left_s, ENGINE_LOOK_S))  # the deadline may come nearer
         await asyncio.sleep(LAST_FRAMES_S)  # for the last frames to leave
         await self.shutdown()
@@ -223,7 +223,7 @@ class EngineReplica:
 
     def _drain_report(self) -> DrainReport | None:
         drain = self.drain_state
-        return None if drain is None else drain.report(len(self.wire.requests), time.monotonic())
+        return None if drain is None else drain.report(len(self.server.requests), time.monotonic())
 
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
@@ -244,15 +244,15 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load."""
-        return {ONGOING: self.wire.load}
+        return {ONGOING: self.server.load}
 
     async def open_wire(self, router_id: str, replica_id: str) -> TcpAddress:
         """A ticket for one TCP connection of this router (`serve_app.transport.tcp`), which carries its requests."""
-        return await self.wire.issue_ticket(router_id)
+        return await self.server.issue_ticket(router_id)
 
     async def hold(self, ticket: bytes, replica_id: str) -> None:
         """Wait for the end of the connection of this ticket, so that Serve waits for it; cancelling this ends it."""
-        await self.wire.hold(ticket)
+        await self.server.hold(ticket)
 
     async def run(self, submit: Submit, put: Callable[[Frame], None]) -> None:
         """Run one request to its end, and put its frames, the last one with its usage.
@@ -267,7 +267,7 @@ class EngineReplica:
             require_continuable(
                 submit,
                 engine_continues=self.engine_info.continues,
-                is_same_model=submit.fingerprint in (None, self.wire.fingerprint),
+                is_same_model=submit.fingerprint in (None, self.server.fingerprint),
             )
         engine = self.backend if self.batched is None else self.batched
         try:
@@ -342,8 +342,8 @@ class EngineReplica:
         # `__init__` may have failed anywhere
         if hasattr(self, "watching"):
             self.watching.cancel()
-        if hasattr(self, "wire"):
-            await self.wire.close()
+        if hasattr(self, "server"):
+            await self.server.close()
         if self.batched is not None:
             self.batched.fail("this engine replica ends")
         if hasattr(self, "backend"):

@@ -59,10 +59,10 @@ def start_failure(model: str, error: Exception, log: Path | None = None) -> Serv
     if isinstance(error, ServeAppError):
         return error
     log = log or _own_log()
-    said = f"{type(error).__name__}: {_first_line(error)}"
-    if NO_CAUSE in said and log is not None:
-        said = logged_cause(_tail(log)) or said
-    return EngineFailed(_told(f"{model} did not start: {said}", log))
+    cause = f"{type(error).__name__}: {_first_line(error)}"
+    if NO_CAUSE in cause and log is not None:
+        cause = logged_cause(_tail(log)) or cause
+    return EngineFailed(_with_remedy(f"{model} did not start: {cause}", log))
 
 
 def death(error: ServeAppError, log: Path | None = None) -> str:
@@ -74,7 +74,7 @@ def death(error: ServeAppError, log: Path | None = None) -> str:
     """
     log = log or _own_log()
     cause = "" if log is None else logged_death(_tail(log))
-    return _told(f"the engine died: {cause}" if cause else error.message, log)
+    return _with_remedy(f"the engine died: {cause}" if cause else error.message, log)
 
 
 def how_ended(exit_codes: Iterable[int]) -> str:
@@ -86,10 +86,10 @@ def how_ended(exit_codes: Iterable[int]) -> str:
     return f"its process was ended by {' and '.join(signals)}{why}"
 
 
-def _told(said: str, log: Path | None) -> str:
+def _with_remedy(cause: str, log: Path | None) -> str:
     """An end in one line: its cause, what helps, and the log."""
-    said = said if len(said) <= CAUSE_LENGTH else f"{said[:CAUSE_LENGTH]} ..."
-    return "; ".join(filter(None, [said, remedy(said), "" if log is None else f"log: {log}"]))
+    cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[:CAUSE_LENGTH]} ..."
+    return "; ".join(filter(None, [cause, remedy(cause), "" if log is None else f"log: {log}"]))
 
 
 def _own_log() -> Path | None:
@@ -122,9 +122,9 @@ def logged_death(text: str) -> str:
     return logged_cause(after) if is_there else ""
 
 
-def remedy(said: str) -> str:
+def remedy(cause: str) -> str:
     """What helps against an error; empty if that is not known."""
-    low = said.lower()
+    low = cause.lower()
     return next((text for part, text in REMEDIES if part in low), "")
 
 

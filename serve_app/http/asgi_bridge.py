@@ -95,8 +95,8 @@ class AsgiBridge:
 
     async def stream(self, request: HttpRequest) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed answer, as plain data. Raises as `answer`, before the first chunk or after it."""
-        async with contextlib.aclosing(read_events(self.exchange(request))) as told:
-            async for event in told:
+        async with contextlib.aclosing(read_events(self.exchange(request))) as events:
+            async for event in events:
                 yield msgspec.json.decode(event)
 
 

@@ -209,9 +209,9 @@ def _refuse_media_ids(path: str, value: Any) -> None:
     audio or video in caches that all tenants share, so it would read another tenant's, or put one in place of another
     tenant's."""
     if type(value) is list:
-        for number, one in enumerate(value):
-            if type(one) in (dict, list):
-                _refuse_media_ids(f"{path}.{number}", one)
+        for number, item in enumerate(value):
+            if type(item) in (dict, list):
+                _refuse_media_ids(f"{path}.{number}", item)
     content = value.get("content") if type(value) is dict else None
     for index, part in enumerate(content if type(content) is list else ()):
         if type(part) is dict and part.get("uuid") is not None:

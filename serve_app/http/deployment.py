@@ -111,7 +111,7 @@ class RouterReplica:
         self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"))
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
-        self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.actor_session)
+        self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
         in_fresh_context(self._keyed_runs.start(), "claims")
         self._files_url = settings.batch.files_url
         self._files = storage_at(settings.batch.files_url)

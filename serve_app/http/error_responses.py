@@ -49,7 +49,7 @@ def error_response(error: ServeAppError) -> Answer:
     headers = JSON + retry_headers(error.retry_after_s)
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    is_in_vain = isinstance(error, RateLimited) and (error.retry_after_s is None or error.code == LimitReason.QUOTA)
+    is_in_vain = isinstance(error, RateLimited) and (error.retry_after_s is None or error.code == LimitReason.ALLOWANCE)
     if error.code in (RefusalReason.DEADLINE, RequestFailed.code) or is_in_vain or is_final(error.status):
         headers.append(NO_RETRY)
     if isinstance(error, MethodNotAllowed) and error.allow:
@@ -72,8 +72,8 @@ def sse_error(body: dict[str, Any], operation: Operation) -> bytes:
     """
     if operation is not Operation.RESPONSES:
         return b"data: " + _encode(body) + b"\n\ndata: [DONE]\n\n"
-    said = body["error"]
-    event = {"type": "error", "code": said["code"], "message": said["message"], "param": said["param"], **body}
+    fields = body["error"]
+    event = {"type": "error", "code": fields["code"], "message": fields["message"], "param": fields["param"], **body}
     return b"event: error\ndata: " + _encode(event) + b"\n\n"
 
 

@@ -117,9 +117,9 @@ class MergedExchange:
         """End the answer: every prompt has its own, or failed while others were streamed. Raises the last failure."""
         if self.is_streamed:
             usage = b"" if self._usage_event is None else _event(self._usage_event)
-            told = b"".join([_event(error.body()) for error in failures[:-1]])
+            errors = b"".join([_event(error.body()) for error in failures[:-1]])
             if failures:
-                await self._exchange.send_events(usage + told)
+                await self._exchange.send_events(usage + errors)
                 raise failures[-1]
             await self._exchange.send_events(usage + _DATA + _DONE + EVENT_END, is_last=True)
             return

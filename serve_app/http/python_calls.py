@@ -164,10 +164,10 @@ def error_of(status: int, headers: Headers, body: bytes) -> ServeAppError:
     """The error for an answer with a status of 400 or more: class, code, param and Retry-After as the ASGI app raised
     them."""
     try:
-        said = msgspec.json.decode(body)["error"]
-        message = said["message"]
-        param = said.get("param")
-        code = said.get("code")
+        details = msgspec.json.decode(body)["error"]
+        message = details["message"]
+        param = details.get("param")
+        code = details.get("code")
     except (msgspec.DecodeError, TypeError, KeyError, AttributeError):
         message = body[:SHOWN_BODY_CHARS].decode(errors="replace")
         param = None
@@ -182,10 +182,10 @@ def error_in(event: bytes) -> ServeAppError | None:
     engine's event has it as its code."""
     if not event.startswith((b'{"error":', b'{"error" :')):
         return None
-    said = msgspec.json.decode(event)["error"]
-    code = said.get("code")
-    found = _BY_STATUS.get(code) if type(code) is int else _BY_TYPE.get(said.get("type"))
-    return _error(found or ServeAppError, str(said.get("message")), said.get("param"), code, None)
+    details = msgspec.json.decode(event)["error"]
+    code = details.get("code")
+    found = _BY_STATUS.get(code) if type(code) is int else _BY_TYPE.get(details.get("type"))
+    return _error(found or ServeAppError, str(details.get("message")), details.get("param"), code, None)
 
 
 def _error(
@@ -230,8 +230,8 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         return _json(body) if body else b""
     except (TypeError, ValueError, RecursionError) as error:
         name = _unencodable_field(body)
-        said = str(error)
-    raise BadRequest(f"`{name}` cannot be written as JSON: {said}", param=name)
+        reason = str(error)
+    raise BadRequest(f"`{name}` cannot be written as JSON: {reason}", param=name)
 
 
 def _json(value: Any) -> bytes:

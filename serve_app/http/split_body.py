@@ -140,8 +140,8 @@ def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
         return entries if all(type(one) is list for one in entries) else []
     if all(type(one) is int for one in entries):
         return []
-    for number, one in enumerate(entries):
-        if type(one) is not str and not (type(one) is list and one and type(one[0]) is int):
+    for number, entry in enumerate(entries):
+        if type(entry) is not str and not (type(entry) is list and entry and type(entry[0]) is int):
             raise BadRequest(f"`{field}.{number}` must be a string or a list of token ids", param=f"{field}.{number}")
     return entries
 

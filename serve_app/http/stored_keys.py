@@ -164,7 +164,7 @@ class KeyFollower:
         except NO_ANSWER as error:
             logger.info("Routers did not all send their keys within %.0f s: %s", ROUTERS_S, type(error).__name__)
         if lists and self.stored.version is None:
-            version, records = max(lists, key=lambda one: one[0])
+            version, records = max(lists, key=lambda listed: listed[0])
             self.stored.replace(version, records)
             self._since = version
             self._listed.set()

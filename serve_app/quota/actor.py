@@ -69,8 +69,8 @@ class GpuMemoryQuota:
 
     async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         end_on_sigterm()
-        self._shelf = GcsStore()
-        stored = await _retry_until_done(self._shelf.load_all)
+        self._kv_store = GcsStore()
+        stored = await _retry_until_done(self._kv_store.load_all)
         # an actor that fails on an entry would fail on every restart
         unreadable = [name for name, value in stored.items() if isinstance(value, Unreadable)]
         for name in unreadable:
@@ -79,12 +79,12 @@ class GpuMemoryQuota:
                 name,
                 stored[name],
             )
-            await _retry_until_done(partial(self._shelf.quarantine, name))
+            await _retry_until_done(partial(self._kv_store.quarantine, name))
         # an unreadable epoch was below the seconds since 1970
         epoch = 1 + (int(time.time()) if isinstance(stored.get(EPOCH), Unreadable) else stored.get(EPOCH, 0))
-        await _retry_until_done(lambda: self._shelf.put(EPOCH, epoch))
-        roster = dict(checkpoint_entries(stored))
-        self.core = Quota(epoch, roster, time.monotonic())
+        await _retry_until_done(lambda: self._kv_store.put(EPOCH, epoch))
+        entries = dict(checkpoint_entries(stored))
+        self.core = Quota(epoch, entries, time.monotonic())
         self._set_clock()
         self.limit_use = LimitUse(self.core.queue.limits, self._after_queue_event)
         self._nodes = {name: stored[name] for name in stored if name.startswith(NODE) and name not in unreadable}
@@ -106,14 +106,14 @@ class GpuMemoryQuota:
         if self._nodes and stored.get(INVENTORY) == settings:  # first callers need not wait for the nodes
             self.core.on_devices([device for devices in before.values() for device in devices], time.monotonic())
             self.devices_known.set()
-        await _retry_until_done(lambda: self._shelf.put(INVENTORY, settings))
+        await _retry_until_done(lambda: self._kv_store.put(INVENTORY, settings))
         freeze_heap()
         self.tasks = [
             asyncio.create_task(self._follow_time()),
             asyncio.create_task(self._follow_devices()),
             asyncio.create_task(self._process_checks.follow_routers()),
         ]
-        logger.info("Quota actor started with epoch %d and %d checkpoint entries", epoch, len(roster))
+        logger.info("Quota actor started with epoch %d and %d checkpoint entries", epoch, len(entries))
 
     async def upgrade(self, release: str) -> None:
         """See `HeadActor`."""
@@ -177,14 +177,14 @@ class GpuMemoryQuota:
         reply = await self._run_event(
             lambda now: self.core.on_watch(message, now, timed_out=True), message.router, EntryKind.SESSION
         )
-        return reply or self.core.queue.actor_sessions.stale_reply(message)
+        return reply or self.core.queue.router_sessions.stale_reply(message)
 
     def _watch_until(self, router: str, began: float) -> float:
         """When a router's watch call that began then is answered without news: its next watch call is its next message.
         Other messages put that off, for `ROUTER_HEARTBEAT_S` at most."""
         ledger = self.core.ledger
-        heard_at = ledger.heard_at(router) if ledger.knows(router) else began
-        return min(max(heard_at, began), began + ROUTER_HEARTBEAT_S) + WATCH_S
+        last_seen = ledger.last_seen(router) if ledger.knows(router) else began
+        return min(max(last_seen, began), began + ROUTER_HEARTBEAT_S) + WATCH_S
 
     def _after_queue_event(self) -> None:
         """After an event: deliver session outcomes, wake routers with new actions and set the queue timer."""
@@ -196,7 +196,7 @@ class GpuMemoryQuota:
             logger.error(
                 "Quota actor found an error in its queue and ended what it concerned. Report this message: %s", note
             )
-        for router in self.core.queue.actor_sessions.take_woken():
+        for router in self.core.queue.router_sessions.take_woken():
             news = self._news.get(router)
             if news is not None:
                 news.set()
@@ -247,8 +247,8 @@ class GpuMemoryQuota:
             self._resolve_session(name, session)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRESPONSIVE_S):
-                heard = self.core.queue.actor_sessions.acknowledgement_check()
-                while not heard():
+                is_acknowledged = self.core.queue.router_sessions.acknowledgement_check()
+                while not is_acknowledged():
                     self._acknowledgement.clear()
                     await self._acknowledgement.wait()
         return session.relative_to(time.monotonic())
@@ -331,9 +331,9 @@ class GpuMemoryQuota:
     def _put(self, changes: CheckpointChanges) -> None:
         for (kind, name), (keep, value) in changes.items():
             if keep:
-                self._shelf.put(f"{kind}:{name}", value)
+                self._kv_store.put(f"{kind}:{name}", value)
             else:
-                self._shelf.delete(f"{kind}:{name}")
+                self._kv_store.delete(f"{kind}:{name}")
 
     async def _follow_time(self) -> None:
         """Run what is due, twice a second."""
@@ -364,10 +364,10 @@ class GpuMemoryQuota:
         """Log each alarm once, when it is raised."""
         alarms = {(one.replica, one.device): one for one in self.core.grants.alarms()}
         for key in alarms.keys() - self._alarmed:
-            one = alarms[key]
+            alarm = alarms[key]
             logger.error(
                 "Engine %s of model %s uses %d bytes of device %s, but %d were granted. Raise memory_gb of the model",
-                *(one.replica, one.model, one.measured_bytes, one.device, one.granted_bytes),
+                *(alarm.replica, alarm.model, alarm.measured_bytes, alarm.device, alarm.granted_bytes),
             )
         self._alarmed = set(alarms)
 
@@ -378,7 +378,7 @@ class GpuMemoryQuota:
         fragmented = {node for node, share in shares.items() if share > above}
         for node in sorted(fragmented - self._fragmented):
             logger.info(
-                "GPU memory of node %s is fragmented: no engine of a model here fits into %.0f%% of the free memory",
+                "Node %s has fragmented GPU memory: no engine of a model here fits into %.0f%% of what is free",
                 *(node, 100 * shares[node]),
             )
         self._fragmented = fragmented
@@ -408,15 +408,15 @@ class GpuMemoryQuota:
 
     async def _store_devices(self, devices: list[Device]) -> None:
         """Store the devices for a later actor, before anything is granted on them."""
-        told: dict[str, list[Device]] = {}
+        of_nodes: dict[str, list[Device]] = {}
         for device in devices:
-            told.setdefault(NODE + device.node, []).append(device)
-        for name in [name for name in {**self._nodes, **told} if self._nodes.get(name) != told.get(name)]:
-            if name in told:
-                await asyncio.to_thread(self._shelf.put, name, told[name])
-                self._nodes[name] = told[name]
+            of_nodes.setdefault(NODE + device.node, []).append(device)
+        for name in [name for name in {**self._nodes, **of_nodes} if self._nodes.get(name) != of_nodes.get(name)]:
+            if name in of_nodes:
+                await asyncio.to_thread(self._kv_store.put, name, of_nodes[name])
+                self._nodes[name] = of_nodes[name]
             else:
-                await asyncio.to_thread(self._shelf.delete, name)
+                await asyncio.to_thread(self._kv_store.delete, name)
                 del self._nodes[name]
 
 

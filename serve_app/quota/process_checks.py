@@ -49,7 +49,7 @@ class ProcessChecks:
 
     def of_engines(self) -> None:
         """Check the engines that are silent or have ended."""
-        silent = {told.owner: told for told in self._core.silent_engines(time.monotonic())}
+        silent = {report.owner: report for report in self._core.silent_engines(time.monotonic())}
         for owner, report in (silent | self._core.ending_engines()).items():
             processes = () if report is None else report.processes
             on_gone = partial(self._core.on_processes_gone, owner)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serve_app.core.batches import ModelFigures
-from serve_app.core.memory import BlockedEngine, Drain, Lease, LeaseKind, Session
+from serve_app.core.memory import BlockedEngine, DeviceUse, Drain, Lease, LeaseKind, Session
 from serve_app.core.messages import message
 from serve_app.core.quota import Quota
 from serve_app.types import RequestClass
@@ -29,7 +29,7 @@ def model_figures(core: Quota) -> dict[str, ModelFigures]:
     """
     found = {}
     for model, state in core.queue.models.by_name.items():
-        is_contended = model in core.queue.actor_sessions.state.contended
+        is_contended = model in core.queue.router_sessions.state.contended
         slots = busy = 0
         for engine in state.engines:
             pool = core.ledger.pool(engine)
@@ -53,19 +53,9 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
     """Devices, engines, routers' shares, sessions, waiting engines and reservations as JSON values.
 
     In bytes and KV tokens."""
-    devices: list[dict[str, Any]] = [
-        {
-            "device": use.device.key,
-            "node": use.device.node,
-            "total_bytes": use.device.total_bytes,
-            "reserved_bytes": use.device.reserved_bytes,
-            "granted_bytes": use.held_bytes,
-            "free_bytes": use.free_bytes,
-            "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
-        }
-        for use in core.ledger.devices()
-    ]
+    devices = [_device(use) for use in core.ledger.devices()]
     fragmentation, by_node = core.relocation.fragmentation()
+    queues = [_model_queue(core, model, now) for model in sorted(core.queue.models.by_name)]
     return {
         "epoch": core.epoch,
         "recovering": core.recovering,
@@ -98,35 +88,48 @@ def figures(core: Quota, now: float, defrag_above: float | None = None) -> dict[
             {"session": one.session_id, "model": one.model, "tokens": one.tokens}
             for one in core.queue.session_admission.waiting()
         ],
-        "lines": [_model_queue(core, model, now) for model in sorted(core.queue.models.by_name)],
+        "queues": queues,
+        "lines": queues,  # the name of `queues` until 0.5.0: given beside it in 0.6, gone with 0.7
         "overdrawn_tokens": core.queue.accounts.overdrawn,
     }
 
 
-def _drain(one: Drain, now: float) -> dict[str, Any]:
-    """An engine that drains, or has."""
+def _device(use: DeviceUse) -> dict[str, Any]:
     return {
-        "replica": one.replica,
-        "model": one.model,
-        "why": one.why,
-        "ended": one.ended_at is not None,
-        "final": one.is_final,
-        "running": one.progress.running,
-        "finished": one.progress.finished,
-        "moved": one.progress.moved,
-        "left_s": round(max(0.0, one.until - now), 1),
+        "device": use.device.key,
+        "node": use.device.node,
+        "total_bytes": use.device.total_bytes,
+        "reserved_bytes": use.device.reserved_bytes,
+        "granted_bytes": use.held_bytes,
+        "free_bytes": use.free_bytes,
+        "percent": round(100 * use.held_bytes / max(1, use.device.capacity_bytes), 1),
     }
 
 
-def _session(one: Session, now: float) -> dict[str, Any]:
+def _drain(drain: Drain, now: float) -> dict[str, Any]:
+    """An engine that drains, or has."""
     return {
-        "session": one.request.session_id,
-        "model": one.request.model,
-        "replica": one.engine,
-        "tokens": one.request.tokens,
-        "asked": one.request.requested_size,
-        "expires_in_s": round(one.expires_at - now, 1),
-        "taken_back_in_s": None if one.taken_back_at is None else round(one.taken_back_at - now, 1),
+        "replica": drain.replica,
+        "model": drain.model,
+        "why": drain.why,
+        "ended": drain.ended_at is not None,
+        "final": drain.is_final,
+        "running": drain.progress.running,
+        "finished": drain.progress.finished,
+        "moved": drain.progress.moved,
+        "left_s": round(max(0.0, drain.until - now), 1),
+    }
+
+
+def _session(session: Session, now: float) -> dict[str, Any]:
+    return {
+        "session": session.request.session_id,
+        "model": session.request.model,
+        "replica": session.engine,
+        "tokens": session.request.tokens,
+        "asked": session.request.requested_size,
+        "expires_in_s": round(session.expires_at - now, 1),
+        "taken_back_in_s": None if session.taken_back_at is None else round(session.taken_back_at - now, 1),
     }
 
 
@@ -136,20 +139,20 @@ def _starting(core: Quota) -> list[dict[str, Any]]:
     return [{"replica": one.owner, "model": one.model, **asdict(one.start)} for one in reports if one.start is not None]
 
 
-def _waiting(one: BlockedEngine) -> dict[str, Any]:
-    told = asdict(one)
-    return {"replica": told.pop("owner"), "state": "blocked: memory"} | told | {"waits_s": round(one.waits_s, 1)}
+def _waiting(engine: BlockedEngine) -> dict[str, Any]:
+    fields = asdict(engine)
+    return {"replica": fields.pop("owner"), "state": "blocked: memory"} | fields | {"waits_s": round(engine.waits_s, 1)}
 
 
 def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
     """A model's queue. Counters begin with the actor and do not include grants on routers' credit."""
-    line = core.queue.models.by_name[model]
-    found = line.admission.snapshot(now)
+    queue = core.queue.models.by_name[model]
+    found = queue.admission.snapshot(now)
     return {
         "model": model,
-        "routers": sorted(line.routers),
-        "replicas": sorted(name for name in line.engines if line.is_open(name)),
-        "contended": model in core.queue.actor_sessions.state.contended,
+        "routers": sorted(queue.routers),
+        "replicas": sorted(name for name in queue.engines if queue.is_open(name)),
+        "contended": model in core.queue.router_sessions.state.contended,
         "oldest_wait_s": round(found.oldest_wait_s, 2),
         "drain_slots_per_s": found.drain_slots_per_s,
         "refused": dict(found.refused),
@@ -159,8 +162,8 @@ def _model_queue(core: Quota, model: str, now: float) -> dict[str, Any]:
 
 
 def _engine(core: Quota, lease: Lease) -> dict[str, Any]:
-    told = core.grants.last_report(lease.lease_id)
-    model, measured, all_slots = (None, (), None) if told is None else (told.model, told.measured_bytes, told.slots)
+    last = core.grants.last_report(lease.lease_id)
+    model, measured, all_slots = (None, (), None) if last is None else (last.model, last.measured_bytes, last.slots)
     pool = core.ledger.pool(lease.lease_id)
     accounts = {} if pool is None else {who.name: one.tokens for who, one in pool.accounts.items() if one.tokens}
     slots, used = core.queue.in_use(lease.lease_id)

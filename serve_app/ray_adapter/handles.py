@@ -59,7 +59,7 @@ GRPC: dict[str, Any] = {
 
 
 def on_fast_path() -> bool:
-    """Whether this process runs with the environment of the fast path (shared/design/FACTS.md)."""
+    """Whether this process runs with the environment of the fast path."""
     return all(os.environ.get(name) == "1" for name in ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"))
 
 

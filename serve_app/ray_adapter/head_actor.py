@@ -81,16 +81,16 @@ class HeadActor:
             raise
 
     def calls_of(
-        self, target: str | None, what: str, bound_s: float, away: type[Unavailable]
+        self, target: str | None, subject: str, bound_s: float, away: type[Unavailable]
     ) -> Callable[..., Awaitable[Any]]:
         """Calls of methods of what the actor owns, by its method `run(target, method, arguments, named)`. They are
         repeated while the actor restarts, so such a method may be called again.
 
-        A call raises what the method raises; `away`, with `what` in its message: no answer within `bound_s`.
+        A call raises what the method raises; `away`, with `subject` in its message: no answer within `bound_s`.
 
         Args:
             target: the URL of a database, a folder.
-            what: the actor.
+            subject: the actor.
         """
 
         async def call(method: str, *arguments: Any, **named: Any) -> Any:
@@ -102,12 +102,12 @@ class HeadActor:
                         except RayTaskError:
                             raise
                         except RayError as error:
-                            logger.info("Call to %s got no answer (%s) and is repeated", what, type(error).__name__)
+                            logger.info("Call to %s got no answer (%s) and is repeated", subject, type(error).__name__)
                         await asyncio.sleep(ACTOR_RETRY_S)
             except RayTaskError as error:
                 raise error.cause from None
             except TimeoutError:
-                raise away(f"{what} has not answered within {bound_s:g} s", retry_after_s=1.0) from None
+                raise away(f"{subject} has not answered within {bound_s:g} s", retry_after_s=1.0) from None
 
         return call
 

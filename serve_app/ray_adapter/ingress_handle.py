@@ -74,9 +74,9 @@ class IngressHandle:
         except CALL_ERRORS as error:
             if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED and not begun:
                 raise BodyTooLarge("the request is larger than what a router can be handed", param="body") from None
-            what = str(error).strip().split("\n", 1)[0]
+            reason = str(error).strip().split("\n", 1)[0]
             code = NO_ROUTER if isinstance(error, RayServeException) else DROPPED
-            raise Unavailable(f"the call did not reach its end: {what}", code=code) from error
+            raise Unavailable(f"the call did not reach its end: {reason}", code=code) from error
         finally:
             if result is not None:
                 self._open_results.discard(result)

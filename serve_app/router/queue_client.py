@@ -76,7 +76,7 @@ class QueueClient:
         self._timer_at = 0.0  # in the loop's time; uvloop's handles have no `when`
 
     @property
-    def actor_session(self) -> tuple[int, int]:
+    def router_session(self) -> tuple[int, int]:
         """The epoch of the actor and this router's incarnation; a new one: the actor may have forgotten this router."""
         return self.core.router_session.epoch, self.core.router_session.incarnation
 
@@ -234,14 +234,14 @@ class QueueClient:
 
     def _log_failed_actions(self) -> None:
         failed, self.core.applied.failed = self.core.applied.failed, []
-        for one in failed:
-            what = f"request {one.request_id} is ended" if one.request_id else "no request ends by it"
+        for failure in failed:
+            outcome = f"request {failure.request_id} is ended" if failure.request_id else "no request ends by it"
             logger.error(
                 "Router %s could not apply %r, and %s. Report this traceback",
                 self.router_id,
-                one.action,
-                what,
-                exc_info=one.error,
+                failure.action,
+                outcome,
+                exc_info=failure.error,
             )
 
     # Time

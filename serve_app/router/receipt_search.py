@@ -65,6 +65,6 @@ class ReceiptSearch:
                 if found is not None:
                     return found
         finally:
-            for one in asked:
-                one.cancel()
+            for task in asked:
+                task.cancel()
         return None

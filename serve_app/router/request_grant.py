@@ -66,8 +66,8 @@ class RequestGrant:
         """Count output tokens that the engine has produced since the last call, and the prompt as it has counted it."""
         request_id = self.arrival.request_id
         prompt = None if self.stream is None else self.stream.prompt
-        is_told = self.has_prompt or self.arrival.has_begun  # an earlier run has paid for it
-        counted = 0 if prompt is None or is_told else prompt.prompt_tokens
+        is_prompt_paid = self.has_prompt or self.arrival.has_begun  # an earlier run has paid for it
+        counted = 0 if prompt is None or is_prompt_paid else prompt.prompt_tokens
         if counted:
             self.has_prompt = True
             self.budget.correct_prompt(counted)

@@ -99,12 +99,12 @@ class RedisSettings(FrozenSettings):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"streams: {name!r} is given twice")
-        for index, one in enumerate(self.streams):
-            for field, name in (("reply_stream", one.reply_stream), ("dead_stream", one.dead_stream)):
+        for index, stream in enumerate(self.streams):
+            for field, name in (("reply_stream", stream.reply_stream), ("dead_stream", stream.dead_stream)):
                 if name in names:
                     raise ValueError(f"streams.{index}.{field}: {name!r} is a stream of entries, too")
-            if one.reply_stream == one.dead_stream:
-                raise ValueError(f"streams.{index}: reply_stream and dead_stream are both {one.dead_stream!r}")
+            if stream.reply_stream == stream.dead_stream:
+                raise ValueError(f"streams.{index}: reply_stream and dead_stream are both {stream.dead_stream!r}")
         return self
 
 

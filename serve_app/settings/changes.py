@@ -21,7 +21,7 @@ from serve_app.settings.versions import engine_version
 
 QUOTA = "GpuMemoryQuota"
 HAPROXY = "HAProxy"
-What = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
+Effect = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Change:
     """
 
     deployment: str
-    what: What
+    effect: Effect
     why: str
     fields: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
         why = f"serve-app {release} replaces {old_release or 'another release'}"
         stay = {"added", "removed"}
         found = [
-            one if one.what in stay or one.deployment == HAPROXY else replace(one, what="restarted", why=why)
+            one if one.effect in stay or one.deployment == HAPROXY else replace(one, effect="restarted", why=why)
             for one in found
         ]
     return found

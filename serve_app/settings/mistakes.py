@@ -37,7 +37,7 @@ class Mistake:
     line: int | None = None
 
     @property
-    def told(self) -> str:
+    def located(self) -> str:
         """The message with its line."""
         return self.message if self.line is None or self.is_unknown_key else f"line {self.line}: {self.message}"
 
@@ -58,19 +58,19 @@ class FileSource:
 def mistakes(error: pydantic.ValidationError, root: type[BaseModel], source: FileSource | None = None) -> list[Mistake]:
     """All mistakes that pydantic found in a mapping for `root`."""
     found = []
-    for one in error.errors():
-        place = tuple(part for part in one["loc"] if part != "[key]")
-        if one["type"] == "extra_forbidden":
+    for details in error.errors():
+        place = tuple(part for part in details["loc"] if part != "[key]")
+        if details["type"] == "extra_forbidden":
             found.append(_unknown_key(place, root))
             continue
         text = None if source is None else _named(source, place)
-        value = text if isinstance(text, str) else one["input"]  # `${NAME}`, and never what it stands for
+        value = text if isinstance(text, str) else details["input"]  # `${NAME}`, and never what it stands for
         written = None if source is None else source.file.written(place)
-        message, advice = describe(one["type"], place, value, one.get("ctx", {}), one["msg"], written)
+        message, advice = describe(details["type"], place, value, details.get("ctx", {}), details["msg"], written)
         if source is not None:
             message = masked(message, source.resolved.data, source.resolved.names, place)
-        if one["type"] == "value_error":
-            place, message = _told_place(place, message, root)
+        if details["type"] == "value_error":
+            place, message = _place_in(place, message, root)
         line = None if source is None else source.file.line_of(place)
         found.append(Mistake(path_of(place), message, advice=advice, line=line))
     return found
@@ -80,7 +80,7 @@ def path_of(place: Place) -> str:
     return ".".join(map(str, place)) or "configuration"
 
 
-def _told_place(place: Place, message: str, root: type[BaseModel]) -> tuple[Place, str]:
+def _place_in(place: Place, message: str, root: type[BaseModel]) -> tuple[Place, str]:
     """Where a message says that a mistake is, from the top or from the section that has found it; and its rest."""
     found = _PLACE.match(message)
     if found is None:

@@ -375,5 +375,5 @@ def or_first(settings: Settings | None, wrong: Sequence[Mistake]) -> Settings:
     """The settings. Raises ConfigError: there are none, but mistakes; it has the first."""
     if settings is None:
         more = f" (and {len(wrong) - 1} more: `serve-app check` tells all)" if len(wrong) > 1 else ""
-        raise ConfigError(f"{wrong[0].path}: {wrong[0].told}{more}", param=wrong[0].path)
+        raise ConfigError(f"{wrong[0].path}: {wrong[0].located}{more}", param=wrong[0].path)
     return settings

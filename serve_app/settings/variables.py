@@ -110,7 +110,7 @@ def masked(message: str, data: Any, names: Names, place: Place) -> str:
             break
         found = found.get(str(part))
         data = _inside(data, part)
-    for value, text in sorted(_values(data, found), key=lambda one: len(one[0]), reverse=True):
+    for value, text in sorted(_values(data, found), key=lambda pair: len(pair[0]), reverse=True):
         message = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _: text, message)  # noqa: B023
     return message
 

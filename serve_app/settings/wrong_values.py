@@ -81,9 +81,9 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def _number(what: str) -> Callable[[str, Any, str, str | None], tuple[str, str | None]]:
+def _number(rule: str) -> Callable[[str, Any, str, str | None], tuple[str, str | None]]:
     def tell(name: str, value: Any, shown: str, written: str | None) -> tuple[str, str | None]:
-        return f"{shown} is {what}", _amount(name, value) if isinstance(value, str) else None
+        return f"{shown} is {rule}", _amount(name, value) if isinstance(value, str) else None
 
     return tell
 

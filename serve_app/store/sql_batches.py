@@ -306,10 +306,10 @@ class SqlBatches:
                 return 0
             first = min(row.number for row in rows)
             last = max(row.number for row in rows)
-            there = select(func.count()).where(ROWS.batch_id == batch_id, ROWS.number.between(first, last))
-            before = connection.execute(there).scalar_one()
+            stored = select(func.count()).where(ROWS.batch_id == batch_id, ROWS.number.between(first, last))
+            before = connection.execute(stored).scalar_one()
             connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
-            return int(connection.execute(there).scalar_one() - before)
+            return int(connection.execute(stored).scalar_one() - before)
 
     def claim_rows(
         self, worker: str, batch_id: str, model: str, limit: int, lease_s: float, claim: str
@@ -357,8 +357,8 @@ class SqlBatches:
     def add_results(self, results: Sequence[RowResult]) -> list[RowKey]:
         """Write results of rows that have none, and count them. Returns those written."""
         first: dict[RowKey, RowResult] = {}
-        for one in results:
-            first.setdefault((one.batch_id, one.number), one)
+        for result in results:
+            first.setdefault((result.batch_id, result.number), result)
         with self._writing() as connection:
             written = [
                 first[batch_id, number]

@@ -9,6 +9,7 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -57,14 +58,15 @@ def installing(device: Literal["cpu", "gpu"] | None = None) -> str:
 
 
 def packages(pins: Sequence[str] | None, installed: Mapping[str, str]) -> Check:
-    """Compare the pins `name==version` with what is installed; None: there is no stamp."""
+    """Compare the pins `name==version` with what is installed, by the distributions' own names; None: no stamp."""
     if pins is None:
         remedy = "in a checkout `make setup` installs the tested versions, into .venv"
         return Check("packages", "warn", "not installed by `make setup`: versions are not the tested ones", remedy)
     wrong = []
+    by_name = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed.items()}  # as a lock has it
     for pin in pins:
         name, _, version = pin.partition("==")
-        if (have := installed.get(name)) != version:
+        if (have := by_name.get(name)) != version:
             wrong.append(f"{pin} (installed: {have or 'none'})")
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
@@ -141,30 +143,26 @@ def machine() -> list[Check]:
     python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     system = Check("system", "ok", f"{python} and the system's packages")
     if missing:
-        found = "; ".join(f"{one.what} is missing: {one.why}" for one in missing)
+        found = "; ".join(f"{one.requirement} is missing: {one.why}" for one in missing)
         system = Check("system", "fail", found, preflight.advice(missing).splitlines()[-1].strip())
     shm = shutil.disk_usage("/dev/shm")
     temporary = Path(tempfile.gettempdir())
-    there = _existing(cache)
+    existing = _existing(cache)
     usage = shutil.disk_usage(temporary)
-    models = shutil.disk_usage(there)
+    models = shutil.disk_usage(existing)
     devices, error = _devices() if build == "gpu" else ([], "")
     return [
         system,
-        packages(_pins(), {one.name.lower().replace("_", "-"): one.version for one in _distributions()}),
+        packages(_pins(), {found.name: found.version for found in importlib.metadata.distributions() if found.name}),
         haproxy(*_haproxy()),
         gpu(build, preflight.has_gpu(), devices, error),
         shared_memory(shm.free),
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-        model_cache(cache, os.access(there, os.W_OK | os.X_OK)),
-        disk("disk of models", there, models.used, models.free),
+        model_cache(cache, os.access(existing, os.W_OK | os.X_OK)),
+        disk("disk of models", existing, models.used, models.free),
         disk("disk of logs", temporary, usage.used, usage.free),
         clock(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))),
     ]
-
-
-def _distributions() -> list[importlib.metadata.Distribution]:
-    return [one for one in importlib.metadata.distributions() if one.name]
 
 
 def _version(package: str) -> str | None:

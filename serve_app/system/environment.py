@@ -107,7 +107,7 @@ def common_environment(mark: str, run_dir: Path, *, host: str | None = None, tls
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that stands still cannot drain
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # at the fast path's 1000 log lines come hours later
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",  # with the next one the fast path (shared/design/FACTS.md, 'Ray Serve')
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",  # with the next one the fast path
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),

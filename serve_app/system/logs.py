@@ -94,7 +94,7 @@ class LogReader:
             owner = _owner(path)
             if owner is not None and self._is_wanted(*owner):
                 found.append((path, *owner))
-        return sorted(found, key=lambda one: (_modified(one[0]), one[0]))
+        return sorted(found, key=lambda file: (_modified(file[0]), file[0]))
 
     def _is_wanted(self, source: str, replica: str) -> bool:
         of_source = not self.wanted.source or source == self.wanted.source

@@ -35,7 +35,7 @@ POSTGRES_PROGRAMS = "/usr/lib/postgresql/*/bin"  # Debian's, outside of PATH
 class Missing(NamedTuple):
     """One missing requirement. `packages` maps a package manager to the packages with it; empty: no package has it."""
 
-    what: str
+    requirement: str
     why: str
     packages: Mapping[str, str]
 
@@ -82,13 +82,13 @@ def glibc_version() -> tuple[int, ...] | None:
 def check_python(version: tuple[int, ...], usable: Callable[[str], bool]) -> list[Missing]:
     if PYTHON_MIN <= version < PYTHON_END:
         return []
-    what = f"Python from {version_text(PYTHON_MIN)} to {PYTHON_END[0]}.{PYTHON_END[1] - 1}"
+    requirement = f"Python from {version_text(PYTHON_MIN)} to {PYTHON_END[0]}.{PYTHON_END[1] - 1}"
     this = f"this is {version_text(version)}"
     others = [name for minor in range(PYTHON_MIN[1], PYTHON_END[1]) if usable(name := f"python3.{minor}")]
     if others:
-        return [Missing(what, f"{this}, and {others[0]} is here: say `make PYTHON={others[0]} ...`", {})]
+        return [Missing(requirement, f"{this}, and {others[0]} is here: say `make PYTHON={others[0]} ...`", {})]
     name = f"python{version_text(PYTHON_MIN)}"
-    return [Missing(what, f"{this}; then say `make PYTHON={name} ...`", {"apt-get": name, "dnf": name})]
+    return [Missing(requirement, f"{this}; then say `make PYTHON={name} ...`", {"apt-get": name, "dnf": name})]
 
 
 def check_platform(system: str, machine: str, glibc: tuple[int, ...] | None) -> list[Missing]:
@@ -200,7 +200,7 @@ def report(found: list[Missing], manager: str | None, root: bool) -> str:
     lines = ["This machine lacks:"]
     for missing in found:
         package = missing.packages.get(family)
-        lines.append(f"  - {missing.what}: {missing.why}" + (f" (package {package})" if package else ""))
+        lines.append(f"  - {missing.requirement}: {missing.why}" + (f" (package {package})" if package else ""))
     names = " ".join(missing.packages[family] for missing in found if family in missing.packages)
     if names:
         sudo = "" if root else "sudo "

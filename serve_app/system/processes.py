@@ -194,21 +194,21 @@ def listening_ports(root_pids: Iterable[int]) -> list[Listener]:
         with contextlib.suppress(psutil.NoSuchProcess):
             family |= {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
     listeners: dict[tuple[str, int], Listener] = {}
-    for process in sorted(family, key=lambda one: one.pid):
+    for process in sorted(family, key=lambda member: member.pid):
         with contextlib.suppress(psutil.Error):
-            for one in process.net_connections("tcp"):
-                if one.status == psutil.CONN_LISTEN and one.laddr:
-                    found = Listener(_numeric(one.laddr.ip), one.laddr.port, process.pid, process.name())
+            for entry in process.net_connections("tcp"):
+                if entry.status == psutil.CONN_LISTEN and entry.laddr:
+                    found = Listener(_numeric(entry.laddr.ip), entry.laddr.port, process.pid, process.name())
                     listeners.setdefault((found.address, found.port), found)
-    return sorted(listeners.values(), key=lambda one: (one.port, one.address))
+    return sorted(listeners.values(), key=lambda listener: (listener.port, listener.address))
 
 
 def holder_of(port: int) -> Listener | None:
     """The process that listens on the port, if visible to this user."""
-    for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None:
+    for entry in psutil.net_connections("tcp"):
+        if entry.status == psutil.CONN_LISTEN and entry.laddr and entry.laddr.port == port and entry.pid is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return Listener(_numeric(one.laddr.ip), port, one.pid, psutil.Process(one.pid).name())
+                return Listener(_numeric(entry.laddr.ip), port, entry.pid, psutil.Process(entry.pid).name())
     return None
 
 

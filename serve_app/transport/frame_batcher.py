@@ -71,8 +71,8 @@ class FrameBatcher:
     def _flush(self) -> None:
         self._is_scheduled = False
         while (self.frames or self._slots) and not self.is_paused:
-            told = (self._slots, self._drain_s, self._fingerprint) if self._slots else ()
-            batch = Batch(self.next_frames(), *told)
+            state = (self._slots, self._drain_s, self._fingerprint) if self._slots else ()
+            batch = Batch(self.next_frames(), *state)
             self._slots = 0
             self._send(batch_encoder.encode(batch))  # may call `pause`
 

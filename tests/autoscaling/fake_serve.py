@@ -36,7 +36,7 @@ class FakeServe:
     queued: float = 0.0
     served_total: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
-    told: dict[str, dict[str, dict[str, list[Point]]]] = field(default_factory=lambda: {ROUTER: {}, ENGINE: {}})
+    seen: dict[str, dict[str, dict[str, list[Point]]]] = field(default_factory=lambda: {ROUTER: {}, ENGINE: {}})
 
     def clock(self) -> float:
         return self.now
@@ -44,7 +44,7 @@ class FakeServe:
     def tell(self, deployment: str, replica: str, **numbers: Any) -> None:
         """A replica's report, as it comes at its interval."""
         for name, value in numbers.items():
-            series = self.told[deployment].setdefault(name, {}).setdefault(replica, [])
+            series = self.seen[deployment].setdefault(name, {}).setdefault(replica, [])
             series.append(Point(self.now + SKEW_S, value))
 
     def router_tells(self, router: str, waiting: Any, granted: Any, model: str = MODEL) -> None:
@@ -78,7 +78,7 @@ class FakeServe:
         # Serve hands on the series of replicas that run, and of no others
         raw = {
             number: {replica: list(points) for replica, points in series.items() if replica in running}
-            for number, series in self.told[name].items()
+            for number, series in self.seen[name].items()
         }
         return AutoscalingContext(
             deployment_id=name,  # type: ignore[arg-type]

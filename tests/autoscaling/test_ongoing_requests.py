@@ -57,18 +57,18 @@ history = st.lists(st.tuples(any_signals(), spans), min_size=1, max_size=12)
 @given(history)
 def test_what_is_asked_for_is_within_the_bounds_and_has_a_reason(seen: list[tuple[Signals, float]]) -> None:
     moments = timed([one for one, _ in seen], [gap for _, gap in seen])
-    for one, decision in zip(moments, decide(moments), strict=True):
-        assert one.min_replicas <= decision.replicas <= one.max_replicas
+    for moment, decision in zip(moments, decide(moments), strict=True):
+        assert moment.min_replicas <= decision.replicas <= moment.max_replicas
         assert decision.reason
         assert 0 <= decision.load < float("inf")
 
 
 @settings(deadline=None)
 @given(history, st.sampled_from(["waiting", "granted", "executing"]), st.lists(counts, min_size=12, max_size=12))
-def test_more_load_never_gives_fewer_replicas(seen: list[tuple[Signals, float]], what: str, more: list[float]) -> None:
+def test_more_load_never_gives_fewer_replicas(seen: list[tuple[Signals, float]], field: str, more: list[float]) -> None:
     """With the same bounds and replicas at every moment, and somebody waiting for those that start."""
     moments = timed([one for one, _ in seen], [gap for _, gap in seen])
-    loaded = [replace(one, **{what: getattr(one, what) + extra}) for one, extra in zip(moments, more, strict=False)]
+    loaded = [replace(one, **{field: getattr(one, field) + extra}) for one, extra in zip(moments, more, strict=False)]
     less = decide(moments)
     rather_more = decide(loaded)
     assert all(a.replicas <= b.replicas for a, b in zip(less, rather_more, strict=True))
@@ -243,7 +243,7 @@ def test_an_incomplete_sight_takes_nothing_away_and_may_add() -> None:
     assert OngoingRequestsPolicy().decide(signals(running=3, target=3)).replicas == 0
 
 
-def test_bounds_are_said_to_be_the_reason() -> None:
+def test_bounds_are_reported_to_be_the_reason() -> None:
     low = decide([signals(min_replicas=2)])
     high = decide([signals(max_replicas=2, waiting=99.0)])
     assert (low[0].replicas, high[0].replicas) == (2, 2)

@@ -175,7 +175,7 @@ def test_a_newer_policy_of_the_application_takes_the_place_of_the_older(
     assert len(scheduler.calls) == 1, "and there is one question, not two"
 
 
-def test_the_policy_is_told_what_is_kept_beyond_its_target(
+def test_the_policy_is_given_what_is_kept_beyond_its_target(
     scheduler: Scheduler, placing: StartPlacer, actor: Actor
 ) -> None:
     class Info:

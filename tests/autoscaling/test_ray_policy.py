@@ -58,7 +58,7 @@ def test_another_models_requests_are_not_ours() -> None:
     assert Controller(serve).tick() == 1
 
 
-def test_serve_is_told_our_count() -> None:
+def test_serve_is_given_our_count() -> None:
     serve = quick(served_total=50.0)
     serve.router_tells("r1", waiting=4, granted=7)
     contexts = serve.contexts()
@@ -195,7 +195,7 @@ def test_a_silent_engines_numbers_do_not_linger() -> None:
 def test_without_any_number_the_target_stays() -> None:
     serve = quick(target=5)
     assert Controller(serve).tick() == 5
-    serve.told = {ROUTER: {}, ENGINE: {}}
+    serve.seen = {ROUTER: {}, ENGINE: {}}
     serve.routers = ()
     assert Controller(serve).tick() == 5
 
@@ -262,9 +262,9 @@ def test_an_error_keeps_the_target_is_counted_and_logged_once_with_the_deploymen
             serve.router_tells("r1", waiting=50, granted=50)
             assert controller.tick() == 3
     assert counted == [{"deployment": ENGINE, "error": "ZeroDivisionError"}] * 50
-    told = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(told) == 1
-    assert ENGINE in told[0].getMessage()
+    reported = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(reported) == 1
+    assert ENGINE in reported[0].getMessage()
     monkeypatch.setattr(ray_policy.OngoingRequestsPolicy, "decide", failing(KeyError("another kind")))
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         controller.tick()

@@ -26,16 +26,16 @@ class Replicas:
     ours whose name begins with `old` are of a former version."""
 
     def __init__(self) -> None:
-        self.mine: dict[str, tuple[ReplicaState, str | None]] = {}
+        self.states: dict[str, tuple[ReplicaState, str | None]] = {}
         self.ended: list[str] = []
         self.unplaced = UnplacedReplicas(lambda: self, self.ended.append)
         self._deployment_states = {
-            DeploymentID("engine", "ours"): deployment(lambda: self.mine),
+            DeploymentID("engine", "ours"): deployment(lambda: self.states),
             DeploymentID("engine", "another"): deployment(lambda: {"other": (STARTING, None)}),
         }
 
     def counts(self, **replicas: tuple[ReplicaState, str | None]) -> Mapping[str, ReplicaCounts]:
-        self.mine = replicas
+        self.states = replicas
         return self.unplaced.tick({"ours"})
 
     def tick(self, **replicas: tuple[ReplicaState, str | None]) -> int:

@@ -63,45 +63,45 @@ def task_of(rows: TenantRouter, stored: StoredKeys, *streams: Streams) -> Intake
 
 
 def test_each_stream_is_run_as_its_key(new_streams: NewStreams) -> None:
-    one = new_streams(key_id="ops")
+    stream = new_streams(key_id="ops")
     two = new_streams(key_id="key-2")
-    one.add(20)
+    stream.add(20)
     two.add(20, id=None)
 
     async def scenario() -> None:
         rows = TenantRouter(ops="night", **{"key-2": "day"})
         stored = StoredKeys()
-        task = task_of(rows, stored, one, two)
+        task = task_of(rows, stored, stream, two)
         task.start()
-        await one.replied(20)
+        await stream.replied(20)
         assert two.replies() == [], "its key is not there yet, and its entries wait"
         assert two.dead() == []
         await task.close()
         stored.tenants["key-2"] = "day"
-        task = task_of(rows, stored, one, two)
+        task = task_of(rows, stored, stream, two)
         task.start()
         await two.replied(20)
         assert rows.asked == {("ops", "night"), ("key-2", "day")}
         await task.close()
 
     asyncio.run(scenario())
-    assert {reply["status"] for reply in [*one.replies(), *two.replies()]} == {"200"}
+    assert {reply["status"] for reply in [*stream.replies(), *two.replies()]} == {"200"}
 
 
 def test_a_key_that_moved_to_another_tenant_is_looked_up_again(streams: Streams) -> None:
-    one = streams
-    one.settings = one.settings.model_copy(update={"key_id": "key-2"})
-    one.add(1)
+    stream = streams
+    stream.settings = stream.settings.model_copy(update={"key_id": "key-2"})
+    stream.add(1)
 
     async def scenario() -> None:
         rows = TenantRouter(**{"key-2": "day"})
         stored = StoredKeys()
         stored.tenants["key-2"] = "before"
-        task = task_of(rows, stored, one)
+        task = task_of(rows, stored, stream)
         task.start()
         await until(lambda: ("key-2", "before") in rows.asked, SOON_S, "the key is tried")
         stored.tenants["key-2"] = "day"
-        await one.replied(1)
+        await stream.replied(1)
         await task.close()
 
     asyncio.run(scenario())

@@ -91,7 +91,7 @@ def test_an_upload_that_lacks_bytes_is_no_file(tmp_path: Path) -> None:
     assert uploads(tmp_path) == []
 
 
-def test_an_upload_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_an_upload_that_is_gone_is_reported(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     files.write_at("f", "u1", 0, b"abc")
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_an_abandoned_upload_is_removed_and_a_live_one_stays(tmp_path: Path, occ
     ],
 )
 @pytest.mark.parametrize("call", ["open", "pwrite", "fsync"])
-def test_a_disk_that_refuses_is_said_and_leaves_what_was_there(
+def test_a_disk_that_refuses_is_reported_and_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, expected: type[ServeAppError], status: int
 ) -> None:
     files = LocalFiles(tmp_path)
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_within_a_piece_keeps_nothing_of_it(tmp_path: Path)
     assert files.size("f") == 20
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageAway, match="Not a directory"):
         LocalFiles(tmp_path / "file" / "files")

@@ -66,14 +66,14 @@ def test_one_row_is_sent_before_there_are_figures_and_as_many_as_are_idle_after(
 def test_the_bound_is_of_each_model_and_counts_the_rows_of_all_senders() -> None:
     async def scenario() -> None:
         paces = ModelPaces(Queues({name: ModelFigures(100, 0, 0, 0) for name in ("a", "b")}), 10, 1)
-        one = paces.sender()
+        item = paces.sender()
         other = paces.sender()
         async with following(paces):
-            one.on_start("a")
+            item.on_start("a")
             await asyncio.sleep(2 * FIGURES_EVERY_S)  # virtual time: nothing waits
             for _ in range(7):
-                one.on_start("a")
-            assert [sender.may_start("a") for sender in (one, other)] == [2, 2]
+                item.on_start("a")
+            assert [sender.may_start("a") for sender in (item, other)] == [2, 2]
             assert other.may_start("b") == 10
 
     run_in_virtual_time(scenario())
@@ -166,12 +166,12 @@ def test_a_sender_that_is_closed_keeps_no_place_and_all_hear_of_a_free_one() -> 
         paces = ModelPaces(Queues({"tiny": ModelFigures(8, 0, 0, 0)}), 8, 1)
         files = paces.sender()
         stream = paces.sender()
-        heard: list[str] = []
-        files.on_change = lambda: heard.append("files")
-        stream.on_change = lambda: heard.append("stream")
+        received: list[str] = []
+        files.on_change = lambda: received.append("files")
+        stream.on_change = lambda: received.append("stream")
         async with following(paces):
             await idle(paces, files)
-            assert {"files", "stream"} == set(heard)
+            assert {"files", "stream"} == set(received)
             stream.wait("tiny", 8)
             assert files.may_start("tiny") == 4
             stream.close()

@@ -179,7 +179,7 @@ def test_an_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.parametrize("method", ["open", "mv"])
-def test_a_bucket_that_refuses_is_said_and_nothing_is_kept(
+def test_a_bucket_that_refuses_is_reported_and_nothing_is_kept(
     memory: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], method: str
 ) -> None:
     async def run() -> None:

@@ -22,9 +22,9 @@ def test_a_tenant_with_one_batch_does_not_wait_for_the_many_of_another() -> None
     async def play() -> None:
         lane = Lane()
         many = [lane.submit([{}], name=f"m{number}", tenant="many") for number in range(BATCHES)]
-        one = lane.submit([{}], name="one", tenant="one")
+        small = lane.submit([{}], name="one", tenant="one")
         lane.start()
-        await lane.ended(one)
+        await lane.ended(small)
         waiting = [batch_id for batch_id in many if lane.batch(batch_id).status is BatchStatus.VALIDATING]
         assert len(waiting) > BATCHES / 2
         await lane.ended(*many)

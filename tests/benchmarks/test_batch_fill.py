@@ -57,7 +57,7 @@ def test_the_result_has_ratio_fill_and_the_measured_step() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_time_to_the_first_token_is_told_by_its_parts() -> None:
+def test_the_time_to_the_first_token_is_reported_by_its_parts() -> None:
     answers = [Answered(0.0, HIGH, first_s=0.5, ended_s=1.0, queue_s=0.1, engine_s=0.25)] * MIN_P99
     counters = window(4.0)
     found = first_tokens([Window(answers, counters.before, counters.after)])[HIGH]

@@ -35,9 +35,9 @@ def made_up(hits: Mapping[Cell, float], moves: Mapping[Cell, float] | None = Non
 
 
 def judged(hits: Mapping[Cell, float], moves: Mapping[Cell, float] | None = None) -> tuple[bool, bool]:
-    told: dict[str, Any] = verdict(made_up(hits, moves), np.random.default_rng(4))
-    json.dumps(told, allow_nan=False)
-    return told["within_tells"], told["between_tells"]
+    reported: dict[str, Any] = verdict(made_up(hits, moves), np.random.default_rng(4))
+    json.dumps(reported, allow_nan=False)
+    return reported["within_tells"], reported["between_tells"]
 
 
 HOME = {Cell.WITHIN_SAME: 1.0}
@@ -55,8 +55,8 @@ def test_a_probe_that_was_routed_elsewhere_hides_no_cache_and_no_leak() -> None:
     """Routing by key is a preference: one probe within a tenant may miss; between tenants one hit is too many."""
     found = made_up({Cell.WITHIN_SAME: 1.0}, HOME)
     found[Cell.WITHIN_SAME][0] = Probe(MISS_MS, MISS_MS, 0, "r1")
-    told = verdict(found, np.random.default_rng(4))
-    assert (told["within_tells"], told["between_tells"]) == (True, False)
+    reported = verdict(found, np.random.default_rng(4))
+    assert (reported["within_tells"], reported["between_tells"]) == (True, False)
     found[Cell.BETWEEN_SAME][0] = Probe(MISS_MS, MISS_MS, 128, "r1")
     assert verdict(found, np.random.default_rng(4))["between_tells"]
 
@@ -70,8 +70,8 @@ def test_a_place_that_goes_by_the_other_tenant_s_prompt_tells() -> None:
 
 
 def test_the_power_is_of_shares_of_what_is_saved_within_a_tenant() -> None:
-    told = verdict(made_up({Cell.WITHIN_SAME: 1.0}), np.random.default_rng(4))
-    for clock in told["clocks"].values():
+    reported = verdict(made_up({Cell.WITHIN_SAME: 1.0}), np.random.default_rng(4))
+    for clock in reported["clocks"].values():
         assert clock["within"]["shift"] == pytest.approx(HIT_MS - MISS_MS, abs=NOISE_MS)
         assert list(clock["power"]) == ["0.01", "0.02", "0.05", "0.1"]
         assert clock["power"]["0.1"] > 0.99

@@ -133,7 +133,7 @@ def test_what_is_not_one_whole_response_is_no_answer(text: str, why: str) -> Non
         read(Api.RESPONSES, text.encode(), stream=True)
 
 
-def test_an_error_in_a_stream_is_told_by_its_code() -> None:
+def test_an_error_in_a_stream_is_reported_by_its_code() -> None:
     with pytest.raises(Malformed) as raised:
         read(Api.CHAT, (STREAM + 'data: {"error": {"code": "engine_failed"}}\n\n').encode(), stream=True)
     assert raised.value.code == "engine_failed"

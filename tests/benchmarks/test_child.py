@@ -40,16 +40,16 @@ def test_a_process_gets_its_signal_when_the_one_that_started_it_dies(end: signal
 
 def test_a_command_keeps_the_id_that_its_starter_knows() -> None:
     with subprocess.Popen([*ends_with_us(), sys.executable, "-c", LOOKS], stdout=subprocess.PIPE, text=True) as process:
-        told, _ = process.communicate(timeout=SOON_S)
-    assert int(told.split()[0]) == process.pid
+        reported, _ = process.communicate(timeout=SOON_S)
+    assert int(reported.split()[0]) == process.pid
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_process_of_another_user_has_nothing_of_root() -> None:
     nobody = pwd.getpwnam("nobody")
     command = [*ends_with_us(user="nobody"), "sh", "-c", "id -u; id -g; id -G"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SOON_S).stdout.split()
-    assert told == [str(nobody.pw_uid), str(nobody.pw_gid), str(nobody.pw_gid)]
+    reported = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SOON_S).stdout.split()
+    assert reported == [str(nobody.pw_uid), str(nobody.pw_gid), str(nobody.pw_gid)]
 
 
 def test_a_command_that_is_not_there_is_an_error_that_names_it() -> None:

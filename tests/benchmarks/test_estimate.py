@@ -22,7 +22,7 @@ def asked(at_s: float = 0.0, output: int = 100, prompt: int = 100) -> Request:
     return Request(at_s, "t", 4 * prompt, prompt, output)
 
 
-def test_idle_and_missing_tokens_are_told_apart() -> None:
+def test_idle_and_missing_tokens_are_distinguished() -> None:
     found = judge([asked(output=100), asked(output=400)], [100, 100], [200, 200], 1.0)
     assert (found.covered, found.idle, found.missing) == (0.5, 50.0, 100.0)
     assert (found.idle_share, found.missing_share) == (round(100 / 600, 4), round(200 / 600, 4))
@@ -40,11 +40,11 @@ def test_an_answer_is_learned_from_when_it_has_ended() -> None:
     requests = [asked(at_s, output) for at_s, output in ((0.0, 1000), (1.0, 10), (2.0, 10), (1000 * ITL_S + 1, 10))]
     known: list[int] = []
 
-    def guess(one: Request) -> tuple[int, int]:
+    def guess(request: Request) -> tuple[int, int]:
         known.append(len(seen))
         return 1, 1
 
-    replay(requests, guess, lambda one: seen.append((one.at_s, one.output_tokens)))
+    replay(requests, guess, lambda request: seen.append((request.at_s, request.output_tokens)))
     assert known == [0, 0, 1, 3]
     assert [output for _, output in seen] == [10, 10, 1000]
 

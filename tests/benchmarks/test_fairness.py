@@ -46,8 +46,8 @@ def served(client: str, first_s: float, seen_s: float, prompt: int, output: int,
 
 
 def test_a_request_is_served_evenly_between_its_first_token_and_its_end() -> None:
-    one = served("a", 10.0, 20.0, 60, 20)  # worth 100
-    assert accumulated([one], np.array([5.0, 10.0, 12.0, 20.0, 30.0])).tolist() == [[0.0, 0.0, 20.0, 100.0, 100.0]]
+    answer = served("a", 10.0, 20.0, 60, 20)  # worth 100
+    assert accumulated([answer], np.array([5.0, 10.0, 12.0, 20.0, 30.0])).tolist() == [[0.0, 0.0, 20.0, 100.0, 100.0]]
 
 
 def test_a_request_of_one_token_is_served_at_that_moment() -> None:
@@ -93,10 +93,10 @@ def brute_force(answers: list[Answer], span: Span) -> tuple[float, float]:
 
     def got(client: str, begin: float, end: float) -> float:
         total = 0.0
-        for one in answers:
-            if one.client == client and one.first_s is not None and one.seen_s is not None:
-                overlap = max(0.0, min(end, one.seen_s) - max(begin, one.first_s))
-                total += (one.prompt_tokens + 2 * one.served_tokens) * overlap / (one.seen_s - one.first_s)
+        for answer in answers:
+            if answer.client == client and answer.first_s is not None and answer.seen_s is not None:
+                overlap = max(0.0, min(end, answer.seen_s) - max(begin, answer.first_s))
+                total += (answer.prompt_tokens + 2 * answer.served_tokens) * overlap / (answer.seen_s - answer.first_s)
         return total
 
     clients = {one.client for one in answers}
@@ -107,9 +107,9 @@ def brute_force(answers: list[Answer], span: Span) -> tuple[float, float]:
         end = begin + WINDOW_S
         here = {client: got(client, begin, end) for client in clients}
         asked = dict.fromkeys(clients, 0.0)
-        for one in answers:
-            if begin <= one.arrived_s < end:
-                asked[one.client] += one.prompt_tokens + 2 * one.output_tokens
+        for answer in answers:
+            if begin <= answer.arrived_s < end:
+                asked[answer.client] += answer.prompt_tokens + 2 * answer.output_tokens
         most = max(here.values())
         worst = max(worst, sum(min(most - here[client], abs(asked[client] - here[client])) for client in clients))
         begin += 5.0
@@ -237,9 +237,9 @@ def test_an_engine_that_is_never_idle_ends_as_many_as_it_can() -> None:
 
 def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> None:
     plan = Plan((1, 2), (FIFO, OURS), length_s=90.0, warm_s=20.0, capacity_s=30.0, shape=SMALL, real=None)
-    told: list[str] = []
-    found = as_json(simulate(LENGTHS, plan, told.append))
-    assert len(told) == 3
+    reported: list[str] = []
+    found = as_json(simulate(LENGTHS, plan, reported.append))
+    assert len(reported) == 3
     assert set(found["keys"][OURS.name]) >= set(main.BARS)
     assert found["keys"][FIFO.name]["service_ratio"] == pytest.approx(2.0, rel=0.15)
     assert found["keys"][FIFO.name]["throughput_over_fifo"] == found["keys"][FIFO.name]["light_ttft_p99_gain"] == 1.0
@@ -251,7 +251,7 @@ def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> Non
         assert spread["least"] <= spread["median"] <= spread["most"]
 
 
-def test_the_command_line_leaves_the_real_engine_out_when_told() -> None:
+def test_the_command_line_leaves_the_real_engine_out_when_asked() -> None:
     assert main.plan_of(["--simulated-only", "--seeds", "3", "--seed", "5"])[0].seeds == (5, 6, 7)
     assert main.plan_of(["--simulated-only"])[0].real is None
     assert main.plan_of([])[0].real is not None

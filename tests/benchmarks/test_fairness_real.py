@@ -106,7 +106,7 @@ def test_a_refusal_fails_the_run() -> None:
         asyncio.run(run())
 
 
-def test_the_stack_is_told_of_keys_their_tenants_and_a_line_that_refuses_nobody() -> None:
+def test_the_stack_is_informed_of_keys_their_tenants_and_a_queue_that_refuses_nobody() -> None:
     keys = [{"key": f"{name}-0123456789abcdef", "tenant": name} for name in (LIGHT, HEAVY)]
     settings = parse(our_settings(ModelChoice(path="tiny"), "own-0123456789abcdef", keys, ADMISSION))
     assert [{"key": key.key, "tenant": key.tenant} for key in settings.auth.keys[1:]] == keys

@@ -293,5 +293,5 @@ def test_the_terminal_shows_one_row_a_check_and_json_the_same() -> None:
         console.print(report.table(results))
     assert "[broken]" in shown.get()
     assert report.verdict(results) == "FAIL (1 pass, 1 fail, 0 not applicable)"
-    told = json.loads(json.dumps(report.as_json(results, {"commit": "abc"}, "out.md")))
-    assert (told["verdict"], [one["result"] for one in told["checks"]]) == ("fail", ["pass", "fail"])
+    document = json.loads(json.dumps(report.as_json(results, {"commit": "abc"}, "out.md")))
+    assert (document["verdict"], [one["result"] for one in document["checks"]]) == ("fail", ["pass", "fail"])

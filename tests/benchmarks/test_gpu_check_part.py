@@ -68,7 +68,7 @@ class Server:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    there: Server
+    fake_server: Server
 
     def log_message(self, *_: Any) -> None:
         """Silent."""
@@ -79,8 +79,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.there.asked.append(body)
-        ids, made = self.there.answer(body)
+        self.fake_server.asked.append(body)
+        ids, made = self.fake_server.answer(body)
         if body.get("stream"):
             self._stream(ids, made)
             return
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for at in range(0, len(made), PIECE):
             if at == STREAMED_BEFORE_DEATH and len(made) == plan.KILL_TOKENS:
-                self.there.engine.wait(ENDS_S)
+                self.fake_server.engine.wait(ENDS_S)
                 self._event({"error": {"code": "engine_failed", "message": "it died"}})
                 break
             piece = made[at : at + PIECE]
@@ -129,20 +129,20 @@ def serve() -> Iterator[Callable[[int], tuple[Server, int]]]:
 
     def start(seed: int = 0) -> tuple[Server, int]:
         engine = subprocess.Popen(["bash", "-c", f"exec -a {TITLE} sleep 600"], start_new_session=True)
-        there = Server(engine, seed)
-        http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"there": there}))
+        fake_server = Server(engine, seed)
+        http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake_server": fake_server}))
         thread = Thread(target=http.serve_forever)
         thread.start()
-        running.append((there, http, thread))
-        return there, http.server_address[1]
+        running.append((fake_server, http, thread))
+        return fake_server, http.server_address[1]
 
     yield start
-    for there, http, thread in running:
+    for fake_server, http, thread in running:
         http.shutdown()
         http.server_close()
         thread.join()
-        there.engine.kill()
-        there.engine.wait()
+        fake_server.engine.kill()
+        fake_server.engine.wait()
 
 
 class PlayedStage:
@@ -204,8 +204,8 @@ def test_every_check_is_made_and_one_that_raises_is_a_failed_one(
     assert found[checks.THROUGHPUT].seen == "BenchmarkError: no load generator here"
     assert (stage.got, stage.closed) == ([VLLM, OURS], 1)
     assert ours[0].engine.poll() == -signal.SIGKILL
-    told = found[checks.KILLED].figures
-    assert (told["error"], told["received tokens"]) == ("engine_failed", STREAMED_BEFORE_DEATH)
+    reported = found[checks.KILLED].figures
+    assert (reported["error"], reported["received tokens"]) == ("engine_failed", STREAMED_BEFORE_DEATH)
     assert found[checks.BORDERS].figures["cuts"] == len(
         [body for body in ours[0].asked if body.get("stream") and body["max_tokens"] < 2 * BLOCK + 2]
     )

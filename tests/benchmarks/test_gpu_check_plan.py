@@ -35,7 +35,7 @@ def test_two_ranks_are_in_the_plan_with_the_reason_why_they_cannot_run(
 
 
 @pytest.mark.parametrize(
-    ("device", "build", "gpus", "error", "told"),
+    ("device", "build", "gpus", "error", "reported"),
     [
         ("gpu", "gpu", 1, "", ""),
         ("cpu", "cpu", 0, "NVML Shared Library Not Found", ""),
@@ -47,11 +47,11 @@ def test_two_ranks_are_in_the_plan_with_the_reason_why_they_cannot_run(
     ids=["gpu", "cpu", "no driver", "no GPU", "CPU build", "GPU build"],
 )
 def test_what_is_missing_for_any_check_is_named(
-    device: plan.Device, build: str, gpus: int, error: str, told: str
+    device: plan.Device, build: str, gpus: int, error: str, reported: str
 ) -> None:
     missing = plan.obstacle(device, build, gpus, error)
-    assert told in missing
-    assert bool(missing) == bool(told)
+    assert reported in missing
+    assert bool(missing) == bool(reported)
 
 
 def test_without_a_gpu_the_exit_status_is_two_and_the_last_line_says_why(

@@ -78,14 +78,15 @@ async def server(tokens: int, status: int = 200) -> AsyncIterator[int]:
             usage = USAGE % tokens
             if asked.get("stream"):
                 kind = "text/event-stream"
-                said = "".join(CHUNK.format(DELTA, "") for _ in range(tokens))
-                said += CHUNK.format("", f",{usage}") + "data: [DONE]\n\n"
+                reported = "".join(CHUNK.format(DELTA, "") for _ in range(tokens))
+                reported += CHUNK.format("", f",{usage}") + "data: [DONE]\n\n"
             else:
                 message = '{"index":0,"finish_reason":"length","message":{"role":"assistant","content":"a"}}'
                 kind = "application/json"
-                said = CHUNK.format(message, f",{usage}").removeprefix("data: ").strip()
+                reported = CHUNK.format(message, f",{usage}").removeprefix("data: ").strip()
             writer.write(
-                f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(said)}\r\n\r\n{said}".encode()
+                f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(reported)}\r\n\r\n"
+                f"{reported}".encode()
             )
         writer.close()
 

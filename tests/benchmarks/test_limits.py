@@ -84,8 +84,8 @@ def test_the_most_at_once_counts_one_that_follows_another_once() -> None:
     assert most_at_once([]) == 0
 
 
-def refusal(sent: float, told_s: float | None) -> Attempt:
-    return Attempt(sent, sent + 0.1, 429, told_s, "rate_limit", has_standing=True)
+def refusal(sent: float, retry_s: float | None) -> Attempt:
+    return Attempt(sent, sent + 0.1, 429, retry_s, "rate_limit", has_standing=True)
 
 
 def test_a_promise_is_broken_by_a_refusal_after_its_moment_alone() -> None:
@@ -113,14 +113,14 @@ class Asked:
         self.asks = asks
 
 
-def test_the_figures_of_a_load_count_what_each_attempt_was_told() -> None:
+def test_the_figures_of_a_load_count_the_answer_of_each_attempt() -> None:
     load = Load("a", {"requests_per_minute": 60, "max_concurrent": 1}, Shape(1, 1))
     ask = Ask(0.0, 3.0, "id", 2, attempts=[refusal(0.0, 1.0), Attempt(1.2, 3.0, 200, None, "", has_standing=False)])
     lost = Ask(0.0, 3.0, failure="RateLimitError: no")
-    told = figures(load, Asked([ask, lost]), [Charge(0.0, 2.0, 2, 2), Charge(1.0, 2.0, 2, 2)], 3.0)  # type: ignore[arg-type]
-    assert (told["asked"], told["admitted"], told["failed"], told["without_standing"]) == (2, 2, 1, 1)
-    assert told["refusals"] == {"rate_limit": 1}
-    assert told["over"] == {"requests": 0.0, "at once": 1.0}
+    reported = figures(load, Asked([ask, lost]), [Charge(0.0, 2.0, 2, 2), Charge(1.0, 2.0, 2, 2)], 3.0)  # type: ignore[arg-type]
+    assert (reported["asked"], reported["admitted"], reported["failed"], reported["without_standing"]) == (2, 2, 1, 1)
+    assert reported["refusals"] == {"rate_limit": 1}
+    assert reported["over"] == {"requests": 0.0, "at once": 1.0}
 
 
 def test_a_small_world_is_the_same_for_the_same_seed() -> None:

@@ -65,7 +65,7 @@ def test_a_request_takes_a_round_trip_where_its_router_has_no_credit() -> None:
     assert len(waits) == 8
     assert min(waits) == 0.0
     assert max(waits) == pytest.approx(1.0, abs=4 * ROUND_TRIP_S)
-    assert network.routers[0].line.in_flight.running == {}
+    assert network.routers[0].queue.in_flight.running == {}
     assert len(network.routers[0].incarnations) == 2  # the first knew no epoch
 
 
@@ -80,7 +80,7 @@ def test_requests_go_on_after_the_actor_was_away() -> None:
     served = len(loop.waits)
     network.clock.run(10.0)
     assert len(loop.waits) > served + 10
-    assert network.routers[0].line.router_session.epoch == 2
+    assert network.routers[0].queue.router_session.epoch == 2
 
 
 def test_every_figure_has_a_bar_and_a_quick_run_only_mixes_that_are_there() -> None:
@@ -124,7 +124,12 @@ def test_what_came_back_is_judged(data: bytes, found: tuple[int, float], counted
 def test_no_bad_body_is_a_good_one() -> None:
     for body in BAD_BODIES:
         try:
-            told = json.loads(body)
+            document = json.loads(body)
         except ValueError:
             continue
-        assert not isinstance(told, dict) or told.get("model") != "tiny" or len(told) != 2 or told["prompt"] != "a"
+        assert (
+            not isinstance(document, dict)
+            or document.get("model") != "tiny"
+            or len(document) != 2
+            or document["prompt"] != "a"
+        )

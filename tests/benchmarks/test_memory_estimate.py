@@ -41,8 +41,8 @@ def test_a_shape_that_does_not_start_costs_no_other_its_figures(
     monkeypatch.setattr(module, "write", lambda shape, folder: None)
     monkeypatch.setattr(module, "measure", measure)
     module.main([])
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["shapes"].keys() == {shape.name for shape in SHAPES}
-    assert told["shapes"]["wide"] == {"failed": "out of memory"}
-    assert told["shapes"]["tiny"] == {**FOUND, "ratio": 1.2, "again_bytes": 100, "again_ratio": 1.03}
-    assert [name for name, met in told["met"].items() if not met] == ["wide"]
+    document = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert document["shapes"].keys() == {shape.name for shape in SHAPES}
+    assert document["shapes"]["wide"] == {"failed": "out of memory"}
+    assert document["shapes"]["tiny"] == {**FOUND, "ratio": 1.2, "again_bytes": 100, "again_ratio": 1.03}
+    assert [name for name, met in document["met"].items() if not met] == ["wide"]

@@ -118,7 +118,7 @@ def test_a_run_has_every_policy_and_the_bound(trace: Path) -> None:
     assert len(main.verdicts(result["openb"])) == 4
 
 
-def test_a_missing_trace_is_said_and_is_no_failure(
+def test_a_missing_trace_is_reported_and_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TraceMissingError, match="openb_gpu_pods"):

@@ -31,9 +31,9 @@ from benchmarks.overload.offered_load import (
     Offer,
     lengths,
     offers,
+    request_bytes,
     scaled,
     text,
-    wire,
 )
 from benchmarks.overload.plan import (
     ARMS,
@@ -130,10 +130,10 @@ def test_rate_groups_and_tenants_are_those_asked_for() -> None:
     assert max(tenants.values()) < 1.1 * min(tenants.values())
 
 
-def test_the_wire_carries_what_the_arm_labels_and_no_more() -> None:
+def test_a_request_carries_what_the_arm_labels_and_no_more() -> None:
     offer = Offer(7, 1.0, HIGH, 0, 50, 20)
-    named = wire(offer, Label("k" * 16, "high", 1500), "run-7", "h:1", "m", "words").decode()
-    plain = wire(offer, Label("k" * 16), "run-7", "h:1", "m", "words").decode()
+    named = request_bytes(offer, Label("k" * 16, "high", 1500), "run-7", "h:1", "m", "words").decode()
+    plain = request_bytes(offer, Label("k" * 16), "run-7", "h:1", "m", "words").decode()
     assert "x-deadline-ms: 1500" in named
     assert json.loads(named.partition("\r\n\r\n")[2])["priority"] == "high"
     assert "deadline" not in plain
@@ -235,7 +235,7 @@ def test_refusals_on_arrival_are_kept_apart_from_those_that_waited() -> None:
     assert found["reasons"] == {"queue_full": 1, "deadline": 2, "shed": 1, "timeout": 1}
 
 
-def test_granted_shares_are_those_the_line_reckoned() -> None:
+def test_granted_shares_are_those_the_queue_reckoned() -> None:
     rows = [row(0), row(1, NORMAL), row(2, LOW), row(3, LOW, "refused", None)]
     decisions = [decision(n, "queue_full" if n == 3 else None, 0.1) for n in range(4)]
     assert window(rows, decisions=decisions).granted_share() == pytest.approx(

@@ -161,16 +161,16 @@ def fragment_by_definition(node: Node, weights: dict[Pod, float]) -> float:
 
 
 @given(nodes(most=1), st.dictionaries(demands(), st.floats(0.1, 9), min_size=1, max_size=5))
-def test_fragment_is_the_papers(one: list[Node], weights: dict[Pod, float]) -> None:
-    fragment = TraceWorkload(weights).fragment(one[0])
-    assert fragment == pytest.approx(fragment_by_definition(one[0], weights), abs=1e-9)
-    assert -1e-9 <= fragment <= sum(one[0].free) + 1e-9
+def test_fragment_is_the_papers(item: list[Node], weights: dict[Pod, float]) -> None:
+    fragment = TraceWorkload(weights).fragment(item[0])
+    assert fragment == pytest.approx(fragment_by_definition(item[0], weights), abs=1e-9)
+    assert -1e-9 <= fragment <= sum(item[0].free) + 1e-9
 
 
 @given(nodes(most=1), demands(), st.lists(demands(), min_size=1, max_size=4))
-def test_the_device_chosen_adds_least_fragment(one: list[Node], demand: Pod, known: list[Pod]) -> None:
+def test_the_device_chosen_adds_least_fragment(item: list[Node], demand: Pod, known: list[Pod]) -> None:
     demand = Pod(1, demand.amount, cpu_milli=demand.cpu_milli)
-    room = Room(one[0])
+    room = Room(item[0])
     weights = dict.fromkeys(known, 1.0)
     eligible = room.eligible(demand)
     if not eligible or not room.holds(demand):
@@ -178,7 +178,7 @@ def test_the_device_chosen_adds_least_fragment(one: list[Node], demand: Pod, kno
     score, _ = least_fragment(TraceWorkload(weights), room, demand, eligible)
     increases = []
     for device in eligible:
-        after = Room(one[0])
+        after = Room(item[0])
         after.take(after.slot(demand, [device]))
-        increases.append(fragment_by_definition(after.as_node(), weights) - fragment_by_definition(one[0], weights))
+        increases.append(fragment_by_definition(after.as_node(), weights) - fragment_by_definition(item[0], weights))
     assert score == pytest.approx(min(increases), abs=1e-9)

@@ -87,12 +87,12 @@ def test_other_modes_serve_what_they_served() -> None:
 
 
 def test_a_quick_curve_of_one_arm_is_bounded_by_six_minutes_and_of_two_by_eight() -> None:
-    one, two = (
+    first, two = (
         plan_of(parse_arguments(["--batch-curve", "--quick", "--arms", a], "text")) for a in ("ours", "vllm,ours")
     )
-    assert one.budget_s is not None
+    assert first.budget_s is not None
     assert two.budget_s is not None
-    assert one.budget_s < 360 < two.budget_s < 480
+    assert first.budget_s < 360 < two.budget_s < 480
 
 
 def test_a_plot_is_of_a_batch_curve(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.batch_fill.figures import MIN_P99, Counters, Window
 from benchmarks.batch_fill.load import HIGH, Answered
 from benchmarks.preemption.figures import LowRound, TokenCounters, result, verdicts
-from benchmarks.preemption.low_load import LowAnswer, Said, answer_of, questions_of, said_of, wrong
+from benchmarks.preemption.low_load import Completion, LowAnswer, answer_of, completion_of, questions_of, wrong
 from benchmarks.preemption.main import SHAPES, configuration, options_of, table_of
 from serve_app.settings import parse
 
-RIGHT = Said("a b", "length", 3, 2)
+RIGHT = Completion("a b", "length", 3, 2)
 
 
 def window(first_s: float, step_s: float = 0.01) -> Window:
@@ -38,9 +38,9 @@ LAST = b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n
 
 def test_a_stream_and_a_whole_answer_say_the_same() -> None:
     whole = {"choices": [{"text": "a b", "finish_reason": "length"}], "usage": USAGE}
-    assert said_of(json.dumps(whole).encode(), is_stream=False) == RIGHT
+    assert completion_of(json.dumps(whole).encode(), is_stream=False) == RIGHT
     stream = event("a") + b": queue position=1\n\n" + event(" b", "length") + LAST + b"data: [DONE]\n\n"
-    assert said_of(stream, is_stream=True) == RIGHT
+    assert completion_of(stream, is_stream=True) == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_stream_and_a_whole_answer_say_the_same() -> None:
 )
 def test_a_stream_that_is_cut_or_fails_is_no_answer(stream: bytes) -> None:
     with pytest.raises(ValueError, match=r"the stream has no end|no completion"):
-        said_of(stream, is_stream=True)
+        completion_of(stream, is_stream=True)
 
 
 def test_a_part_of_the_questions_is_not_streamed() -> None:
@@ -78,7 +78,7 @@ def test_the_result_compares_windows_answers_and_counters() -> None:
 
 
 def test_each_bar_can_be_missed() -> None:
-    broken = [LowAnswer(0, "other", Said("a c", "length", 3, 2)), LowAnswer(0, "failed", None, "503")]
+    broken = [LowAnswer(0, "other", Completion("a c", "length", 3, 2)), LowAnswer(0, "failed", None, "503")]
     found = result([window(0.1)], [window(0.221)], [low(*broken, again=11.0)], {0: RIGHT})
     assert (found["wrong"], found["preempted"]) == (2, 2)
     assert not any(verdicts(found).values())
@@ -117,6 +117,6 @@ def test_quick_means_shorter_windows() -> None:
 def test_a_response_that_is_no_answer_is_a_failure_and_wrong(response: bytes, failure: str) -> None:
     (question,) = questions_of(1, (2, 2), 1)
     found = answer_of(0, "low", response, question)
-    assert found.said is None
+    assert found.completion is None
     assert failure in found.failure
     assert wrong([found], {0: RIGHT}) == [found]

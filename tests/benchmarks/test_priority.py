@@ -24,16 +24,16 @@ def test_the_session_is_first_for_the_block_alone(tmp_path: Path, monkeypatch: p
 def test_a_process_in_no_autogroup_is_first_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    told = list[int]()
+    reported = list[int]()
     autogroup = tmp_path / "autogroup"
     if is_there:
         autogroup.write_text("")
     monkeypatch.setattr(priority, "AUTOGROUP", autogroup)
-    monkeypatch.setattr(os, "setpriority", lambda which, who, nice: told.append(nice))
+    monkeypatch.setattr(os, "setpriority", lambda which, pid, nice: reported.append(nice))
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with clients_first() as is_first:
-        assert (is_first, told) == (True, [FIRST])
-    assert told == [FIRST, before]
+        assert (is_first, reported) == (True, [FIRST])
+    assert reported == [FIRST, before]
 
 
 def test_who_may_not_measures_nevertheless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,42 +32,42 @@ def test_a_line_of_the_child_is_a_look_at_each_model() -> None:
 
 def test_the_first_look_for_which_something_holds_is_not_before_the_moment_given() -> None:
     looks = [look(1.0, 2), look(2.0, 1), look(3.0, 2), look(4.0, 2)]
-    found = first(looks, 1.5, lambda one: one.target == 2)
+    found = first(looks, 1.5, lambda look: look.target == 2)
     assert found is not None
     assert found.at == 3.0
-    assert first(looks, 4.5, lambda one: True) is None
+    assert first(looks, 4.5, lambda look: True) is None
 
 
 def test_the_parts_of_a_rise_add_up() -> None:
-    told = Rise(decided=2.0, placed=5.5, works=9.25).as_json()
-    assert told == {"total": 9.25, "decision": 2.0, "placement": 3.5, "engine_start": 3.75}
-    assert tuple(told) == STEPS
+    reported = Rise(decided=2.0, placed=5.5, works=9.25).as_json()
+    assert reported == {"total": 9.25, "decision": 2.0, "placement": 3.5, "engine_start": 3.75}
+    assert tuple(reported) == STEPS
 
 
 def test_the_result_holds_medians_and_every_cycle() -> None:
-    told = result([cycle(10.0), cycle(30.0), cycle(12.0)])
-    assert told["first_extra_replica_s"]["total"] == 12.0
-    assert [one["total"] for one in told["from_zero_s"]["cycles"]] == [10.0, 30.0, 12.0]
-    assert told["replicas_seen"] == [[1, 2, 3, 1, 0, 1]] * 3
-    assert (told["failed"], told["answered"], told["idle_drain_s"]) == (0, 120, 1.25)
-    assert told["ongoing_true"] == {"requests": COUNTED, "seen": [COUNTED], "idle": 0, "exact": True}
-    assert table(told).row_count == 3
+    reported = result([cycle(10.0), cycle(30.0), cycle(12.0)])
+    assert reported["first_extra_replica_s"]["total"] == 12.0
+    assert [one["total"] for one in reported["from_zero_s"]["cycles"]] == [10.0, 30.0, 12.0]
+    assert reported["replicas_seen"] == [[1, 2, 3, 1, 0, 1]] * 3
+    assert (reported["failed"], reported["answered"], reported["idle_drain_s"]) == (0, 120, 1.25)
+    assert reported["ongoing_true"] == {"requests": COUNTED, "seen": [COUNTED], "idle": 0, "exact": True}
+    assert table(reported).row_count == 3
 
 
 def test_scaling_is_linear_if_every_number_of_replicas_reaches_its_part_of_the_first_ones_rate() -> None:
     rates = {1: 2.0, 2: 4.0, 4: 7.6, 8: 14.8}
-    told: list[str] = []
-    found = linear(told.append, rates.__getitem__)
-    assert (found["verdict"], found["share_of_linear"]["8"], len(told)) == ("confirmed", 0.925, 4)
+    printed: list[str] = []
+    found = linear(printed.append, rates.__getitem__)
+    assert (found["verdict"], found["share_of_linear"]["8"], len(printed)) == ("confirmed", 0.925, 4)
     assert scaled(rates | {8: 14.0})["verdict"] == "refuted"
     assert parse(linear_configuration(8)).models[0].replicas.max_replicas == 8
 
 
 def test_a_failed_request_and_a_wrong_count_are_in_the_result() -> None:
-    told = result([cycle(), cycle(fewest=COUNTED - 1, failures=("503",))])
-    assert told["failed"] == 1
-    assert told["ongoing_true"]["seen"] == [COUNTED - 1, COUNTED]
-    assert not told["ongoing_true"]["exact"]
+    reported = result([cycle(), cycle(fewest=COUNTED - 1, failures=("503",))])
+    assert reported["failed"] == 1
+    assert reported["ongoing_true"]["seen"] == [COUNTED - 1, COUNTED]
+    assert not reported["ongoing_true"]["exact"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "simulated"])

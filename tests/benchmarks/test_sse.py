@@ -43,7 +43,7 @@ def test_text_cannot_imitate_a_key(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['"role":', '"usage":{', '"error":', "data: [DONE]", '"choices":[{'])
-def test_text_that_quotes_the_wire_format_is_still_text(text: str) -> None:
+def test_text_that_quotes_the_stream_format_is_still_text(text: str) -> None:
     assert classify(delta(content=text)) is EventKind.TOKENS
 
 
@@ -52,7 +52,7 @@ def test_the_role_does_not_move_the_clock_and_an_empty_delta_does() -> None:
     assert classify(delta(content="")) is EventKind.TOKENS
 
 
-def test_usage_done_errors_and_comments_are_told_apart() -> None:
+def test_usage_done_errors_and_comments_are_distinguished() -> None:
     usage = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 128})
     assert classify(usage) is EventKind.USAGE
     assert parse_usage(usage) == Usage(9, 128)

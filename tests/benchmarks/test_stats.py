@@ -63,16 +63,16 @@ def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
 
 
 def test_arms_with_different_numbers_of_rounds_are_refused(rng: np.random.Generator) -> None:
-    one = [np.ones(3)]
+    arm = [np.ones(3)]
     two = [np.ones(3), np.ones(3)]
     with pytest.raises(ValueError, match="same number of rounds"):
-        stats.bootstrap([one, two], stats.ratio_of_medians, rng)
+        stats.bootstrap([arm, two], stats.ratio_of_medians, rng)
 
 
 def test_missing_rounds_give_no_figure_instead_of_a_wrong_one(rng: np.random.Generator) -> None:
-    one = [np.ones(3)]
+    arm = [np.ones(3)]
     two = [np.ones(3), np.ones(3)]
-    assert stats.estimate([one, two], stats.ratio_of_medians, rng).value is None
+    assert stats.estimate([arm, two], stats.ratio_of_medians, rng).value is None
     assert stats.estimate([[], []], stats.ratio_of_medians, rng).value is None
 
 

@@ -169,9 +169,9 @@ def test_a_million_tokens_cost_the_hours_that_they_take() -> None:
 def test_no_two_requests_share_a_slot_at_one_time(spans: list[tuple[float, float]]) -> None:
     rows = [Row(number, 1, 1, 0.0, at, at, at + span, Ended.DONE) for number, (at, span) in enumerate(spans)]
     by_slot: dict[int, list[Row]] = {}
-    for slot, one in slots_of(rows):
-        assert all(other.ended_s <= one.first_s for other in by_slot.get(slot, []))
-        by_slot.setdefault(slot, []).append(one)
+    for slot, row in slots_of(rows):
+        assert all(other.ended_s <= row.first_s for other in by_slot.get(slot, []))
+        by_slot.setdefault(slot, []).append(row)
     assert sum(map(len, by_slot.values())) == len(rows)
 
 
@@ -218,8 +218,8 @@ def test_uniform_requests_have_one_length_and_variable_ones_the_drawn_ones() -> 
 
 
 def test_no_strategy_runs_more_requests_than_there_are_slots() -> None:
-    for one in strategies(32).values():
-        assert one.policy is None or one.policy.max_size <= 32
+    for strategy in strategies(32).values():
+        assert strategy.policy is None or strategy.policy.max_size <= 32
     assert strategies(32)[CONTINUOUS].policy is None
     assert strategies(32, 256)[STATIC].policy == dataclasses.replace(strategies(32)[STATIC].policy, max_queued=256)  # type: ignore[type-var]
 
@@ -413,8 +413,8 @@ def test_without_the_trace_it_says_where_it_looked_and_where_the_trace_is_publis
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--quick", "--data", str(tmp_path)]) == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"skipped: {AZURE_FILE} is not in {tmp_path} (--data names another folder): it is Azure" in told
+    reported = " ".join(capsys.readouterr().err.split())
+    assert f"skipped: {AZURE_FILE} is not in {tmp_path} (--data names another folder): it is Azure" in reported
 
 
 def test_the_plot_has_a_bar_for_each_request_and_says_how_much_is_used(tmp_path: Path) -> None:
@@ -445,8 +445,8 @@ def test_a_small_run_on_the_simulated_engine_gives_every_figure(
     sizes = ["--requests", "64", "--rounds", "1", "--seconds", "0.3"]
     arguments = ["--engine", "simulated", "--data", str(trace_in(tmp_path)), *sizes, "--strategies", "predictive"]
     assert main([*arguments, "--plot", str(tmp_path / "slots.svg")]) == 0
-    told = capfd.readouterr()
-    result = json.loads(told.out.splitlines()[-1])
+    output = capfd.readouterr()
+    result = json.loads(output.out.splitlines()[-1])
     assert set(result["strategies"]) == {STATIC, CONTINUOUS, "predictive"}
     assert all(set(one) == set(REPORTED) for one in result["strategies"].values())
     named = ("continuous_over_static_tokens_per_s", "bound", "bound_padded", "latency_mean_ratio", "success_share")
@@ -456,5 +456,5 @@ def test_a_small_run_on_the_simulated_engine_gives_every_figure(
     assert result["batch_sizes"][STATIC] == [32, 32]
     assert result["batch_sizes"]["predictive"][:6] == [16, 16, 16, 16]
     assert result["gpu_use"].keys() == result["strategies"].keys()
-    assert "the best configuration: by cost" in told.err
+    assert "the best configuration: by cost" in output.err
     assert (tmp_path / "slots.svg").is_file()

@@ -33,7 +33,7 @@ def test_p_is_that_of_all_permutations(seed: int) -> None:
     assert compare(a, b).p == pytest.approx(exact_p(a, b), abs=0.03)
 
 
-def test_samples_apart_are_told_and_equal_ones_are_not() -> None:
+def test_samples_apart_are_reported_and_equal_ones_are_not() -> None:
     apart = compare([1.0, 2.0, 3.0] * 10, [11.0, 12.0, 13.0] * 10)
     assert apart.p < 1e-9
     assert (apart.auc, apart.shift) == (1.0, 10.0)
@@ -46,8 +46,8 @@ def test_the_interval_holds_the_shift_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(400):
-        one = compare(rng.exponential(size=30).tolist(), (rng.exponential(size=30) + 0.5).tolist())
-        held += one.low <= 0.5 <= one.high
+        comparison = compare(rng.exponential(size=30).tolist(), (rng.exponential(size=30) + 0.5).tolist())
+        held += comparison.low <= 0.5 <= comparison.high
     assert 0.92 <= held / 400 <= 0.98
 
 

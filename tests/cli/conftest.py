@@ -22,8 +22,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Fak
     monkeypatch.setattr(module, "RemoteDriver", Driver)
     monkeypatch.setattr(node, "ray_command", ray_node.command("run", tmp_path))
     yield Driver
-    for one in Driver.made:
-        one.close()
+    for item in Driver.made:
+        item.close()
 
 
 @pytest.fixture

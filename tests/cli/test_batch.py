@@ -81,7 +81,7 @@ def test_json_is_the_batch_and_nothing_else(batch: Batch, endpoint: BatchEndpoin
     assert [one["id"] for one in json.loads(batch("list", "--json").stdout)["data"]] == [batch_id]
 
 
-def test_what_is_wrong_with_a_file_is_said_before_anything_is_sent(
+def test_what_is_wrong_with_a_file_is_reported_before_anything_is_sent(
     batch: Batch, endpoint: BatchEndpoint, tmp_path: Path
 ) -> None:
     lines = row(1), b"{no json", b"", row(1), row(2, "/v1/embeddings"), row(3, method="GET")
@@ -101,14 +101,14 @@ def test_rows_for_another_endpoint_are_wrong(batch: Batch, endpoint: BatchEndpoi
     assert endpoint.asked == []
 
 
-@pytest.mark.parametrize("what", ["missing", "folder", "empty"])
-def test_a_file_that_is_none_is_one_line(batch: Batch, endpoint: BatchEndpoint, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty"])
+def test_a_file_that_is_none_is_one_line(batch: Batch, endpoint: BatchEndpoint, tmp_path: Path, kind: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch()
-    result = batch("submit", tmp_path / what)
+    result = batch("submit", tmp_path / kind)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    assert str(tmp_path / what) in result.stderr
+    assert str(tmp_path / kind) in result.stderr
     assert endpoint.asked == []
 
 
@@ -313,7 +313,7 @@ def test_results_replace_a_file_whole_or_leave_it(batch: Batch, endpoint: BatchE
 
 
 @pytest.mark.parametrize(
-    ("status", "files", "options", "code", "said"),
+    ("status", "files", "options", "code", "reported"),
     [
         ("in_progress", {}, (), 1, "serve-app batch watch"),
         ("in_progress", {}, ("--errors",), 1, "serve-app batch watch"),
@@ -323,18 +323,18 @@ def test_results_replace_a_file_whole_or_leave_it(batch: Batch, endpoint: BatchE
         ("failed", {}, (), 1, "without the answer of any row"),
     ],
 )
-def test_results_that_are_not_there_are_said_in_words(
+def test_results_that_are_not_there_are_reported_in_words(
     batch: Batch,
     endpoint: BatchEndpoint,
     status: str,
     files: dict[str, str],
     options: tuple[str, ...],
     code: int,
-    said: str,
+    reported: str,
 ) -> None:
     result = batch("results", ended(endpoint, status, **files), *options)
     assert result.exit_code == code
-    assert said in result.stderr
+    assert reported in result.stderr
     assert len(result.stderr.splitlines()) <= 1
 
 

@@ -129,7 +129,7 @@ def test_an_answer_is_bounded_where_that_is_asked_for(
     assert [(body or {}).get("max_tokens") for body in asked] == [None, 7]
 
 
-def test_a_conversation_remembers_what_was_said(run: Callable[..., Result], serve: Callable[[Answer], str]) -> None:
+def test_a_conversation_remembers_its_turns(run: Callable[..., Result], serve: Callable[[Answer], str]) -> None:
     seen: list[Any] = []
     result = run("chat", "--url", serve(echo(seen)), "--key", KEY, text="one two\n\nthree\n")
     assert result.exit_code == 0
@@ -154,7 +154,7 @@ def test_the_key_of_a_running_instance_is_found(
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "headers", "said"),
+    ("status", "body", "headers", "reported"),
     [
         (
             429,
@@ -174,13 +174,13 @@ def test_chat_says_in_words_what_went_wrong(
     status: int,
     body: bytes,
     headers: dict[str, str],
-    said: str,
+    reported: str,
 ) -> None:
     result = run(
         "chat", "--url", serve(lambda request, _: reply(request, status, body, **headers)), "--model", "m", "x"
     )
     assert result.exit_code in (1, 2)
-    assert result.stderr.strip() == f"error: {said}" or result.stderr.strip().endswith(said)
+    assert result.stderr.strip() == f"error: {reported}" or result.stderr.strip().endswith(reported)
     assert "Traceback" not in result.output
 
 

@@ -63,7 +63,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def test_a_sound_file_is_told_so(run: Callable[..., Result], file: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_sound_file_is_reported(run: Callable[..., Result], file: Callable[[str], str], tmp_path: Path) -> None:
     config = file("models: [{name: a}]")
     done = run("check", config)
     assert done.exit_code == 0
@@ -73,7 +73,7 @@ def test_a_sound_file_is_told_so(run: Callable[..., Result], file: Callable[[str
     assert [one.name for one in tmp_path.iterdir()] == ["my.yaml"]
 
 
-def test_all_mistakes_are_told_each_on_a_line_of_its_own(
+def test_all_mistakes_are_reported_each_on_a_line_of_its_own(
     run: Callable[..., Result], file: Callable[[str], str]
 ) -> None:
     config = file("{modles: 1, http: {max_sequences: 0}}")
@@ -98,8 +98,8 @@ def test_a_mistake_elsewhere_hides_none_of_a_model_s(
     )
     done = run(command, *(["--config"] if command != "check" else []), config)
     assert done.exit_code != 0
-    told = [line.split(": ")[1] for line in done.output.splitlines() if line.startswith("error: ")]
-    assert told == ["http.zzz", "models.0.kv_cache_gb", "models.1.path", "models.2.extra_engine_args.zzz"]
+    reported = [line.split(": ")[1] for line in done.output.splitlines() if line.startswith("error: ")]
+    assert reported == ["http.zzz", "models.0.kv_cache_gb", "models.1.path", "models.2.extra_engine_args.zzz"]
     assert not orders
 
 
@@ -149,8 +149,8 @@ def test_the_plan_tells_which_replicas_restart_and_why(
         "~ Router (1 replica): changed: taken over without a restart",
         "~ BatchWorker: changed: taken over without a restart",
     ]
-    told = json.loads(run("deploy", "--config", config, "--plan", "--json", "--address", "head:6379").stdout)
-    assert {one["deployment"]: one["replicas"] for one in told["plan"] if one["what"] == "restarted"} == {
+    document = json.loads(run("deploy", "--config", config, "--plan", "--json", "--address", "head:6379").stdout)
+    assert {one["deployment"]: one["replicas"] for one in document["plan"] if one["what"] == "restarted"} == {
         "engine-b": ["b1", "b2"]
     }
 

@@ -63,7 +63,7 @@ def test_an_instance_whose_processes_are_gone_does_not_count_as_running(
 
 
 @pytest.mark.parametrize(
-    ("yaml", "said"),
+    ("yaml", "reported"),
     [
         ("modles: []", "modles: unknown key"),
         ("models: [{name: a, replicas: {min_replicas: 3, max_replicas: 2}}]", "min_replicas"),
@@ -71,13 +71,13 @@ def test_an_instance_whose_processes_are_gone_does_not_count_as_running(
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_touched(
-    run: Callable[..., Result], tmp_path: Path, yaml: str, said: str
+    run: Callable[..., Result], tmp_path: Path, yaml: str, reported: str
 ) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(yaml)
     result = run("up", "--config", str(file))
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert reported in result.stderr
     assert str(file) in result.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["my.yaml"]
 
@@ -179,7 +179,7 @@ def test_the_curl_line_is_one_shell_command_with_valid_json() -> None:
     assert embedding[1] == "u/v1/embeddings"
 
 
-def test_states_are_told_in_a_few_words() -> None:
+def test_states_are_reported_in_a_few_words() -> None:
     model = {"name": "tiny", "target": 2, "replicas": [{"state": "RUNNING"}, {"state": "PENDING_INITIALIZATION"}]}
     assert replica_states({"models": [model], "routers": [{"state": "RUNNING"}]}) == (
         "tiny 1/2 (pending initialization)  router 1"

@@ -71,12 +71,12 @@ def test_the_exported_configuration_is_serve_s_and_holds_no_key(run: Callable[..
     done = run("export", "--config", str(file), "--port", "8100")
     assert done.exit_code == 0
     assert KEY not in done.output
-    told = yaml.safe_load(done.stdout)
-    (entry,) = told["applications"]
+    reported = yaml.safe_load(done.stdout)
+    (entry,) = reported["applications"]
     assert entry["args"]["auth"]["keys"][0]["key_sha256"] == hashlib.sha256(KEY.encode()).hexdigest()
     assert [one["name"] for one in entry["args"]["models"]] == ["a", "b"]
-    assert told["http_options"]["port"] == 8100
-    assert told["proxy_location"] == "EveryNode"
+    assert reported["http_options"]["port"] == 8100
+    assert reported["proxy_location"] == "EveryNode"
     head = yaml.safe_load(run("export", "--config", str(file), "--head-only", "--host", "127.0.0.1").stdout)
     assert (head["proxy_location"], head["http_options"]["host"]) == ("HeadOnly", "127.0.0.1")
 
@@ -88,7 +88,7 @@ def test_without_a_key_of_its_own_nothing_is_exported(run: Callable[..., Result]
 
 
 WRONG = pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("modles: []", "modles: unknown key"),
         ("models: [1", "not YAML"),
@@ -108,19 +108,19 @@ def test_a_wrong_file_is_named_before_anything_is_touched(
     monkeypatch: pytest.MonkeyPatch,
     command: list[str],
     text: str,
-    said: str,
+    problem: str,
 ) -> None:
     monkeypatch.setattr(module, "RemoteDriver", None)  # calling it would be another error
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    one_line(run(*command, "--config", str(file)), 2, str(file), said)
+    one_line(run(*command, "--config", str(file)), 2, str(file), problem)
     one_line(run(*command, "--config", str(tmp_path / "absent.yaml")), 2, "absent.yaml: No such file or directory")
     assert [entry.name for entry in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
 @WRONG
 def test_the_check_before_a_deploy_tells_of_a_wrong_file_what_check_tells(
-    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
 ) -> None:
     monkeypatch.setattr(module, "RemoteDriver", None)
     monkeypatch.setattr(checking, "ask", None)
@@ -129,7 +129,7 @@ def test_the_check_before_a_deploy_tells_of_a_wrong_file_what_check_tells(
     done = run("deploy", "--config", str(file))
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == run("check", str(file)).stdout
-    assert said.removeprefix("modles: ") in done.stderr
+    assert problem.removeprefix("modles: ") in done.stderr
 
 
 # deploy
@@ -141,7 +141,7 @@ def test_where_nothing_runs_nothing_is_deployed(run: Callable[..., Result], file
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "reported"),
     [
         ("127.0.0.1:1", "no Ray cluster answers there"),
         ("nonsense", "Invalid address format: nonsense"),
@@ -150,10 +150,10 @@ def test_where_nothing_runs_nothing_is_deployed(run: Callable[..., Result], file
     ],
 )
 def test_an_address_where_no_cluster_is_fails_at_once(
-    run: Callable[..., Result], file: Path, address: str, said: str
+    run: Callable[..., Result], file: Path, address: str, reported: str
 ) -> None:
     """With the real driver; Ray itself would try for minutes, or start a cluster of its own."""
-    one_line(run("deploy", "--no-check", "--config", str(file), "--address", address), 1, said)
+    one_line(run("deploy", "--no-check", "--config", str(file), "--address", address), 1, reported)
 
 
 def test_ray_s_own_variables_choose_the_cluster_and_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +168,18 @@ def test_ray_s_own_variables_choose_the_cluster_and_its_token(tmp_path: Path, mo
 
 
 def status(state: str, message: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
-    told = {"id": "r", "state": "RUNNING", "node": "n"}
-    one = {"name": "a", "deployment": "engine-a", "state": "healthy", "message": "", "replicas": [told], "target": 1}
+    reported = {"id": "r", "state": "RUNNING", "node": "n"}
+    model = {
+        "name": "a",
+        "deployment": "engine-a",
+        "state": "healthy",
+        "message": "",
+        "replicas": [reported],
+        "target": 1,
+    }
     waits = {"starting": {"engine-a": "updating"}, "failed": {"engine-a": "deploy_failed"}, "running": {}}[state]
     names = {"waits": waits, "unready": waits | (others or {}), "more": {}}
-    return {"event": "status", "state": state, "message": message, "models": [one], "routers": [told], **names}
+    return {"event": "status", "state": state, "message": message, "models": [model], "routers": [reported], **names}
 
 
 DECLARED = {"event": "phase", "phase": "declared"}
@@ -240,7 +247,7 @@ def test_what_is_declared_and_runs_is_recorded_with_its_key(
     assert driver.closed == 1
 
 
-def test_what_is_not_waited_for_is_told(
+def test_what_is_not_waited_for_is_reported(
     run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
 ) -> None:
     others = {"engine-b": "updating"}
@@ -250,17 +257,20 @@ def test_what_is_not_waited_for_is_told(
     assert done.stdout.endswith("not ready before, not changed and not waited for: engine-b (updating)\n")
 
 
-def test_replicas_that_only_the_load_wants_are_told_and_are_no_failure(
+def test_replicas_that_only_the_load_wants_are_reported_and_are_no_failure(
     run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
 ) -> None:
-    told = status("running", others={"engine-a": "updating"}) | {"state": "starting", "more": {"engine-a": "1 of 2"}}
-    driver.events = [DECLARED, told]
+    reported = status("running", others={"engine-a": "updating"}) | {
+        "state": "starting",
+        "more": {"engine-a": "1 of 2"},
+    }
+    driver.events = [DECLARED, reported]
     done = run("deploy", "--config", str(file))
     assert done.exit_code == 0
     assert done.stdout.endswith("replicas that only load wants are not waited for: engine-a (1 of 2)\n")
 
 
-def test_what_will_restart_is_told_before_anything_is_changed(
+def test_what_will_restart_is_reported_before_anything_is_changed(
     run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState, deployed: dict[str, Any]
 ) -> None:
     driver.events = [DECLARED, status("running")]
@@ -292,7 +302,7 @@ def test_what_cannot_run_there_is_not_declared_unless_nothing_is_to_be_checked(
     assert len(driver.orders) == 1
 
 
-def test_with_a_generated_key_its_file_is_told(
+def test_with_a_generated_key_its_file_is_reported(
     run: Callable[..., Result], file: Path, driver: type[FakeDriver], state: InstanceState
 ) -> None:
     driver.events = [DECLARED, status("running")]
@@ -334,7 +344,7 @@ def test_a_change_that_was_rolled_back_says_so_and_leaves_the_records_as_they_we
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "reported"),
     [
         ([{"event": "error", "message": "Serve cannot build it"}], "error: Serve cannot build it\n"),
         ([END], "error: the process that deploys it has ended: the last word\n"),
@@ -346,12 +356,12 @@ def test_what_was_not_declared_changes_no_record(
     driver: type[FakeDriver],
     state: InstanceState,
     events: list[dict[str, Any]],
-    said: str,
+    reported: str,
 ) -> None:
     before = state.read()
     driver.events = events
     done = run("deploy", "--config", str(file))
-    assert (done.exit_code, done.stderr) == (1, said)
+    assert (done.exit_code, done.stderr) == (1, reported)
     assert state.read() == before
     assert not state.configured_key_file.exists()
 

@@ -29,7 +29,7 @@ requires("linux")
 SEEN_S = 30.0  # for a line to appear, or a process to end, on a loaded machine
 SERVING = f"print('Loading', flush=True); print('Serving tiny', flush=True); print({LAST_LINE!r}, flush=True); "
 STAY = "import signal, time; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-UNTIL_TOLD = "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('ended in order', flush=True)"
+UNTIL_INTERRUPTED = "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('ended in order', flush=True)"
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def background(state: InstanceState) -> psutil.Process:
 
 
 def test_it_returns_once_it_serves_and_leaves_it_in_a_session_of_its_own(state: InstanceState) -> None:
-    code, said = run(state, SERVING + "\n" + UNTIL_TOLD)
+    code, reported = run(state, SERVING + "\n" + UNTIL_INTERRUPTED)
     assert code == 0
-    lines = said.splitlines()
+    lines = reported.splitlines()
     assert lines[:2] == ["Loading", "Serving tiny"]
-    assert LAST_LINE not in said, "Ctrl-C ends nothing here"
+    assert LAST_LINE not in reported, "Ctrl-C ends nothing here"
     log = state.folder / detach.LOG
     assert lines[2:] == [f"It goes on in the background; `serve-app down` ends it. Its log: {log}"]
     process = background(state)
@@ -76,8 +76,8 @@ def test_it_returns_once_it_serves_and_leaves_it_in_a_session_of_its_own(state: 
 def test_one_that_ends_before_it_serves_is_its_errors_and_its_status(
     state: InstanceState, status: int, returned: int
 ) -> None:
-    code, said = run(state, f"print('error: port 8000 is taken', flush=True); raise SystemExit({status})")
-    assert (code, said) == (returned, "error: port 8000 is taken\n")
+    code, reported = run(state, f"print('error: port 8000 is taken', flush=True); raise SystemExit({status})")
+    assert (code, reported) == (returned, "error: port 8000 is taken\n")
 
 
 def test_ctrl_c_before_it_serves_ends_it_in_order(state: InstanceState) -> None:
@@ -93,10 +93,10 @@ def test_ctrl_c_before_it_serves_ends_it_in_order(state: InstanceState) -> None:
 
     other = threading.Thread(target=interrupt)
     other.start()
-    code, said = run(state, "print('Loading', flush=True)\n" + UNTIL_TOLD)
+    code, reported = run(state, "print('Loading', flush=True)\n" + UNTIL_INTERRUPTED)
     other.join(SEEN_S)
     assert code == 130
-    assert said.splitlines() == ["Loading", "ended in order"]
+    assert reported.splitlines() == ["Loading", "ended in order"]
     assert not ended[0].is_running()
 
 

@@ -64,7 +64,7 @@ def test_each_change_is_a_record_and_the_end_says_what_became_of_the_requests(mo
     assert script.closed
 
 
-def test_requests_that_no_router_took_are_said_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_no_router_took_are_reported_to_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(0.0, ended=True, running=2)]
     end = {"event": "drained", "target": "x7k2", "rows": rows}
     assert drained(monkeypatch, Script(end)) == "drained\tx7k2\t0\t0\t2\t0\n"
@@ -84,6 +84,6 @@ def test_a_drain_that_cannot_be_followed_fails(monkeypatch: pytest.MonkeyPatch, 
     assert script.closed
 
 
-def test_nothing_is_said_of_requests_that_no_engine_has_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_of_requests_that_no_engine_has_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({"event": "drained", "target": "x7k2", "rows": []})
     assert drained(monkeypatch, script) == "drained\tx7k2\t-\t-\t-\t-\n"

@@ -222,10 +222,16 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         key_commands.expiry(text, datetime.now(UTC))
 
 
-def test_on_a_terminal_the_key_stands_alone_and_is_said_to_be_shown_once() -> None:
+def test_on_a_terminal_the_key_stands_alone_and_is_reported_to_be_shown_once() -> None:
     console = Console(force_terminal=True, width=60, record=True, color_system=None)
-    one = dict.fromkeys(("models", "expires_at")) | {"admin": False, "metrics": False, "max_class": "high"}
-    found = one | {"id": "key_1", "name": "laptop", "tenant": "acme", "state": "active", "previous_until": "2027-01-01"}
+    shown = dict.fromkeys(("models", "expires_at")) | {"admin": False, "metrics": False, "max_class": "high"}
+    found = shown | {
+        "id": "key_1",
+        "name": "laptop",
+        "tenant": "acme",
+        "state": "active",
+        "previous_until": "2027-01-01",
+    }
     key_commands.show_change(found | {"key": "sk-" + "x" * 43}, console)
     lines = console.export_text().splitlines()
     assert lines[0].strip() == "sk-" + "x" * 43

@@ -47,7 +47,7 @@ START = {"phase": "loading", "elapsed_s": 12.3, "share": 0.43, "done_bytes": Non
     ],
     ids=["by a former release", "not known", "known"],
 )
-def test_a_download_is_told_with_its_size_where_that_is_known(more: dict[str, Any], text: str, in_steps: str) -> None:
+def test_a_download_is_reported_with_its_size_if_that_is_known(more: dict[str, Any], text: str, in_steps: str) -> None:
     start = {"phase": "downloading", "elapsed_s": 9.0, "share": None, "done_bytes": 1_204_000_000, "last_s": None}
     assert start_text(start | more) == f"{text}, 9 s"
     assert start_text(start | more, steps=True) == in_steps
@@ -119,7 +119,7 @@ QUOTA: dict[str, Any] = {
             "kv_tokens_used": 123,
         }
     ],
-    "lines": [],
+    "queues": [],
     "waiting": [],
     "kept": [],
     "short": [{"model": MODEL, "why": "memory: at least 48.32 GB needed on one device, 29.68 GB free"}],

@@ -53,8 +53,8 @@ def test_a_setting_is_found_by_its_name_or_by_the_path_in_an_error(asked: str, f
 
 
 def test_a_section_is_all_of_its_settings(run: Run) -> None:
-    told = json.loads(run("help", "models.0.replicas", "--json").stdout)["data"]
-    assert [row["setting"] for row in told] == [
+    reported = json.loads(run("help", "models.0.replicas", "--json").stdout)["data"]
+    assert [row["setting"] for row in reported] == [
         name for name in settings_table.defaults() if name.startswith("models[].replicas.")
     ]
     limits = setting_help.matching("limits", setting_help.rows())
@@ -64,7 +64,7 @@ def test_a_section_is_all_of_its_settings(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "reported"),
     [
         ("max_num_seq", "did you mean max_num_seqs?"),
         ("models.0.pth", "did you mean"),
@@ -72,8 +72,8 @@ def test_a_section_is_all_of_its_settings(run: Run) -> None:
         ("", "lists all"),
     ],
 )
-def test_what_is_no_setting_is_said_with_what_is_near(run: Run, asked: str, said: str) -> None:
-    with pytest.raises(BadRequest, match=re.escape(said)):
+def test_what_is_no_setting_is_reported_with_what_is_near(run: Run, asked: str, reported: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(reported)):
         setting_help.matching(asked, setting_help.rows())
     result = run("help", asked)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)

@@ -145,25 +145,25 @@ def test_an_application_that_fails_is_reported_and_cleaned_up(terminal: Terminal
 def test_a_log_is_named_by_the_place_where_it_will_be_kept(tmp_path: Path) -> None:
     state = InstanceState("one", tmp_path)
     state.create()
-    said = "failed; log: /tmp/sa-1/ray/session_2026-11-25_1/logs/worker-7.err"
-    assert with_kept_logs(said, state) == said
+    reported = "failed; log: /tmp/sa-1/ray/session_2026-11-25_1/logs/worker-7.err"
+    assert with_kept_logs(reported, state) == reported
     state.write(Instance("one", "mark", "/tmp/sa-1", "127.0.0.1", 8000))
-    assert with_kept_logs(said, state) == f"failed; log: {state.logs}/ray/worker-7.err"
+    assert with_kept_logs(reported, state) == f"failed; log: {state.logs}/ray/worker-7.err"
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "reported"),
     [
         ({"event": "error", "message": "ConfigError: models: none"}, "error: ConfigError: models: none"),
         ({"event": "end"}, "ended unexpectedly"),
     ],
 )
 def test_a_driver_that_ends_is_reported(
-    terminal: Terminal, driver: type[FakeDriver], event: dict[str, Any], said: str
+    terminal: Terminal, driver: type[FakeDriver], event: dict[str, Any], reported: str
 ) -> None:
     driver.events = [event]
     assert terminal.run(Settings(), ("Deploying", lambda: None)) == 1
-    assert said in terminal.text
+    assert reported in terminal.text
     assert marked(terminal.mark) == []
 
 

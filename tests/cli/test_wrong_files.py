@@ -55,7 +55,7 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Resu
 
 
 @pytest.mark.parametrize("wrong", FILES, ids=lambda wrong: wrong.code)
-def test_a_wrong_file_of_the_documents_is_told_as_they_say(
+def test_a_wrong_file_of_the_documents_is_reported_as_they_say(
     wrong: WrongConfiguration, check: Callable[[str], Result]
 ) -> None:
     done = check(wrong.text)
@@ -64,15 +64,15 @@ def test_a_wrong_file_of_the_documents_is_told_as_they_say(
 
 
 @pytest.mark.parametrize("wrong", MORE, ids=lambda wrong: wrong["said"].splitlines()[0][:70])
-def test_a_wrong_file_is_told_word_for_word_and_ends_with_the_status_of_its_worst_finding(
+def test_a_wrong_file_is_reported_word_for_word_and_ends_with_the_status_of_its_worst_finding(
     wrong: dict[str, Any], check: Callable[[str], Result]
 ) -> None:
     done = check(wrong["text"])
-    told, _, summary = done.stdout.partition(f"{FILE}: ")
-    if told.startswith("error: config: "):  # which names the file itself
-        told, _, summary = done.stdout.rpartition(f"{FILE}: ")
+    reported, _, summary = done.stdout.partition(f"{FILE}: ")
+    if reported.startswith("error: config: "):  # which names the file itself
+        reported, _, summary = done.stdout.rpartition(f"{FILE}: ")
     pattern = ".+".join(map(re.escape, wrong["said"].split("{any}")))
-    assert re.fullmatch(pattern, told), done.stdout
+    assert re.fullmatch(pattern, reported), done.stdout
     assert summary
     assert done.exit_code == (2 if "error: " in wrong["said"] else 0)
 
@@ -91,10 +91,10 @@ def test_there_are_twelve_each_of_another_kind() -> None:
 
 def test_other_words_than_the_documents_are_seen() -> None:
     wrong = WrongConfiguration("heads", "", ("error: a.b: it is {value}, not 3", "-> use {another}"))
-    said = "error: a.b: it is 4, not 3\n  -> use 2\n"
-    assert wrong.is_said_in(said)
-    assert wrong.is_said_in(f"error: z: no room\n{said}my.yaml: 2 errors\n")
-    assert wrong.is_all_of(f"{said}my.yaml: 1 error\n")
-    assert not wrong.is_all_of(f"error: z: no room\n{said}my.yaml: 2 errors\n")
-    assert not wrong.is_said_in(said.replace("not 3", "not 5"))
-    assert not wrong.is_said_in("error: a.b: it is 4, not 3\n  -> use\n")
+    reported = "error: a.b: it is 4, not 3\n  -> use 2\n"
+    assert wrong.is_reported_in(reported)
+    assert wrong.is_reported_in(f"error: z: no room\n{reported}my.yaml: 2 errors\n")
+    assert wrong.is_all_of(f"{reported}my.yaml: 1 error\n")
+    assert not wrong.is_all_of(f"error: z: no room\n{reported}my.yaml: 2 errors\n")
+    assert not wrong.is_reported_in(reported.replace("not 3", "not 5"))
+    assert not wrong.is_reported_in("error: a.b: it is 4, not 3\n  -> use\n")

@@ -100,7 +100,7 @@ def test_a_task_that_fails_is_its_own_affair_and_its_session_is_closed() -> None
     run(scenario())
 
 
-def test_a_task_without_memory_waits_or_is_refused_as_it_was_told() -> None:
+def test_a_task_without_memory_waits_or_is_refused_as_its_options_say() -> None:
     async def scenario() -> None:
         llm = FakeClient(room=1)
         async with AgentScheduler(llm, concurrency=2, vram_gb=1, wait_s=0) as agents:

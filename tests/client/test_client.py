@@ -24,7 +24,7 @@ from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import MODEL, FakeCluster, model, until
 from tests.fakes.handle_calls import client_of, home, run
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 HELLO = [{"role": "user", "content": "Hi"}]
 JOIN_S = 10.0  # of threads that have nothing left to do
@@ -76,13 +76,13 @@ def test_answers_are_of_the_openai_package_s_types() -> None:
         assert chat.usage.completion_tokens == 5
         completion = await llm.complete("p", max_tokens=5)
         assert type(completion) is Completion
-        assert completion.choices[0].text == said("p", 5)
+        assert completion.choices[0].text == expected_text("p", 5)
         chunks = [chunk async for chunk in llm.stream(HELLO, max_tokens=5)]
         assert {type(chunk) for chunk in chunks} == {ChatCompletionChunk}
-        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        assert told == chat.choices[0].message.content
+        reported = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert reported == chat.choices[0].message.content
         pieces = [piece.choices[0].text async for piece in llm.stream_complete("p", max_tokens=5)]
-        assert "".join(pieces) == said("p", 5)
+        assert "".join(pieces) == expected_text("p", 5)
         assert [one.id for one in await llm.models()] == [MODEL]
         assert router.outcomes == {Outcome.OK: 4}
 
@@ -127,21 +127,21 @@ def test_errors_are_those_of_the_edge() -> None:
     run(scenario)
 
 
-def test_an_engine_lost_in_mid_stream_raises_after_what_was_told() -> None:
+def test_an_engine_lost_in_mid_stream_raises_after_what_was_reported() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, router = await started(cluster)
-        told: list[str] = []
+        reported: list[str] = []
 
         async def read() -> None:
             async for piece in llm.stream_complete("long", max_tokens=LONG):
-                told.append(piece.choices[0].text)
-                if len(told) == 3:
+                reported.append(piece.choices[0].text)
+                if len(reported) == 3:
                     router.model.replica_set.info = None  # no engine is known that could go on
                     cluster.kill("r1")
 
         with pytest.raises(EngineFailed):
             await read()
-        assert "".join(told) == said("long", len(told))
+        assert "".join(reported) == expected_text("long", len(reported))
         await gone(router, Outcome.ENGINE_FAILED)
 
     run(scenario, model(step_s=0.005))
@@ -244,8 +244,8 @@ def test_sync_calls_from_threads_while_the_loop_runs() -> None:
             assert [one.id for one in llm.sync.models()] == [MODEL]
             return [whole, "".join(pieces)]
 
-        told = await asyncio.gather(*(asyncio.to_thread(thread) for _ in range(4)))
-        assert told == [[said("p", 5)] * 2] * 4
+        reported = await asyncio.gather(*(asyncio.to_thread(thread) for _ in range(4)))
+        assert reported == [[expected_text("p", 5)] * 2] * 4
         with pytest.raises(RuntimeError, match="use `await`"):
             llm.sync.complete("p")
         with pytest.raises(RuntimeError, match="use `await`"):
@@ -314,11 +314,11 @@ def test_calls_from_another_loop_than_the_home_loop() -> None:
             texts = [piece.choices[0].text async for piece in llm.stream_complete("p", max_tokens=50)]
             return "".join(texts)
 
-        told: list[str] = []
-        thread = threading.Thread(target=lambda: told.extend(asyncio.run(elsewhere()) for _ in range(2)))
+        reported: list[str] = []
+        thread = threading.Thread(target=lambda: reported.extend(asyncio.run(elsewhere()) for _ in range(2)))
         thread.start()
         await asyncio.to_thread(thread.join, JOIN_S)
-        assert told == [said("p", 50)] * 2
+        assert reported == [expected_text("p", 50)] * 2
         await gone(router, Outcome.CANCELLED_RUNNING, 2)
 
     run(serve)

@@ -140,7 +140,7 @@ def test_the_keys_come_in_this_order(ray: Ray, instance: InstanceState, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("given", "said", "param"),
+    ("given", "reported", "param"),
     [
         ({"instance": "a", "address": "b:1"}, "not both", "address"),
         ({"instance": "nobody"}, "no instance 'nobody' runs", "instance"),
@@ -148,8 +148,8 @@ def test_the_keys_come_in_this_order(ray: Ray, instance: InstanceState, monkeypa
         ({"instance": "no name!"}, "is no name", "instance"),
     ],
 )
-def test_what_is_not_there_is_named(ray: Ray, given: dict[str, Any], said: str, param: str) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
+def test_what_is_not_there_is_named(ray: Ray, given: dict[str, Any], reported: str, param: str) -> None:
+    with pytest.raises(ConfigError, match=reported) as raised:
         connect(api_key=KEY, **given)
     assert raised.value.param == param
     assert ray.joined is None
@@ -179,16 +179,16 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_of_one_line(ray: Ray, liste
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reported"),
     [
         ({"application": "other"}, "not one of serve-app"),
         ({"application": "none"}, "no application 'none'"),
         ({}, "key"),
     ],
 )
-def test_what_fails_after_joining_leaves_again(ray: Ray, listener: str, changes: dict[str, Any], said: str) -> None:
+def test_what_fails_after_joining_leaves_again(ray: Ray, listener: str, changes: dict[str, Any], reported: str) -> None:
     ray.ingress["other"] = "SomethingElse"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=reported):
         connect(address=listener, **changes)
     assert (ray.left, ray.restored) == (1, {"BEFORE": "value"})
 

@@ -147,7 +147,7 @@ def test_a_call_that_no_router_accepts_is_taken_back(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("replicas", "said"),
+    ("replicas", "output"),
     [
         (None, "no router runs (see `ray status`)"),
         ({}, "no router runs (see `ray status`)"),
@@ -156,7 +156,7 @@ def test_a_call_that_no_router_accepts_is_taken_back(monkeypatch: pytest.MonkeyP
     ids=["not known", "none", "one"],
 )
 def test_a_call_that_waits_for_a_router_says_so_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replicas: Any, said: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replicas: Any, output: str
 ) -> None:
     monkeypatch.setattr(ingress_handle, "TELL_S", SHORT_S)
     monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
@@ -167,8 +167,8 @@ def test_a_call_that_waits_for_a_router_says_so_in_the_log(
             await read(handle, 10 * SHORT_S)
 
     run(monkeypatch, None, scenario)
-    (told,) = {record.getMessage() for record in caplog.records}
-    assert told == f"Application 'app' left a call waiting for {SHORT_S:g} s: {said}; the call fails after 0.2 s"
+    (reported,) = {record.getMessage() for record in caplog.records}
+    assert reported == f"Application 'app' left a call waiting for {SHORT_S:g} s: {output}; the call fails after 0.2 s"
 
 
 def test_a_call_that_is_taken_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

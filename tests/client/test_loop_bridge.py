@@ -48,11 +48,11 @@ class Edge:
 
 
 async def read(link: LoopBridge) -> bytes:
-    told: list[AnswerPiece] = []
+    reported: list[AnswerPiece] = []
     async with aclosing(link.exchange(ASKED)) as pieces:
         async for piece in pieces:
-            told.append(piece)
-    return b"".join(piece[2] if isinstance(piece, tuple) else piece for piece in told)
+            reported.append(piece)
+    return b"".join(piece[2] if isinstance(piece, tuple) else piece for piece in reported)
 
 
 def numbers(count: int) -> bytes:
@@ -76,15 +76,15 @@ def test_pieces_are_read_in_the_home_loop_itself() -> None:
 
 def test_an_error_comes_after_the_pieces_before_it() -> None:
     async def scenario(link: LoopBridge) -> None:
-        told: list[AnswerPiece] = []
+        reported: list[AnswerPiece] = []
 
         async def all_of_it() -> None:
             async for piece in link.exchange(ASKED):
-                told.append(piece)
+                reported.append(piece)
 
         with pytest.raises(ValueError, match="broken"):
             await all_of_it()
-        assert len(told) == 3
+        assert len(reported) == 3
 
     with home() as loop:
         asyncio.run(scenario(link_to(Edge(3, "fail"), loop)))

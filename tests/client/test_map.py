@@ -231,7 +231,7 @@ def test_a_map_that_is_never_read_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "error", "said"),
+    ("prompts", "options", "error", "reported"),
     [
         (["p"], {"concurrency": 0}, ValueError, "concurrency is 0"),
         (["p"], {"concurrency": 2.5}, ValueError, "concurrency is 2.5"),
@@ -249,9 +249,9 @@ def test_a_map_that_is_never_read_touches_nothing() -> None:
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_is_sent(
-    prompts: Any, options: dict[str, Any], error: type[Exception], said: str
+    prompts: Any, options: dict[str, Any], error: type[Exception], reported: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=reported):
         FakeServer().map(prompts, **options)
 
 
@@ -272,11 +272,11 @@ def test_every_item_comes_out_once_whatever_the_server_and_the_reader_do(
         took_s = random_.choice((0.0, 0.1, 1.0, 20.0))
         if random_.random() >= refusals:
             return took_s, random_.choice((None, None, BadRequest("no")))
-        told_s = random_.choice((None, 0.0, 0.5, 5.0, 5.0))
+        retry_s = random_.choice((None, 0.0, 0.5, 5.0, 5.0))
         return took_s, random_.choice((
-            Overloaded("full", retry_after_s=told_s),
-            RateLimited("limit", retry_after_s=told_s),
-            Unavailable("none", retry_after_s=told_s),
+            Overloaded("full", retry_after_s=retry_s),
+            RateLimited("limit", retry_after_s=retry_s),
+            Unavailable("none", retry_after_s=retry_s),
             EngineFailed("died"),
         ))  # fmt: skip
 

@@ -23,7 +23,7 @@ from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import FakeCluster, model, until
 from tests.fakes.handle_calls import client_on, run
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 HELLO = [{"role": "user", "content": "Hi"}]
 SLOTS = 2
@@ -78,7 +78,7 @@ def test_answers_are_those_of_the_single_calls() -> None:
             Completion,
             type(None),
         ]
-        assert results[0].text == said("p", 5)
+        assert results[0].text == expected_text("p", 5)
         assert results[1].text == (await llm.chat(HELLO, max_tokens=5)).choices[0].message.content
         short = results[2].unwrap().usage
         assert isinstance(results[4].error, BadRequest)
@@ -113,7 +113,7 @@ def test_a_full_queue_refuses_and_every_prompt_is_answered_once_under_one_key() 
         calls.asked.clear()
         before = len(cluster.submits)
         results = [result async for result in llm.map(prompts(60), concurrency=16, max_tokens=5)]
-        assert [result.text for result in results] == [said(prompt, 5) for prompt in prompts(60)]
+        assert [result.text for result in results] == [expected_text(prompt, 5) for prompt in prompts(60)]
         assert len(cluster.submits) - before == 60
         attempts = Counter(result.attempts for result in results)
         assert attempts[1] < 60, "the queue has refused some"
@@ -141,7 +141,7 @@ def test_a_limit_recognises_the_repeat_of_a_refused_prompt_also_among_equal_ones
                 router.limits.refusal = None
 
         results = [result async for result in llm.map(["same", "same"], max_tokens=1, progress=open_again)]
-        assert [(result.text, result.attempts) for result in results] == [(said("same", 1), 2)] * 2
+        assert [(result.text, result.attempts) for result in results] == [(expected_text("same", 1), 2)] * 2
         assert [request.is_repeat for request in router.limits.asked] == [False, False, True, True]
         assert len({request.fingerprint for request in router.limits.asked}) == 1
 
@@ -177,7 +177,7 @@ def test_a_sync_map_from_a_thread_while_the_loop_runs() -> None:
         def script() -> list[str]:
             return [result.text for result in llm.sync.map((prompt for prompt in prompts(50)), max_tokens=5)]
 
-        assert await asyncio.to_thread(script) == [said(prompt, 5) for prompt in prompts(50)]
+        assert await asyncio.to_thread(script) == [expected_text(prompt, 5) for prompt in prompts(50)]
         with pytest.raises(BadRequest, match="did you mean `max_tokens`"):
             llm.sync.map(["p"], max_token=5)
 

@@ -114,14 +114,14 @@ def test_the_level_follows_what_the_server_accepts() -> None:
 
 def test_moments_that_a_limit_has_reserved_are_kept_by_each_item() -> None:
     """As many requests as one a second allows, whatever their number: each is told its own moment."""
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     def script(subject: str, attempt: int) -> Outcome:
         now = asyncio.get_running_loop().time()
-        if subject not in told:
-            told[subject] = float(len(told) + 1)
-            return 0.0, RateLimited("one a second", retry_after_s=told[subject] - now)
-        assert now == told[subject], "neither before nor after its moment"
+        if subject not in reported:
+            reported[subject] = float(len(reported) + 1)
+            return 0.0, RateLimited("one a second", retry_after_s=reported[subject] - now)
+        assert now == reported[subject], "neither before nor after its moment"
         return 3.0, None
 
     server = FakeServer(script)

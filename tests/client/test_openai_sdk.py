@@ -21,7 +21,7 @@ from tests.client.test_client import gone, started
 from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import MODEL, FakeCluster, model, turns, until
 from tests.fakes.handle_calls import client_of, client_on, home, run
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 IMPATIENT_S = 0.05  # a read timeout; the fake engine's first token takes a millisecond
@@ -41,7 +41,7 @@ def test_the_sdk_s_answers_are_those_of_our_own_methods() -> None:
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         assert text == ours.choices[0].message.content
         completion = await llm.openai.completions.create(prompt="p", model=MODEL, max_tokens=5)
-        assert completion.choices[0].text == said("p", 5)
+        assert completion.choices[0].text == expected_text("p", 5)
         assert [one.id async for one in llm.openai.models.list()] == [MODEL]
         assert (await llm.openai.models.retrieve(MODEL)).id == MODEL
         assert router.outcomes == {Outcome.OK: 4}, "a stream that was read to its end was not cancelled"
@@ -123,21 +123,21 @@ def test_errors_are_the_sdk_s_and_nothing_is_repeated() -> None:
 def test_an_engine_lost_in_mid_stream_is_the_sdk_s_error_event() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, router = await started(cluster)
-        told: list[str] = []
+        reported: list[str] = []
 
         async def read() -> None:
             async with await llm.openai.completions.create(
                 prompt="long", model=MODEL, max_tokens=LONG, stream=True
             ) as stream:
                 async for piece in stream:
-                    told.append(piece.choices[0].text)
-                    if len(told) == 3:
+                    reported.append(piece.choices[0].text)
+                    if len(reported) == 3:
                         router.model.replica_set.info = None  # no engine is known that could go on
                         cluster.kill("r1")
 
         with pytest.raises(openai.APIError, match="replica"):
             await read()
-        assert "".join(told) == said("long", len(told))
+        assert "".join(reported) == expected_text("long", len(reported))
         await gone(router, Outcome.ENGINE_FAILED)
 
     run(scenario, model(step_s=0.005))
@@ -202,7 +202,7 @@ def test_leaving_in_another_loop_than_the_home_loop_ends_the_request(
     run(scenario)
 
 
-def test_a_request_whose_headers_never_come_times_out_and_leaves_the_line() -> None:
+def test_a_request_whose_headers_never_come_times_out_and_leaves_the_queue() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, router = await started(cluster)
         async with llm.stream_complete("fills it", n=4, max_tokens=LONG) as filling:
@@ -326,8 +326,8 @@ def test_the_sdk_without_await() -> None:
             assert llm.sync.http_client.get("models").json()["data"][0]["id"] == MODEL
             return text
 
-        told = await asyncio.gather(*(asyncio.to_thread(thread) for _ in range(4)))
-        assert len(set(told)) == 1
+        reported = await asyncio.gather(*(asyncio.to_thread(thread) for _ in range(4)))
+        assert len(set(reported)) == 1
         assert (router.outcomes[Outcome.OK], router.outcomes[Outcome.BAD_REQUEST]) == (8, 4)
         with pytest.raises(RuntimeError, match="use `await`"):
             sdk.models.list()
@@ -357,17 +357,17 @@ def test_leaving_the_sdk_without_await_ends_the_request() -> None:
 def test_the_sdk_in_one_loop_after_another() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, _ = await started(cluster)
-        told: list[str] = []
+        reported: list[str] = []
 
         async def elsewhere() -> str:
             asked: Any = {"prompt": "p", "model": MODEL, "max_tokens": 50}
             async with await llm.openai.completions.create(stream=True, **asked) as stream:
                 return "".join([piece.choices[0].text async for piece in stream])
 
-        thread = threading.Thread(target=lambda: told.extend(asyncio.run(elsewhere()) for _ in range(2)))
+        thread = threading.Thread(target=lambda: reported.extend(asyncio.run(elsewhere()) for _ in range(2)))
         thread.start()
         await asyncio.to_thread(thread.join, JOIN_S)
-        assert told == [said("p", 50)] * 2
+        assert reported == [expected_text("p", 50)] * 2
 
     run(scenario)
 

@@ -18,7 +18,7 @@ from tests.fakes import asgi_client
 from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import FakeCluster, until
 from tests.fakes.handle_calls import client_on, run
-from tests.fakes.router import SOON_S, said
+from tests.fakes.router import SOON_S, expected_text
 
 TOKENS = 6
 
@@ -79,7 +79,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_with_the_same_run(cut: int) -> No
     async def scenario(cluster: FakeCluster) -> None:
         llm, calls, router = await started(cluster, cut)
         pieces = [piece.choices[0].text async for piece in llm.stream_complete("p", max_tokens=TOKENS)]
-        assert "".join(pieces) == said("p", TOKENS)
+        assert "".join(pieces) == expected_text("p", TOKENS)
         assert len(cluster.submits) == 1
         assert len(calls.asked) == 2
         assert len({header(asked, repeats.KEY) for asked in calls.asked}) == 1
@@ -91,7 +91,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_with_the_same_run(cut: int) -> No
 def test_an_answer_that_is_cut_twice_is_repeated_and_a_third_time_it_is_an_error() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         llm, calls, _ = await started(cluster, 0, 1, None, 0, 0, 0)
-        assert (await llm.complete("p", max_tokens=TOKENS)).choices[0].text == said("p", TOKENS)
+        assert (await llm.complete("p", max_tokens=TOKENS)).choices[0].text == expected_text("p", TOKENS)
         assert len(cluster.submits) == 1
         assert len(calls.asked) == 3
         with pytest.raises(Unavailable) as lost:
@@ -128,7 +128,7 @@ def test_a_stream_does_not_go_on_with_another_run() -> None:
         with pytest.raises(Unavailable) as lost:
             await read()
         assert lost.value.code == DROPPED
-        assert said("p", TOKENS).startswith("".join(got))
+        assert expected_text("p", TOKENS).startswith("".join(got))
         assert len(calls.asked) == 2
         assert len(cluster.submits) == 1, "nothing runs that nobody could use"
 

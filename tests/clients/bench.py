@@ -24,12 +24,12 @@ def documented() -> list[str]:
     return shlex.split(line)
 
 
-def failure(there: Stack) -> str | None:
+def failure(target: Stack) -> str | None:
     """What went wrong; None: all requests were answered."""
-    stands_for = {"http://127.0.0.1:8000": there.base_url, "MODEL_FOLDER": str(there.model_folder)}
+    stands_for = {"http://127.0.0.1:8000": target.base_url, "MODEL_FOLDER": str(target.model_folder)}
     arguments = [stands_for.get(argument, argument) for argument in documented()]
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"OPENAI_API_KEY": there.api_key},
+        [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"OPENAI_API_KEY": target.api_key},
         capture_output=True, text=True, timeout=BENCH_S, check=False,
     )  # fmt: skip
     answered = SUCCESSES.search(done.stdout)

@@ -54,21 +54,21 @@ CONFIG: dict[str, object] = {
 
 @contextlib.contextmanager
 def running_stack() -> Iterator[stack.Stack]:
-    there = stack.external()
-    if there is not None:
-        yield there
+    target = stack.external()
+    if target is not None:
+        yield target
         return
     with tempfile.TemporaryDirectory() as folder, stack.own(Path(folder), CONFIG, name="clients") as own:
         yield own
 
 
 @contextlib.contextmanager
-def occupied(there: stack.Stack) -> Iterator[None]:
+def occupied(target: stack.Stack) -> Iterator[None]:
     """The only slot of `BUSY` is taken in the block, by a request that is not stopped for shorter ones."""
     body = {"model": BUSY, "prompt": "a", "max_tokens": MANY_TOKENS, "stream": True, "echo": True, "logprobs": 1}
-    with there.post("/v1/completions", body, stream=True) as answer:
+    with target.post("/v1/completions", body, stream=True) as answer:
         answer.raise_for_status()
-        observer = Observer(there)
+        observer = Observer(target)
         within(FILL_S, lambda: observer.granted(BUSY), 1, f"slots of {BUSY} granted")
         yield
 
@@ -91,36 +91,36 @@ def checked(command: list[str], folder: Path, environment: dict[str, str]) -> li
 def table(found: Sequence[Found]) -> Iterator[str]:
     """A row for each client, a column for each check: `works`, `works [n]` with a note below, or the error."""
     rows: dict[str, dict[str, Found]] = {}
-    for one in found:
-        rows.setdefault(f"{one['client']} {one['version']}", {})[str(one["check"])] = one
+    for check in found:
+        rows.setdefault(f"{check['client']} {check['version']}", {})[str(check["check"])] = check
     notes: list[str] = []
     yield f"| client | {' | '.join(COLUMNS)} |"
     yield "| --- |" + " --- |" * len(COLUMNS)
     for client, checks in rows.items():
         cells = []
         for column in COLUMNS:
-            one = checks.get(column, {"error": "-", "note": None})
-            if one["note"] is not None and one["note"] not in notes:
-                notes.append(one["note"])
-            noted = "" if one["note"] is None else f" [{notes.index(one['note']) + 1}]"
-            cells.append(one["error"] or f"works{noted}")
+            check = checks.get(column, {"error": "-", "note": None})
+            if check["note"] is not None and check["note"] not in notes:
+                notes.append(check["note"])
+            noted = "" if check["note"] is None else f" [{notes.index(check['note']) + 1}]"
+            cells.append(check["error"] or f"works{noted}")
         yield f"| {client} | {' | '.join(cells)} |"
     yield ""
     yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
 
 
 def main(python: str, node_folder: str) -> int:
-    with running_stack() as there:
-        environment = os.environ | {"OPENAI_BASE_URL": f"{there.base_url}/v1", "OPENAI_API_KEY": there.api_key}
-        environment |= {"CLIENTS_LOW_KEY": str(there.batch_key), "CLIENTS_LIMITED_KEY": LIMITED_KEY}
+    with running_stack() as target:
+        environment = os.environ | {"OPENAI_BASE_URL": f"{target.base_url}/v1", "OPENAI_API_KEY": target.api_key}
+        environment |= {"CLIENTS_LOW_KEY": str(target.batch_key), "CLIENTS_LIMITED_KEY": LIMITED_KEY}
         environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would be read from the internet
         environment.pop("PYTHONPATH", None)
         # 429 first: once it is known how slow `BUSY` is, its refusals ask for waits longer than clients have patience
-        with occupied(there):
+        with occupied(target):
             found = of_all_languages(python, node_folder, environment | {"CLIENTS_CHECKS": OVERLOAD})
         others = ";".join(column for column in COLUMNS if column != OVERLOAD)
         found += of_all_languages(python, node_folder, environment | {"CLIENTS_CHECKS": others})
-        failed = bench.failure(there)
+        failed = bench.failure(target)
     print(*table(found), f"vllm bench serve: {failed or 'works'}", sep="\n")
     return int(failed is not None or any(one["error"] for one in found))
 

@@ -109,7 +109,7 @@ class Lines:
         for line in self._process.stdout:
             self.seen.append(json.loads(line))
 
-    def wait(self, what: str, fulfilled: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
+    def wait(self, goal: str, fulfilled: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
         """The newest object, once it fulfils the condition.
 
         Raises:
@@ -123,7 +123,7 @@ class Lines:
                 break
             time.sleep(TICK_S)  # bound: timeout_s; the program tells its state line by line
         last = json.dumps(self.seen[-1]) if self.seen else self._errors.read_text()[-2000:]
-        raise AssertionError(f"not seen within {timeout_s:.0f} s: {what}; last: {last}")
+        raise AssertionError(f"not seen within {timeout_s:.0f} s: {goal}; last: {last}")
 
     def close(self, timeout_s: float) -> None:
         assert self._process.stdin is not None
@@ -142,7 +142,7 @@ class Lines:
 class Row:
     """One line of the table at the end."""
 
-    what: str
+    event: str
     took_s: float
     requests: Counter[str]
     held: int  # of those that came whole, how many were silent for longer than HELD_S
@@ -184,11 +184,11 @@ class Lab:
         """Host names by address."""
         return {host.address: host.name for host in self.rack.hosts.values()}
 
-    def note(self, what: str, took_s: float, rows: list[dict[str, Any]] | None = None, note: str = "") -> None:
+    def note(self, event: str, took_s: float, rows: list[dict[str, Any]] | None = None, note: str = "") -> None:
         requests, held, longest_s = counted(rows or [])
         failed = [row for row in rows or [] if row["outcome"] != "ok"]
         failures = Counter(f"{row['model']} {row['outcome']}: {ANY_NAME.sub('...', row['detail'])}" for row in failed)
-        self.story.append(Row(what, took_s, requests, held, longest_s, failures, note))
+        self.story.append(Row(event, took_s, requests, held, longest_s, failures, note))
 
     def operator(self, *command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """A command as the operator gives it, in the checkout, on the driver host."""
@@ -252,14 +252,14 @@ class Lab:
         for row in self.story:
             count = [str(row.requests[word]) if row.requests else "" for word in ("ok", "refused", "cut", "broken")]
             held = [str(row.held), f"{row.longest_wait_s:.1f} s"] if row.requests else ["", ""]
-            lines.append((row.what, f"{row.took_s:.0f} s", *count, *held, row.note))
+            lines.append((row.event, f"{row.took_s:.0f} s", *count, *held, row.note))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
         return [
             *table,
-            *(f"{row.what}: {count} x {what}" for row in self.story for what, count in row.failures.items()),
+            *(f"{row.event}: {count} x {what}" for row in self.story for what, count in row.failures.items()),
         ]
 
 

@@ -148,7 +148,7 @@ class Lab:
         return sorted(found)
 
     def until(
-        self, probe: Callable[[], Any], what: str, seen: Callable[[], Any] = lambda: None, within_s: float = STATE_S
+        self, probe: Callable[[], Any], goal: str, seen: Callable[[], Any] = lambda: None, within_s: float = STATE_S
     ) -> Any:
         """What `probe` gives once it gives something; bounded."""
         deadline = time.monotonic() + within_s
@@ -157,7 +157,7 @@ class Lab:
             if found:
                 return found
             time.sleep(TICK_S)  # bound: within_s; Serve tells its states only when asked
-        raise AssertionError(f"not within {within_s:.0f} s: {what}; seen last: {seen()}")
+        raise AssertionError(f"not within {within_s:.0f} s: {goal}; seen last: {seen()}")
 
     def complete(self, model: str, tokens: int = 4, **more: Any) -> requests.Response:
         """One completion through the router's endpoint."""

@@ -125,9 +125,9 @@ class Nodes:
         for engine in found["engines"]:
             named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
             engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
-        for one in [*found["kept"], *found["devices"]]:
-            node, _, index = one["device"].rpartition("/")
-            one["device"] = f"{self._names.get(node, GONE)}/{index}"
+        for entry in [*found["kept"], *found["devices"]]:
+            node, _, index = entry["device"].rpartition("/")
+            entry["device"] = f"{self._names.get(node, GONE)}/{index}"
         return found
 
     def defrag(self) -> dict[str, Any] | None:

@@ -83,17 +83,17 @@ class Replica:
     async def unhealthy(self) -> tuple[str, float]:
         """What Serve's health check says once it fails, and seconds until vLLM itself has noticed; bounded."""
         started = time.monotonic()
-        said = ""
+        reported = ""
         noticed = -1.0
-        while time.monotonic() - started < NOTICED_S and (noticed < 0 or not said):
+        while time.monotonic() - started < NOTICED_S and (noticed < 0 or not reported):
             if noticed < 0 and not self._backend.alive:
                 noticed = time.monotonic() - started
             try:
                 await self._layout.check()
             except EngineFailed as error:
-                said = error.message
+                reported = error.message
             await asyncio.sleep(TICK_S)  # bound: NOTICED_S; neither Ray nor vLLM tells by itself
-        return said, noticed
+        return reported, noticed
 
 
 def run(settings: dict[str, Any], folder: str) -> Any:

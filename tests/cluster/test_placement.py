@@ -81,9 +81,11 @@ def test_a_group_that_fits_on_no_node_waits_says_why_and_takes_its_place_when_th
     nodes.add("a", 3)
     nodes.add("b", 3)
     nodes.deploy([model("tp4", 4)])
-    told = nodes.until(lambda: nodes.status("tp4")["message"], "a reason")
-    assert told.startswith("1 replica waits since ")
-    assert told.endswith("for 4 GPUs and 4 CPUs on one node, and no node has that; the largest has 3 GPUs and 3 CPUs")
+    reported = nodes.until(lambda: nodes.status("tp4")["message"], "a reason")
+    assert reported.startswith("1 replica waits since ")
+    assert reported.endswith(
+        "for 4 GPUs and 4 CPUs on one node, and no node has that; the largest has 3 GPUs and 3 CPUs"
+    )
     (group,) = nodes.groups("tp4")
     assert (group["state"], group["nodes"]) == ("PENDING", [""] * 4)
     assert nodes.ask("demand") == [
@@ -113,8 +115,8 @@ def test_stages_are_not_split_where_all_ranks_would_fit_but_one_stage_does_not(n
         nodes.add(name, gpus)
     nodes.deploy([model("pp", 2, pipeline=2, replicas=2)])
     nodes.until(lambda: nodes.states("pp") == ["RUNNING", "STARTING"], "one of the two", lambda: nodes.groups("pp"))
-    told = nodes.until(lambda: nodes.status("pp")["message"], "a reason")
-    assert "for 2 times 2 GPUs and 2 CPUs on one node, which are not free: 3 of 3 GPUs and " in told
+    reported = nodes.until(lambda: nodes.status("pp")["message"], "a reason")
+    assert "for 2 times 2 GPUs and 2 CPUs on one node, which are not free: 3 of 3 GPUs and " in reported
     placed, waiting = sorted(nodes.groups("pp"), key=lambda group: group["state"])
     assert placed["state"] == "CREATED"
     assert len(set(placed["nodes"])) == 2

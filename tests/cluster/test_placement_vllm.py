@@ -58,16 +58,16 @@ def test_a_real_pipeline_runs_its_ranks_in_the_bundles_of_their_stages(tmp_path:
             ties += comparison.ties
 
         nodes.kill(places[2] if places[2] != _place_of_replica(nodes) else places[0])
-        said, noticed_s = nodes.ask("engine_unhealthy")
-        assert "held a part of this engine, is lost" in said
+        reported, noticed_s = nodes.ask("engine_unhealthy")
+        assert "held a part of this engine, is lost" in reported
         assert noticed_s >= 0, "vLLM did not notice the loss of two of its workers"
         nodes.ask("engine_end")
         nodes.until(lambda: not [rank for rank in ranks if psutil.pid_exists(rank["pid"])], "every rank gone")
         nodes.until(lambda: nodes.ask("free_gpus") == 3, "the GPUs given back")
     record_property("started_s", started_s)
     record_property("noticed_s", noticed_s)
-    tokens_told = f"{PROMPTS * ANSWER_TOKENS} tokens equal the library's, {ties} of them ties"
-    print(f"{tokens_told}; started in {started_s:.1f} s; the loss of a node noticed by vLLM after {noticed_s:.1f} s")
+    compared = f"{PROMPTS * ANSWER_TOKENS} tokens equal the library's, {ties} of them ties"
+    print(f"{compared}; started in {started_s:.1f} s; the loss of a node noticed by vLLM after {noticed_s:.1f} s")
 
 
 def _place_of_replica(nodes: Any) -> str:

@@ -134,7 +134,7 @@ def test_a_prompt_that_may_fit_passes(operation: Operation, body: dict[str, Any]
         (Operation.RERANK, "documents", {"max_tokens_per_doc": 0}),
     ],
 )
-def test_only_what_truncates_this_prompt_lifts_its_bound(
+def test_only_what_truncates_this_prompt_removes_its_bound(
     operation: Operation, field: str, body: dict[str, Any]
 ) -> None:
     value: Any = [{"role": "user", "content": TEXT}] if field == "messages" else TEXT + "x"

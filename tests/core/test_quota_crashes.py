@@ -56,16 +56,16 @@ class Shell:
         if devices_known:
             self.quota.on_devices(DEVICES, self.now)
 
-    def engine(self, told: EngineReport) -> EngineReply:
-        reply = self.quota.on_engine(told, self.now)
+    def engine(self, report: EngineReport) -> EngineReply:
+        reply = self.quota.on_engine(report, self.now)
         self.store()
         return reply
 
     def runs(self, name: str, size: int = 60, device: int = 0) -> EngineReport:
-        told = EngineReport(name, "m", (Rank("n", device),), size, size, processes=(("n", ((1, 1),)),), slots=4)
-        told = replace(told, holds=self.engine(told).holds, kv_tokens=TOKENS, kv_bytes=10)
-        self.engine(told)
-        return told
+        report = EngineReport(name, "m", (Rank("n", device),), size, size, processes=(("n", ((1, 1),)),), slots=4)
+        report = replace(report, holds=self.engine(report).holds, kv_tokens=TOKENS, kv_bytes=10)
+        self.engine(report)
+        return report
 
     def router(self, name: str, pool: str = "e") -> ActorReply:
         """A router says all it has to say, of an engine that it can reach."""
@@ -74,9 +74,9 @@ class Shell:
         line.set_reachability("m", pool, True, self.now)
         for _ in range(4):
             self.now += CREDIT_REQUEST_PAUSE_S
-            told = line.next_message(self.now, beat=True)
-            assert told is not None
-            reply = self.quota.on_exchange(told, self.now)
+            reported = line.next_message(self.now, beat=True)
+            assert reported is not None
+            reply = self.quota.on_exchange(reported, self.now)
             self.store()
             line.on_reply(reply, self.now, self.now)
         return reply
@@ -90,15 +90,15 @@ class Shell:
         until = self.now + span_s
         while self.now < until:
             self.now += ACTOR_TICK_S
-            for told in alive:
-                self.engine(told)
+            for reported in alive:
+                self.engine(reported)
             self.quota.on_tick(self.now)
             self.store()
 
 
 def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     shell.router("r")
     shell.quota.on_open_session(SessionRequest("s", "m", 10, 5.0), shell.now)
     shell.now += 20.0  # nobody could be heard
@@ -106,7 +106,7 @@ def test_a_standstill_of_the_actor_is_nobodys_silence() -> None:
     assert shell.quota.ledger.lease("e").phase is Phase.COMMITTED
     assert shell.quota.ledger.knows("r")
     assert shell.quota.sessions.view("s").request.tokens == 10
-    shell.wait(6.0, told)
+    shell.wait(6.0, reported)
     assert not shell.quota.ledger.knows("r"), "silence after it counts as ever"
     assert shell.quota.sessions.all() == []
 
@@ -118,7 +118,7 @@ def test_a_silent_engine_is_looked_for_and_one_found_dead_is_free_at_once() -> N
     shell.wait(ENGINE_SILENT_S - ACTOR_TICK_S, other)
     assert shell.quota.silent_engines(shell.now) == []
     shell.wait(ACTOR_TICK_S, other)
-    assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
+    assert [silent_engine.owner for silent_engine in shell.quota.silent_engines(shell.now)] == ["e"]
     shell.quota.on_processes_gone("e", shell.now)
     shell.store()
     assert "e" not in shell.quota.ledger
@@ -163,24 +163,24 @@ def test_an_answer_to_a_watch_is_no_message_of_the_router() -> None:
 
 def test_an_engine_that_died_while_it_waited_holds_back_nobody() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     waits = EngineReport("w", "m", (Rank("n", 0),), 90, 90, processes=(("n", ((2, 1),)),))
     shell.engine(waits)
     behind = EngineReport("behind", "m", (Rank("n", 0),), 20, 20)
     assert shell.engine(behind).holds == ()
-    shell.wait(ENGINE_SILENT_S, told)
+    shell.wait(ENGINE_SILENT_S, reported)
     assert [one.owner for one in shell.quota.silent_engines(shell.now)] == ["w"]
     shell.quota.on_processes_gone("w", shell.now)
     assert shell.engine(behind).holds == (Hold("n/0", 20),)
 
 
-def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_reason_is_told() -> None:
+def test_an_engine_that_fails_to_load_keeps_its_memory_until_it_is_gone_and_the_reason_is_reported() -> None:
     shell = Shell()
-    told = EngineReport("e", "m", (Rank("n", 0),), 60, 60, processes=(("n", ((1, 1),)),))
-    told = replace(told, holds=shell.engine(told).holds, loading=True)
+    report = EngineReport("e", "m", (Rank("n", 0),), 60, 60, processes=(("n", ((1, 1),)),))
+    report = replace(report, holds=shell.engine(report).holds, loading=True)
     waits = EngineReport("w", "o", (Rank("n", 0),), 60, 60)
     shell.engine(waits)
-    shell.engine(replace(told, failed="no progress"))
+    shell.engine(replace(report, failed="no progress"))
     assert failures(shell) == [("m", "no progress")]
     assert not shell.engine(waits).may_load
     shell.wait(ENGINE_SILENT_S, waits)
@@ -197,9 +197,9 @@ def failures(shell: Shell, later_s: float = 0.0) -> list[tuple[str, str]]:
 
 def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     shell.wait(ENGINE_SILENT_S)
-    shell.engine(told)
+    shell.engine(reported)
     shell.quota.on_processes_gone("e", shell.now)
     assert "e" in shell.quota.ledger
 
@@ -207,8 +207,8 @@ def test_an_engine_that_spoke_while_it_was_looked_for_is_not_dead() -> None:
 def test_an_engine_whose_ranks_are_processes_it_does_not_know_is_given_its_time() -> None:
     """Ranks on GPUs are Ray's processes: they may outlive the replica's own by a moment."""
     shell = Shell()
-    told = EngineReport("tp", "m", (Rank("n"), Rank("n")), 50, 50, processes=(("n", ((1, 1),)),))
-    shell.engine(replace(told, holds=shell.engine(told).holds, kv_tokens=TOKENS))
+    report = EngineReport("tp", "m", (Rank("n"), Rank("n")), 50, 50, processes=(("n", ((1, 1),)),))
+    shell.engine(replace(report, holds=shell.engine(report).holds, kv_tokens=TOKENS))
     shell.wait(ENGINE_SILENT_S)
     assert shell.quota.silent_engines(shell.now) == []
     shell.wait(OWNER_TTL_S)
@@ -219,7 +219,7 @@ def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
     shell = Shell()
     shell.runs("e")
     shell.crash()
-    assert [told.owner for told in shell.quota.silent_engines(shell.now)] == ["e"]
+    assert [silent_engine.owner for silent_engine in shell.quota.silent_engines(shell.now)] == ["e"]
     shell.quota.on_processes_gone("e", shell.now)
     assert not shell.quota.recovering
     assert shell.quota.ledger.free("n/0") == 100
@@ -227,10 +227,10 @@ def test_an_engine_that_died_with_the_actor_is_looked_for_at_once() -> None:
 
 def test_nothing_new_is_granted_after_a_crash_before_all_have_spoken() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     shell.router("r")
     shell.crash()
-    shell.engine(told)
+    shell.engine(reported)
     assert shell.quota.recovering
     shell.router("new")
     assert shell.limit("new") == 0
@@ -251,7 +251,7 @@ def test_device_memory_is_granted_after_a_crash_before_anybody_has_spoken() -> N
     assert (reply.holds, reply.may_load) == ((Hold("n/1", 50),), True)
 
 
-def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:
+def test_whoever_has_reported_nothing_after_a_crash_is_not_waited_for_for_ever() -> None:
     shell = Shell()
     shell.runs("e")
     shell.router("r")
@@ -262,16 +262,16 @@ def test_whoever_has_said_nothing_after_a_crash_is_not_waited_for_for_ever() -> 
     assert list(shell.stored) in ([(EntryKind.ENGINE, "e")], [])
 
 
-def test_the_time_to_speak_begins_when_somebody_can_be_heard() -> None:
+def test_the_time_to_report_begins_when_messages_can_arrive() -> None:
     """The nodes may need long to tell their devices; routers cannot say anything before that."""
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     shell.router("r")
     shell.crash(devices_known=False)
     shell.wait(2 * RECOVERY_S)
     shell.quota.on_devices(DEVICES, shell.now)
-    shell.engine(told)
-    shell.wait(ACTOR_TICK_S, told)
+    shell.engine(reported)
+    shell.wait(ACTOR_TICK_S, reported)
     shell.router("new")
     assert shell.limit("new") == 0
     shell.router("r")
@@ -289,13 +289,13 @@ def test_an_engine_whose_device_left_with_the_actor_is_not_waited_for() -> None:
 
 def test_an_engine_that_is_refused_after_a_crash_is_on_no_checkpoint() -> None:
     shell = Shell()
-    told = shell.runs("e", 80)
+    reported = shell.runs("e", 80)
     shell.stored[EntryKind.ENGINE, "e"] = None  # unreadable, so another engine got its memory
     shell.crash()
     shell.wait(RECOVERY_S / 2)
-    shell.engine(replace(told, owner="f"))
+    shell.engine(replace(reported, owner="f"))
     with pytest.raises(InsufficientMemory):
-        shell.engine(told)
+        shell.engine(reported)
     shell.wait(ACTOR_TICK_S)
     assert [name for kind, name in shell.stored if kind is EntryKind.ENGINE] == ["f"]
 
@@ -332,42 +332,42 @@ def test_routers_that_speak_of_an_engine_that_has_gone_leave_nothing_behind() ->
 
 def test_words_under_an_older_epoch_change_nothing() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     shell.crash()
-    shell.engine(told)
+    shell.engine(reported)
     reply = shell.quota.on_exchange(RouterMessage("r", 1, 1, 1, (Hello(()),), 0, 0), shell.now)
     assert (reply.is_stale, reply.epoch, reply.actions) == (True, 2, ())
     assert not shell.quota.ledger.knows("r")
 
 
-def test_who_waits_for_memory_is_told_to_the_routers_and_not_for_longer_than_it_does() -> None:
+def test_who_waits_for_memory_is_reported_to_the_routers_and_not_for_longer_than_it_does() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    reported = shell.runs("e")
     blocked = EngineReport("b", "big", (Rank("n", 0),), 90, 90)
     shell.engine(blocked)
-    shell.wait(ACTOR_TICK_S, told, blocked)
+    shell.wait(ACTOR_TICK_S, reported, blocked)
     assert shell.router("r").state.blocked == {"big": 1}
     shell.engine(replace(blocked, gone=True))
-    shell.wait(ACTOR_TICK_S, told)
+    shell.wait(ACTOR_TICK_S, reported)
     assert shell.router("r").state.blocked == {}
 
 
-def test_the_fragmentation_of_each_node_is_told_to_the_routers() -> None:
+def test_the_fragmentation_of_each_node_reaches_the_routers() -> None:
     shell = Shell()
-    told = shell.runs("e")
+    report = shell.runs("e")
     shell.quota.on_devices([use.device for use in shell.quota.ledger.devices()], shell.now)
-    shell.wait(ACTOR_TICK_S, told)
+    shell.wait(ACTOR_TICK_S, report)
     assert dict(shell.router("r").state.fragmentation) == shell.quota.fragmentation_by_node
     assert shell.quota.fragmentation_by_node.keys() == {use.device.node for use in shell.quota.ledger.devices()}
 
 
 def test_what_could_not_be_stored_is_stored_the_next_time() -> None:
     shell = Shell()
-    told = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
-    shell.quota.on_engine(told, shell.now)
+    report = EngineReport("e", "m", (Rank("n", 0),), 40, 40)
+    shell.quota.on_engine(report, shell.now)
     first = shell.quota.changes()
     assert list(first) == [(EntryKind.ENGINE, "e")]
-    shell.quota.on_engine(replace(told, holds=(Hold("n/0", 40),), gone=True), shell.now)
+    shell.quota.on_engine(replace(report, holds=(Hold("n/0", 40),), gone=True), shell.now)
     assert shell.quota.changes() == {(EntryKind.ENGINE, "e"): (False, None)}, "what came later counts"
     shell.quota.checkpoint.stored(first)
     assert shell.quota.unstored("e"), "what was stored is no longer so"
@@ -381,11 +381,11 @@ def test_what_has_come_and_gone_leaves_nothing_behind(crash: bool) -> None:
     shell = Shell()
     stays = shell.runs("stays", size=10, device=1)
     for number in range(200):
-        told = shell.runs(f"e{number}")
+        reported = shell.runs(f"e{number}")
         shell.router(f"r{number}", f"e{number}")
         if not shell.quota.recovering:  # nothing is opened then
             shell.quota.on_open_session(SessionRequest(f"s{number}", "m", 10, 5.0), shell.now)
-        shell.engine(replace(told, gone=True))
+        shell.engine(replace(reported, gone=True))
         if crash and not number % 50:
             shell.crash()
         shell.wait(ACTOR_TICK_S, stays)

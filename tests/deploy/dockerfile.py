@@ -143,14 +143,18 @@ class Builder:
 
 def apt_options() -> list[str]:
     """How apt of this machine reaches its packages, as mmdebstrap's options, which leaves them in the root."""
-    told = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
-    return [f"--aptopt={line}" for line in told.splitlines() if re.match("Acquire::(Check-|https?::|Retries)", line)]
+    reported = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
+    return [
+        f"--aptopt={line}" for line in reported.splitlines() if re.match("Acquire::(Check-|https?::|Retries)", line)
+    ]
 
 
 def pip_paths() -> list[str]:
     """Files and folders of this machine that pip's configuration here consists of, or names."""
-    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-    named = re.findall(r"(?:(?<=file://)|(?<=['\s]))/[\w./-]+", told.stdout)
+    reported = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    named = re.findall(r"(?:(?<=file://)|(?<=['\s]))/[\w./-]+", reported.stdout)
     # of `file:///x/simple`, x: a page of the index may link beside it
     folders = [str(Path(name).parent) if name.endswith("/simple") else name for name in named]
     return sorted({path for path in (*PIP_FILES, *folders) if Path(path).exists()} - {CERTIFICATES})

@@ -296,10 +296,10 @@ def test_the_ingress_leads_to_the_endpoint_and_lets_streams_and_files_through() 
     (path,) = rule["http"]["paths"]
     port = serve_config()["http_options"]["port"]
     assert path["backend"]["service"] == {"name": ENDPOINT, "port": {"number": port}}
-    told = {name.rpartition("/")[2]: value for name, value in INGRESS["metadata"]["annotations"].items()}
-    assert told["proxy-buffering"] == "off"
-    assert float(told["proxy-read-timeout"]) >= AdmissionSettings().max_wait_s
-    assert int(told["proxy-body-size"].removesuffix("m")) * 2**20 > DEFAULT_MAX_FILE_BYTES
+    reported = {name.rpartition("/")[2]: value for name, value in INGRESS["metadata"]["annotations"].items()}
+    assert reported["proxy-buffering"] == "off"
+    assert float(reported["proxy-read-timeout"]) >= AdmissionSettings().max_wait_s
+    assert int(reported["proxy-body-size"].removesuffix("m")) * 2**20 > DEFAULT_MAX_FILE_BYTES
     assert INGRESS["spec"]["tls"][0]["hosts"] == [rule["host"]]
 
 
@@ -333,9 +333,9 @@ def test_the_start_command_keeps_the_token_to_itself_and_hands_on_what_kuberay_g
     given = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": "t" * 64, "KUBERAY_GEN_RAY_START_CMD": generated}
     with subprocess.Popen(command, env=os.environ | given) as process:
         assert process.wait(30) == 0
-    pid, *told = (tmp_path / "told").read_text().splitlines()
+    pid, *reported = (tmp_path / "told").read_text().splitlines()
     assert int(pid) == process.pid, "the container's first process is node.sh, which gets the signals"
-    assert told == ["start", "ray", "start", "--address=head:6379", "--block", '--resources={"a b": 1}']
+    assert reported == ["start", "ray", "start", "--address=head:6379", "--block", '--resources={"a b": 1}']
     token = tmp_path / ".ray" / "auth_token"
     assert token.read_text().strip() == "t" * 64
     assert stat.S_IMODE(token.stat().st_mode) == 0o600

@@ -106,12 +106,12 @@ class Pods:
         status, _, body = self.ask(name, path, **order).communicate(timeout=READY_S)[0].partition(" ")
         return int(status), body
 
-    def until(self, what: str, fulfilled: Callable[[], bool]) -> None:
+    def until(self, goal: str, fulfilled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_S
         while not fulfilled():
             for name, process in self._started.items():
                 assert process.poll() is None, self.log(name)
-            assert time.monotonic() < deadline, what
+            assert time.monotonic() < deadline, goal
             time.sleep(1)  # bound: READY_S
 
     def passes(self, name: str, kind: str, probe: str) -> bool:

@@ -24,17 +24,25 @@ def service() -> configparser.SectionProxy:
 
 def test_systemd_has_nothing_to_say_about_the_unit(tmp_path: Path) -> None:
     requires("systemd-analyze")
-    there = tmp_path / UNIT.name
-    there.write_text(UNIT.read_text().replace(INSTALLED, str(ROOT)))
+    unit_file = tmp_path / UNIT.name
+    unit_file.write_text(UNIT.read_text().replace(INSTALLED, str(ROOT)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(there)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", str(unit_file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     ours = [line for line in done.stderr.splitlines() if UNIT.stem in line]
     assert ours == []
     assert done.returncode == 0, done.stderr
-    there.write_text(there.read_text().replace("KillMode=mixed", "KilMode=mixed"))
+    unit_file.write_text(unit_file.read_text().replace("KillMode=mixed", "KilMode=mixed"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(there)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", str(unit_file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert "KilMode" in done.stderr
 

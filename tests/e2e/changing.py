@@ -204,11 +204,11 @@ class Place:
         except Unavailable:
             return None
 
-    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    def wait(self, condition: Callable[[dict[str, Any]], bool], goal: str) -> dict[str, Any]:
         """Look until the state is as wanted; returns it."""
         deadline = time.monotonic() + CHANGED_S
         while not condition(state := self.status()):
-            assert time.monotonic() < deadline, f"{what}: {state} after {CHANGED_S} s"
+            assert time.monotonic() < deadline, f"{goal}: {state} after {CHANGED_S} s"
             time.sleep(POLL_S)  # bound: CHANGED_S; Serve tells nobody of a state's change
         return state
 
@@ -231,14 +231,14 @@ class Place:
         wanted = {one.name: one.replicas for one in settings.models}
 
         def runs(state: dict[str, Any]) -> bool:
-            there = {one["name"]: len(one["replicas"]) for one in state["models"]}
+            present = {one["name"]: len(one["replicas"]) for one in state["models"]}
             started = running(state)
             return (
                 state["state"] == "running"
                 and len(started["Router"]) == settings.router.replicas
-                and there.keys() == wanted.keys()
+                and present.keys() == wanted.keys()
                 and all(
-                    bounds.min_replicas <= len(started[name]) <= there[name] <= bounds.max_replicas
+                    bounds.min_replicas <= len(started[name]) <= present[name] <= bounds.max_replicas
                     for name, bounds in wanted.items()
                 )
             )

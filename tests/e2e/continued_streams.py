@@ -26,7 +26,7 @@ CREATED = 1_700_000_000
 TOKENS = 28
 CUTS = 5  # of a scenario, at most
 TRIES = 4  # of an undisturbed run: on a busy machine an answer comes in fewer messages than there are cuts
-SAID = {"messages": [{"role": "user", "content": "Tell me of the river and the stone."}]}
+MESSAGES = {"messages": [{"role": "user", "content": "Tell me of the river and the stone."}]}
 PROMPT = {"prompt": "Tell me of the river"}
 USAGE = {"stream_options": {"include_usage": True}}
 WEATHER = {
@@ -77,7 +77,7 @@ def request(name: str, operation: Operation, more: dict[str, Any]) -> Submit:
     body: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": True}
     match operation:
         case Operation.CHAT:
-            body |= SAID | {"max_tokens": TOKENS}
+            body |= MESSAGES | {"max_tokens": TOKENS}
         case Operation.COMPLETION:
             body |= PROMPT | {"max_tokens": TOKENS}
         case Operation.RESPONSES:
@@ -109,7 +109,7 @@ async def messages(backend: EngineBackend, asked: Submit) -> tuple[list[Frame], 
     return frames, failure
 
 
-def told(frames: list[Frame], failure: str, new: list[Frame]) -> dict[str, Any]:
+def summary(frames: list[Frame], failure: str, new: list[Frame]) -> dict[str, Any]:
     usage = frames[-1].usage
     made: dict[int, list[int]] = {}
     for frame in frames:
@@ -140,12 +140,12 @@ async def cut(backend: EngineBackend, asked: Submit) -> dict[str, Any]:
     for number in numbers:
         had = undisturbed[:number]
         rest, failed = await messages(backend, continued(asked, had))
-        cuts.append(told(had + rest, failed, rest))
+        cuts.append(summary(had + rest, failed, rest))
         if rest and not failed and number == numbers[len(numbers) // 2]:  # once more, in what the second engine made
             middle = had + rest[: len(rest) // 2]
             rest, failed = await messages(backend, continued(asked, middle))
-            cuts.append(told(middle + rest, failed, rest))
-    return {"undisturbed": told(undisturbed, failure, undisturbed), "cuts": cuts}
+            cuts.append(summary(middle + rest, failed, rest))
+    return {"undisturbed": summary(undisturbed, failure, undisturbed), "cuts": cuts}
 
 
 def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
@@ -158,7 +158,7 @@ def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
 
 async def cut_streams(backend: EngineBackend) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    plain = told(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
+    plain = summary(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
     chunks = [json.loads(event.removeprefix("data: ")) for event in plain.split("\n\n")[:-2]]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     stop = {"stop": [text[-30:-10]]}  # over several tokens, late in the text
@@ -170,9 +170,9 @@ async def cut_streams(backend: EngineBackend) -> dict[str, Any]:
     had, _ = await messages(backend, asked)
     for name, changed in wrong(continued(asked, had[: len(had) // 2])).items():
         rest, failed = await messages(backend, changed)
-        found[name] = told(had[:1] + rest, failed, rest)
-    found["after"] = told(*(await messages(backend, asked)), [])
-    found["first"] = told(had, "", [])
+        found[name] = summary(had[:1] + rest, failed, rest)
+    found["after"] = summary(*(await messages(backend, asked)), [])
+    found["first"] = summary(had, "", [])
     return found
 
 

@@ -22,49 +22,49 @@ SERVING = ("RUNNING", "UPDATING")  # Serve's states; a router gets its settings,
 
 
 @contextmanager
-def load(there: Place) -> Iterator[list[Load]]:
+def load(place: Place) -> Iterator[list[Load]]:
     """Requests without a pause; whatever failed of them is there after the block."""
-    running = [Load(there.endpoint) for _ in range(CLIENT_PAIRS)]
+    running = [Load(place.endpoint) for _ in range(CLIENT_PAIRS)]
     try:
         within(lambda: all(one.answered for one in running), CHANGED_S, "the load has begun")
         yield running
         answered = [one.answered for one in running]
         within(lambda: all(one.answered > n for one, n in zip(running, answered, strict=True)), CHANGED_S, "it goes on")
     finally:
-        for one in running:
-            one.stop()
+        for thread in running:
+            thread.stop()
 
 
 def failed(running: list[Load]) -> list[str]:
     return [what for one in running for what in one.failed]
 
 
-def within(condition: Callable[[], Any], bound_s: float, what: str) -> float:
+def within(condition: Callable[[], Any], bound_s: float, goal: str) -> float:
     """Look until it is so; returns the seconds that took."""
     began = time.monotonic()
     seen = None
     while not (seen := condition()):
-        assert time.monotonic() - began < bound_s, f"{what}: not within {bound_s} s; last: {seen}"
+        assert time.monotonic() - began < bound_s, f"{goal}: not within {bound_s} s; last: {seen}"
         time.sleep(POLL_S)  # bound: bound_s
     return time.monotonic() - began
 
 
-def actor(there: Place | Stack) -> int | None:
+def actor(place: Place | Stack) -> int | None:
     """The quota actor's process; Ray adds the method that runs there to its title."""
-    assert there.cluster is not None
-    found = titled(there.cluster.pids(), ACTOR)
+    assert place.cluster is not None
+    found = titled(place.cluster.pids(), ACTOR)
     return found[0] if len(found) == 1 else None
 
 
-def difference(there: Place, *, idle: bool) -> str:
+def difference(place: Place, *, idle: bool) -> str:
     """What the ledger has otherwise than Serve; nothing: they are the same.
 
     Args:
         idle: nothing runs, nor has anything waited just now: routers return their shares of a contended model, one
             after another, and ask for them again once it is calm.
     """
-    figures = there.quota()
-    state = there.status()
+    figures = place.quota()
+    state = place.status()
     if figures is None or figures["recovering"]:
         return f"no figures: {figures}"
     replicas = {one["id"] for each in state["models"] for one in each["replicas"] if one["state"] in SERVING}
@@ -74,16 +74,16 @@ def difference(there: Place, *, idle: bool) -> str:
     wrong = []
     if set(engines) != replicas or len(figures["engines"]) != len(replicas):
         wrong.append(f"engines {sorted(engines)}, replicas {sorted(replicas)}")
-    for name, one in engines.items():
-        if one["state"] != "committed":
-            wrong.append(f"{name} is {one['state']}")
-        if set(one["kv_tokens_by_router"]) != routers:
-            wrong.append(f"{name}: shares of {sorted(one['kv_tokens_by_router'])}, routers {sorted(routers)}")
-        if sum(one["kv_tokens_by_router"].values()) > one["kv_tokens"]:
-            wrong.append(f"{name}: more shared than there is: {one}")
-        if idle and one["kv_tokens_used"]:
-            wrong.append(f"{name}: {one['kv_tokens_used']} tokens in use")
-    contended = [one["model"] for one in figures["lines"] if one["contended"]]
+    for name, engine in engines.items():
+        if engine["state"] != "committed":
+            wrong.append(f"{name} is {engine['state']}")
+        if set(engine["kv_tokens_by_router"]) != routers:
+            wrong.append(f"{name}: shares of {sorted(engine['kv_tokens_by_router'])}, routers {sorted(routers)}")
+        if sum(engine["kv_tokens_by_router"].values()) > engine["kv_tokens"]:
+            wrong.append(f"{name}: more shared than there is: {engine}")
+        if idle and engine["kv_tokens_used"]:
+            wrong.append(f"{name}: {engine['kv_tokens_used']} tokens in use")
+    contended = [one["model"] for one in figures["queues"] if one["contended"]]
     if idle and contended:
         wrong.append(f"{contended} are contended")
     if figures["granted_bytes"] != sum(one["granted_bytes"] for one in figures["engines"]):
@@ -91,10 +91,10 @@ def difference(there: Place, *, idle: bool) -> str:
     return "; ".join(wrong)
 
 
-def settled(there: Place, bound_s: float = CHANGED_S, *, idle: bool = True) -> float:
+def settled(place: Place, bound_s: float = CHANGED_S, *, idle: bool = True) -> float:
     """Wait until ledger and reality are the same; returns the seconds that took."""
     began = time.monotonic()
-    while wrong := difference(there, idle=idle):
+    while wrong := difference(place, idle=idle):
         assert time.monotonic() - began < bound_s, f"{wrong}, after {bound_s} s"
         time.sleep(POLL_S)  # bound: bound_s
     return time.monotonic() - began
@@ -104,9 +104,9 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def known(there: Place) -> set[str]:
+def known(place: Place) -> set[str]:
     """Engines in the ledger; what it said last, while it is away."""
-    figures = there.quota()
+    figures = place.quota()
     return set() if figures is None else {one["replica"] for one in figures["engines"]}
 
 

@@ -20,7 +20,7 @@ ANSWER_S = 60.0  # of a call that fails or succeeds by itself within five
 BACK_S = 60.0  # for the first answer after the GCS goes on
 
 
-def told(actor: Any, report: EngineReport) -> str:
+def answer_of(actor: Any, report: EngineReport) -> str:
     """What comes of an engine's report: `granted`, or the code of the refusal."""
     try:
         return "granted" if ray.get(actor.engine.remote(report), timeout=ANSWER_S).may_load else "waits"
@@ -34,15 +34,15 @@ def main() -> None:
         (gcs,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server")
         actor = QuotaActor(QuotaSettings()).actor.find()
         first = EngineReport("e1", "m", (Rank(ray.get_runtime_context().get_node_id(), 0),), 100, 100, measures=False)
-        before = told(actor, first)
+        before = answer_of(actor, first)
         gcs.suspend()
         try:
-            known = told(actor, replace(first, holds=ray.get(actor.engine.remote(first), timeout=ANSWER_S).holds))
-            new = told(actor, replace(first, owner="e2"))
+            known = answer_of(actor, replace(first, holds=ray.get(actor.engine.remote(first), timeout=ANSWER_S).holds))
+            new = answer_of(actor, replace(first, owner="e2"))
         finally:
             gcs.resume()
         deadline = time.monotonic() + BACK_S
-        while (after := told(actor, replace(first, owner="e2"))) != "granted" and time.monotonic() < deadline:
+        while (after := answer_of(actor, replace(first, owner="e2"))) != "granted" and time.monotonic() < deadline:
             time.sleep(0.2)  # bound: BACK_S
         print(json.dumps({"before": before, "known": known, "new": new, "after": after}))
     finally:

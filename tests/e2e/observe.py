@@ -99,7 +99,7 @@ def _samples(text: str, metric: str, labels: Mapping[str, str]) -> list[Sample]:
     ]
 
 
-def within(bound_s: float, look: Callable[[], object], wanted: object, what: str) -> None:
+def within(bound_s: float, look: Callable[[], object], wanted: object, goal: str) -> None:
     """Look until it is as wanted. Fails when a look that began after the bound is not; a slow look is not held against
     the stack."""
     began = time.monotonic()
@@ -108,7 +108,7 @@ def within(bound_s: float, look: Callable[[], object], wanted: object, what: str
         seen = look()
         if seen == wanted:
             return
-        assert asked_s <= bound_s, f"{what}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
+        assert asked_s <= bound_s, f"{goal}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
         took_s = time.monotonic() - began - asked_s
         time.sleep(max(POLL_S, took_s))  # bound: bound_s; looking takes half of the machine's time at most
 

@@ -34,12 +34,12 @@ def run_alone(order: dict[str, Any]) -> dict[str, Any]:
     return run_module("tests.e2e.one_engine", json.dumps(order))
 
 
-def run_module(module: str, told: str = "") -> dict[str, Any]:
+def run_module(module: str, reported: str = "") -> dict[str, Any]:
     """The last line of a module that runs an engine in a process of its own, and is told this on its input."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VLLM_VARIABLES)}
     done = subprocess.run(
         [sys.executable, "-m", module],
-        input=told,
+        input=reported,
         capture_output=True,
         text=True,
         timeout=ENGINE_S,

@@ -25,7 +25,7 @@ IDS = 9  # that an answer has beside that of its request, at most
 STOPS = ([12], [1, 3, 9, 2])  # new tokens before each stop
 TRIES = 4  # for a request that is to be stopped
 ENGINE_S = 500.0  # for the whole: an engine starts in minutes where others run beside it
-SAID = "Tell me of the river and the stone, and of the bridge between them."  # more than one block of the KV cache
+PROMPT = "Tell me of the river and the stone, and of the bridge between them."  # more than one block of the KV cache
 
 CHATS: dict[str, dict[str, Any]] = {
     "chat": {},
@@ -48,11 +48,11 @@ STAYING: dict[str, tuple[str, dict[str, Any]]] = {
 def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
     if path == CHAT:
-        asked |= {"messages": [{"role": "user", "content": SAID}], "max_tokens": TOKENS}
+        asked |= {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
     elif path == COMPLETIONS:
-        asked |= {"prompt": SAID, "max_tokens": TOKENS}
+        asked |= {"prompt": PROMPT, "max_tokens": TOKENS}
     else:
-        asked |= {"input": SAID, "max_output_tokens": TOKENS}
+        asked |= {"input": PROMPT, "max_output_tokens": TOKENS}
     asked |= more
     return asked | (USAGE if asked.get("stream") and path != RESPONSES else {})
 

@@ -48,27 +48,27 @@ class Asked:
     done: float
 
 
-async def asks(client: httpx.AsyncClient, is_over: Callable[[], bool], told: list[Asked]) -> None:
+async def asks(client: httpx.AsyncClient, is_over: Callable[[], bool], reported: list[Asked]) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
     while not is_over():
         async with client.stream("POST", "/v1/completions", json=body) as response:
             came = [time.monotonic() async for _ in response.aiter_lines()]
-        told.append(Asked(response.headers.get(ID_HEADER, ""), response.status_code, came[0], came[-1]))
+        reported.append(Asked(response.headers.get(ID_HEADER, ""), response.status_code, came[0], came[-1]))
 
 
 async def load(three: Stack) -> tuple[list[Asked], float, float]:
     """What was asked, when the actor was killed, and when the process that stayed was started."""
-    told: list[Asked] = []
+    reported: list[Asked] = []
     up = math.inf
 
     def is_over() -> bool:
-        return sum(one.first >= up for one in told) >= 2 * CLIENTS or time.monotonic() >= up + AFTER_S
+        return sum(one.first >= up for one in reported) >= 2 * CLIENTS or time.monotonic() >= up + AFTER_S
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=three.base_url, headers=three.headers(), timeout=REQUEST_TIMEOUT_S, limits=limits
     ) as client:
-        clients = [asyncio.create_task(asks(client, is_over, told)) for _ in range(CLIENTS)]
+        clients = [asyncio.create_task(asks(client, is_over, reported)) for _ in range(CLIENTS)]
         await asyncio.sleep(BEFORE_S)  # the load runs before the kill
         pid = actor(three)
         assert pid is not None
@@ -81,24 +81,24 @@ async def load(three: Stack) -> tuple[list[Asked], float, float]:
             await asyncio.sleep(0.02)  # bound: DOWN_S, and a process's start
         up = time.monotonic()  # its title is set when it begins to construct the actor
         await asyncio.gather(*clients)
-    return told, killed, up
+    return reported, killed, up
 
 
 def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors_first_word(three: Stack) -> None:
-    told, killed, up = asyncio.run(load(three))
-    assert {one.status for one in told} == {200}
+    reported, killed, up = asyncio.run(load(three))
+    assert {one.status for one in reported} == {200}
 
-    def granted(one: Asked) -> float:
-        receipt = three.get(f"/admin/requests/{one.id}").json()
+    def granted(asked: Asked) -> float:
+        receipt = three.get(f"/admin/requests/{asked.id}").json()
         return float(receipt["arrived"] + receipt["wait_s"])
 
-    running = [one for one in told if one.first <= killed < one.done]
+    running = [one for one in reported if one.first <= killed < one.done]
     late_s = max(one.done - granted(one) - SERVICE_S for one in running)
-    after = sorted((one for one in told if one.first >= up), key=lambda one: one.first)[:CLIENTS]
+    after = sorted((one for one in reported if one.first >= up), key=lambda answer: answer.first)[:CLIENTS]
     first = min((moment for one in after if (moment := granted(one)) >= up), default=math.inf)
-    moments = sorted(one.first for one in told if one.first >= killed - BUSY_S)
+    moments = sorted(one.first for one in reported if one.first >= killed - BUSY_S)
     gap_s, since = max((after - one, one) for one, after in itertools.pairwise(moments))
-    print(f"{len(told)} requests; {len(running)} ran at the kill, the latest completed {late_s:.2f} s late")
+    print(f"{len(reported)} requests; {len(running)} ran at the kill, the latest completed {late_s:.2f} s late")
     print(
         f"the actor was down for {up - killed:.2f} s; no first token for {gap_s:.2f} s from {since - killed:.2f} s on"
     )

@@ -52,7 +52,7 @@ class Load:
         await self.granted(SIMULATED_SLOTS)
         return task
 
-    async def fill_line(self, **more: Any) -> list[asyncio.Task[httpx.Response]]:
+    async def fill_queue(self, **more: Any) -> list[asyncio.Task[httpx.Response]]:
         tasks = [self.start(**more) for _ in range(MAX_QUEUED)]
         await self.waiting(MAX_QUEUED)
         return tasks
@@ -84,13 +84,13 @@ def check_refusal(response: httpx.Response, code: str) -> float:
     return wait_ms / 1000
 
 
-def test_a_full_line_refuses_at_once_and_says_when_to_come_back(
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(
     stack: Stack, observer: Observer, simulated: str
 ) -> None:
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
             await load.fill_slots()
-            await load.fill_line()
+            await load.fill_queue()
             began = time.monotonic()
             check_refusal(await load.ask(), "queue_full")
             check_refusal(await load.ask(stream=True), "queue_full")
@@ -101,11 +101,11 @@ def test_a_full_line_refuses_at_once_and_says_when_to_come_back(
         asyncio.run(scenario())
 
 
-def test_what_waits_in_a_full_line_is_served_in_the_end(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_what_waits_in_a_full_queue_is_served_in_the_end(stack: Stack, observer: Observer, simulated: str) -> None:
     async def scenario() -> list[int]:
         async with load_on(stack, observer) as load:
             blocker = await load.fill_slots()
-            waiting = await load.fill_line()
+            waiting = await load.fill_queue()
             blocker.cancel()
             return [(await task).status_code for task in waiting]
 
@@ -118,7 +118,7 @@ def test_a_higher_class_takes_the_place_of_the_youngest_of_the_lowest(
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
             blocker = await load.fill_slots()
-            low = await load.fill_line(headers=stack.headers(batch_key))
+            low = await load.fill_queue(headers=stack.headers(batch_key))
             high = load.start(priority="high")
             await asyncio.wait(low, return_when=asyncio.FIRST_COMPLETED)
             (shed,) = [task for task in low if task.done()]
@@ -131,11 +131,11 @@ def test_a_higher_class_takes_the_place_of_the_youngest_of_the_lowest(
     asyncio.run(scenario())
 
 
-def test_the_line_is_ordered_by_class(stack: Stack, observer: Observer, simulated: str, batch_key: str) -> None:
+def test_the_queue_is_ordered_by_class(stack: Stack, observer: Observer, simulated: str, batch_key: str) -> None:
     """Served one after the other, since each takes all slots: high before normal before low, whoever came first."""
     order: list[str] = []
 
-    async def one(load: Load, name: str, **more: Any) -> None:
+    async def ask(load: Load, name: str, **more: Any) -> None:
         response = await load.ask(n=SIMULATED_SLOTS, **more)
         assert response.status_code == 200, response.text
         order.append(name)
@@ -151,7 +151,7 @@ def test_the_line_is_ordered_by_class(stack: Stack, observer: Observer, simulate
                 ("high", {"priority": "high"}),
                 ("number", {"priority": 2}),
             ):
-                asked.append(asyncio.create_task(one(load, name, **more)))
+                asked.append(asyncio.create_task(ask(load, name, **more)))
                 await load.waiting(len(asked))
             blocker.cancel()
             await asyncio.gather(*asked)
@@ -161,7 +161,7 @@ def test_the_line_is_ordered_by_class(stack: Stack, observer: Observer, simulate
     assert set(order[3:]) == {"low", "flex"}
 
 
-def test_a_deadline_that_passes_in_the_line_is_a_429(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_a_deadline_that_passes_in_the_queue_is_a_429(stack: Stack, observer: Observer, simulated: str) -> None:
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
             await load.fill_slots()
@@ -200,7 +200,7 @@ def test_a_deadline_raises_the_sdk_s_rate_limit_error(stack: Stack, observer: Ob
     asyncio.run(scenario())
 
 
-def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_the_sdk_obeys_the_wait_that_it_gets(stack: Stack, observer: Observer, simulated: str) -> None:
     """Each of its attempts comes no sooner than the refusal before it said, and one of them is served."""
     refusals: list[tuple[float, float]] = []  # when it arrived, and the wait it told, in seconds
     refused = asyncio.Event()
@@ -225,7 +225,7 @@ def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, sim
             for _ in range(3):
                 await asyncio.gather(*(load.ask() for _ in range(WARM_REQUESTS // 4)))
             blocker = await load.fill_slots()
-            await load.fill_line()
+            await load.fill_queue()
             answer = asyncio.create_task(client.completions.create(model=simulated, prompt="a", max_tokens=1))
             await asyncio.wait_for(refused.wait(), FILL_S)
             blocker.cancel()
@@ -233,8 +233,8 @@ def test_the_sdk_obeys_the_wait_it_is_told(stack: Stack, observer: Observer, sim
 
     asyncio.run(scenario())
     assert len(attempts) == len(refusals) + 1 >= 2
-    for (told, wait_s), attempt in zip(refusals, attempts[1:], strict=True):
-        assert attempt - told >= wait_s
+    for (reported, wait_s), attempt in zip(refusals, attempts[1:], strict=True):
+        assert attempt - reported >= wait_s
 
 
 def test_a_request_for_more_sequences_than_a_replica_has_is_refused_for_good(
@@ -248,25 +248,25 @@ def test_a_request_for_more_sequences_than_a_replica_has_is_refused_for_good(
     assert response.json()["error"]["param"] in ("n", "prompt")
 
 
-def test_work_without_a_slot_passes_a_full_line(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_work_without_a_slot_passes_a_full_queue(stack: Stack, observer: Observer, simulated: str) -> None:
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
             await load.fill_slots()
-            await load.fill_line()
-            told = await load.http.post("/tokenize", json={"model": simulated, "prompt": "The river"})
-            assert told.status_code == 200
-            assert told.json()["count"] == 2
+            await load.fill_queue()
+            reported = await load.http.post("/tokenize", json={"model": simulated, "prompt": "The river"})
+            assert reported.status_code == 200
+            assert reported.json()["count"] == 2
             assert (await load.http.get("/v1/models")).status_code == 200
             assert (await load.http.get("/ready")).status_code == 200
 
     asyncio.run(scenario())
 
 
-def test_one_model_s_full_line_is_not_another_s(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_one_model_s_full_queue_is_not_another_s(stack: Stack, observer: Observer, simulated: str) -> None:
     async def scenario() -> None:
         async with load_on(stack, observer) as load, stack.async_client() as client:
             await load.fill_slots()
-            await load.fill_line()
+            await load.fill_queue()
             answer = await client.completions.create(model="tiny", prompt="a", max_tokens=2)
             assert answer.choices
 

@@ -71,8 +71,8 @@ def test_under_load_most_requests_still_do(three: Stack) -> None:
     before = placed(three)
     with ThreadPoolExecutor(CLIENTS) as pool:
         asked = [pool.submit(ask, three, "busy", prefix, number) for number in range(40) for prefix in range(PREFIXES)]
-        for one in asked:
-            one.result()
+        for answer in asked:
+            answer.result()
     found = placed(three) - before
     home = found["home"] / found.total()
     print(f"{home:.1%} at home with {CLIENTS} at once: {found}")

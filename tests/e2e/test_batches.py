@@ -75,10 +75,10 @@ def lines(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [] if file_id is None else [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def workers(there: Stack) -> list[int]:
-    assert there.cluster is not None
+def workers(own_stack: Stack) -> list[int]:
+    assert own_stack.cluster is not None
     title = f"ray::ServeReplica:serve_app:{BATCH_WORKER}"
-    return titled(there.cluster.pids(), title)
+    return titled(own_stack.cluster.pids(), title)
 
 
 def test_a_batch_has_an_answer_or_an_error_for_each_of_its_rows(
@@ -153,8 +153,8 @@ def test_a_batch_whose_worker_is_killed_misses_no_row_and_has_none_twice(
 @pytest.fixture
 def sleeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("asleep"), SLEEPS, name="asleep") as there:
-        yield there
+    with stacks.own(tmp_path_factory.mktemp("asleep"), SLEEPS, name="asleep") as own_stack:
+        yield own_stack
 
 
 @pytest.mark.long

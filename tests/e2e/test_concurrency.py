@@ -30,7 +30,7 @@ def test_64_clients_get_the_answers_they_would_get_alone(
     extra: dict[str, Any] = {"extra_body": {"return_token_ids": True}}
     alone = [_tokens(client.completions.create(prompt=prompts.text(n), **asked, **extra)) for n in range(CLIENTS)]
 
-    async def one(shared: openai.AsyncOpenAI, number: int) -> list[int]:
+    async def ask(shared: openai.AsyncOpenAI, number: int) -> list[int]:
         if number % 4:
             return _tokens(await shared.completions.create(prompt=prompts.text(number), **asked, **extra))
         tokens: list[int] = []
@@ -47,7 +47,7 @@ def test_64_clients_get_the_answers_they_would_get_alone(
             httpx.AsyncClient(limits=limits, timeout=REQUEST_TIMEOUT_S) as http,
             stack.async_client(http_client=http) as shared,
         ):
-            return await asyncio.gather(*(one(shared, number) for number in range(CLIENTS)))
+            return await asyncio.gather(*(ask(shared, number) for number in range(CLIENTS)))
 
     together = asyncio.run(all_at_once())
     ties = 0
@@ -78,7 +78,7 @@ def test_a_mixed_load_with_clients_that_leave_ends_with_nothing_left(
     gate = asyncio.Semaphore(MIXED_AT_ONCE)
     plans = [_plan(rng, number) for number in range(requests)]
 
-    async def one(http: httpx.AsyncClient, plan: dict[str, Any]) -> int | None:
+    async def ask(http: httpx.AsyncClient, plan: dict[str, Any]) -> int | None:
         async with gate:
             try:
                 async with asyncio.timeout(plan["leaves_after_s"]):
@@ -92,7 +92,7 @@ def test_a_mixed_load_with_clients_that_leave_ends_with_nothing_left(
         async with httpx.AsyncClient(
             base_url=stack.base_url, headers=stack.headers(), limits=limits, timeout=REQUEST_TIMEOUT_S
         ) as http:
-            return await asyncio.gather(*(one(http, plan) for plan in plans))
+            return await asyncio.gather(*(ask(http, plan) for plan in plans))
 
     seen = asyncio.run(scenario())
     for plan, status in zip(plans, seen, strict=True):
@@ -129,21 +129,21 @@ def test_many_requests_are_answered_and_counted_one_by_one(
     gate = asyncio.Semaphore(MANY_AT_ONCE)
     expected: dict[int, str] = {}
 
-    async def one(http: httpx.AsyncClient, number: int) -> None:
+    async def ask(http: httpx.AsyncClient, number: int) -> None:
         body = {"model": simulated, "prompt": prompts.text(number % 40), "max_tokens": 3, "stream": number % 2 == 0}
         async with gate:
             response = await http.post("/v1/completions", json=body)
         assert response.status_code == 200, response.text
-        said = "".join(re.findall(r'"text": ?"([^"]*)"', response.text))
-        assert said
-        assert expected.setdefault(number % 40, said) == said
+        reported = "".join(re.findall(r'"text": ?"([^"]*)"', response.text))
+        assert reported
+        assert expected.setdefault(number % 40, reported) == reported
 
     async def scenario() -> None:
         limits = httpx.Limits(max_connections=MANY_AT_ONCE)
         async with httpx.AsyncClient(
             base_url=stack.base_url, headers=stack.headers(), limits=limits, timeout=REQUEST_TIMEOUT_S
         ) as http:
-            await asyncio.gather(*(one(http, number) for number in range(requests)))
+            await asyncio.gather(*(ask(http, number) for number in range(requests)))
 
     with observer.ends(simulated, "ok", requests):
         asyncio.run(scenario())

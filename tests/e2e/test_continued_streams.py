@@ -56,13 +56,13 @@ def assembled_response(text: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"deltas": {}, "events": []}
     for number, event in enumerate(text.split("\n\n")[:-1]):
         kind, _, data = event.partition("\ndata: ")
-        told = json.loads(data)
-        assert told.pop("sequence_number", number) == number
-        if "delta" in told:
-            item = told["item_id"]
-            answer["deltas"][item] = answer["deltas"].get(item, "") + told["delta"]
+        document = json.loads(data)
+        assert document.pop("sequence_number", number) == number
+        if "delta" in document:
+            item = document["item_id"]
+            answer["deltas"][item] = answer["deltas"].get(item, "") + document["delta"]
         else:
-            answer["events"].append((kind, told))
+            answer["events"].append((kind, document))
     return answer
 
 

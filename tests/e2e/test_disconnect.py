@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.half_closed import read_until, send
 from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
-from tests.e2e.wire import read_until, send
 
 # Tokens that take many times ABORT_S, so that a request that is gone in time has not ended by itself: the simulated
 # engine makes 200 a second of one sequence, tiny at most some 600.
@@ -102,7 +102,7 @@ def test_leaving_takes_all_of_a_request_s_sequences(stack: Stack, observer: Obse
 
 @pytest.mark.parametrize("in_two", [False, True], ids=["one segment", "two segments"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_the_line_takes_the_request_out(
+def test_leaving_the_queue_takes_the_request_out(
     stack: Stack, observer: Observer, simulated: str, stream: bool, in_two: bool
 ) -> None:
     with observer.ends(simulated, "cancelled_queued", 3), full(stack, simulated, observer):

@@ -47,28 +47,28 @@ TOKENS = 400  # 4 s of the engine: nothing of a whole answer is sent before
 
 
 @pytest.fixture
-def there(three: Stack) -> Stack:
+def edge_stack(three: Stack) -> Stack:
     within(lambda: len(processes(three, ROUTER)) == ROUTERS, UP_S, "routers")
     return three
 
 
-def manager(there: Stack) -> int:
-    found = processes(there, "ray::HAProxyManager")
+def manager(edge_stack: Stack) -> int:
+    found = processes(edge_stack, "ray::HAProxyManager")
     return found[0] if len(found) == 1 else 0
 
 
-def front(there: Stack) -> int:
+def front(edge_stack: Stack) -> int:
     """The HAProxy that has the endpoint's port."""
-    assert there.cluster is not None
-    return int(Path(there.cluster.instance.run_dir, FRONT).read_text())
+    assert edge_stack.cluster is not None
+    return int(Path(edge_stack.cluster.instance.run_dir, FRONT).read_text())
 
 
 class Asking(threading.Thread):
     """A client that asks for the models again and again, over a new connection each time."""
 
-    def __init__(self, there: Stack) -> None:
+    def __init__(self, edge_stack: Stack) -> None:
         super().__init__(daemon=True)
-        self._there = there
+        self._there = edge_stack
         self._over = threading.Event()
         self.ends: list[tuple[float, str]] = []
         self.start()
@@ -102,18 +102,18 @@ def load(busy: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in hogs:
-            one.kill()
-            one.wait()
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
 
 
-def replaced(there: Stack, before: int) -> bool:
+def replaced(edge_stack: Stack, before: int) -> bool:
     """Serve has a new manager, and its HAProxy the port."""
-    now = manager(there)
+    now = manager(edge_stack)
     if now in (0, before):
         return False
-    logs = Path(stack_folder(there), "h").glob(f"*/admin.sock.{now}.*.stdout.log")
-    return bool(list(logs)) and own_parent(front(there)) == now
+    logs = Path(stack_folder(edge_stack), "h").glob(f"*/admin.sock.{now}.*.stdout.log")
+    return bool(list(logs)) and own_parent(front(edge_stack)) == now
 
 
 def own_parent(pid: int) -> int:
@@ -123,53 +123,53 @@ def own_parent(pid: int) -> int:
         return 0
 
 
-def stack_folder(there: Stack) -> str:
-    assert there.cluster is not None
-    return there.cluster.instance.run_dir
+def stack_folder(edge_stack: Stack) -> str:
+    assert edge_stack.cluster is not None
+    return edge_stack.cluster.instance.run_dir
 
 
 @on_any_machine
-def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(there: Stack, busy: bool) -> None:
+def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(edge_stack: Stack, busy: bool) -> None:
     with load(busy):
-        asking = Asking(there)
-        before = manager(there)
+        asking = Asking(edge_stack)
+        before = manager(edge_stack)
         began = time.monotonic()
-        kill(front(there))
-        within(lambda: replaced(there, before), REPLACED_S, "Serve has its own HAProxy again")
+        kill(front(edge_stack))
+        within(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has its own HAProxy again")
         time.sleep(1.0)  # some more questions to the new one
         closed = asking.stop()
     assert all(at - began < OPEN_S for at, _ in closed), [(at - began, end) for at, end in closed]
 
 
 @on_any_machine
-def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(there: Stack, busy: bool) -> None:
+def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(edge_stack: Stack, busy: bool) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": 1800, "ignore_eos": True}
     with load(busy), ThreadPoolExecutor(1) as pool:
-        asking = Asking(there)
-        before = manager(there)
-        running = pool.submit(there.post, "/v1/completions", body)  # 18 s: across the handover on a quiet machine
+        asking = Asking(edge_stack)
+        before = manager(edge_stack)
+        running = pool.submit(edge_stack.post, "/v1/completions", body)  # 18 s: across the handover on a quiet machine
         time.sleep(1.0)  # it runs
         kill(before)
-        within(lambda: replaced(there, before), REPLACED_S, "Serve has a manager again")
+        within(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has a manager again")
         time.sleep(1.0)  # some more questions to the new one
         closed = asking.stop()
         assert running.result().status_code == 200
     assert len(closed) <= RESET, closed
 
 
-def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disconnect(there: Stack) -> None:
+def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disconnect(edge_stack: Stack) -> None:
     """Small ones run on another router; what is too large to be kept by HAProxy is told so."""
 
     def ask(number: int) -> tuple[int, str]:
         body = json.dumps({"model": WIDE, "prompt": "The river", "max_tokens": TOKENS, "ignore_eos": True})
         body += "" if number % 2 else " " * LARGE
         with requests.Session() as session:
-            session.headers.update(there.headers() | {"Content-Type": "application/json"})
-            session.get(f"{there.base_url}/v1/models", timeout=ASKED_S)  # its connection was used before
-            answer = session.post(f"{there.base_url}/v1/completions", data=body, timeout=UP_S)
+            session.headers.update(edge_stack.headers() | {"Content-Type": "application/json"})
+            session.get(f"{edge_stack.base_url}/v1/models", timeout=ASKED_S)  # its connection was used before
+            answer = session.post(f"{edge_stack.base_url}/v1/completions", data=body, timeout=UP_S)
         return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
 
-    victims = processes(there, ROUTER)
+    victims = processes(edge_stack, ROUTER)
     assert len(victims) == ROUTERS
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         asked = [pool.submit(ask, number) for number in range(IN_FLIGHT)]
@@ -178,58 +178,58 @@ def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disco
         ends = [one.result() for one in asked]
     assert set(ends[1::2]) == {(200, "")}
     assert set(ends[::2]) <= {(200, ""), (502, "router_lost")}
-    within(lambda: len(processes(there, ROUTER)) == ROUTERS, UP_S, "routers")
+    within(lambda: len(processes(edge_stack, ROUTER)) == ROUTERS, UP_S, "routers")
 
 
 @contextmanager
-def opened(there: Stack, count: int, sent: bytes, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+def opened(edge_stack: Stack, count: int, sent: bytes, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
     """So many connections on which this was sent, for the block; those that are one too many are left out."""
     with contextlib.ExitStack() as connections:
         made = []
         for _ in range(count):
             with contextlib.suppress(ConnectionError):
-                at = ("127.0.0.1", urlsplit(there.base_url).port)
-                one = socket.create_connection(at, ASKED_S, source_address=(source, 0))
-                made.append(connections.enter_context(one))
-                one.sendall(sent)
+                at = ("127.0.0.1", urlsplit(edge_stack.base_url).port)
+                connection = socket.create_connection(at, ASKED_S, source_address=(source, 0))
+                made.append(connections.enter_context(connection))
+                connection.sendall(sent)
         yield made
 
 
-def models(there: Stack, source: str = "127.0.0.1") -> int:
+def models(edge_stack: Stack, source: str = "127.0.0.1") -> int:
     """The status that a client of this address gets."""
-    port = urlsplit(there.base_url).port
+    port = urlsplit(edge_stack.base_url).port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASKED_S, source_address=(source, 0))
     with contextlib.closing(connection):
-        connection.request("GET", "/v1/models", headers=there.headers())
+        connection.request("GET", "/v1/models", headers=edge_stack.headers())
         return connection.getresponse().status
 
 
-def told(connections: list[socket.socket]) -> list[bytes]:
+def answers_of(connections: list[socket.socket]) -> list[bytes]:
     """What each is told by itself, within ENDS_S of the call."""
     deadline = time.monotonic() + ENDS_S
     answers = []
-    for one in connections:
-        one.settimeout(max(deadline - time.monotonic(), 0.01))
+    for connection in connections:
+        connection.settimeout(max(deadline - time.monotonic(), 0.01))
         try:
-            answers.append(one.recv(65_536))
+            answers.append(connection.recv(65_536))
         except ConnectionResetError:
             answers.append(b"")
     return answers
 
 
-def test_connections_that_send_nothing_or_too_slowly_keep_nobody_from_a_router_and_end(there: Stack) -> None:
+def test_connections_that_send_nothing_or_too_slowly_keep_nobody_from_a_router_and_end(edge_stack: Stack) -> None:
     """One client's idle ones no other client, slow headers and bodies not even those of their own address."""
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {there.api_key}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {edge_stack.api_key}\r\n"
     body = f"{head}content-length: {2 * LARGE}\r\n\r\n".encode() + b"x" * (2 * BUFFER_BYTES)  # HAProxy hands it on
     with (
-        opened(there, PER_SOURCE + REFUSED_PER_SOURCE + 100, b"") as idle,
-        opened(there, SLOW, head.encode(), OTHER) as heads,
-        opened(there, SLOW, body, OTHER) as bodies,
+        opened(edge_stack, PER_SOURCE + REFUSED_PER_SOURCE + 100, b"") as idle,
+        opened(edge_stack, SLOW, head.encode(), OTHER) as heads,
+        opened(edge_stack, SLOW, body, OTHER) as bodies,
     ):
-        assert models(there, OTHER) == 200
-        for answer in told(bodies):
+        assert models(edge_stack, OTHER) == 200
+        for answer in answers_of(bodies):
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert b"application/json" in answer
-        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in told(heads))
-        assert not any(told(idle))
-    assert models(there) == models(there, OTHER) == 200
+        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers_of(heads))
+        assert not any(answers_of(idle))
+    assert models(edge_stack) == models(edge_stack, OTHER) == 200

@@ -45,8 +45,8 @@ def test_embeddings_equal_the_librarys_and_scores_are_their_cosines() -> None:
 
 
 def check_scores(embeddings: list[list[float]], scored: list[Any], lengths: list[int]) -> None:
-    def cosine(one: int, other: int) -> float:
-        return sum(a * b for a, b in zip(embeddings[one], embeddings[other], strict=True))
+    def cosine(first: int, other: int) -> float:
+        return sum(a * b for a, b in zip(embeddings[first], embeddings[other], strict=True))
 
     each, pairs, best, *later = scored
     assert [status for status, *_ in scored] == [200] * 5

@@ -208,10 +208,10 @@ HARMFUL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", HARMFUL)
-def test_what_would_harm_a_shared_engine_is_the_client_s_error(stack: Stack, what: str) -> None:
+@pytest.mark.parametrize("harm", HARMFUL)
+def test_what_would_harm_a_shared_engine_is_the_client_s_error(stack: Stack, harm: str) -> None:
     """Each of these was answered with a 500 or worse once; the model goes on serving others."""
-    body = {"model": TINY, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | HARMFUL[what]
+    body = {"model": TINY, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | HARMFUL[harm]
     check_format(stack.post("/v1/chat/completions", body, timeout=20), 400)
 
     after = stack.post("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 2}, timeout=20)

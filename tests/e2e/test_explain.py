@@ -8,17 +8,17 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.e2e.half_closed import read_until, send
 from tests.e2e.observe import ABORT_S, within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers, routers
-from tests.e2e.wire import read_until, send
 
 LONG_TOKENS = 8000  # 40 s: whoever takes a slot with it keeps it until its client leaves
 ID_HEADER = "x-serve-app-request-id"
 CLI_S = 60.0  # of a command that takes a second
 
 
-def told(three: Stack, name: str) -> list[dict[str, Any]]:
+def receipts_of(three: Stack, name: str) -> list[dict[str, Any]]:
     """What each router says of a request."""
     answers = [router.get(f"/admin/requests/{name}") for router in routers(three)]
     assert [answer.status_code for answer in answers] == [200] * ROUTERS, [answer.text for answer in answers]
@@ -30,7 +30,7 @@ def test_every_router_tells_of_a_finished_request_by_any_of_its_names(three: Sta
     for number, router in enumerate(all_routers(three)):
         answer = router.post("/v1/chat/completions", body, headers={"X-Request-Id": f"trace-{number}"})
         names = (answer.headers[ID_HEADER], f"chatcmpl-{answer.headers[ID_HEADER]}", f"trace-{number}")
-        receipts = [receipt for name in names for receipt in told(three, name)]
+        receipts = [receipt for name in names for receipt in receipts_of(three, name)]
         assert all(receipt == receipts[0] for receipt in receipts)
         found = receipts[0]
         assert (found["outcome"], found["tenant"], found["output_tokens"]) == ("ok", "people", 5)
@@ -52,7 +52,7 @@ def test_every_router_tells_why_a_request_was_refused(three: Stack) -> None:
                 refused = _id_in(head)
                 break
         assert refused, "all slots are taken many times over, and nobody was refused"
-        for found in told(three, refused):
+        for found in receipts_of(three, refused):
             assert (found["outcome"], found["refused"], found["granted"]) == ("refused", "queue_full", False)
             assert found["retry_after_s"] > 0
             assert found["slo"] == "refused"
@@ -76,12 +76,12 @@ def test_every_router_tells_of_a_client_that_left(three: Stack) -> None:
     while not name:  # bound: those of the last test leave their slots within a second
         name = ask()
     within(ABORT_S, lambda: all_routers(three)[0].get(f"/admin/requests/{name}").status_code, 200, "the receipt")
-    for found in told(three, name):
+    for found in receipts_of(three, name):
         assert (found["outcome"], found["granted"]) == ("cancelled_running", True)
         assert 0 < found["output_tokens"] < LONG_TOKENS
 
 
-def test_a_key_finds_its_own_tenant_s_on_any_router_and_an_unknown_name_is_said_to_be_one(three: Stack) -> None:
+def test_a_key_finds_its_own_tenant_s_on_any_router_and_an_unknown_name_is_reported_to_be_one(three: Stack) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     name = three.post("/v1/completions", body, headers=three.headers(BATCH_KEY)).json()["id"]
     for router in all_routers(three):

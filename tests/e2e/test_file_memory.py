@@ -49,17 +49,17 @@ LARGE: dict[str, Any] = {
 }
 
 
-def processes(there: Stack) -> dict[int, str]:
-    if there.cluster is None:
+def processes(large_stack: Stack) -> dict[int, str]:
+    if large_stack.cluster is None:
         missing("the processes of an external stack cannot be seen")
-    assert there.cluster is not None
-    titles = {pid: title_of(pid) for pid in there.cluster.pids()}
+    assert large_stack.cluster is not None
+    titles = {pid: title_of(pid) for pid in large_stack.cluster.pids()}
     return {pid: name for pid, title in titles.items() for name in PROCESSES if title.startswith(name)}
 
 
-def memory_mb(pid: int, what: str) -> float:
+def memory_mb(pid: int, field: str) -> float:
     """VmRSS: now; VmHWM: the most so far."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
 
@@ -79,8 +79,8 @@ def form(size: int) -> Iterator[bytes]:
     yield b"\r\n--b--\r\n"
 
 
-def upload(there: Stack, size: int) -> requests.Response:
-    return there.post("/v1/files", data=form(size), headers={"Content-Type": "multipart/form-data; boundary=b"})
+def upload(large_stack: Stack, size: int) -> requests.Response:
+    return large_stack.post("/v1/files", data=form(size), headers={"Content-Type": "multipart/form-data; boundary=b"})
 
 
 def test_a_client_waits_while_its_file_cannot_be_written_and_no_router_holds_it(
@@ -104,16 +104,16 @@ def test_a_client_waits_while_its_file_cannot_be_written_and_no_router_holds_it(
         os.kill(owner, signal.SIGCONT)
         uploading.join(REQUEST_TIMEOUT_S)
     assert [one.status_code for one in answers] == [200]
-    for one in (small, *answers):
-        client.files.delete(one.json()["id"])
+    for answer in (small, *answers):
+        client.files.delete(answer.json()["id"])
     assert {pid: after[pid] - before[pid] for pid in routers if after[pid] - before[pid] > AHEAD_MB} == {}
 
 
 @pytest.fixture
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("large"), LARGE, name="large") as there:
-        yield there
+    with stacks.own(tmp_path_factory.mktemp("large"), LARGE, name="large") as large_stack:
+        yield large_stack
 
 
 @pytest.mark.long
@@ -149,7 +149,7 @@ def streamed(client: openai.OpenAI, file_id: str) -> Iterator[str]:
         yield from answer.iter_lines()
 
 
-def grown(there: Stack, before: dict[int, float]) -> dict[str, float]:
+def grown(large_stack: Stack, before: dict[int, float]) -> dict[str, float]:
     """By how many MB, of those that have grown by more than they may."""
-    found = {name: memory_mb(pid, "VmHWM") - before[pid] for pid, name in processes(there).items()}
+    found = {name: memory_mb(pid, "VmHWM") - before[pid] for pid, name in processes(large_stack).items()}
     return {name: round(more) for name, more in found.items() if more > GROWTH_MB}

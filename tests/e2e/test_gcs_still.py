@@ -8,5 +8,5 @@ from tests.requires import requires
 
 def test_what_the_gcs_has_to_store_is_refused_while_it_stands_still_and_the_rest_is_answered() -> None:
     requires("linux")
-    told = run_alone("tests.e2e.gcs_still")
-    assert told == {"before": "granted", "known": "granted", "new": "quota_away", "after": "granted"}
+    reported = run_alone("tests.e2e.gcs_still")
+    assert reported == {"before": "granted", "known": "granted", "new": "quota_away", "after": "granted"}

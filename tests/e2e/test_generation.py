@@ -197,11 +197,11 @@ def test_chat_logprobs_are_probabilities_of_the_text(client: openai.OpenAI) -> N
 
     (choice,) = answer.choices
     assert choice.logprobs is not None
-    told = choice.logprobs.content
-    assert told is not None
-    assert len(told) == 8
-    assert "".join(token.token for token in told) == choice.message.content
-    for token in told:
+    reported = choice.logprobs.content
+    assert reported is not None
+    assert len(reported) == 8
+    assert "".join(token.token for token in reported) == choice.message.content
+    for token in reported:
         best = [top.logprob for top in token.top_logprobs]
         assert len(best) == 3
         assert best == sorted(best, reverse=True)
@@ -220,16 +220,16 @@ def test_completion_logprobs_equal_the_library_s(client: openai.OpenAI, referenc
     )
 
     (choice,) = answer.choices
-    told = choice.logprobs
-    assert told is not None
-    assert told.token_logprobs is not None
+    reported = choice.logprobs
+    assert reported is not None
+    assert reported.token_logprobs is not None
     extra = choice.model_extra
     assert extra is not None
     wanted = reference.logprobs(reference.encode(prompts.text(13)), extra["token_ids"])
-    assert told.token_logprobs == pytest.approx(wanted, abs=1e-3)
+    assert reported.token_logprobs == pytest.approx(wanted, abs=1e-3)
 
 
-def test_logit_bias_decides_what_is_said(client: openai.OpenAI, reference: Reference) -> None:
+def test_logit_bias_decides_what_is_generated(client: openai.OpenAI, reference: Reference) -> None:
     (token,) = reference.encode(" water")[:1]
     answer = client.completions.create(
         model=TINY, prompt="The river", max_tokens=6, temperature=0, logit_bias={str(token): 50}
@@ -283,7 +283,7 @@ def test_what_is_wrong_with_a_request_is_a_status_also_in_a_stream(client: opena
     assert refused.value.param == "logit_bias"
 
 
-def test_the_tier_that_served_is_told_back(client: openai.OpenAI) -> None:
+def test_the_tier_that_served_is_returned(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": TINY, "messages": prompts.chat(1), "max_tokens": 2, "service_tier": "flex"}
     chunks = list(client.chat.completions.create(stream=True, **asked))
 

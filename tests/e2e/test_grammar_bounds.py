@@ -42,9 +42,9 @@ def test_what_the_attack_costs_is_bounded_and_ends_with_it(seen: dict[str, Any])
 
 @pytest.mark.parametrize("which", ["refused", "refused_stream", "refused_size"])
 def test_too_complex_a_grammar_is_refused_by_name(seen: dict[str, Any], which: str) -> None:
-    said = error(seen[which])
+    reported = error(seen[which])
 
-    assert (said["code"], said["param"]) == ("grammar_too_complex", "structured_outputs.choice")
+    assert (reported["code"], reported["param"]) == ("grammar_too_complex", "structured_outputs.choice")
 
 
 def test_an_answer_whose_masks_cost_too_much_ends(seen: dict[str, Any]) -> None:

@@ -72,8 +72,8 @@ def test_completions_are_those_over_http(stack: Stack, llm: Client) -> None:
 
 
 def test_models_are_those_over_http(stack: Stack, llm: Client) -> None:
-    told = [(one.id, one.max_model_len) for one in llm.sync.models()]  # type: ignore[attr-defined]
-    assert told == [(card["id"], card["max_model_len"]) for card in stack.get("/v1/models").json()["data"]]
+    reported = [(one.id, one.max_model_len) for one in llm.sync.models()]  # type: ignore[attr-defined]
+    assert reported == [(card["id"], card["max_model_len"]) for card in stack.get("/v1/models").json()["data"]]
 
 
 def test_an_answer_s_message_goes_back_as_it_is(llm: Client) -> None:
@@ -121,18 +121,18 @@ def test_a_wrong_call_gets_http_s_error(stack: Stack, llm: Client, method: str, 
     field, subject = SUBJECTS[method]
     fields = {"model": TINY, field: subject, **changes}
     response = stack.post(ROUTES[method], fields)
-    said = response.json()["error"]
+    reported = response.json()["error"]
     value = fields.pop(field)
     with pytest.raises(ServeAppError) as refused:
         getattr(llm.sync, method)(value, **fields)
     error = refused.value
     assert (error.status, error.message, error.param, error.type) == (
         response.status_code,
-        said["message"],
-        said["param"],
-        said["type"],
+        reported["message"],
+        reported["param"],
+        reported["type"],
     )
-    assert said["code"] in (error.code, None)
+    assert reported["code"] in (error.code, None)
 
 
 def test_the_key_decides_who_calls(stack: Stack, batch_key: str, llm: Client, observer: Observer) -> None:
@@ -148,7 +148,7 @@ def test_the_key_decides_who_calls(stack: Stack, batch_key: str, llm: Client, ob
     assert after - before == 1
 
 
-def test_a_deadline_passed_in_the_line_is_a_refusal(llm: Client, observer: Observer, simulated: str) -> None:
+def test_a_deadline_passed_in_the_queue_is_a_refusal(llm: Client, observer: Observer, simulated: str) -> None:
     with observer.ends(simulated, "refused", 2), full(llm):
         with pytest.raises(Overloaded) as refused:
             llm.sync.chat(HELLO, model=simulated, deadline_s=SOON_S)
@@ -175,9 +175,9 @@ def test_a_crowd_of_callers_in_many_threads_and_loops(llm: Client, simulated: st
     async def crowd() -> list[list[str]]:
         return await asyncio.gather(*(asyncio.to_thread(asyncio.run, several()) for _ in range(4)))
 
-    told = [text for texts in asyncio.run(crowd()) for text in texts]
-    assert len(told) == 32
-    assert set(told) == {llm.sync.chat(HELLO, model=simulated, max_tokens=4).choices[0].message.content}
+    reported = [text for texts in asyncio.run(crowd()) for text in texts]
+    assert len(reported) == 32
+    assert set(reported) == {llm.sync.chat(HELLO, model=simulated, max_tokens=4).choices[0].message.content}
 
 
 def test_sync_works_where_an_event_loop_runs_already(llm: Client, simulated: str) -> None:
@@ -217,7 +217,7 @@ def test_a_program_that_knows_the_cluster_s_environment(stack: Stack, llm: Clien
     assert done.stdout.rstrip("\n") == llm.sync.chat(HELLO, **GREEDY).choices[0].message.content
 
 
-def test_a_program_in_the_environment_of_a_node_is_told_so(stack: Stack) -> None:
+def test_a_program_in_the_environment_of_a_node_is_reported(stack: Stack) -> None:
     done = run(NEWCOMER, environment(stack, RAY_SERVE_THROUGHPUT_OPTIMIZED="1"))
     assert done.returncode != 0
     assert "ConfigError" in done.stderr
@@ -225,14 +225,14 @@ def test_a_program_in_the_environment_of_a_node_is_told_so(stack: Stack) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reported"),
     [({"RAY_AUTH_TOKEN": "0" * 64}, "its token"), ({"RAY_ADDRESS": "127.0.0.1:1"}, "no Ray cluster answers")],
 )
-def test_a_program_with_a_wrong_environment_is_told_so(stack: Stack, changes: dict[str, str], said: str) -> None:
+def test_a_program_with_a_wrong_environment_is_reported(stack: Stack, changes: dict[str, str], reported: str) -> None:
     done = run(NEWCOMER, environment(stack, **changes))
     assert done.returncode != 0
     assert "ConfigError" in done.stderr.splitlines()[-1]
-    assert said in done.stderr.splitlines()[-1]
+    assert reported in done.stderr.splitlines()[-1]
 
 
 LEFT_OPEN = """

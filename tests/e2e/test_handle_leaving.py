@@ -185,7 +185,7 @@ def test_a_sync_iterator_that_is_dropped(llm: Client, observer: Observer, model:
         within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
 
 
-def test_leaving_the_line_takes_the_request_out(llm: Client, observer: Observer, simulated: str) -> None:
+def test_leaving_the_queue_takes_the_request_out(llm: Client, observer: Observer, simulated: str) -> None:
     async def leave() -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(llm.complete(**long(simulated)))]
         waiting += [asyncio.create_task(anext(llm.stream_complete(**long(simulated)))) for _ in range(2)]
@@ -206,8 +206,8 @@ def test_a_client_that_is_closed_ends_its_calls(stack: Stack, llm: Client, obser
         calls = [asyncio.create_task(client.complete(**long(simulated))) for _ in range(3)]
         await begun(observer, simulated, 3)
         await asyncio.to_thread(client.close)
-        told = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(error).__name__ for error in told} == {"Unavailable"}
+        reported = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(error).__name__ for error in reported} == {"Unavailable"}
         with pytest.raises(RuntimeError, match="closed"):
             await client.complete(**long(simulated))
 
@@ -244,7 +244,7 @@ def test_a_program_that_dies_takes_its_request_with_it(
 
 
 @pytest.mark.parametrize("call", [WHOLE, STREAMED], ids=["whole", "streamed"])
-def test_a_program_that_dies_in_the_line_leaves_it(
+def test_a_program_that_dies_in_the_queue_leaves_it(
     stack: Stack, llm: Client, observer: Observer, simulated: str, call: str
 ) -> None:
     with (

@@ -34,8 +34,8 @@ def test_embeddings_and_scores_are_those_over_http(three: Stack) -> None:
             scored: Any = asked.post("/score", body=body, cast_to=object)
             assert [row["score"] for row in scored["data"]] == pytest.approx([1.0, cosine], abs=1e-6)
         ours = llm.sync.embed(["a", "b"], model=EMBED)
-        for one, other in zip(ours.data, by_handle.data, strict=True):
-            assert one.embedding == pytest.approx(other.embedding)
+        for item, other in zip(ours.data, by_handle.data, strict=True):
+            assert item.embedding == pytest.approx(other.embedding)
 
 
 async def lost(llm: Client, three: Stack) -> tuple[Any, Any, str]:

@@ -96,7 +96,7 @@ def test_a_refusal_has_its_retry_headers_and_is_not_repeated(llm: Client, observ
     assert refused.value.response.headers["retry-after-ms"].isdigit()
 
 
-def test_a_request_whose_answer_does_not_begin_times_out_and_leaves_the_line(
+def test_a_request_whose_answer_does_not_begin_times_out_and_leaves_the_queue(
     llm: Client, observer: Observer, simulated: str
 ) -> None:
     async def ask() -> None:

@@ -33,9 +33,9 @@ def body(tokens: int, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "The river", "max_tokens": tokens, "ignore_eos": True} | more
 
 
-def restarts(there: Stack) -> float:
+def restarts(target: Stack) -> float:
     """Runs that were started anew, by the metrics of all routers."""
-    lines = there.get("/metrics").text.splitlines()
+    lines = target.get("/metrics").text.splitlines()
     return sum(
         float(line.rpartition(" ")[2])
         for line in lines

@@ -96,9 +96,9 @@ def test_tenants_are_kept_apart_on_every_route(stack: Stack, batch_key: str, rou
                 assert usage.prompt_tokens_details is not None
                 seen.append(usage.prompt_tokens_details.cached_tokens)
             else:
-                told = client.responses.create(model=TINY, input=words, max_output_tokens=1).usage
-                assert told is not None
-                seen.append(told.input_tokens_details.cached_tokens)
+                reported = client.responses.create(model=TINY, input=words, max_output_tokens=1).usage
+                assert reported is not None
+                seen.append(reported.input_tokens_details.cached_tokens)
 
     assert seen[:2] == [0, 0]
     assert seen[2] is not None
@@ -129,7 +129,7 @@ def test_requests_that_name_themselves_alike_run_side_by_side(stack: Stack) -> N
     gate = threading.Barrier(4)
     headers = stack.headers() | {"X-Request-Id": "twin"}
 
-    def one(number: int) -> tuple[str, int]:
+    def ask(number: int) -> tuple[str, int]:
         body = {"model": TINY, "prompt": [300 + number] * 8, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
         gate.wait(timeout=60)
         response = stack.post("/v1/completions", body | {"request_id": "twin", "session_id": "twin"}, headers=headers)
@@ -137,7 +137,7 @@ def test_requests_that_name_themselves_alike_run_side_by_side(stack: Stack) -> N
         return response.json()["id"], response.json()["usage"]["completion_tokens"]
 
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(one, range(4)))
+        answers = list(pool.map(ask, range(4)))
 
     assert len({name for name, _ in answers}) == 4
     assert [count for _, count in answers] == [200] * 4

@@ -30,32 +30,32 @@ ACTOR_BACK_S = 30.0  # its process starts in two seconds; it reads nothing
 WRITES = 30  # keys made while the actor is killed under them
 
 
-def actor(there: Stack) -> int | None:
+def actor(target: Stack) -> int | None:
     """The process of the store's actor."""
-    found = processes(there, STORE)
+    found = processes(target, STORE)
     return found[0] if len(found) == 1 else None
 
 
-def statuses(there: list[Stack], key: str) -> set[int]:
+def statuses(target: list[Stack], key: str) -> set[int]:
     """How the routers answer a request with this key."""
     body = {"model": MODEL, "prompt": "The river", "max_tokens": 2}
-    return {one.post("/v1/completions", body, headers=one.headers(key)).status_code for one in there}
+    return {one.post("/v1/completions", body, headers=one.headers(key)).status_code for one in target}
 
 
-def follows(there: list[Stack], key: str, status: int, what: str) -> None:
+def follows(target: list[Stack], key: str, status: int, goal: str) -> None:
     began = time.monotonic()
-    within(FOLLOW_S + BUSY_S, lambda: statuses(there, key), {status}, what)
-    print(f"{what}: all routers after {time.monotonic() - began:.2f} s")
+    within(FOLLOW_S + BUSY_S, lambda: statuses(target, key), {status}, goal)
+    print(f"{goal}: all routers after {time.monotonic() - began:.2f} s")
 
 
-def make(there: Stack, **fields: Any) -> dict[str, Any]:
-    answer = there.post(KEYS, {"name": "e2e", "tenant": "acme"} | fields)
+def make(target: Stack, **fields: Any) -> dict[str, Any]:
+    answer = target.post(KEYS, {"name": "e2e", "tenant": "acme"} | fields)
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
 
-def revoke(there: Stack, made: dict[str, Any]) -> None:
-    answer = requests.delete(f"{there.base_url}{KEYS}/{made['id']}", headers=there.headers(), timeout=30)
+def revoke(target: Stack, made: dict[str, Any]) -> None:
+    answer = requests.delete(f"{target.base_url}{KEYS}/{made['id']}", headers=target.headers(), timeout=30)
     assert answer.status_code == 200, answer.text
 
 
@@ -63,9 +63,9 @@ def revoke(there: Stack, made: dict[str, Any]) -> None:
 def each(three: Stack) -> Iterator[list[Stack]]:
     """Each router; the keys of a test are revoked after it."""
     yield all_routers(three)
-    for one in three.get(KEYS).json()["data"]:
-        if one["source"] == "store" and one["state"] == "active":
-            revoke(three, one)
+    for record in three.get(KEYS).json()["data"]:
+        if record["source"] == "store" and record["state"] == "active":
+            revoke(three, record)
 
 
 def test_a_key_is_made_used_on_every_router_replaced_and_revoked(three: Stack, each: list[Stack]) -> None:

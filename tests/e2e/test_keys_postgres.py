@@ -24,16 +24,16 @@ def test_routers_follow_postgresql_and_go_on_without_it(tmp_path_factory: pytest
             "router": {"replicas": ROUTERS},
             "store": {"url": server.new_database()},
         }
-        with stacks.own(tmp_path_factory.mktemp("postgres"), config, "postgres") as there:
-            within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
-            each = routers(there)
+        with stacks.own(tmp_path_factory.mktemp("postgres"), config, "postgres") as own_stack:
+            within(RESTART_S, lambda: len(routers(own_stack)), ROUTERS, "routers")
+            each = routers(own_stack)
             made = make(each[0])
             follows(each, made["key"], 200, "a new key")
-            assert actor(there) is None
+            assert actor(own_stack) is None
             server.stop()
-            assert there.get(KEYS).status_code == 503
+            assert own_stack.get(KEYS).status_code == 503
             within(FOLLOW_S + BUSY_S, lambda: statuses(each, made["key"]), {200}, "the key without its store")
             server.start()
-            within(ACTOR_BACK_S, lambda: there.get(KEYS).status_code, 200, "the store is back")
+            within(ACTOR_BACK_S, lambda: own_stack.get(KEYS).status_code, 200, "the store is back")
             other = make(each[1])
             follows(each, other["key"], 200, "a key made after it")

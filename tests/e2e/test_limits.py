@@ -32,9 +32,9 @@ def limited(three: Stack) -> Iterator[Stack]:
     made = three.post("/admin/keys", {"name": "limited", "tenant": f"t-{secrets.token_hex(4)}", "limits": EXAMPLE})
     assert made.status_code == 201, made.text
     key = made.json()["key"]
-    there = all_routers(three)
+    routers = all_routers(three)
     within(
-        FOLLOW_S, lambda: {one.get("/v1/models", headers=one.headers(key)).status_code for one in there}, {200}, "key"
+        FOLLOW_S, lambda: {one.get("/v1/models", headers=one.headers(key)).status_code for one in routers}, {200}, "key"
     )
     yield replace(three, api_key=key)
     url = f"{three.base_url}/admin/keys/{made.json()['id']}"
@@ -58,8 +58,8 @@ def granted(three: Stack, answers: list[Any]) -> list[tuple[float, float]]:
     """When the requests began on their replica and ended, by their receipts, in order."""
     found = []
     for answer in answers:
-        told = three.get(f"/admin/requests/{answer.id}").json()
-        found.append((told["arrived"] + told["wait_s"], told["arrived"] + told["total_s"]))
+        body = three.get(f"/admin/requests/{answer.id}").json()
+        found.append((body["arrived"] + body["wait_s"], body["arrived"] + body["total_s"]))
     return sorted(found)
 
 

@@ -31,12 +31,12 @@ def test_a_model_is_found_by_its_name(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("text", ["The river", "def f(x):\n\treturn {}", "größer 河 🌊", "<|end|> is only text?"])
 def test_tokenize_and_detokenize_equal_the_library(stack: Stack, reference: Reference, text: str) -> None:
-    told = stack.post("/tokenize", {"model": TINY, "prompt": text}).json()
-    back = stack.post("/detokenize", {"model": TINY, "tokens": told["tokens"]}).json()
+    body = stack.post("/tokenize", {"model": TINY, "prompt": text}).json()
+    back = stack.post("/detokenize", {"model": TINY, "tokens": body["tokens"]}).json()
 
-    assert told["tokens"] == reference.encode(text)
-    assert told["count"] == len(told["tokens"])
-    assert told["max_model_len"] == 2048
+    assert body["tokens"] == reference.encode(text)
+    assert body["count"] == len(body["tokens"])
+    assert body["max_model_len"] == 2048
     assert back["prompt"] == text
 
 
@@ -44,10 +44,10 @@ def test_tokenize_renders_a_conversation_as_the_library_does(stack: Stack, refer
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
     for number in range(4):
         messages = prompts.chat(number)
-        told = stack.post("/tokenize", {"model": TINY, "messages": messages}).json()
-        assert told["tokens"] == reference.encode_chat(messages)
-    told = stack.post("/tokenize", {"model": TINY, "messages": prompts.chat(1), "tools": tools}).json()
-    assert told["count"] > len(reference.encode_chat(prompts.chat(1)))
+        body = stack.post("/tokenize", {"model": TINY, "messages": messages}).json()
+        assert body["tokens"] == reference.encode_chat(messages)
+    body = stack.post("/tokenize", {"model": TINY, "messages": prompts.chat(1), "tools": tools}).json()
+    assert body["count"] > len(reference.encode_chat(prompts.chat(1)))
 
 
 def test_embeddings_of_a_generating_model_are_refused_clearly(client: openai.OpenAI) -> None:
@@ -93,7 +93,7 @@ def test_the_input_of_a_response_is_counted_as_its_usage_says(client: openai.Ope
 
 
 def test_the_tokenizer_is_described_to_operators(stack: Stack) -> None:
-    told = stack.get(f"/tokenizer_info?model={TINY}")
+    reported = stack.get(f"/tokenizer_info?model={TINY}")
 
-    assert told.status_code == 200
-    assert "tokenizer_class" in told.json()
+    assert reported.status_code == 200
+    assert "tokenizer_class" in reported.json()

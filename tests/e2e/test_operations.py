@@ -111,10 +111,10 @@ def test_no_key_and_no_unknown_name_is_in_the_metrics(stack: Stack, observer: Ob
     wrong = {"Authorization": "Bearer sk-a-wrong-key-0123456789"}
     assert stack.post("/v1/completions", {"model": TINY}, headers=wrong).status_code == 401
     assert stack.post("/v1/completions", {"model": "a-name-nobody-knows", "prompt": "a"}).status_code == 404
-    told = observer.text()
+    reported = observer.text()
 
-    assert "sk-" not in told
-    assert "nobody-knows" not in told
+    assert "sk-" not in reported
+    assert "nobody-knows" not in reported
 
 
 def _titles(pids: list[int]) -> list[str]:
@@ -151,9 +151,9 @@ def test_every_way_in_asks_for_the_key(stack: Stack) -> None:
         missing("the external stack's ports are not known")
     assert stack.cluster is not None
     speaking = {}
-    for one in stack.cluster.listeners():
-        if one.process.startswith(HTTP_PROCESSES) and (status := http_status(one.port)) is not None:
-            speaking[one.process, one.port] = status
+    for listener in stack.cluster.listeners():
+        if listener.process.startswith(HTTP_PROCESSES) and (status := http_status(listener.port)) is not None:
+            speaking[listener.process, listener.port] = status
 
     assert ("haproxy", stack.cluster.instance.http_port) in speaking
     assert any(name.startswith("ray::ServeReplica") for name, _ in speaking)
@@ -169,12 +169,12 @@ def test_ray_asks_for_its_token(stack: Stack) -> None:
     assert _grpc_status(port, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
 
 
-def _refuses_grpc(one: Listener) -> bool:
-    return _grpc_status(one.port, "/ray.serve.ASGIService/HandleRequest") is grpc.StatusCode.UNAUTHENTICATED
+def _refuses_grpc(listener: Listener) -> bool:
+    return _grpc_status(listener.port, "/ray.serve.ASGIService/HandleRequest") is grpc.StatusCode.UNAUTHENTICATED
 
 
-def _refuses_http(one: Listener) -> bool:
-    return http_status(one.port) == 401
+def _refuses_http(listener: Listener) -> bool:
+    return http_status(listener.port) == 401
 
 
 def _grpc_status(port: int, method: str) -> grpc.StatusCode:

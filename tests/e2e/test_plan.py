@@ -25,10 +25,10 @@ def test_a_plan_names_what_would_restart_and_changes_nothing(stack: Stack, tmp_p
     where = ["--instance", stack.cluster.instance.name, "--state-dir", str(stack.cluster.state.folder.parent)]
     done = CliRunner().invoke(app, ["deploy", "--plan", "--json", "--config", str(file), *where])
     assert done.stdout, done.output
-    told: dict[str, Any] = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
 
-    assert [one["code"] for one in told["findings"]] == ["memory_too_large"]  # by the ledger's own devices
-    plan = {one["deployment"]: one for one in told["plan"]}
+    assert [one["code"] for one in document["findings"]] == ["memory_too_large"]  # by the ledger's own devices
+    plan = {one["deployment"]: one for one in document["plan"]}
     assert {name: one["what"] for name, one in plan.items()} == {
         "engine-tiny": "restarted",
         "engine-tiny-sim": "changed",

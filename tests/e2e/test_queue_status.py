@@ -8,10 +8,10 @@ import re
 import openai
 import pytest
 
+from tests.e2e.half_closed import read_until, send
 from tests.e2e.observe import ABORT_S, Observer, within
 from tests.e2e.stack import MAX_QUEUED, Stack
 from tests.e2e.test_admission import load_on
-from tests.e2e.wire import read_until, send
 
 ASKED = {"X-Queue-Status": "1"}
 TOKENS = 20
@@ -41,7 +41,7 @@ def test_the_place_comes_while_the_request_waits_and_the_answer_behind_it(
     assert re.search(rb"\n: queue position=1( expected_start_s=\d+\.\d)?\n\n", seen)
 
 
-def test_who_closes_after_a_comment_leaves_the_line(stack: Stack, observer: Observer, simulated: str) -> None:
+def test_who_closes_after_a_comment_leaves_the_queue(stack: Stack, observer: Observer, simulated: str) -> None:
     """The answer has begun by then, as the proxy sees it."""
     body = {"model": simulated, "prompt": "The river", "max_tokens": TOKENS, "stream": True}
 

@@ -41,21 +41,21 @@ Figures = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
-def there(changing: Place) -> Place:
+def place(changing: Place) -> Place:
     changing.begin(BASE)
     settled(changing)
     return changing
 
 
-def whole(there: Place) -> None:
+def whole(place: Place) -> None:
     """All replicas of the base configuration run, its routers, too, and the ledger says so."""
-    there.wait_running(BASE)
-    settled(there)
+    place.wait_running(BASE)
+    settled(place)
 
 
-def test_every_engine_has_one_grant_and_every_router_a_share_of_it(there: Place) -> None:
-    assert difference(there, idle=True) == ""
-    figures = there.quota()
+def test_every_engine_has_one_grant_and_every_router_a_share_of_it(place: Place) -> None:
+    assert difference(place, idle=True) == ""
+    figures = place.quota()
     assert figures is not None
     assert len(figures["engines"]) == 3
     assert figures["waiting"] == figures["alarms"] == []
@@ -63,24 +63,24 @@ def test_every_engine_has_one_grant_and_every_router_a_share_of_it(there: Place)
     assert all(one["measured_bytes"] > 0 for one in figures["engines"])
 
 
-def test_a_killed_engines_memory_is_free_within_five_seconds_and_it_is_replaced(there: Place) -> None:
-    (before,) = there.replicas(OTHER)[OTHER]
-    with load(there) as running:
-        kill(there.process(deployment_of(OTHER)))
-        took_s = within(lambda: before not in known(there), ENGINE_BACK_S + LOOKS_S, "the grant is back")
-        whole_s = settled(there, CHANGED_S, idle=False)
+def test_a_killed_engines_memory_is_free_within_five_seconds_and_it_is_replaced(place: Place) -> None:
+    (before,) = place.replicas(OTHER)[OTHER]
+    with load(place) as running:
+        kill(place.process(deployment_of(OTHER)))
+        took_s = within(lambda: before not in known(place), ENGINE_BACK_S + LOOKS_S, "the grant is back")
+        whole_s = settled(place, CHANGED_S, idle=False)
     print(f"a killed engine's memory was free after {took_s:.1f} s, and another had it after {whole_s:.1f} s more")
     assert failed(running) == []
-    whole(there)
+    whole(place)
 
 
 @pytest.mark.long
-def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(there: Place) -> None:
-    (before,) = there.replicas(OTHER)[OTHER]
-    process = there.process(deployment_of(OTHER))
+def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(place: Place) -> None:
+    (before,) = place.replicas(OTHER)[OTHER]
+    process = place.process(deployment_of(OTHER))
 
     def state() -> str:
-        figures = there.quota() or {"engines": []}
+        figures = place.quota() or {"engines": []}
         return next((one["state"] for one in figures["engines"] if one["replica"] == before), "none")
 
     os.kill(process, signal.SIGSTOP)
@@ -90,81 +90,81 @@ def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(
         kill(process)
     took_s = within(lambda: state() == "none", ENGINE_BACK_S + LOOKS_S, "its memory is free")
     print(f"free {took_s:.1f} s after the process was gone")
-    whole(there)
+    whole(place)
 
 
 @pytest.mark.long
-def test_an_engine_that_stood_still_has_its_grant_again_and_no_request_fails(there: Place) -> None:
-    before = there.replicas(STEADY)[STEADY]
-    with load(there) as running, there.paused(STEADY):
+def test_an_engine_that_stood_still_has_its_grant_again_and_no_request_fails(place: Place) -> None:
+    before = place.replicas(STEADY)[STEADY]
+    with load(place) as running, place.paused(STEADY):
         time.sleep(STILL_S)  # the span under test
     assert failed(running) == []
-    settled(there, EQUAL_S + LOOKS_S)
-    assert there.replicas(STEADY)[STEADY] == before
+    settled(place, EQUAL_S + LOOKS_S)
+    assert place.replicas(STEADY)[STEADY] == before
 
 
-def test_requests_go_on_when_the_quota_actor_is_killed(there: Place) -> None:
-    before = there.quota()
+def test_requests_go_on_when_the_quota_actor_is_killed(place: Place) -> None:
+    before = place.quota()
     assert before is not None
-    with load(there) as running:
-        pid = actor(there)
+    with load(place) as running:
+        pid = actor(place)
         assert pid is not None
         kill(pid)
-        took_s = settled(there, EQUAL_S + LOOKS_S, idle=False)
-    after = there.quota()
+        took_s = settled(place, EQUAL_S + LOOKS_S, idle=False)
+    after = place.quota()
     assert after is not None
     print(f"a new quota actor had the figures after {took_s:.1f} s; {sum(one.answered for one in running)} requests")
     assert failed(running) == []
     assert after["epoch"] == before["epoch"] + 1
     assert after["overdrawn_tokens"] == 0
-    settled(there)
+    settled(place)
 
 
 @pytest.mark.long
-def test_requests_wait_and_do_not_fail_while_the_quota_actor_stands_still(there: Place) -> None:
-    before = there.quota()
+def test_requests_wait_and_do_not_fail_while_the_quota_actor_stands_still(place: Place) -> None:
+    before = place.quota()
     assert before is not None
-    with load(there) as running:
-        pid = actor(there)
+    with load(place) as running:
+        pid = actor(place)
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(STILL_S)  # the span under test
         finally:
             os.kill(pid, signal.SIGCONT)
-        settled(there, EQUAL_S + LOOKS_S, idle=False)
-    after = there.quota()
+        settled(place, EQUAL_S + LOOKS_S, idle=False)
+    after = place.quota()
     assert after is not None
     assert failed(running) == []
     assert after["epoch"] == before["epoch"], "it was not replaced"
     assert after["overdrawn_tokens"] == before["overdrawn_tokens"], "nobody lost a share for the actor's own silence"
 
 
-def test_a_killed_routers_shares_are_back_within_five_seconds(there: Place) -> None:
-    victim = there.processes(ROUTER)[0]
-    before = set(there.replicas(ROUTER)[ROUTER])
+def test_a_killed_routers_shares_are_back_within_five_seconds(place: Place) -> None:
+    victim = place.processes(ROUTER)[0]
+    before = set(place.replicas(ROUTER)[ROUTER])
     kill(victim)
 
     def one_is_gone() -> bool:
-        figures = there.quota() or {"engines": []}
+        figures = place.quota() or {"engines": []}
         shares = [set(one["kv_tokens_by_router"]) & before for one in figures["engines"]]
         return bool(shares) and all(len(one) == ROUTERS - 1 for one in shares)
 
     took_s = within(one_is_gone, ROUTER_BACK_S + LOOKS_S, "its shares are back")
     print(f"a killed router's shares were free after {took_s:.1f} s")
-    whole(there)
+    whole(place)
 
 
 @pytest.mark.long
-def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(there: Place) -> None:
+def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(place: Place) -> None:
     chance = random.Random(4)
     until = time.monotonic() + STORM_S
     stopped: list[int] = []
     blows: list[str] = []
-    running = [Load(there.endpoint) for _ in range(CLIENT_PAIRS)]
+    running = [Load(place.endpoint) for _ in range(CLIENT_PAIRS)]
     while time.monotonic() < until:
-        what = chance.choice(["actor", ROUTER, deployment_of(OTHER), deployment_of(STEADY)])
-        found = [actor(there)] if what == "actor" else there.processes(what)
+        victim = chance.choice(["actor", ROUTER, deployment_of(OTHER), deployment_of(STEADY)])
+        found = [actor(place)] if victim == "actor" else place.processes(victim)
         alive = [pid for pid in found if pid is not None]
         if alive:
             pid = chance.choice(alive)
@@ -172,7 +172,7 @@ def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(ther
             with unless_gone():
                 os.kill(pid, how)
             stopped += [pid] if how is signal.SIGSTOP else []
-            blows.append(f"{how.name} {what}")
+            blows.append(f"{how.name} {victim}")
         time.sleep(chance.uniform(*STORM_GAP_S))  # bound: STORM_S in all
         if len(stopped) > 1:
             with unless_gone():
@@ -180,37 +180,37 @@ def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(ther
     for pid in stopped:
         with unless_gone():
             os.kill(pid, signal.SIGCONT)
-    for one in running:
-        one.stop()
-    there.wait_running(BASE)
-    took_s = settled(there, EQUAL_S + LOOKS_S)
+    for thread in running:
+        thread.stop()
+    place.wait_running(BASE)
+    took_s = settled(place, EQUAL_S + LOOKS_S)
     print(f"{len(blows)} blows: {', '.join(blows)}; equal {took_s:.1f} s after all replicas ran")
-    assert there.endpoint.ask(STEADY).status == there.endpoint.ask(OTHER).status == 200
+    assert place.endpoint.ask(STEADY).status == place.endpoint.ask(OTHER).status == 200
 
 
-def leaves_while_blocked(there: Place, *models: dict[str, Any]) -> float:
+def leaves_while_blocked(place: Place, *models: dict[str, Any]) -> float:
     """A further model that waits for memory is taken out again: its replica does not stay in the line."""
     third = model("third", memory_gb=models[-1]["memory_gb"])
-    there.declare(configured(*models, third, router={"replicas": ROUTERS}))
+    place.declare(configured(*models, third, router={"replicas": ROUTERS}))
 
     def waits() -> bool:
-        return any(one["model"] == "third" for one in (there.quota() or {"waiting": []})["waiting"])
+        return any(one["model"] == "third" for one in (place.quota() or {"waiting": []})["waiting"])
 
     within(waits, CHANGED_S, "the third waits")
-    there.declare(configured(*models, router={"replicas": ROUTERS}))
-    return within(lambda: there.quota() is not None and not waits(), EQUAL_S, "the third is gone")
+    place.declare(configured(*models, router={"replicas": ROUTERS}))
+    return within(lambda: place.quota() is not None and not waits(), EQUAL_S, "the third is gone")
 
 
-def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_is_room(there: Place) -> None:
-    figures = there.quota()
+def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_is_room(place: Place) -> None:
+    figures = place.quota()
     assert figures is not None
     most_gb = round(0.6 * figures["total_bytes"] / 1e9, 2)
     first, second = (model(name, memory_gb=most_gb) for name in ("first", "second"))
-    there.become(configured(model(OTHER), first, router={"replicas": ROUTERS}))
-    there.declare(configured(model(OTHER), first, second, router={"replicas": ROUTERS}))
+    place.become(configured(model(OTHER), first, router={"replicas": ROUTERS}))
+    place.declare(configured(model(OTHER), first, second, router={"replicas": ROUTERS}))
 
     def blocked() -> dict[str, Any] | None:
-        (found,) = [one for one in there.status()["models"] if one["name"] == "second"] or [{"state": ""}]
+        (found,) = [one for one in place.status()["models"] if one["name"] == "second"] or [{"state": ""}]
         return found if found["state"] == "blocked: memory" else None
 
     within(blocked, CHANGED_S, "the second is blocked")
@@ -218,35 +218,35 @@ def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_i
     assert seen is not None
     assert "1 replica waits for" in seen["message"]
     assert "bytes needed" in seen["message"]
-    assert there.endpoint.ask("first").status == 200
-    within(lambda: there.endpoint.figure("serve_app_blocked", model="second") == ROUTERS, CHANGED_S, "by each router")
-    assert there.endpoint.figure("serve_app_blocked", model="first") == 0
-    waiting = (there.quota() or {})["waiting"]
+    assert place.endpoint.ask("first").status == 200
+    within(lambda: place.endpoint.figure("serve_app_blocked", model="second") == ROUTERS, CHANGED_S, "by each router")
+    assert place.endpoint.figure("serve_app_blocked", model="first") == 0
+    waiting = (place.quota() or {})["waiting"]
     assert [(one["model"], one["state"]) for one in waiting] == [("second", "blocked: memory")]
     replica = waiting[0]["replica"]
     time.sleep(STILL_S)  # the span in which it must not be restarted
-    assert [one["replica"] for one in (there.quota() or {})["waiting"]] == [replica]
-    took_s = leaves_while_blocked(there, model(OTHER), first, second)
+    assert [one["replica"] for one in (place.quota() or {})["waiting"]] == [replica]
+    took_s = leaves_while_blocked(place, model(OTHER), first, second)
     print(f"a replica that waited for memory was gone {took_s:.1f} s after its model was taken out")
-    there.declare(configured(model(OTHER), second, router={"replicas": ROUTERS}))
-    within(lambda: there.endpoint.serves("second"), CHANGED_S, "it starts by itself")
-    assert there.replicas("second") == {"second": [replica]}, "the very one that waited"
-    settled(there)
-    there.become(BASE)
-    settled(there)
+    place.declare(configured(model(OTHER), second, router={"replicas": ROUTERS}))
+    within(lambda: place.endpoint.serves("second"), CHANGED_S, "it starts by itself")
+    assert place.replicas("second") == {"second": [replica]}, "the very one that waited"
+    settled(place)
+    place.become(BASE)
+    settled(place)
 
 
 @pytest.mark.long
-def test_the_actors_memory_does_not_grow_with_requests(there: Place) -> None:
+def test_the_actors_memory_does_not_grow_with_requests(place: Place) -> None:
     fast = model("fast", max_num_seqs=64, simulated={"decode_step_s": 0.0, "kv_cache_tokens": 65_536})
-    there.become(configured(model(OTHER), fast, router={"replicas": ROUTERS}))
-    pid = actor(there)
+    place.become(configured(model(OTHER), fast, router={"replicas": ROUTERS}))
+    pid = actor(place)
     assert pid is not None
     process = psutil.Process(pid)
 
     def serve(requests: int) -> None:
         with ThreadPoolExecutor(CLIENTS) as clients:
-            answers = clients.map(lambda _: there.endpoint.ask("fast", 1).status, range(requests))
+            answers = clients.map(lambda _: place.endpoint.ask("fast", 1).status, range(requests))
             assert set(answers) == {200}
 
     serve(WARM_REQUESTS)
@@ -254,6 +254,6 @@ def test_the_actors_memory_does_not_grow_with_requests(there: Place) -> None:
     serve(REQUESTS)
     grown = process.memory_info().rss - before
     print(f"{before / 1e6:.1f} MB after {WARM_REQUESTS} requests, {grown / 1e6:+.1f} MB after {REQUESTS} more")
-    assert actor(there) == pid
+    assert actor(place) == pid
     assert grown < GROWN_BYTES
-    there.become(BASE)
+    place.become(BASE)

@@ -43,78 +43,82 @@ def config(*models: dict[str, Any]) -> dict[str, Any]:
     return {"models": list(models), "auth": {"keys": [{"key": KEY}]}, "quota": {"host_memory_share": share}}
 
 
-def until(there: Place, condition: Callable[[], Any], what: str) -> Any:
+def until(own_place: Place, condition: Callable[[], Any], goal: str) -> Any:
     deadline = time.monotonic() + STARTED_S
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: {there.status()}, {there.quota()}"
+        assert time.monotonic() < deadline, f"{goal}: {own_place.status()}, {own_place.quota()}"
         time.sleep(POLL_S)  # bound: STARTED_S
     return found
 
 
-def small(there: Place) -> bool:
+def small(own_place: Place) -> bool:
     """Whether both run, and the first with its smaller KV pool."""
-    found = (there.quota() or {"engines": []})["engines"]
+    found = (own_place.quota() or {"engines": []})["engines"]
     granted = {one["model"]: one["granted_bytes"] for one in found if one["state"] == "committed"}
     return len(found) == 2 and set(granted) == {"first", "second"} and granted["first"] < granted["second"]
 
 
-def core_of(there: Place, name: str) -> int:
+def core_of(own_place: Place, name: str) -> int:
     """The EngineCore process of a model's one replica."""
-    (replica,) = there.processes(deployment_of(name))
+    (replica,) = own_place.processes(deployment_of(name))
     (found,) = [one.pid for one in psutil.Process(replica).children(recursive=True) if title_of(one.pid) == CORE]
     return found
 
 
-def engines(there: Place) -> dict[str, Engine]:
-    return {one["model"]: one for one in (there.quota() or {"engines": []})["engines"]}
+def engines(own_place: Place) -> dict[str, Engine]:
+    return {one["model"]: one for one in (own_place.quota() or {"engines": []})["engines"]}
 
 
 @pytest.mark.long
 def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within_their_grants(tmp_path: Path) -> None:
     requires("linux")
     requires("vllm")
-    with place(tmp_path) as there:
-        there.declare(config(model("first", KV_GB)))
-        until(there, lambda: there.endpoint.serves("first"), "the first starts")
-        there.declare(config(model("first", KV_GB), model("second", KV_GB)))
-        (waiting,) = until(there, lambda: (there.quota() or {}).get("waiting"), "the second waits")
+    with place(tmp_path) as own_place:
+        own_place.declare(config(model("first", KV_GB)))
+        until(own_place, lambda: own_place.endpoint.serves("first"), "the first starts")
+        own_place.declare(config(model("first", KV_GB), model("second", KV_GB)))
+        (waiting,) = until(own_place, lambda: (own_place.quota() or {}).get("waiting"), "the second waits")
         assert (waiting["model"], waiting["state"]) == ("second", "blocked: memory")
         until(
-            there,
+            own_place,
             lambda: (
-                [one["state"] for one in there.status()["models"] if one["name"] == "second"] == ["blocked: memory"]
+                [one["state"] for one in own_place.status()["models"] if one["name"] == "second"] == ["blocked: memory"]
             ),
             "the status says so",
         )
-        assert there.endpoint.ask("first").status == 200
-        assert set(engines(there)) == {"first"}
+        assert own_place.endpoint.ask("first").status == 200
+        assert set(engines(own_place)) == {"first"}
 
-        there.declare(config(model("first", SMALL_GB), model("second", KV_GB)))
-        until(there, lambda: there.endpoint.serves("first") and there.endpoint.serves("second"), "both run")
-        until(there, lambda: small(there), "both hold what they are to have")
-        assert there.replicas("second") == {"second": [waiting["replica"]]}, "the very one that waited"
+        own_place.declare(config(model("first", SMALL_GB), model("second", KV_GB)))
+        until(own_place, lambda: own_place.endpoint.serves("first") and own_place.endpoint.serves("second"), "both run")
+        until(own_place, lambda: small(own_place), "both hold what they are to have")
+        assert own_place.replicas("second") == {"second": [waiting["replica"]]}, "the very one that waited"
         until_loaded = time.monotonic() + LOADED_S
         most: dict[str, int] = {}
         while time.monotonic() < until_loaded:
-            for name, one in engines(there).items():
-                assert there.endpoint.ask(name, 32).status == 200
-                most[name] = max(most.get(name, 0), one["measured_bytes"])
-        figures = there.quota()
+            for name, engine in engines(own_place).items():
+                assert own_place.endpoint.ask(name, 32).status == 200
+                most[name] = max(most.get(name, 0), engine["measured_bytes"])
+        figures = own_place.quota()
         assert figures is not None
-        granted = {name: one["granted_bytes"] for name, one in engines(there).items()}
+        granted = {name: one["granted_bytes"] for name, one in engines(own_place).items()}
         print(f"device {DEVICE_BYTES / GB:.2f} GB; granted and measured, GB: ", end="")
         print({name: (round(granted[name] / GB, 2), round(most[name] / GB, 2)) for name in granted})
         assert all(0 < most[name] <= granted[name] for name in ("first", "second"))
         assert sum(granted.values()) <= figures["total_bytes"]
         assert figures["alarms"] == []
 
-        replica = engines(there)["second"]["replica"]
+        replica = engines(own_place)["second"]["replica"]
         began = time.monotonic()
-        os.kill(core_of(there, "second"), signal.SIGKILL)
-        until(there, lambda: replica not in {one["replica"] for one in engines(there).values()}, "its grant is back")
+        os.kill(core_of(own_place, "second"), signal.SIGKILL)
+        until(
+            own_place,
+            lambda: replica not in {one["replica"] for one in engines(own_place).values()},
+            "its grant is back",
+        )
         back_s = time.monotonic() - began
         print(f"the grant of an engine whose EngineCore was killed was back after {back_s:.1f} s")
         assert back_s < EQUAL_S + LOOK_S
-        until(there, lambda: there.endpoint.serves("second"), "another one serves")
-        assert engines(there)["second"]["state"] == "committed"
-        assert set(engines(there)) == {"first", "second"}
+        until(own_place, lambda: own_place.endpoint.serves("second"), "another one serves")
+        assert engines(own_place)["second"]["state"] == "committed"
+        assert set(engines(own_place)) == {"first", "second"}

@@ -91,17 +91,17 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamStack]:
             },
         }
         with ExitStack() as ends, server.client() as client:
-            there = ends.enter_context(stacks.own(tmp_path_factory.mktemp("streamed"), config, name="streamed"))
-            yield StreamStack(there, client, ends)
+            own_stack = ends.enter_context(stacks.own(tmp_path_factory.mktemp("streamed"), config, name="streamed"))
+            yield StreamStack(own_stack, client, ends)
 
 
 def request(prompt: str, tokens: int = TOKENS, model: str = MODEL) -> str:
     return json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens})
 
 
-def used(there: Stack) -> Counter[str]:
+def used(own_stack: Stack) -> Counter[str]:
     """What the store has of rows."""
-    found = there.get("/admin/usage?by=model").json()["data"]
+    found = own_stack.get("/admin/usage?by=model").json()["data"]
     return Counter({name: one[name] for one in found for name in USED if one["model"] == f"{MODEL} (batch)"})
 
 
@@ -110,7 +110,7 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
         streamed.add(endpoint="/v1/completions", body=request(f"Say {number}"), id=f"order-{number}")
         for number in range(ENTRIES)
     ]
-    mine = streamed.add(endpoint="/v1/completions", body=request("Mine", 5), reply_to=MINE)
+    own = streamed.add(endpoint="/v1/completions", body=request("Mine", 5), reply_to=MINE)
     wrong = streamed.add(endpoint="/v1/completions", body=request("No", 5, model="unknown"))
     within(READ_S, lambda: len(streamed.entries(REPLIES)) > 0, True, "some are answered")
     in_flight = streamed.consumers()
@@ -125,7 +125,7 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
     replies = streamed.entries(REPLIES)
     assert answered() == {*ids, wrong}
     assert {one["status"] for one in replies if one["entry"] != wrong} == {"200"}
-    assert [(one["entry"], one["status"]) for one in streamed.entries(MINE)] == [(mine, "200")]
+    assert [(one["entry"], one["status"]) for one in streamed.entries(MINE)] == [(own, "200")]
     assert [(one["entry"], one["reason"][:3]) for one in streamed.entries(DEAD)] == [(wrong, "404")]
     tokens = Counter(json.loads(one["body"])["usage"]["completion_tokens"] for one in replies if one["entry"] != wrong)
     assert tokens.keys() == {TOKENS}

@@ -60,9 +60,9 @@ def test_the_comparison_itself_sees_one_wrong_token(reference: Reference) -> Non
     wrong[7] = (wrong[7] + 1) % 2000
 
     assert reference.compare(prompt, right).mismatch is None
-    told = reference.compare(prompt, wrong)
-    assert told.mismatch is not None
-    assert told.tokens == 7
+    reported = reference.compare(prompt, wrong)
+    assert reported.mismatch is not None
+    assert reported.tokens == 7
 
 
 def test_a_long_prompt_over_many_prefill_steps_equals_the_library_s(

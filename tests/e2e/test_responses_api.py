@@ -71,9 +71,9 @@ def test_events_of_a_stream_come_in_order_and_add_up(client: openai.OpenAI) -> N
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type in ("response.completed", "response.incomplete")
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert said == whole.output_text
-    assert events[-1].response.output_text == said
+    reported = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert reported == whole.output_text
+    assert events[-1].response.output_text == reported
     assert events[-1].response.usage.output_tokens == 12
 
 

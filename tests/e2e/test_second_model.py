@@ -90,8 +90,8 @@ class Steady:
         self._thread.join()
 
 
-def replicas(told: dict[str, Any]) -> dict[str, list[str]]:
-    return {one["name"]: [replica["id"] for replica in one["replicas"]] for one in told["models"]}
+def replicas(reported: dict[str, Any]) -> dict[str, list[str]]:
+    return {one["name"]: [replica["id"] for replica in one["replicas"]] for one in reported["models"]}
 
 
 def become(stack: Stack, models: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -112,14 +112,14 @@ def become(stack: Stack, models: list[dict[str, Any]]) -> dict[str, list[str]]:
             "models": [],
         }
     )
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     try:
         while (event := remote.event(START_S)) is not None and event["event"] != "end":
-            told = event
+            reported = event
     finally:
         remote.close()
-    assert told.get("state") == "running", told
-    return replicas(told)
+    assert reported.get("state") == "running", reported
+    return replicas(reported)
 
 
 @pytest.fixture(scope="module")

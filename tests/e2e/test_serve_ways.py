@@ -26,7 +26,7 @@ API_S = 30.0  # of one call of the REST interface
 
 
 @pytest.fixture(scope="module")
-def there(changing: Place) -> Place:
+def place(changing: Place) -> Place:
     return changing
 
 
@@ -38,11 +38,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def command(there: Place | None, *line: str, **more: str) -> subprocess.CompletedProcess[str]:
+def command(place: Place | None, *line: str, **more: str) -> subprocess.CompletedProcess[str]:
     """A Python module's command with what it takes to reach the cluster in its environment; without one, nothing."""
     return subprocess.run(
         [sys.executable, "-m", *line],
-        env=environment(there) | more,
+        env=environment(place) | more,
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -50,27 +50,27 @@ def command(there: Place | None, *line: str, **more: str) -> subprocess.Complete
     )
 
 
-def environment(there: Place | None) -> dict[str, str]:
+def environment(place: Place | None) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SERVE_APP_"))}
-    if there is None:
+    if place is None:
         return clean
-    return clean | there.cluster.environment() | {"RAY_DASHBOARD_ADDRESS": str(there.cluster.instance.dashboard_url)}
+    return clean | place.cluster.environment() | {"RAY_DASHBOARD_ADDRESS": str(place.cluster.instance.dashboard_url)}
 
 
 SERVE = "ray.serve.scripts"  # the `serve` command
 
 
-def declared(there: Place) -> dict[str, Any]:
+def declared(place: Place) -> dict[str, Any]:
     """`BASE` as Serve's own configuration, for this cluster's address."""
-    where = there.cluster.instance
+    where = place.cluster.instance
     text = export(parse(BASE), host=where.host, port=where.http_port, proxy_location="HeadOnly")
     config: dict[str, Any] = yaml.safe_load(text)
     return config
 
 
-def status_of(there: Place) -> dict[str, Any]:
+def status_of(place: Place) -> dict[str, Any]:
     """The application as `serve status` prints it."""
-    done = command(there, SERVE, "status")
+    done = command(place, SERVE, "status")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = yaml.safe_load(done.stdout)["applications"][APPLICATION]
     return found
@@ -79,9 +79,9 @@ def status_of(there: Place) -> dict[str, Any]:
 class Rest:
     """Serve's REST interface on the cluster's dashboard."""
 
-    def __init__(self, there: Place) -> None:
-        self._url = f"{there.cluster.instance.dashboard_url}/api/serve/applications/"
-        self._token = there.cluster.environment()["RAY_AUTH_TOKEN"]
+    def __init__(self, place: Place) -> None:
+        self._url = f"{place.cluster.instance.dashboard_url}/api/serve/applications/"
+        self._token = place.cluster.environment()["RAY_AUTH_TOKEN"]
 
     def headers(self, token: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {token}"} if token else {}
@@ -97,68 +97,68 @@ class Rest:
 
 
 def test_the_exported_configuration_holds_no_key_and_serve_deploy_runs_it(
-    there: Place, file: Path, tmp_path: Path
+    place: Place, file: Path, tmp_path: Path
 ) -> None:
-    where = ["--host", there.cluster.instance.host, "--port", str(there.cluster.instance.http_port), "--head-only"]
+    where = ["--host", place.cluster.instance.host, "--port", str(place.cluster.instance.http_port), "--head-only"]
     exported = command(None, "serve_app.cli", "export", "--config", str(file), *where)
     assert exported.returncode == 0, exported.stderr
     assert KEY not in exported.stdout
-    assert yaml.safe_load(exported.stdout) == declared(there)
+    assert yaml.safe_load(exported.stdout) == declared(place)
     target = tmp_path / "serve.yaml"
     target.write_text(exported.stdout)
-    refused = command(None, SERVE, "deploy", str(target), "--address", str(there.cluster.instance.dashboard_url))
+    refused = command(None, SERVE, "deploy", str(target), "--address", str(place.cluster.instance.dashboard_url))
     assert refused.returncode != 0  # without the token
     assert "AuthenticationError" in refused.stderr
-    done = command(there, SERVE, "deploy", str(target))
+    done = command(place, SERVE, "deploy", str(target))
     assert done.returncode == 0, done.stderr
-    there.wait_running(BASE)
-    there.wait_serving(STEADY, OTHER)
-    found = status_of(there)
+    place.wait_running(BASE)
+    place.wait_serving(STEADY, OTHER)
+    found = status_of(place)
     assert found["status"] == "RUNNING"
     assert set(found["deployments"]) == {ROUTER, deployment_of(STEADY), deployment_of(OTHER)}
     assert {one["status"] for one in found["deployments"].values()} == {"HEALTHY"}
 
 
-def test_the_rest_interface_asks_for_the_token_and_changes_what_is_named(there: Place) -> None:
-    there.become(BASE)
-    there.wait_serving(STEADY, OTHER)
-    before = there.replicas()
-    rest = Rest(there)
-    config = declared(there)
+def test_the_rest_interface_asks_for_the_token_and_changes_what_is_named(place: Place) -> None:
+    place.become(BASE)
+    place.wait_serving(STEADY, OTHER)
+    before = place.replicas()
+    rest = Rest(place)
+    config = declared(place)
     config["applications"][0]["args"]["models"].append(model("added"))
     assert rest.put_as(config, None).status_code == 401
     assert rest.put_as(config, "0" * 64).status_code == 403
-    assert there.endpoint.ask("added").status == 404
+    assert place.endpoint.ask("added").status == 404
     assert rest.put(config).status_code == 200
-    there.wait_running(configured(model(OTHER), model("added")))
-    assert there.endpoint.ask("added").status == 200
-    after = there.replicas()
+    place.wait_running(configured(model(OTHER), model("added")))
+    assert place.endpoint.ask("added").status == 200
+    after = place.replicas()
     assert len(after.pop("added")) == 1
     assert after == before
     assert rest.get()["applications"][APPLICATION]["status"] == "RUNNING"
 
 
 @pytest.mark.long
-def test_wrong_arguments_leave_the_running_application_serving_and_whole(there: Place) -> None:
+def test_wrong_arguments_leave_the_running_application_serving_and_whole(place: Place) -> None:
     """Serve builds an application after it has accepted it, so it is too late to refuse."""
-    there.become(BASE)
-    there.wait_serving(STEADY, OTHER)
-    before = there.replicas()
-    rest = Rest(there)
-    config = declared(there)
+    place.become(BASE)
+    place.wait_serving(STEADY, OTHER)
+    before = place.replicas()
+    rest = Rest(place)
+    config = declared(place)
     config["applications"][0]["args"]["models"][1]["unheard_of"] = 1
     assert rest.put(config).status_code == 200
-    state = there.wait(lambda state: state["state"] == "failed", "Serve gives up building it")
+    state = place.wait(lambda state: state["state"] == "failed", "Serve gives up building it")
     assert state["message"].endswith("models.1.unheard_of: unknown key")
     assert (state["models"], state["routers"]) == ([], [])  # what Serve shows of it: the documented price
-    assert there.endpoint.ask(OTHER).status == 200
-    process = there.process(deployment_of(OTHER))
+    assert place.endpoint.ask(OTHER).status == 200
+    process = place.process(deployment_of(OTHER))
     os.kill(process, signal.SIGKILL)  # a replica that dies is still replaced
-    there.wait(lambda _: there.processes(deployment_of(OTHER)) not in ([], [process]), "another replica")
-    assert there.endpoint.ask(OTHER).status == 200
-    assert rest.put(declared(there)).status_code == 200
-    there.wait_running(BASE)
-    after = there.replicas()
+    place.wait(lambda _: place.processes(deployment_of(OTHER)) not in ([], [process]), "another replica")
+    assert place.endpoint.ask(OTHER).status == 200
+    assert rest.put(declared(place)).status_code == 200
+    place.wait_running(BASE)
+    after = place.replicas()
     assert (after[STEADY], after["Router"]) == (before[STEADY], before["Router"])
 
 
@@ -176,26 +176,26 @@ def test_serve_build_prints_every_deployment_as_serve_is_asked_for_it(file: Path
 
 
 def test_serve_run_refuses_a_wrong_file_and_takes_over_with_a_right_one(
-    there: Place, file: Path, tmp_path: Path
+    place: Place, file: Path, tmp_path: Path
 ) -> None:
     """It builds before it connects. As Serve has it, Serve ends with it: the last test of this module, and the next
     module declares its configuration to a Serve that is not there."""
-    there.become(BASE)
-    there.wait_serving(STEADY, OTHER)
-    before = there.replicas()
+    place.become(BASE)
+    place.wait_serving(STEADY, OTHER)
+    before = place.replicas()
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("modles: []")
     line = [SERVE, "run", "--name", APPLICATION, "serve_app.app:build"]
-    refused = command(there, *line, f"config={wrong}")
+    refused = command(place, *line, f"config={wrong}")
     assert refused.returncode != 0
     assert f"{wrong}: modles: unknown key" in refused.stderr
-    assert there.replicas() == before
+    assert place.replicas() == before
     file.write_text(yaml.safe_dump(configured(model(OTHER), model("added"))))
     serve_run = interruptible([sys.executable, "-m", *line, f"config={file}"])
-    run = subprocess.Popen(serve_run, env=environment(there), stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(serve_run, env=environment(place), stdout=subprocess.DEVNULL)
     try:
-        there.wait_serving("added")
-        state = there.wait(lambda state: state["state"] == "running", "all of it runs")
+        place.wait_serving("added")
+        state = place.wait(lambda state: state["state"] == "running", "all of it runs")
         assert {name: ids for name, ids in running(state).items() if name != "added"} == before
         run.send_signal(signal.SIGINT)
         assert run.wait(COMMAND_S) == 0
@@ -203,5 +203,5 @@ def test_serve_run_refuses_a_wrong_file_and_takes_over_with_a_right_one(
         run.kill()
         run.wait(COMMAND_S)
     # the node's stand-in for Serve's HAProxy keeps the port for a while, and says so
-    gone = there.endpoint.ask(STEADY)
+    gone = place.endpoint.ask(STEADY)
     assert (gone.status, json.loads(gone.text)["error"]["code"]) == (503, "no_router")

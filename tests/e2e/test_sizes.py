@@ -18,7 +18,7 @@ ANSWER_WITHIN_S = 60.0  # reading eight megabytes takes a second; the bound is f
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_a_prompt_of_megabytes_is_told_the_model_s_limit(stack: Stack, path: str) -> None:
+def test_a_prompt_of_megabytes_is_given_the_model_s_limit(stack: Stack, path: str) -> None:
     body: dict[str, Any] = {"model": TINY}
     if path == "/v1/chat/completions":
         body["messages"] = [{"role": "user", "content": LONG_TEXT}]

@@ -76,9 +76,9 @@ async def receipts(client: httpx.AsyncClient, groups: dict[str, str]) -> list[Se
     answers = await asyncio.gather(*(client.get(f"/admin/requests/{request_id}") for request_id in groups))
     found = []
     for answer, group in zip(answers, groups.values(), strict=True):
-        told = answer.json()
-        granted = told["arrived"] + told["wait_s"]
-        found.append(Served(group, told["request_class"], told["arrived"], granted))
+        body = answer.json()
+        granted = body["arrived"] + body["wait_s"]
+        found.append(Served(group, body["request_class"], body["arrived"], granted))
     return found
 
 
@@ -105,12 +105,12 @@ def passed(found: Sequence[Served]) -> list[tuple[Served, Served, float]]:
 def rank_gap(found: Sequence[Served], first: str, second: str) -> float:
     """By how much the mean ranks of two groups in the order of grants differ, in standard deviations of that difference
     over all permutations, which is what a fair order is one of."""
-    order = sorted(found, key=lambda one: one.granted)
+    order = sorted(found, key=lambda answer: answer.granted)
     ranks = {name: [rank for rank, one in enumerate(order) if one.group == name] for name in (first, second)}
-    one, other = ranks.values()
+    item, other = ranks.values()
     count = len(order)
-    deviation = math.sqrt(count * (count + 1) / 12 * (1 / len(one) + 1 / len(other)))
-    return (sum(other) / len(other) - sum(one) / len(one)) / deviation
+    deviation = math.sqrt(count * (count + 1) / 12 * (1 / len(item) + 1 / len(other)))
+    return (sum(other) / len(other) - sum(item) / len(item)) / deviation
 
 
 def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exchange_anywhere(three: Stack) -> None:
@@ -152,7 +152,7 @@ class Ends:
         return max((after - before for before, after in itertools.pairwise(sorted(self.at))), default=0.0)
 
 
-def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
+def test_a_router_killed_with_requests_in_queue_costs_the_others_nothing_and_leaves_nothing(three: Stack) -> None:
     first, second, victim = all_routers(three)
     pid = process(three, victim)
     observer = Observer(first)
@@ -208,11 +208,11 @@ def test_a_router_killed_with_requests_in_line_costs_the_others_nothing_and_leav
 
 
 def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:
-    there = all_routers(three)
+    routers = all_routers(three)
     observers = [Observer(router) for router in all_routers(three)]
     ended = "serve_app_requests_total"
     before = observers[0].by_router(ended, model=MODEL)
-    for router in there:
+    for router in routers:
         assert router.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 1}).status_code == 200
     after = observers[0].by_router(ended, model=MODEL)
     assert [after[name] - before.get(name, 0) for name in after] == [1] * ROUTERS

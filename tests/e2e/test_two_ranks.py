@@ -27,13 +27,13 @@ def test_two_ranks_generate_what_one_generates(
 
     ties = 0
     for number, (prompt, two) in enumerate(zip(asked, answer["tokens"], strict=True)):
-        one = _one_rank(client, prompt)
-        assert len(one) == len(two) == ANSWER_TOKENS
+        alone = _one_rank(client, prompt)
+        assert len(alone) == len(two) == ANSWER_TOKENS
         comparison = reference.compare(prompt, two)
         assert comparison.mismatch is None, f"prompt {number}: {comparison.mismatch}"
         ties += comparison.ties
-        if comparison.ties == 0 == reference.compare(prompt, one).ties:
-            assert two == one
+        if comparison.ties == 0 == reference.compare(prompt, alone).ties:
+            assert two == alone
     record_property("ties", ties)
     print(f"{PROMPTS * ANSWER_TOKENS} tokens of two ranks equal those of one, {ties} of them ties")
 
@@ -43,7 +43,7 @@ def _one_rank(client: openai.OpenAI, prompt: list[int]) -> list[int]:
     answer = client.completions.create(
         model=TINY, prompt=prompt, max_tokens=ANSWER_TOKENS, temperature=0, extra_body=extra
     )
-    told = answer.choices[0].model_extra
-    assert told is not None
-    tokens: list[int] = told["token_ids"]
+    reported = answer.choices[0].model_extra
+    assert reported is not None
+    tokens: list[int] = reported["token_ids"]
     return tokens

@@ -110,11 +110,11 @@ def test_of_a_killed_router_every_answer_counts_and_what_was_cut_is_unsettled(th
         *asked, _ = await asyncio.gather(*loads, kill())
         return asked
 
-    one, other, dead = asyncio.run(scenario())
+    item, other, dead = asyncio.run(scenario())
     assert dead.broken
-    assert not one.broken + other.broken
+    assert not item.broken + other.broken
     all_routers(three)
-    answered = one.sums + other.sums + dead.sums
+    answered = item.sums + other.sums + dead.sums
     within(FOUND_S, lambda: (stored(three) - before)["requests"] >= answered["requests"] - CLIENTS, True, "its journal")
     found = stored(three) - before
     unsettled = found.pop("unsettled", 0)

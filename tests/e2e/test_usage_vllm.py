@@ -57,8 +57,8 @@ def test_what_is_counted_is_what_vllm_says_in_its_answers(
     prompt, cached, output = (sum(column) for column in zip(*found, strict=True))
     print(found)
     assert cached > 0
-    told = Counter(requests=len(found), prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
-    within(REPORTED_S, lambda: stored(stack, batch_key) - before, told, "the sums of the answers' own usage")
+    counter = Counter(requests=len(found), prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+    within(REPORTED_S, lambda: stored(stack, batch_key) - before, counter, "the sums of the answers' own usage")
 
 
 def test_a_stream_that_its_client_leaves_counts_with_its_prompt_and_what_was_generated(

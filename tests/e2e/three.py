@@ -91,26 +91,26 @@ def three(state_dir: Path) -> Iterator[Stack]:
         yield started
 
 
-def processes(there: Stack, title: str) -> list[int]:
+def processes(target: Stack, title: str) -> list[int]:
     """Of the stack, those whose titles begin so."""
-    assert there.cluster is not None
-    return titled(there.cluster.pids(), title)
+    assert target.cluster is not None
+    return titled(target.cluster.pids(), title)
 
 
-def routers(there: Stack) -> list[Stack]:
+def routers(target: Stack) -> list[Stack]:
     """Each router by its own port, beside the endpoint."""
-    ports = {one.port for one in listening_ports(processes(there, ROUTER))}
-    return [replace(there, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
+    ports = {one.port for one in listening_ports(processes(target, ROUTER))}
+    return [replace(target, base_url=f"http://127.0.0.1:{port}") for port in sorted(ports) if http_status(port) == 401]
 
 
-def process(there: Stack, router: Stack) -> int:
+def process(target: Stack, router: Stack) -> int:
     """The process of the router with this address."""
     port = int(router.base_url.rpartition(":")[2])
-    (pid,) = {one.pid for one in listening_ports(processes(there, ROUTER)) if one.port == port}
+    (pid,) = {one.pid for one in listening_ports(processes(target, ROUTER)) if one.port == port}
     return pid
 
 
-def all_routers(there: Stack) -> list[Stack]:
+def all_routers(target: Stack) -> list[Stack]:
     """The same once all of them are there."""
-    within(RESTART_S, lambda: len(routers(there)), ROUTERS, "routers")
-    return routers(there)
+    within(RESTART_S, lambda: len(routers(target)), ROUTERS, "routers")
+    return routers(target)

@@ -55,9 +55,9 @@ def _levels(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         _of(objects),
         _of(arrays),
         _of(joined),
-        st.builds(lambda one, other: {**one, **other}, _of(objects), _of({name: joined[name] for name in joined})),
+        st.builds(lambda first, other: {**first, **other}, _of(objects), _of({name: joined[name] for name in joined})),
         st.builds(
-            lambda one, other, kinds: {**one, **other, "type": kinds},
+            lambda first, other, kinds: {**first, **other, "type": kinds},
             _of(objects),
             _of(arrays),
             st.lists(TYPES, min_size=1, max_size=3, unique=True),

@@ -64,11 +64,11 @@ def pieces(operation: Operation, body: dict[str, Any], **changes: Any) -> list[F
     async def collect(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Frame]:
         return [piece async for piece in engine.run(submit(operation, body))]
 
-    told: list[Frame] = run(collect, **changes)
-    assert told[0].status
-    assert all(piece.status == 0 for piece in told[1:])
-    assert [piece.usage is not None for piece in told] == [False] * (len(told) - 1) + [True]
-    return told
+    reported: list[Frame] = run(collect, **changes)
+    assert reported[0].status
+    assert all(piece.status == 0 for piece in reported[1:])
+    assert [piece.usage is not None for piece in reported] == [False] * (len(reported) - 1) + [True]
+    return reported
 
 
 def document(operation: Operation, body: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def document(operation: Operation, body: dict[str, Any], **changes: Any) -> dict
     return dict(json.loads(piece.body))
 
 
-def events(told: list[Frame]) -> list[dict[str, Any]]:
+def events(reported: list[Frame]) -> list[dict[str, Any]]:
     """The JSON of every SSE event, the closing `[DONE]` checked and left out."""
-    assert (told[0].status, told[0].media) == (200, "sse")
-    lines = b"".join(piece.body for piece in told).split(b"\n\n")
+    assert (reported[0].status, reported[0].media) == (200, "sse")
+    lines = b"".join(piece.body for piece in reported).split(b"\n\n")
     assert lines[-2:] == [b"data: [DONE]", b""]
     return [json.loads(line.removeprefix(b"data: ")) for line in lines[:-2]]

@@ -62,7 +62,7 @@ def test_every_request_ends_and_there_are_never_two_batches_at_once(
 
         inner.run = watched  # type: ignore[method-assign]
 
-        async def one(number: int, asked: dict[str, Any]) -> str:
+        async def ask(number: int, asked: dict[str, Any]) -> str:
             await asyncio.sleep(asked["arrives"])  # made up
             wanted = submit(number, asked["seconds"], fails=asked["fails"], prompt=asked["prompt"])
             try:
@@ -83,7 +83,7 @@ def test_every_request_ends_and_there_are_never_two_batches_at_once(
                 inner.die()
                 engine.fail()  # as the replica that notices it
 
-        tasks = [asyncio.create_task(one(number, asked)) for number, asked in enumerate(requests)]
+        tasks = [asyncio.create_task(ask(number, asked)) for number, asked in enumerate(requests)]
         beside = [asyncio.create_task(changes()), asyncio.create_task(death())]
         await asyncio.sleep(9.0)  # made up: after all arrivals
         engine.close()

@@ -44,13 +44,13 @@ class Anything(TypedDict, total=False):
 
 
 class Talk(BaseModel):
-    said: list[Asking | Answering]
+    turns: list[Asking | Answering]
     level: int | Literal["high"] = 0
     tags: dict[str, int] = Field(default_factory=dict)
 
 
 class LooseTalk(BaseModel):
-    said: list[Asking | Answering | Anything]
+    turns: list[Asking | Answering | Anything]
 
 
 class Ask(BaseModel):
@@ -69,7 +69,7 @@ ASKS = FaultFinder(Ask | AskMany)
 
 
 @pytest.mark.parametrize(
-    ("said", "path", "message"),
+    ("reported", "path", "message"),
     [
         ({"role": "asking", "parts": [{"type": "picture"}]}, ("parts", 0, "url"), "Field required"),
         (
@@ -87,21 +87,21 @@ ASKS = FaultFinder(Ask | AskMany)
         (5, (), "Input should be an object"),
     ],
 )
-def test_a_fault_is_of_the_branch_that_fits_best(said: Any, path: tuple[Any, ...], message: str) -> None:
-    fault = TALK.find({"said": [{"role": "answering", "parts": "a"}, said]})
+def test_a_fault_is_of_the_branch_that_fits_best(reported: Any, path: tuple[Any, ...], message: str) -> None:
+    fault = TALK.find({"turns": [{"role": "answering", "parts": "a"}, reported]})
     assert fault is not None
-    assert fault.path == ("said", 1, *path)
+    assert fault.path == ("turns", 1, *path)
     assert message in fault.message
 
 
 def test_what_a_lenient_branch_takes_is_no_fault() -> None:
     """The role is any text there, and a part any object."""
-    said = {"role": "other", "parts": [{"type": "none"}], "mood": "good"}
-    body = {"said": [{"role": "asking", "parts": "a", "note": "b"}, said]}
+    reported = {"role": "other", "parts": [{"type": "none"}], "mood": "good"}
+    body = {"turns": [{"role": "asking", "parts": "a", "note": "b"}, reported]}
     assert LOOSE_TALK.find(body) is None
     fault = LOOSE_TALK.find(body, by_kind=True)
     assert fault is not None
-    assert (fault.path, fault.message) == (("said", 1, "parts", 0, "type"), "Input should be 'words' or 'picture'")
+    assert (fault.path, fault.message) == (("turns", 1, "parts", 0, "type"), "Input should be 'words' or 'picture'")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_what_a_lenient_branch_takes_is_no_fault() -> None:
             ("level",),
             "Input should be a valid integer, unable to parse string as an integer or 'high'",
         ),
-        ({"said": [], "tags": {"a": 1, "b": "c"}}, ("tags", "b"), "Input should be a valid integer"),
-        ({"tags": {}}, ("said",), "Field required"),
+        ({"turns": [], "tags": {"a": 1, "b": "c"}}, ("tags", "b"), "Input should be a valid integer"),
+        ({"tags": {}}, ("turns",), "Field required"),
     ],
 )
 def test_what_is_wrong_counts_before_what_is_missing(body: dict[str, Any], path: tuple[Any, ...], message: str) -> None:
@@ -142,6 +142,6 @@ def test_of_several_models_the_one_counts_whose_fields_the_body_has(
 
 
 def test_a_body_with_many_wrong_entries_has_the_errors_of_the_first() -> None:
-    fault = TALK.find({"said": [{"role": "asking", "parts": [5] * 10_000}] * 100})
+    fault = TALK.find({"turns": [{"role": "asking", "parts": [5] * 10_000}] * 100})
     assert fault is not None
-    assert fault.path == ("said", 0, "parts", 0)
+    assert fault.path == ("turns", 0, "parts", 0)

@@ -79,7 +79,7 @@ def _dumped(made: BaseModel) -> Any:
         return str(error)
 
 
-@pytest.mark.parametrize(("operation", "model"), MODEL_OF, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(("operation", "model"), MODEL_OF, ids=lambda parameter: getattr(parameter, "__name__", None))
 def test_many_wrong_entries_make_as_many_errors_as_a_few(operation: Operation, model: Any) -> None:
     wrong = 0
     for few, many in zip(wrong_bodies(model, FEW), wrong_bodies(model, MANY), strict=True):
@@ -89,7 +89,7 @@ def test_many_wrong_entries_make_as_many_errors_as_a_few(operation: Operation, m
     assert wrong > len(WRONG)
 
 
-@pytest.mark.parametrize(("operation", "model"), MODEL_OF, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(("operation", "model"), MODEL_OF, ids=lambda parameter: getattr(parameter, "__name__", None))
 def test_a_body_is_valid_or_first_wrong_as_vllm_s_own_model_says(operation: Operation, model: Any) -> None:
     for body in wrong_bodies(model, FEW):
         own = OWN[operation] if operation in OWN else OWN[score_form(body)]

@@ -189,13 +189,13 @@ WRONG: list[tuple[Operation, dict[str, Any], str, str]] = [
 def read(value: Any) -> None:
     """Read all that is validated late, as vLLM does."""
     if isinstance(value, BaseModel):
-        for _, one in value:
-            read(one)
+        for _, inner in value:
+            read(inner)
     elif isinstance(value, dict):
         read(list(value.values()))
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for one in value:
-            read(one)
+        for inner in value:
+            read(inner)
 
 
 def refusal(submit: Submit) -> dict[str, Any]:
@@ -204,10 +204,10 @@ def refusal(submit: Submit) -> dict[str, Any]:
         read(serving.request_of(submit, True))
     error = caught.value
     if isinstance(error, ValidationError):
-        said = serving.validation_error(error, submit)
+        reported = serving.validation_error(error, submit)
     else:
-        said = serving.error_response(error, submit)
-    frame = serving.refusal(said, submit)
+        reported = serving.error_response(error, submit)
+    frame = serving.refusal(reported, submit)
     assert frame.status == 400
     return dict(json.loads(frame.body)["error"])
 
@@ -364,8 +364,8 @@ def test_an_error_of_rendering_names_the_path_too(
 ) -> None:
     runner, rendering = reader
     submit = Submit(1, "r", operation, {"model": "m", **body})
-    said = runner.run(rendering.read(submit))
-    assert isinstance(said, ErrorResponse), said
-    error = json.loads(serving.refusal(said, submit).body)["error"]
+    reported = runner.run(rendering.read(submit))
+    assert isinstance(reported, ErrorResponse), reported
+    error = json.loads(serving.refusal(reported, submit).body)["error"]
     assert error["param"] == param, error
     assert message in error["message"]

@@ -204,7 +204,7 @@ def test_a_running_whole_answer_tells_what_this_run_has_produced(continued: Any,
     ],
     ids=["ended", "others", "choices", "choice", "prompts", "not_begun", "logprobs", "prompt_logprobs"],
 )
-def test_what_could_not_be_taken_on_is_not_told(states: list[Any], recorder: TokenRecorder) -> None:
+def test_what_could_not_be_taken_on_is_not_reported(states: list[Any], recorder: TokenRecorder) -> None:
     assert continuing.produced(engine_with(*states), recorder) == Unsent([])
 
 

@@ -82,11 +82,11 @@ def streamed(tokenizer: Any, request: ChatCompletionRequest, text: str) -> tuple
     made = parser(tokenizer, request)
     content = ""
     calls = dict[int, list[str]]()
-    told = ""
+    reported = ""
     for number, token in enumerate(tokens, 1):
         now = tokenizer.decode(tokens[:number])
-        delta = made.parse_delta(now[len(told) :], [token], request, [1], finished=number == len(tokens))
-        told = now
+        delta = made.parse_delta(now[len(reported) :], [token], request, [1], finished=number == len(tokens))
+        reported = now
         content += (delta and delta.content) or ""
         for call in (delta and delta.tool_calls) or ():
             known = calls.setdefault(call.index, ["", ""])

@@ -26,7 +26,7 @@ SOON_S = 5.0  # for what takes milliseconds on an idle machine
 LONG = 5000  # tokens: 5 s at the fake's rate
 
 
-def test_each_router_is_told_the_slots_of_the_engine_and_that_it_drains() -> None:
+def test_each_router_is_given_the_slots_of_the_engine_and_that_it_drains() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         first = await Peer.enter(replica, "first")
@@ -60,8 +60,8 @@ def test_what_an_engine_of_another_model_has_begun_is_not_continued(fingerprint:
         frames = list[Frame]()
         await replica.engine.run(first, frames.append)
         groups = [group for frame in frames for group in frame.groups]
-        told = own if fingerprint == "its own" else fingerprint
-        again = Submit(2, "r", Operation.COMPLETION, body, groups=groups[:1], events=1, fingerprint=told)
+        reported = own if fingerprint == "its own" else fingerprint
+        again = Submit(2, "r", Operation.COMPLETION, body, groups=groups[:1], events=1, fingerprint=reported)
         if fingerprint == "another":
             with pytest.raises(EngineFailed, match="another model") as refused:
                 await replica.engine.run(again, frames.append)
@@ -169,11 +169,11 @@ def test_serve_ends_a_replica_by_del_and_the_garbage_collector_does_not_call_it_
         await replica.__del__()
         with pytest.raises(EngineFailed):
             await backend.check_health()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             del replica
             gc.collect()
-        assert not [one for one in told if "never awaited" in str(one.message)]
+        assert not [one for one in reported if "never awaited" in str(one.message)]
 
     asyncio.run(scenario())
 
@@ -203,7 +203,7 @@ def test_a_replica_that_has_to_drain_while_its_engine_starts_takes_no_request(mo
         monkeypatch.setattr(backend, "start", draining_start)
         monkeypatch.setattr(deployment, "make_backend", lambda settings: backend)
         await replica.__init__({"name": "m", "engine": "simulated"})
-        assert replica.wire.slots == NO_SLOTS
+        assert replica.server.slots == NO_SLOTS
         replica.draining.cancel()  # it would end this process
         replica.watching.cancel()
         await backend.shutdown()
@@ -241,10 +241,10 @@ def test_a_frozen_engine_ends_its_replica_by_itself_whether_serve_asks_or_not(
 
 
 @pytest.mark.parametrize("kind", [EngineFailed, RuntimeError])
-def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
+def test_a_client_is_informed_of_an_engines_death_in_a_plain_sentence(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch, ended: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "the engine died: EngineCore encountered an issue. See stack trace (above) for the root cause."
+    reported = "the engine died: EngineCore encountered an issue. See stack trace (above) for the root cause."
 
     async def scenario() -> None:
         replica: Any = object.__new__(deployment.EngineReplica)
@@ -253,7 +253,7 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
 
         async def dies(submit: Submit) -> Any:
             monkeypatch.setattr(type(backend), "alive", property(lambda self: False))
-            raise kind(said)
+            raise kind(reported)
             yield
 
         monkeypatch.setattr(backend, "run", dies)
@@ -265,11 +265,11 @@ def test_a_client_is_told_of_an_engines_death_in_a_plain_sentence(
         await backend.shutdown()
 
     asyncio.run(scenario())
-    assert said in caplog.text  # the operator's log has it
+    assert reported in caplog.text  # the operator's log has it
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_an_engine_that_died_ends_its_replica_and_operators_are_told_why(
+def test_an_engine_that_died_ends_its_replica_and_operators_are_informed_why(
     is_asked: bool, monkeypatch: pytest.MonkeyPatch, ended: list[int]
 ) -> None:
     monkeypatch.setattr(deployment, "LAST_FRAMES_S", 0.01)
@@ -288,9 +288,9 @@ def test_an_engine_that_died_ends_its_replica_and_operators_are_told_why(
         replica.backend.sleep = crash
         submit = Submit(1, "r", Operation.COMPLETION, {"model": "m", "prompt": "a", "max_tokens": 5})
         if is_asked:
-            with pytest.raises(EngineFailed) as told:
+            with pytest.raises(EngineFailed) as reported:
                 await replica.run(submit, lambda frame: None)
-            assert told.value.message == deployment.DIED, "which is all that a tenant is told"
+            assert reported.value.message == deployment.DIED, "which is all that a tenant is told"
         else:
             with pytest.raises(EngineFailed):
                 await anext(replica.backend.run(submit))

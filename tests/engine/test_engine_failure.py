@@ -32,16 +32,16 @@ def test_the_cause_is_taken_from_the_log_where_vllm_only_says_that_it_failed(tmp
 
 
 def test_an_error_of_this_process_is_its_own_cause(tmp_path: Path) -> None:
-    told = start_failure(
+    reported = start_failure(
         "m", OSError("org/x is not a local folder and is not a valid model identifier\nmore"), tmp_path
     )
-    assert told.message == (
+    assert reported.message == (
         "m did not start: OSError: org/x is not a local folder and is not a valid model identifier; "
         f"check models[].path: an id at the hub or a folder; log: {tmp_path}"
     )
 
 
-def test_of_vllm_s_own_checks_the_cause_is_told_and_not_their_number(tmp_path: Path) -> None:
+def test_of_vllm_s_own_checks_the_cause_is_reported_and_not_their_number(tmp_path: Path) -> None:
     class Config(pydantic.BaseModel):
         ranks: int
 
@@ -92,7 +92,7 @@ def test_a_cause_is_a_line_that_ends_a_traceback(line: str, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "helps"),
+    ("reported", "helps"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory.", "lower kv_cache_gb"),
         ("GatedRepoError: 401 Client Error. Cannot access gated repo", "accept the model's licence"),
@@ -100,9 +100,9 @@ def test_a_cause_is_a_line_that_ends_a_traceback(line: str, cause: str) -> None:
         ("ValueError: nobody knows this", ""),
     ],
 )
-def test_what_helps_is_named_where_it_is_known(said: str, helps: str) -> None:
-    assert remedy(said).startswith(helps) or helps in remedy(said)
-    assert bool(remedy(said)) == bool(helps)
+def test_what_helps_is_named_where_it_is_known(reported: str, helps: str) -> None:
+    assert remedy(reported).startswith(helps) or helps in remedy(reported)
+    assert bool(remedy(reported)) == bool(helps)
 
 
 SEEN = EngineFailed("the engine died: EngineCore has ended")
@@ -121,7 +121,7 @@ WORKER = """\
 
 
 @pytest.mark.parametrize(
-    ("logged", "told"),
+    ("logged", "reported"),
     [
         (
             REQUESTS + OUT_OF_MEMORY,
@@ -135,12 +135,12 @@ WORKER = """\
         (REQUESTS, SEEN.message),
     ],
 )
-def test_a_later_death_is_told_by_what_the_engine_logged_of_it_and_by_no_request_s_error(
-    logged: str, told: str, tmp_path: Path
+def test_a_later_death_is_reported_by_what_the_engine_logged_of_it_and_by_no_request_s_error(
+    logged: str, reported: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "worker.err"
     log.write_text(logged)
-    assert death(SEEN, log) == f"{told}; log: {log}"
+    assert death(SEEN, log) == f"{reported}; log: {log}"
 
 
 def test_a_signal_that_ended_an_engine_is_named() -> None:

@@ -46,7 +46,7 @@ def test_every_kind_is_compiled(compiler: Compiler, grammar: Grammar) -> None:
     assert verdict.size_bytes > 0
 
 
-def test_what_is_no_grammar_is_told_with_the_reason(compiler: Compiler) -> None:
+def test_what_is_no_grammar_is_reported_with_the_reason(compiler: Compiler) -> None:
     verdict = compiler.compile(Grammar("ebnf", "root ::= missing"))
 
     assert "missing" in verdict.refusal

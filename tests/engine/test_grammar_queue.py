@@ -167,7 +167,7 @@ def test_a_large_one_is_refused_before_the_queue() -> None:
     run(main)
 
 
-def test_a_compiler_that_went_is_told_to_who_asked_and_the_next_is_compiled() -> None:
+def test_a_compiler_that_went_is_reported_to_who_asked_and_the_next_is_compiled() -> None:
     async def main(compiler: FakeCompiler, grammars: GrammarQueue) -> None:
         first, second = asks(grammars, "t", "1", "2")
         await settled()

@@ -34,7 +34,7 @@ def asked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int,
     helper.end()
 
 
-def test_a_question_at_which_the_child_ends_is_asked_as_often_as_said(asked: tuple[int, HelperProcess, Path]) -> None:
+def test_a_question_at_which_the_child_ends_is_asked_as_often_as_given(asked: tuple[int, HelperProcess, Path]) -> None:
     tries, helper, noted = asked
     assert helper.ask(b"one") == b"ONE"
     with pytest.raises(Unavailable) as caught:

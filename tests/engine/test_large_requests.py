@@ -248,10 +248,10 @@ def test_a_small_request_whose_schema_costs_much_is_read_by_the_process(
     kinds = [{"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]} for n in range(120)]
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"oneOf": kinds}}}
     asked = submit(Operation.CHAT, messages=CHAT[:1], max_tokens=5, response_format=wanted)
-    there: list[bytes] = []
+    arrived: list[bytes] = []
 
     def ask(question: bytes) -> bytes:
-        there.append(question)
+        arrived.append(question)
         return helper.ask(question)
 
     async def main() -> None:
@@ -264,7 +264,7 @@ def test_a_small_request_whose_schema_costs_much_is_read_by_the_process(
         answered = await serving.answer(engine, state, asked, True, large)  # type: ignore[arg-type]
         assert isinstance(answered, BaseModel)
         assert not isinstance(answered, ErrorResponse)
-        assert len(there) == len(engine.prompts) == 1
+        assert len(arrived) == len(engine.prompts) == 1
 
     asyncio.run(main())
 

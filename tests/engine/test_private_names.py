@@ -47,7 +47,7 @@ def test_a_private_name_is_where_it_was(name: PrivateName) -> None:
         (PrivateName("vllm.v1.core.sched.utils", "check_stop", ("x",)), "vllm.v1.core.sched.utils.check_stop: x"),
     ],
 )
-def test_a_name_that_has_moved_is_told(name: PrivateName, lacking: str) -> None:
+def test_a_name_that_has_moved_is_reported(name: PrivateName, lacking: str) -> None:
     assert missing([name]) == [lacking]
 
 

@@ -128,10 +128,10 @@ def test_a_tenants_text_is_rendered_among_the_many_of_another(renderer: Any) -> 
         all_are_there = threading.Event()
         held = asyncio.get_running_loop().run_in_executor(vars(renderer)["_executor"], all_are_there.wait, SOON_S)
         many = [asyncio.create_task(render("many", "a b c")) for _ in range(200)]
-        one = asyncio.create_task(render("one", "a"))
+        first = asyncio.create_task(render("one", "a"))
         await asyncio.sleep(0)  # they are submitted
         all_are_there.set()
-        await asyncio.gather(held, one, *many)
+        await asyncio.gather(held, first, *many)
 
     asyncio.run(both())
     assert ended.index("one") < 3, "whatever the thread has done before it is of the others"

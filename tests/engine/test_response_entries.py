@@ -46,12 +46,12 @@ def logprobs(tokens: int) -> list[Logprob]:
     draw = random.Random(7)
     values = [1e-9, -9999.0, -0.0, -1.25, *(-draw.random() for _ in range(9))]
 
-    def one(number: int) -> dict[str, Any]:
+    def entry(number: int) -> dict[str, Any]:
         text = ("é", "\n", '"', "a", "�")[number % 5]
         return {"token": text, "logprob": draw.choice(values), "bytes": list(text.encode())}
 
     return [
-        Logprob(**one(number), top_logprobs=[LogprobTopLogprob(**one(other)) for other in range(EACH)])
+        Logprob(**entry(number), top_logprobs=[LogprobTopLogprob(**entry(other)) for other in range(EACH)])
         for number in range(tokens)
     ]
 

@@ -133,7 +133,7 @@ def test_a_group_that_need_not_be_there_is_there_as_a_whole(first: str, last: st
 
 
 @pytest.mark.parametrize(("schema", "forbidden", "allowed"), REWRITTEN, ids=range(len(REWRITTEN)))
-def test_what_can_be_said_in_other_words_is_enforced(
+def test_what_other_keywords_can_express_is_enforced(
     schema: dict[str, Any], forbidden: str | None, allowed: str
 ) -> None:
     if forbidden is None:

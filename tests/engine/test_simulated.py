@@ -24,8 +24,8 @@ from tests.engine.simulated_engine import CREATED, HELLO, MadeUpTime, document, 
 
 def test_streamed_chat_is_what_the_openai_sdk_expects() -> None:
     body = HELLO | {"stream": True, "max_tokens": 5, "stream_options": {"include_usage": True}}
-    told = pieces(Operation.CHAT, body)
-    chunks = [ChatCompletionChunk.model_validate(event, strict=True) for event in events(told)]
+    reported = pieces(Operation.CHAT, body)
+    chunks = [ChatCompletionChunk.model_validate(event, strict=True) for event in events(reported)]
     assert {(c.id, c.model, c.created, c.object) for c in chunks} == {("id-0", "sim", CREATED, "chat.completion.chunk")}
     *spoken, last = chunks
     assert spoken[0].choices[0].delta.role == "assistant"
@@ -35,16 +35,16 @@ def test_streamed_chat_is_what_the_openai_sdk_expects() -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (3, 5, 8)
-    assert told[-1].usage == TokenUsage(3, 5, 0, "length")
+    assert reported[-1].usage == TokenUsage(3, 5, 0, "length")
 
 
 def test_token_groups_are_the_tokens_of_the_text() -> None:
-    told = pieces(Operation.CHAT, HELLO | {"stream": True, "max_tokens": 9})
-    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events(told))
-    groups = [group for piece in told for group in piece.groups]
-    assert all(len(piece.groups) == 1 for piece in told)  # so that pieces can be counted when groups are replayed
+    reported = pieces(Operation.CHAT, HELLO | {"stream": True, "max_tokens": 9})
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events(reported))
+    groups = [group for piece in reported for group in piece.groups]
+    assert all(len(piece.groups) == 1 for piece in reported)  # so that pieces can be counted when groups are replayed
     assert [token for choice, *tokens in groups for token in tokens] == WordTokenizer().encode(text)
-    assert "usage" not in events(told)[-1]  # nobody asked for it
+    assert "usage" not in events(reported)[-1]  # nobody asked for it
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 3}, {"stop": ["ba", "ko", "ri"]}], ids=["plain", "n", "stop"])
@@ -145,16 +145,18 @@ IGNORED: dict[str, Any] = {
 @pytest.mark.parametrize("field", IGNORED)
 def test_a_field_that_is_ignored_is_named_in_the_answer(field: str, stream: bool) -> None:
     body = HELLO | {"max_tokens": 3, "stream": stream, field: IGNORED[field]}
-    told = events(pieces(Operation.CHAT, body)) if stream else [document(Operation.CHAT, body)]
-    assert [one["warnings"] for one in told if "warnings" in one] == [[f"the simulated engine ignores {field}"]]
-    assert told[-1]["choices"][0]["finish_reason"] == "length"
+    reported = events(pieces(Operation.CHAT, body)) if stream else [document(Operation.CHAT, body)]
+    assert [one["warnings"] for one in reported if "warnings" in one] == [[f"the simulated engine ignores {field}"]]
+    assert reported[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_what_asks_for_nothing_or_has_its_effect_is_no_warning() -> None:
     nothing = dict.fromkeys(IGNORED) | {"tools": [], "tool_choice": "auto", "logprobs": False}
     quiet = {"temperature": 0, "top_p": 1, "seed": 5, "user": "u", "stop": "zzz", "ignore_eos": True, "n": 2}
-    told = document(Operation.CHAT, HELLO | {"max_tokens": 3} | nothing | quiet | {"response_format": {"type": "text"}})
-    assert "warnings" not in told
+    reported = document(
+        Operation.CHAT, HELLO | {"max_tokens": 3} | nothing | quiet | {"response_format": {"type": "text"}}
+    )
+    assert "warnings" not in reported
     assert {"tools", "response_format", "logprobs"} <= FORWARDED - QUIET
     assert QUIET <= FORWARDED, "a name that no client can send"
 
@@ -211,14 +213,14 @@ def test_any_text_survives_tokenize_and_detokenize(text: str) -> None:
 
 def test_tokenize_and_detokenize_routes() -> None:
     async def there_and_back(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        told = [p async for p in engine.run(submit(Operation.TOKENIZE, {"prompt": "one  two "}))]
-        answer = json.loads(told[0].body)
+        reported = [p async for p in engine.run(submit(Operation.TOKENIZE, {"prompt": "one  two "}))]
+        answer = json.loads(reported[0].body)
         assert (answer["count"], answer["max_model_len"]) == (2, info.max_model_len)
-        told = [p async for p in engine.run(submit(Operation.DETOKENIZE, {"tokens": [*answer["tokens"], 1]}))]
-        assert json.loads(told[0].body) == {"prompt": "one  two \N{REPLACEMENT CHARACTER}"}
+        reported = [p async for p in engine.run(submit(Operation.DETOKENIZE, {"tokens": [*answer["tokens"], 1]}))]
+        assert json.loads(reported[0].body) == {"prompt": "one  two \N{REPLACEMENT CHARACTER}"}
         assert engine.load().steps == 0
-        told = [p async for p in engine.run(submit(Operation.TOKENIZE, HELLO))]
-        assert json.loads(told[0].body)["count"] == 3  # as many as a chat of it counts
+        reported = [p async for p in engine.run(submit(Operation.TOKENIZE, HELLO))]
+        assert json.loads(reported[0].body)["count"] == 3  # as many as a chat of it counts
 
     run(there_and_back)
 
@@ -227,10 +229,10 @@ def test_scores_are_the_cosines_of_embeddings() -> None:
     texts = ["one two", "three", "three"]
     vectors = [row["embedding"] for row in document(Operation.EMBEDDING, {"input": texts}, task="embed")["data"]]
     cosines = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors]
-    told = document(Operation.SCORE, {"queries": texts[0], "documents": texts}, task="embed")
-    assert [(row["index"], row["object"]) for row in told["data"]] == [(0, "score"), (1, "score"), (2, "score")]
-    assert [row["score"] for row in told["data"]] == pytest.approx(cosines)
-    assert told["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    reported = document(Operation.SCORE, {"queries": texts[0], "documents": texts}, task="embed")
+    assert [(row["index"], row["object"]) for row in reported["data"]] == [(0, "score"), (1, "score"), (2, "score")]
+    assert [row["score"] for row in reported["data"]] == pytest.approx(cosines)
+    assert reported["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
     pairs = document(Operation.SCORE, {"text_1": texts[:2], "text_2": texts[1:]}, task="embed")
     assert [row["score"] for row in pairs["data"]] == pytest.approx([cosines[1], 1.0])
 
@@ -238,13 +240,13 @@ def test_scores_are_the_cosines_of_embeddings() -> None:
 @pytest.mark.parametrize(("top_n", "count"), [(0, 3), (2, 2), (9, 3)])
 def test_a_rerank_gives_the_best_documents_the_best_first(top_n: int, count: int) -> None:
     body = {"query": "one", "documents": ["two", "one", "three"], "top_n": top_n}
-    told = document(Operation.RERANK, body, task="embed")
-    scores = [row["relevance_score"] for row in told["results"]]
+    reported = document(Operation.RERANK, body, task="embed")
+    scores = [row["relevance_score"] for row in reported["results"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == count
     first = {"index": 1, "document": {"text": "one", "multi_modal": None}, "relevance_score": pytest.approx(1.0)}
-    assert told["results"][0] == first
-    assert told["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert reported["results"][0] == first
+    assert reported["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -267,11 +269,11 @@ def test_a_rerank_that_cannot_be_answered_names_its_field(body: dict[str, Any], 
 
 def test_embeddings_are_unit_vectors_in_both_encodings() -> None:
     body = {"input": ["one two", "three", "three"], "encoding_format": "float"}
-    told = CreateEmbeddingResponse.model_validate(document(Operation.EMBEDDING, body, task="embed"), strict=True)
-    vectors = [row.embedding for row in told.data]
+    reported = CreateEmbeddingResponse.model_validate(document(Operation.EMBEDDING, body, task="embed"), strict=True)
+    vectors = [row.embedding for row in reported.data]
     assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1.0] * 3)
     assert vectors[1] == vectors[2] != vectors[0]
-    assert told.usage.prompt_tokens == 4
+    assert reported.usage.prompt_tokens == 4
     packed = document(Operation.EMBEDDING, body | {"encoding_format": "base64"}, task="embed")
     raw = base64.b64decode(packed["data"][0]["embedding"])
     assert struct.unpack(f"<{len(raw) // 4}f", raw) == pytest.approx(vectors[0], abs=1e-6)

@@ -32,9 +32,9 @@ def frames(asked: Submit, at_most: int | None = None, **simulated: Any) -> list[
                 break
         return found
 
-    told: list[Frame] = run(collect, simulated=simulated)
-    assert (told[0].status, told[0].media) == (200, "sse")
-    return told
+    reported: list[Frame] = run(collect, simulated=simulated)
+    assert (reported[0].status, reported[0].media) == (200, "sse")
+    return reported
 
 
 def continued(asked: Submit, had: list[Frame]) -> Submit:
@@ -116,7 +116,7 @@ def test_what_cannot_be_continued_exactly_is_not(groups: Any, events: int) -> No
 def stopped(asked: Submit, at: int) -> Unsent:
     """What a whole answer has produced when it is stopped after so many tokens of an engine of its own."""
 
-    async def told(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
+    async def reported(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
         running = engine.run(asked)
         answer = asyncio.ensure_future(anext(running))
         while engine.load().generated_tokens < at:  # noqa: ASYNC110 - its made-up time passes with the loop's turns
@@ -128,7 +128,7 @@ def stopped(asked: Submit, at: int) -> Unsent:
         assert engine.produced(asked) == Unsent([])
         return unsent
 
-    made: Unsent = run(told)
+    made: Unsent = run(reported)
     return made
 
 
@@ -160,11 +160,11 @@ def whole(asked: Submit) -> list[Frame]:
     return found
 
 
-def test_a_stream_has_told_all_in_its_frames() -> None:
-    async def told(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
+def test_a_stream_has_reported_all_in_its_frames() -> None:
+    async def reported(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> Unsent:
         asked = submit(Operation.CHAT, HELLO | {"max_tokens": 9, "stream": True})
         async for _ in engine.run(asked):
             return engine.produced(asked)
         raise AssertionError
 
-    assert run(told) == Unsent([])
+    assert run(reported) == Unsent([])

@@ -31,14 +31,16 @@ def test_text_does_not_depend_on_the_batch_it_is_made_in(
         return {"prompt": f"prompt {number} " * (1 + number), "max_tokens": 10 * (1 + number % 4), "stream": True}
 
     async def together(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[tuple[bytes, list[int]]]:
-        async def one(number: int, priority: int) -> tuple[bytes, list[int]]:
+        async def ask(number: int, priority: int) -> tuple[bytes, list[int]]:
             asked = submit(Operation.COMPLETION, body(number), number, priority)
-            told = [piece async for piece in engine.run(asked)]
-            return b"".join(piece.body for piece in told), [t for p in told for group in p.groups for t in group[1:]]
+            reported = [piece async for piece in engine.run(asked)]
+            return b"".join(piece.body for piece in reported), [
+                t for p in reported for group in p.groups for t in group[1:]
+            ]
 
-        told = await asyncio.gather(*[one(number, priority) for number, priority in enumerate(priorities)])
+        received = await asyncio.gather(*[ask(number, priority) for number, priority in enumerate(priorities)])
         assert (engine.load().running, engine.load().waiting, engine.load().kv_cache_usage) == (0, 0, 0.0)
-        return told
+        return received
 
     crowded = run(together, max_num_seqs=slots, simulated={"kv_cache_tokens": kv, "prefill_tokens_per_s": rate})
     assert crowded == run(together, max_num_seqs=64)
@@ -65,12 +67,12 @@ def test_a_slow_consumer_gets_every_token_though_steps_end_while_it_is_away() ->
     body = HELLO | {"max_tokens": 20, "stream": True}
 
     async def slow(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> list[Frame]:
-        told = []
+        reported = []
         async for piece in engine.run(submit(Operation.CHAT, body)):
-            told.append(piece)
+            reported.append(piece)
             for _ in range(30):  # turns of the loop: several steps
                 await asyncio.sleep(0)
-        return told
+        return reported
 
     behind = run(slow)
     assert len(behind) < 10
@@ -131,10 +133,10 @@ def test_shutdown_fails_what_still_runs_and_every_later_call() -> None:
 
 
 def test_start_tells_the_sizes_and_refuses_a_length_the_cache_cannot_hold() -> None:
-    async def told(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> EngineInfo:
+    async def reported(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> EngineInfo:
         return info
 
-    info = run(told, max_num_seqs=7, simulated={"kv_cache_tokens": 4096})
+    info = run(reported, max_num_seqs=7, simulated={"kv_cache_tokens": 4096})
     assert (info.model, info.tasks, info.max_model_len, info.slots, info.kv_cache_tokens) == (
         "sim",
         ["generate"],
@@ -143,7 +145,7 @@ def test_start_tells_the_sizes_and_refuses_a_length_the_cache_cannot_hold() -> N
         4096,
     )
     with pytest.raises(ConfigError, match="max_model_len"):
-        run(told, max_model_len=5000, simulated={"kv_cache_tokens": 4096})
+        run(reported, max_model_len=5000, simulated={"kv_cache_tokens": 4096})
 
 
 def test_load_counts_what_was_done() -> None:
@@ -158,13 +160,13 @@ def test_load_counts_what_was_done() -> None:
 
 def test_thousands_of_requests_at_once_all_end() -> None:
     async def crowd(engine: SimulatedEngine, time: MadeUpTime, info: EngineInfo) -> None:
-        async def one(number: int) -> TokenUsage | None:
+        async def ask(number: int) -> TokenUsage | None:
             asked = submit(Operation.CHAT, HELLO | {"max_tokens": 8, "stream": True}, number)
-            told = [piece async for piece in engine.run(asked)]
+            reported = [piece async for piece in engine.run(asked)]
             assert engine.load().running <= 256
-            return told[-1].usage
+            return reported[-1].usage
 
-        assert await asyncio.gather(*[one(number) for number in range(3000)]) == [TokenUsage(3, 8, 0, "length")] * 3000
+        assert await asyncio.gather(*[ask(number) for number in range(3000)]) == [TokenUsage(3, 8, 0, "length")] * 3000
         assert engine.load().steps == 8 * -(-3000 // 256)  # full batches all the way
         assert time.now == pytest.approx(engine.load().steps * 0.02 + 3000 * 2 / 20_000, rel=0.01)
 

@@ -20,11 +20,11 @@ def scheduler(**changes: Any) -> SimulatedScheduler:
 
 def run_to_end(batch: SimulatedScheduler) -> list[tuple[float, Sequence, int]]:
     """Every token as (time, sequence, tokens so far), each step at the moment it is due."""
-    told = []
+    reported = []
     while batch.due is not None:
         now = batch.due
-        told += [(now, sequence, sequence.produced) for sequence in batch.advance(now)]
-    return told
+        reported += [(now, sequence, sequence.produced) for sequence in batch.advance(now)]
+    return reported
 
 
 def test_first_token_follows_the_prefill_and_the_others_a_step_each() -> None:
@@ -59,11 +59,11 @@ def test_long_prompt_is_prefilled_in_chunks_beside_running_streams() -> None:
     batch.add(talking, now=0.0)
     batch.advance(0.0)
     batch.add(long, now=0.0)
-    told = run_to_end(batch)
-    steps = [time for time, sequence, _ in told if sequence is talking]
+    reported = run_to_end(batch)
+    steps = [time for time, sequence, _ in reported if sequence is talking]
     gaps = [later - earlier for earlier, later in pairwise(steps)]
     assert max(gaps) <= 0.01 + 20 / 1000 + 1e-9
-    assert [sequence for _, sequence, _ in told].index(long) > 3  # 80 tokens in chunks of 21
+    assert [sequence for _, sequence, _ in reported].index(long) > 3  # 80 tokens in chunks of 21
 
 
 def test_one_that_does_not_fit_holds_back_those_behind_it() -> None:
@@ -98,13 +98,13 @@ def test_without_kv_the_last_in_rank_is_computed_again_and_still_ends() -> None:
     second = Sequence(40, 50)
     batch.add(first, now=0.0)
     batch.add(second, now=0.0)
-    told = run_to_end(batch)
+    reported = run_to_end(batch)
     assert batch.preemptions > 0
     for sequence in (first, second):
-        assert [n for _, s, n in told if s is sequence] == list(range(1, 51))  # each token once
-    times = [time for time, sequence, _ in told if sequence is first]
+        assert [n for _, s, n in reported if s is sequence] == list(range(1, 51))  # each token once
+    times = [time for time, sequence, _ in reported if sequence is first]
     assert max(b - a for a, b in pairwise(times)) < 0.1  # the first in rank never starts again
-    again, tokens = next((time, n) for time, s, n in told if s is second and time > times[-1])
+    again, tokens = next((time, n) for time, s, n in reported if s is second and time > times[-1])
     computed = 40 + tokens - 1  # prompt and what was produced before, all of it anew
     assert again == pytest.approx(times[-1] + 0.01 + (computed - 1) / 1000)
     assert batch.prompt_tokens == 80  # counted once, however often computed

@@ -103,16 +103,16 @@ def test_a_query_that_an_earlier_part_has_counted_is_not_counted_again(prompts: 
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
+    ("ends", "reported"), [(["stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"), ([], "")]
 )
-def test_an_answer_that_was_cut_off_is_told_whichever_choice_it_was(ends: list[str], told: str) -> None:
+def test_an_answer_that_was_cut_off_is_reported_whichever_choice_it_was(ends: list[str], reported: str) -> None:
     async def scenario() -> TokenUsage:
         recorder = TokenRecorder(2, (EngineDied,))
         async for _ in recorder.record(source(output((0, [1]), (1, [2])), *(output((0, []), ends=e) for e in ends))):
             pass
         return recorder.usage()
 
-    assert asyncio.run(scenario()).finish_reason == told
+    assert asyncio.run(scenario()).finish_reason == reported
 
 
 def test_a_broken_engine_is_remembered_and_other_errors_are_not() -> None:
@@ -148,11 +148,13 @@ def test_leaving_early_closes_the_engine_side() -> None:
 
 def test_the_likeliest_tokens_come_first_whichever_was_sampled() -> None:
     """vLLM's serving objects take the first ones of a position for `top_logprobs`."""
-    one = output((0, [9]))
-    one.outputs[0].logprobs = [{9: SimpleNamespace(rank=70), 4: SimpleNamespace(rank=1), 5: SimpleNamespace(rank=2)}]
+    output_of_one = output((0, [9]))
+    output_of_one.outputs[0].logprobs = [
+        {9: SimpleNamespace(rank=70), 4: SimpleNamespace(rank=1), 5: SimpleNamespace(rank=2)}
+    ]
 
     async def scenario() -> list[Any]:
-        return [got async for got in TokenRecorder(1, ()).record(source(one))]
+        return [got async for got in TokenRecorder(1, ()).record(source(output_of_one))]
 
     (got,) = asyncio.run(scenario())
     assert list(got.outputs[0].logprobs[0]) == [4, 5, 9]

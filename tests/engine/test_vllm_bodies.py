@@ -43,7 +43,7 @@ IDS = {"type": "message", "id": "msg_1", "status": "completed"}
 
 @pytest.mark.parametrize("more", [{}, {"type": "message"}, IDS], ids=["short", "typed", "as the API gave it"])
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "reported"),
     [
         ([], ""),
         ([REFUSAL], "I cannot."),
@@ -53,14 +53,14 @@ IDS = {"type": "message", "id": "msg_1", "status": "completed"}
     ],
     ids=["empty", "refusal", "text", "text and refusal", "two texts"],
 )
-def test_an_earlier_turn_of_the_assistant_is_read_whole(parts: list[Any], said: str, more: dict[str, Any]) -> None:
+def test_an_earlier_turn_of_the_assistant_is_read_whole(parts: list[Any], reported: str, more: dict[str, Any]) -> None:
     user = {"role": "user", "content": "Hi."}
     body = {"model": "m", "input": [user, {**more, "role": "assistant", "content": parts}, user]}
     before = copy.deepcopy(body)
     asked = ResponsesRequest.model_validate(as_vllm_reads(body))
     assert not isinstance(asked.input, str)
     messages = construct_input_messages(request_input=asked.input)
-    assert messages == [user, {"role": "assistant", "content": said}, user]
+    assert messages == [user, {"role": "assistant", "content": reported}, user]
     assert body == before
 
 

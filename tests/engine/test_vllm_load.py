@@ -23,6 +23,6 @@ def test_only_a_step_with_a_first_token_tells_so() -> None:
     stats = LiveStats(lambda: steps.append(stats.load.steps))
     first = IterationStats()
     first.time_to_first_tokens_iter.append(0.1)
-    for told in (IterationStats(), first, None, IterationStats()):
-        stats.record(SchedulerStats(), told)
+    for reported in (IterationStats(), first, None, IterationStats()):
+        stats.record(SchedulerStats(), reported)
     assert steps == [2]

@@ -164,9 +164,9 @@ def test_the_tier_that_served_a_stream_is_in_its_first_event() -> None:
         yield CHUNK
 
     async def collect() -> list[str]:
-        told = with_tier(events(), "flex")
-        assert not isinstance(told, BaseModel)
-        return [text async for text in told]
+        reported = with_tier(events(), "flex")
+        assert not isinstance(reported, BaseModel)
+        return [text async for text in reported]
 
     first, second = asyncio.run(collect())
     assert json.loads(first.removeprefix("data: ")) == {"id": "x", "service_tier": "flex"}

@@ -79,7 +79,7 @@ def test_every_text_that_a_remedy_is_for_has_its_origin_here() -> None:
 
 
 @pytest.mark.parametrize("text", sorted(FILES))
-def test_a_text_that_a_remedy_is_for_is_still_said(text: str) -> None:
+def test_a_text_that_a_remedy_is_for_is_still_written(text: str) -> None:
     wanted = WRITTEN_AS.get(text, text)
     assert any(wanted in one for one in strings_of(FILES[text])), f"{FILES[text]} does not say {wanted!r} any more"
 

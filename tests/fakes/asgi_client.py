@@ -63,14 +63,16 @@ class Reply:
     def events(self) -> list[dict[str, Any]]:
         """The JSON of the SSE events; `[DONE]` and comments left out."""
         whole = self.body.split(b"\n\n")[:-1]
-        told = [event for event in whole if event != b"data: [DONE]" and not event.startswith(b":")]
-        return [json.loads(event.removeprefix(b"data: ")) for event in told]
+        reported = [event for event in whole if event != b"data: [DONE]" and not event.startswith(b":")]
+        return [json.loads(event.removeprefix(b"data: ")) for event in reported]
 
     @property
     def text(self) -> str:
         """The text of a completion, streamed or not, as far as it came."""
-        told = self.events if self.headers["content-type"].startswith("text/event-stream") else [json.loads(self.body)]
-        return "".join(choice["text"] for event in told for choice in event.get("choices", []))
+        reported = (
+            self.events if self.headers["content-type"].startswith("text/event-stream") else [json.loads(self.body)]
+        )
+        return "".join(choice["text"] for event in reported for choice in event.get("choices", []))
 
 
 def ask(prompt: str | list[str], tokens: int = 5, **more: Any) -> dict[str, Any]:
@@ -191,8 +193,13 @@ class Client:
             KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
             KeySettings(key=SCRAPER_KEY, tenant="people", metrics=True, name="scraper"),
         )
-        told = {"auth": {"keys": keys}, "admission": admission or {}, "http": http or {}, "models": (cluster.settings,)}
-        settings = Settings.model_validate(told)
+        reported = {
+            "auth": {"keys": keys},
+            "admission": admission or {},
+            "http": http or {},
+            "models": (cluster.settings,),
+        }
+        settings = Settings.model_validate(reported)
         self.handle = cluster.handle()
         self._cluster = cluster
         self._name = name
@@ -250,12 +257,12 @@ class Client:
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """The samples of a metric in the registry that are not 0, by these labels."""
-        told: Counter[tuple[str, ...]] = Counter()
+        counter: Counter[tuple[str, ...]] = Counter()
         for metric in self.metrics.registry.collect():
             for sample in metric.samples:
                 if sample.name == name and sample.value:
-                    told[tuple(sample.labels[label] for label in labels)] += sample.value
-        return dict(told)
+                    counter[tuple(sample.labels[label] for label in labels)] += sample.value
+        return dict(counter)
 
     @property
     def outcomes(self) -> dict[str, int]:

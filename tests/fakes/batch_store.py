@@ -134,7 +134,7 @@ class BatchTables:
             for row in self.rows[batch_id].values()
             if row.row.model == model and row.result is None and row.leased_until <= now
         ]
-        claimed = sorted(free, key=lambda one: (one.row.prefix, one.row.number))[:limit]
+        claimed = sorted(free, key=lambda row: (row.row.prefix, row.row.number))[:limit]
         for row in claimed:
             row.worker = worker
             row.leased_until = now + lease_s
@@ -142,9 +142,9 @@ class BatchTables:
         return [_claimed(batch_id, row) for row in claimed]
 
     def renew(self, worker: str, lease_s: float) -> int:
-        mine = [row for rows in self.rows.values() for row in rows.values() if row.worker == worker]
+        of_worker = [row for rows in self.rows.values() for row in rows.values() if row.worker == worker]
         now = self._wall()
-        renewed = [row for row in mine if row.result is None and row.leased_until > now]
+        renewed = [row for row in of_worker if row.result is None and row.leased_until > now]
         for row in renewed:
             row.leased_until = now + lease_s
         return len(renewed)
@@ -343,7 +343,7 @@ class FakeRouter:
         finally:
             self.busy[model] -= 1
             self._freed.set()
-        said: dict[str, Any] = {"name": name, "text": "x" * body.get("bytes", 10)}
+        reported: dict[str, Any] = {"name": name, "text": "x" * body.get("bytes", 10)}
         if "code" in body:
-            said = {"error": {"code": body["code"]}}
-        return RowAnswer(status, json.dumps(said).encode())
+            reported = {"error": {"code": body["code"]}}
+        return RowAnswer(status, json.dumps(reported).encode())

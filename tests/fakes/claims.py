@@ -53,15 +53,15 @@ class FakeClaims:
             if not self.up or name in self.dead:
                 raise Away("the actor is away")
             assert method == "exchange"
-            told = pickle.loads(pickle.dumps(arguments[0]))
+            document = pickle.loads(pickle.dumps(arguments[0]))
             reply: Any
-            if isinstance(told, ClaimRequest):
+            if isinstance(document, ClaimRequest):
                 method = "claim"
-                reply = self.book.on_claim(told, self._clock(), self.knows)
+                reply = self.book.on_claim(document, self._clock(), self.knows)
             else:
-                assert isinstance(told, ClaimReport)
+                assert isinstance(document, ClaimReport)
                 method = "report"
-                reply = self.book.on_report(told, self._clock(), self.knows)
+                reply = self.book.on_report(document, self._clock(), self.knows)
             self.calls.append(method)
             await turns(self.delay(method))
             if self.losing(method) or not self.up:

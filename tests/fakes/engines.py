@@ -87,13 +87,13 @@ class FakeReplica:
     def stand_still(self) -> None:
         """Do nothing more with what comes over its connections, which stay open; the engine is frozen."""
         self.freeze()
-        for visitor in self.engine.wire.connections:
+        for visitor in self.engine.server.connections:
             visitor.framing.on_message = lambda message: None
 
     @property
     def connections(self) -> int:
         """Of routers."""
-        return len(self.engine.wire.connections)
+        return len(self.engine.server.connections)
 
     @property
     def load(self) -> EngineLoad:
@@ -113,9 +113,9 @@ class FakeReplica:
             if (not methods or method in methods) and not lost.done():
                 lost.set_exception(ActorUnavailableError(f"replica {self.name} is unavailable", NO_ACTOR))
 
-    def cut_wire(self) -> None:
+    def cut_connections(self) -> None:
         """End its connections as the kernel does those of a process that is gone."""
-        for visitor in list(self.engine.wire.connections):
+        for visitor in list(self.engine.server.connections):
             visitor.framing.abort()
 
     @contextlib.contextmanager
@@ -156,9 +156,9 @@ class FakeCluster:
                 engine = EngineReplica.__new__(EngineReplica)
                 await EngineReplica.__init__(engine, self.settings.model_dump(mode="json"))
                 self.replicas[name] = FakeReplica(name, engine)
-                engine.wire.run = self._recorded(name, engine.run)
-                told = self.settings.max_num_seqs, self.settings.name, engine.wire.fingerprint
-                self.quota.engine_comes(name, *told)
+                engine.server.run = self._recorded(name, engine.run)
+                reported = self.settings.max_num_seqs, self.settings.name, engine.server.fingerprint
+                self.quota.engine_comes(name, *reported)
         self._tell(self.running | set(names))
 
     def _recorded(self, name: str, run: RunRequest) -> RunRequest:
@@ -174,19 +174,19 @@ class FakeCluster:
         """Count replicas no longer as running; open calls go on, new ones do not reach them."""
         self._tell(self.running - set(names))
 
-    def kill(self, name: str, *, told: bool = True) -> None:
+    def kill(self, name: str, *, reported: bool = True) -> None:
         """Lose a replica with all its open calls; `told`: Serve notices at once."""
         self.replicas[name].dead = True
         self.replicas[name].fail_calls()
-        self.replicas[name].cut_wire()
+        self.replicas[name].cut_connections()
         if name in self.quota.slots:
             self.quota.engine_ends(name)
-        if told:
+        if reported:
             self.remove(name)
 
     def break_channels(self, name: str) -> None:
         """Lose the channels to a replica, and nothing else of it."""
-        self.replicas[name].cut_wire()
+        self.replicas[name].cut_connections()
 
     def handle(self) -> FakeHandle:
         """What a router calls the replicas with."""

@@ -18,10 +18,10 @@ class Broken:
 
     def __init__(self, cluster: FakeCluster, *names: str) -> None:
         self.calls = 0
-        self._whole = {name: cluster[name].engine.wire.run for name in names}
+        self._whole = {name: cluster[name].engine.server.run for name in names}
         self._cluster = cluster
         for name in names:
-            cluster[name].engine.wire.run = self._run  # type: ignore[method-assign]
+            cluster[name].engine.server.run = self._run  # type: ignore[method-assign]
 
     async def _run(self, *_: Any, **__: Any) -> None:
         self.calls += 1
@@ -29,7 +29,7 @@ class Broken:
 
     def mend(self) -> None:
         for name, run in self._whole.items():
-            self._cluster[name].engine.wire.run = run  # type: ignore[method-assign]
+            self._cluster[name].engine.server.run = run  # type: ignore[method-assign]
 
 
 def takes(router: Router) -> dict[str, str]:

@@ -108,24 +108,24 @@ class FakeQuota:
 
     # What routers call
 
-    async def exchange(self, told: RouterMessage) -> ActorReply:
+    async def exchange(self, message: RouterMessage) -> ActorReply:
         self.calls["exchange"] += 1
-        return await self._called(told, self._exchange)
+        return await self._called(message, self._exchange)
 
-    async def watch(self, told: RouterMessage) -> ActorReply:
+    async def watch(self, message: RouterMessage) -> ActorReply:
         self.calls["watch"] += 1
-        return await self._called(told, self._watch)
+        return await self._called(message, self._watch)
 
-    async def _called(self, told: RouterMessage, method: Callable[[RouterMessage], Any]) -> ActorReply:
+    async def _called(self, message: RouterMessage, method: Callable[[RouterMessage], Any]) -> ActorReply:
         epoch = self._epoch
-        told = pickle.loads(pickle.dumps(told))
-        if told.router in self.cut:
+        message = pickle.loads(pickle.dumps(message))
+        if message.router in self.cut:
             await asyncio.Event().wait()
         await self.network.carry()
         for _ in range(1 + self.network.twice()):
             await self._moves.wait()
             self._check(epoch)
-            reply = await method(told)
+            reply = await method(message)
             self._check(epoch)
         await self.network.carry()
         return pickle.loads(pickle.dumps(reply))  # type: ignore[no-any-return]
@@ -134,36 +134,36 @@ class FakeQuota:
         if not self.up or epoch != self._epoch:
             raise Away("the actor has died")
 
-    async def _exchange(self, told: RouterMessage) -> ActorReply:
+    async def _exchange(self, message: RouterMessage) -> ActorReply:
         try:
-            return self._instead(told, self.core.on_exchange(told, time.monotonic()))
+            return self._instead(message, self.core.on_exchange(message, time.monotonic()))
         finally:
             self._moved()
 
-    async def _watch(self, told: RouterMessage) -> ActorReply:
+    async def _watch(self, message: RouterMessage) -> ActorReply:
         """As `GpuMemoryQuota.watch`."""
-        news = self._news.setdefault(told.router, asyncio.Event())
+        news = self._news.setdefault(message.router, asyncio.Event())
         news.clear()
-        reply = self.core.on_watch(told, time.monotonic(), timed_out=False)
+        reply = self.core.on_watch(message, time.monotonic(), timed_out=False)
         if reply is not None:
-            return self._instead(told, reply)
+            return self._instead(message, reply)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_S):
                 await news.wait()
         await self._moves.wait()
-        told = told._replace(resend=False)
+        message = message._replace(resend=False)
         reply = self.core.on_watch(
-            told, time.monotonic(), timed_out=True
-        ) or self.core.queue.actor_sessions.stale_reply(told)
-        return self._instead(told, reply)
+            message, time.monotonic(), timed_out=True
+        ) or self.core.queue.router_sessions.stale_reply(message)
+        return self._instead(message, reply)
 
-    def _instead(self, told: RouterMessage, reply: ActorReply) -> ActorReply:
+    def _instead(self, message: RouterMessage, reply: ActorReply) -> ActorReply:
         """The answer, or the one that is left when a question that its router has given up took the first news."""
-        router = told.router
+        router = message.router
         if router not in self.given_up or not reply.actions:
             return reply
         self.given_up.discard(router)
-        again = told._replace(resend=False, events=())
+        again = message._replace(resend=False, events=())
         return self.core.on_watch(again, time.monotonic(), timed_out=True) or reply
 
     # Inside
@@ -172,10 +172,10 @@ class FakeQuota:
         for name, slots in self.slots.items():
             first = EngineReport(name, self._models.get(name, MODEL), (Rank("n"),), 1000, 1000, slots=slots)
             first = replace(first, fingerprint=self.fingerprints.get(name))
-            told = self._holds.setdefault(name, first)
-            reply = self.core.on_engine(told, time.monotonic())
+            reported = self._holds.setdefault(name, first)
+            reply = self.core.on_engine(reported, time.monotonic())
             if reply.holds:
-                self._holds[name] = replace(told, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=1000)
+                self._holds[name] = replace(reported, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=1000)
 
     def engine_comes(self, name: str, slots: int, model: str, fingerprint: str | None) -> None:
         """An engine starts, and gets its memory."""
@@ -201,7 +201,7 @@ class FakeQuota:
                 self._stored[key] = value
             else:
                 self._stored.pop(key, None)
-        for router in self.core.queue.actor_sessions.take_woken():
+        for router in self.core.queue.router_sessions.take_woken():
             if router in self._news:
                 self._news[router].set()
         if self._due is not None:
@@ -210,9 +210,9 @@ class FakeQuota:
         self._due = None
         if due is not None:
             delay_s = max(0.0, due - time.monotonic())
-            self._due = asyncio.get_running_loop().call_later(delay_s, self._lines_due)
+            self._due = asyncio.get_running_loop().call_later(delay_s, self._queues_due)
 
-    def _lines_due(self) -> None:
+    def _queues_due(self) -> None:
         if self.up and self._moves.is_set():
             self.core.queue.on_tick(time.monotonic())
             self._moved()
@@ -346,12 +346,12 @@ async def spoken(*callers: Caller) -> None:
 async def waits(caller: Caller, actor: FakeQuota, *names: str) -> None:
     """Until requests that were asked for wait in the actor's line."""
 
-    def there() -> bool:
+    def arrive() -> bool:
         line = {one.arrival.request_id for one in actor.requests.values() if not one.engine}
         handed_in = [caller.core.pending.by_request_id.get(name) for name in names]
         return all(one is not None and one.ticket in line for one in handed_in)
 
-    await until(there, SOON_S, f"{names} wait in the line")
+    await until(arrive, SOON_S, f"{names} wait in the line")
 
 
 async def at_rest(actor: FakeQuota, *callers: Caller) -> None:
@@ -386,8 +386,8 @@ async def fleet(
         await spoken(*callers)
         yield callers
     finally:
-        for one in callers:
-            await one.shared.stop()
+        for caller in callers:
+            await caller.shared.stop()
         await actor.close()
 
 

@@ -31,11 +31,11 @@ class Slots:
     """The slots that a channel reports, in order."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.drains_s: list[float | None] = []
 
     def __call__(self, slots: int, drain_s: float | None) -> None:
-        self.told.append(slots)
+        self.reported.append(slots)
         self.drains_s.append(drain_s)
 
 
@@ -65,21 +65,21 @@ async def answer(link: Channel, prompt: str, tokens: int) -> list[Frame]:
         return await read(stream)
 
 
-def heard(frames: list[Frame]) -> str:
+def received_text(frames: list[Frame]) -> str:
     """The text so far."""
     events = b"".join(frame.body for frame in frames).split(b"\n\n")[:-1]
-    told = [json.loads(event.removeprefix(b"data: ")) for event in events if event != b"data: [DONE]"]
-    return "".join(choice["text"] for event in told for choice in event["choices"])
+    reported = [json.loads(event.removeprefix(b"data: ")) for event in events if event != b"data: [DONE]"]
+    return "".join(choice["text"] for event in reported for choice in event["choices"])
 
 
 def text(frames: list[Frame]) -> str:
     """The text of an answer that is whole."""
     assert frames[-1].usage is not None
     assert frames[-1].body.endswith(b"data: [DONE]\n\n")
-    return heard(frames)
+    return received_text(frames)
 
 
-def said(prompt: str, tokens: int) -> str:
+def expected_text(prompt: str, tokens: int) -> str:
     """What the simulated engine has to say."""
     return text_of(text_key(0, 0, prompt), 0, tokens)
 
@@ -136,13 +136,13 @@ class Router:
             self.places[name] = trace.replica_id
             self.why[name] = trace.reason
             stream.client_has_seen = True
-            told.extend(frames)
+            reported.extend(frames)
             if then is not None:
                 await then()
-            while told[-1].usage is None:
-                told.extend(await stream.next())
+            while reported[-1].usage is None:
+                reported.extend(await stream.next())
 
-        told: list[Frame] = []
+        reported: list[Frame] = []
         trace = self.traces[name] = RequestTrace(is_row=is_row)
         runs = RequestRuns(trace)
         asked = Arrival(name, arrival.pop("cls", NORMAL), "tenant", **arrival)
@@ -152,8 +152,8 @@ class Router:
             return Submit(number, name, Operation.COMPLETION, body, is_large=large)
 
         await self.model.serve(asked, make, relay, key, runs)
-        assert text(told) == said(body["prompt"], tokens)
-        return told
+        assert text(reported) == expected_text(body["prompt"], tokens)
+        return reported
 
     def asking(self, tokens: int = 5, **more: Any) -> asyncio.Task[list[Frame]]:
         return asyncio.create_task(self.ask(tokens, **more))

@@ -63,7 +63,7 @@ class ScriptedEngines:
 
     def install(self, names: Iterable[str]) -> None:
         for name in names:
-            self.cluster[name].engine.wire.run = functools.partial(self._run, name)  # type: ignore[method-assign]
+            self.cluster[name].engine.server.run = functools.partial(self._run, name)  # type: ignore[method-assign]
 
     async def _run(self, name: str, submit: Submit, put: Callable[[Frame], None]) -> None:
         self.submits.append(submit)

@@ -44,10 +44,10 @@ class Routers:
     async def __call__(self) -> list[Any]:
         self.asked += 1
 
-        async def answer(one: KeyList | BaseException | None) -> KeyList | None:
-            if isinstance(one, BaseException):
-                raise one
-            return one
+        async def answer(reply: KeyList | BaseException | None) -> KeyList | None:
+            if isinstance(reply, BaseException):
+                raise reply
+            return reply
 
         return [answer(one) for one in self.lists]
 

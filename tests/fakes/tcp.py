@@ -21,7 +21,7 @@ from serve_app.transport.messages import Batch, batch_decoder
 from serve_app.transport.tcp import HEADER_BYTES, SUBMIT
 from serve_app.types import Operation
 from tests.fakes.engines import LOOPBACK, FakeCluster, FakeHandle, FakeReplica, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, asked, heard, nothing, said
+from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, asked, expected_text, nothing, received_text
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 SO_ATTACH_FILTER = 26  # Linux's
@@ -32,11 +32,11 @@ loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 def known(replica: FakeReplica) -> dict[str, int]:
     """What the replica's end of the wire still knows, by kind; empty when it knows nothing."""
-    wire = replica.engine.wire
-    visitors = wire.connections | set(wire.by_router.values())
+    server = replica.engine.server
+    visitors = server.connections | set(server.by_router.values())
     counts = {
         "connections": len(visitors),
-        "tickets": len(wire.tickets),
+        "tickets": len(server.tickets),
         "requests": sum(len(visitor.requests) for visitor in visitors),
     }
     return {kind: count for kind, count in counts.items() if count}
@@ -51,7 +51,7 @@ def through(handle: Callable[[Any], Any], cluster: FakeCluster, router: str = "r
 async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[asyncio.Task[str]]:
     """Requests without an end in sight, their first frames read; each tells how it failed."""
 
-    async def one(number: int) -> str:
+    async def ask(number: int) -> str:
         async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
             frames = await stream.next()
             begun.append(number)
@@ -59,12 +59,12 @@ async def running(link: Channel, cluster: FakeCluster, count: int = 1) -> list[a
                 while frames[-1].usage is None:
                     frames += await stream.next()
             except EngineFailed as error:
-                assert said(f"prompt {number}", LONG).startswith(heard(frames))
+                assert expected_text(f"prompt {number}", LONG).startswith(received_text(frames))
                 return type(error).__name__
             return "ended"
 
     begun: list[int] = []
-    requests = [asyncio.create_task(one(number)) for number in range(count)]
+    requests = [asyncio.create_task(ask(number)) for number in range(count)]
     await until(lambda: len(begun) == count, SOON_S, "all run")
     return requests
 
@@ -188,12 +188,12 @@ class Peer:
 
     async def cut(self) -> bytes:
         """Wait for the replica to end the connection; what it has sent before that. TimeoutError: it does not."""
-        told = b""
+        reported = b""
         with contextlib.suppress(ConnectionError):
             while data := await asyncio.wait_for(self.reader.read(2**16), SOON_S):
-                told += data
+                reported += data
         self.writer.close()
-        return told
+        return reported
 
     def leave(self) -> None:
         self.writer.transport.abort()

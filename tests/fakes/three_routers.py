@@ -64,11 +64,11 @@ class Three:
 
     def results(self) -> dict[str, float]:
         """What became of keyed requests, over all routers."""
-        told: dict[str, float] = {}
+        reported: dict[str, float] = {}
         for client in self.routers.values():
             for (result,), count in client.figures("serve_app_idempotent_requests_total", "result").items():
-                told[result] = told.get(result, 0.0) + count
-        return told
+                reported[result] = reported.get(result, 0.0) + count
+        return reported
 
     @property
     def runs(self) -> int:

@@ -18,11 +18,11 @@ async def turns(count: int = TURNS) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], bool], bound_s: float, what: str) -> float:
+async def until(condition: Callable[[], bool], bound_s: float, goal: str) -> float:
     """Wait for a condition that nothing signals; returns the seconds it took. AssertionError after `bound_s`."""
     took_s = 0.0
     while not condition():
-        assert took_s < bound_s, f"not within {bound_s} s: {what}"
+        assert took_s < bound_s, f"not within {bound_s} s: {goal}"
         looked = time.monotonic()
         await asyncio.sleep(POLL_S)  # bound: bound_s
         took_s += min(time.monotonic() - looked, STALL_S)

@@ -132,8 +132,8 @@ def require(answer: requests.Response, status: int, code: str | None = None) -> 
     """
     request = answer.request
     if answer.status_code != status:
-        told = f"{answer.status_code}, not {status}: {answer.text[:500]}"
-        raise StepFailedError(f"{request.method} {request.url}: {told}")
+        reported = f"{answer.status_code}, not {status}: {answer.text[:500]}"
+        raise StepFailedError(f"{request.method} {request.url}: {reported}")
     if "json" not in answer.headers.get("content-type", ""):
         return {}
     body: dict[str, Any] = answer.json()

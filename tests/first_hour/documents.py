@@ -26,9 +26,9 @@ class WrongConfiguration:
 
     code: str
     text: str
-    said: tuple[str, ...]
+    problem: tuple[str, ...]
 
-    def is_said_in(self, output: str) -> bool:
+    def is_reported_in(self, output: str) -> bool:
         """Whether the lines stand in it, one after the other."""
         return re.search(rf"^{self._pattern()}$", output, re.MULTILINE) is not None
 
@@ -37,7 +37,7 @@ class WrongConfiguration:
         return re.fullmatch(rf"{self._pattern()}\n{re.escape(FILE)}: 1 error\n", output) is not None
 
     def _pattern(self) -> str:
-        return r"\n *".join(".+".join(map(re.escape, PLACEHOLDER.split(line))) for line in self.said)
+        return r"\n *".join(".+".join(map(re.escape, PLACEHOLDER.split(line))) for line in self.problem)
 
 
 def section(document: Path, heading: str) -> str:
@@ -53,7 +53,7 @@ def section(document: Path, heading: str) -> str:
 
 
 def wrong_configurations() -> list[WrongConfiguration]:
-    return [WrongConfiguration(code, text, said) for code, text, *said in _rows()]
+    return [WrongConfiguration(code, text, row) for code, text, *row in _rows()]
 
 
 def _rows() -> list[tuple[str, str, str, str]]:

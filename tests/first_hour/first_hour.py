@@ -122,10 +122,10 @@ class FirstHour:
         return "models, an answer, a stream"
 
     def _chat(self) -> str:
-        said = self._newcomer.serve_app("chat", "Hello!", "--max-tokens", "64")
-        if not said.strip():
+        reported = self._newcomer.serve_app("chat", "Hello!", "--max-tokens", "64")
+        if not reported.strip():
             raise StepFailedError("no text")
-        return f"{len(said.split())} words"
+        return f"{len(reported.split())} words"
 
     def _status(self) -> str:
         records = [line.split("\t") for line in self._newcomer.serve_app("status").splitlines()]
@@ -135,10 +135,10 @@ class FirstHour:
         return f"{model[0]} {model[2]}, {model[3]} replicas"
 
     def _explain(self) -> str:
-        told = self._newcomer.serve_app("explain", self._answered).splitlines()
-        if "request of default to tiny, answered" not in told[0]:
-            raise StepFailedError("\n".join(told))
-        return told[0].partition(": ")[2]
+        reported = self._newcomer.serve_app("explain", self._answered).splitlines()
+        if "request of default to tiny, answered" not in reported[0]:
+            raise StepFailedError("\n".join(reported))
+        return reported[0].partition(": ")[2]
 
     def _plan(self) -> str:
         config = self._newcomer.file("two.yaml", TWO_MODELS)
@@ -163,10 +163,10 @@ class FirstHour:
         if not model.exists():
             shutil.copytree(self._newcomer.built_in_model(), model)
         self._newcomer.file(documents.FILE, wrong.text)
-        said = self._newcomer.serve_app("check", documents.FILE, status=2, folder=self._newcomer.home)
-        if not wrong.is_said_in(said):
-            raise StepFailedError(f"{wrong.text}\nwanted: {wrong.said}\nfound:\n{said}")
-        return said.splitlines()[0].removeprefix("error: ")
+        reported = self._newcomer.serve_app("check", documents.FILE, status=2, folder=self._newcomer.home)
+        if not wrong.is_reported_in(reported):
+            raise StepFailedError(f"{wrong.text}\nwanted: {wrong.problem}\nfound:\n{reported}")
+        return reported.splitlines()[0].removeprefix("error: ")
 
     def _upgrade(self) -> str:
         printed = self._newcomer.run(PYTHON, "-m", "benchmarks.upgrade", "--quick")

@@ -39,7 +39,7 @@ class Teams:
         return f"{self._model} serves {', '.join(self._teams)}; the generated key is out"
 
     def ask(self) -> str:
-        told = []
+        reported = []
         for name, key in self._teams.items():
             answer = require(self._of(key["key"]).chat(self._model), 200)
             self._answers[name] = answer["id"]
@@ -47,25 +47,25 @@ class Teams:
             wanted = (name, key.get("default_class", DEFAULT_CLASS))
             if (receipt["tenant"], receipt["request_class"]) != wanted:
                 raise StepFailedError(f"{receipt}, not of {wanted}")
-            told.append(f"{name} as {wanted[1]}")
-        return ", ".join(told)
+            reported.append(f"{name} as {wanted[1]}")
+        return ", ".join(reported)
 
     def ask_above(self) -> str:
-        told = []
+        reported = []
         for name, key in self._teams.items():
             above = CLASSES[CLASSES.index(key.get("max_class", DEFAULT_MAX_CLASS)) + 1]
             require(self._of(key["key"]).chat(self._model, priority=above), 403, "permission_denied")
-            told.append(f"{name} as {above}")
-        return f"403: {', '.join(told)}"
+            reported.append(f"{name} as {above}")
+        return f"403: {', '.join(reported)}"
 
     def read_receipts(self) -> str:
         """Each with its own key, and no other's. An operator reads all."""
         for name, key in self._teams.items():
             for other, answer in self._answers.items():
                 self._receipt(key["key"], answer, 200 if other == name else 404)
-            told = self._newcomer.serve_app("explain", self._answers[name], "--key", key["key"])
-            if f"request of {name} to {self._model}, answered" not in told:
-                raise StepFailedError(told)
+            reported = self._newcomer.serve_app("explain", self._answers[name], "--key", key["key"])
+            if f"request of {name} to {self._model}, answered" not in reported:
+                raise StepFailedError(reported)
             self._receipt(self._operator, self._answers[name], 200)
         return "each reads its own, another's is a 404; the operator reads all"
 

@@ -29,7 +29,7 @@ def steps(*results: str | Exception, ran: list[str] | None = None) -> list[Step]
     return [Step(name, 7.0, acting(name, result)) for name, result in zip("abcdef", results, strict=False)]
 
 
-def test_each_step_is_told_its_limit_and_reported() -> None:
+def test_each_step_gets_its_limit_and_is_reported() -> None:
     limits: list[float] = []
     shown = io.StringIO()
     done = walk(steps("one", "two"), limits.append, Console(file=shown))

@@ -70,9 +70,9 @@ def walk(steps: Sequence[Step], begin: Callable[[float], None], console: Console
 def table(done: Sequence[Outcome]) -> Table:
     """Of all steps, in Markdown."""
     made = Table("step", "seconds", "result", box=box.MARKDOWN)
-    for one in done:
-        seconds = "-" if one.took_s is None else f"{one.took_s:.1f}"
-        made.add_row(one.name, seconds, one.result)
+    for step in done:
+        seconds = "-" if step.took_s is None else f"{step.took_s:.1f}"
+        made.add_row(step.name, seconds, step.result)
     return made
 
 

@@ -18,7 +18,7 @@ from serve_app.transport import Frame, stream
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, Reply, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 
 def test_answers_come_whole_streamed_or_not_for_a_crowd_of_clients() -> None:
@@ -29,7 +29,7 @@ def test_answers_come_whole_streamed_or_not_for_a_crowd_of_clients() -> None:
         replies = await asyncio.gather(*asked)
         for number, (tokens, reply) in enumerate(zip(sizes, replies, strict=True)):
             assert reply.status == 200
-            assert reply.text == said(f"p {number}", tokens)
+            assert reply.text == expected_text(f"p {number}", tokens)
             if number % 3:
                 assert reply.headers["content-type"].startswith("text/event-stream")
                 assert reply.body.endswith(b"data: [DONE]\n\n")
@@ -118,8 +118,10 @@ async def _lost(client: Client, cluster: FakeCluster) -> None:
 
 async def _never_ran(client: Client, cluster: FakeCluster) -> None:
     await cluster.stop_engines()
-    for there in client.edge.parts.models.values():
-        there.configure(there.settings, AdmissionSettings(max_wait_s=0.2), 1)  # bound of the wait for another engine
+    for parts_of_model in client.edge.parts.models.values():
+        parts_of_model.configure(
+            parts_of_model.settings, AdmissionSettings(max_wait_s=0.2), 1
+        )  # bound of the wait for another engine
     reply = await client.post(ask("p"))
     assert (reply.status, reply.error["code"]) == (502, "engine_unreachable")
 
@@ -197,7 +199,7 @@ def test_a_replica_lost_before_the_first_frame_is_not_seen_by_the_client(stream:
         cluster.kill("r1")
         cluster["r2"].thaw()
         replies = await asyncio.gather(*tasks)
-        assert [reply.text for reply in replies] == [said(f"p {n}", 5) for n in range(6)]
+        assert [reply.text for reply in replies] == [expected_text(f"p {n}", 5) for n in range(6)]
         assert len(cluster.submits) == 9
         assert client.outcomes == {Outcome.OK: 6}
 
@@ -231,7 +233,7 @@ def test_an_answer_that_is_not_streamed_runs_elsewhere_whenever_its_engine_is_lo
         for name in ("r1", "r2"):
             monkeypatch.setattr(cluster[name].engine.backend, "run", in_parts(name))
         reply = await client.post(ask("p", 30, stream=False), headers=headers)
-        assert (reply.status, reply.text) == (200, said("p", 30))
+        assert (reply.status, reply.text) == (200, expected_text("p", 30))
         assert len(cluster.submits) == 2
         assert client.outcomes == {Outcome.OK: 1}
         assert client.figures("serve_app_completion_tokens_total", "tenant") == {("people",): 30}
@@ -254,7 +256,7 @@ def test_a_client_that_does_not_read_stops_nobody_and_is_cut(monkeypatch: pytest
         slow = client.posting(ask("slow", LONG, n=4), reading=wait)  # all the slots there are
         await until(lambda: cluster["r1"].work == 4, SOON_S, "it runs")
         quick = await asyncio.wait_for(client.post(ask("quick", 50)), SOON_S)
-        assert quick.text == said("quick", 50)
+        assert quick.text == expected_text("quick", 50)
         assert cluster["r1"].work == 0  # the cut request was aborted, or `quick` had waited for it
         reads.set()
         reply = await slow
@@ -286,7 +288,7 @@ def test_many_clients_that_do_not_read_hold_no_more_than_the_router_allows(monke
         await until(bounded, SOON_S, "all of them have ended")
         assert most <= 50_000
         quick = await asyncio.wait_for(client.post(ask("quick", 50)), SOON_S)
-        assert quick.text == said("quick", 50)
+        assert quick.text == expected_text("quick", 50)
         reads.set()
         for reply in await asyncio.gather(*slow):
             assert reply.events[-1]["error"]["code"] == "slow_client"
@@ -325,7 +327,7 @@ def test_a_repeat_of_an_answer_too_long_to_keep_is_refused_and_runs_nothing(
         monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
         repeated = {"Idempotency-Key": "one"}
         whole = await client.post(ask("p", 30, stream=stream), headers=repeated)
-        assert whole.text == said("p", 30)
+        assert whole.text == expected_text("p", 30)
         reply = await client.post(ask("p", 30, stream=stream), headers=repeated)
         assert (reply.status, reply.error["code"]) == (409, "idempotency_answer_not_kept")
         assert reply.headers["x-should-retry"] == "false"
@@ -379,7 +381,7 @@ def test_a_large_body_is_looked_at_beside_the_event_loop(words: int, monkeypatch
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         reply = await client.post(ask("p", ignored=["word"] * words), headers={"Idempotency-Key": "one"})
-        assert (reply.status, reply.text) == (200, said("p", 5))
+        assert (reply.status, reply.text) == (200, expected_text("p", 5))
         small = words < 1000
         assert {ident == threading.get_ident() for ident in looked.values()} == {small}
         assert len(looked) == 4
@@ -425,7 +427,7 @@ def test_an_engine_failure_with_a_wait_of_its_own_passes_it_on() -> None:
         async def submit(*_: Any, **__: Any) -> None:
             raise EngineFailed("no KV left", retry_after_s=2.5)
 
-        cluster["r1"].engine.wire.run = submit
+        cluster["r1"].engine.server.run = submit
         reply = await client.post(ask("p"))
         assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (502, "3", "2500")
 

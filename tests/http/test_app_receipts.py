@@ -64,7 +64,7 @@ def test_a_finished_request_tells_its_place_its_times_and_its_tokens() -> None:
     check(scenario)
 
 
-def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_told() -> None:
+def test_a_refused_request_tells_why_who_was_ahead_and_what_it_was_answered() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         task, _ = await running(client, n=4, prompt_logprobs=1)  # so that it cannot be stopped for the other one
         waits = client.posting(ask("waits", priority="high"))
@@ -113,7 +113,7 @@ def test_a_client_that_leaves_while_it_is_answered_leaves_what_was_made_so_far()
     check(scenario)
 
 
-def test_a_lost_engine_is_told_with_the_replica_and_the_reason() -> None:
+def test_a_lost_engine_is_reported_with_the_replica_and_the_reason() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         task, _ = await running(client)
         client.model.replica_set.info = None  # no engine is known that could go on
@@ -181,8 +181,8 @@ def test_an_answer_that_is_not_streamed_tells_its_wait_and_its_first_token_and_a
         waits = client.posting(ask("p", 7, stream=False), headers={"Idempotency-Key": "k"})
         await asyncio.sleep(0.05)  # its wait, to be told
         await leave(task)
-        told = (await waits).headers
-        wait_ms, first_ms = (int(told[f"x-serve-app-{name}-ms"]) for name in ("wait", "first-token"))
+        reported = (await waits).headers
+        wait_ms, first_ms = (int(reported[f"x-serve-app-{name}-ms"]) for name in ("wait", "first-token"))
         assert 40 <= wait_ms <= first_ms
         found = receipts(client)[-1]
         assert found.first_token_s is not None

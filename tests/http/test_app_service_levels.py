@@ -25,11 +25,11 @@ def levels(**classes: dict[str, float]) -> dict[str, Any]:
 def counted(client: Client) -> tuple[float, float, dict[str, float], float]:
     """Offered, met, missed by reason, and tokens of those met, of all classes."""
 
-    def told(name: str) -> float:
+    def reported(name: str) -> float:
         return sum(client.figures(f"serve_app_{name}_total").values())
 
     missed = {reason: count for (reason,), count in client.figures("serve_app_slo_missed_total", "reason").items()}
-    return told("slo_offered"), told("slo_met"), missed, told("goodput_tokens")
+    return reported("slo_offered"), reported("slo_met"), missed, reported("goodput_tokens")
 
 
 def test_what_keeps_its_level_is_goodput_by_class() -> None:
@@ -39,12 +39,12 @@ def test_what_keeps_its_level_is_goodput_by_class() -> None:
         await client.post(ask("p", 3, priority="high"))  # has no level
         assert counted(client) == (2, 2, {}, 17)
         assert client.figures("serve_app_goodput_tokens_total", "priority", "model") == {("normal", "sim"): 17}
-        one, two, other = receipts(client)
-        assert (one.slo, two.slo, other.slo) == (SloVerdict.MET, SloVerdict.MET, None)
-        assert (one.ttft_slo_s, one.itl_slo_s, other.ttft_slo_s) == (60.0, 60.0, None)
-        assert one.itl_s is not None
-        assert one.longest_gap_s is not None
-        assert 0 < one.itl_s <= one.longest_gap_s
+        first, two, other = receipts(client)
+        assert (first.slo, two.slo, other.slo) == (SloVerdict.MET, SloVerdict.MET, None)
+        assert (first.ttft_slo_s, first.itl_slo_s, other.ttft_slo_s) == (60.0, 60.0, None)
+        assert first.itl_s is not None
+        assert first.longest_gap_s is not None
+        assert 0 < first.itl_s <= first.longest_gap_s
         assert two.itl_s is not None
         assert two.longest_gap_s is None  # an answer that comes whole shows no single token
 
@@ -157,8 +157,8 @@ def test_the_first_token_of_a_whole_answer_is_its_engine_s_first(more: dict[str,
         assert found.itl_s is not None
         assert found.arrived + found.first_token_s < thawed < found.arrived + found.total_s
         assert client.figures("serve_app_time_to_first_token_seconds_count") == {(): 1}
-        told = client.figures("serve_app_time_to_first_token_seconds_sum")
-        assert told == {(): pytest.approx(found.first_token_s)}
+        reported = client.figures("serve_app_time_to_first_token_seconds_sum")
+        assert reported == {(): pytest.approx(found.first_token_s)}
 
     check(scenario, **levels(normal=EASY))
 

@@ -31,7 +31,7 @@ def used(client: Client) -> UsageRow:
     return batch.rows[0] if batch.rows else UsageRow()
 
 
-def told(reply: Reply) -> tuple[int, int]:
+def usage_of(reply: Reply) -> tuple[int, int]:
     """Prompt and output tokens by the answer's own `usage`."""
     events = reply.events if reply.headers["content-type"].startswith("text/event-stream") else [json.loads(reply.body)]
     (usage,) = [event["usage"] for event in events if event.get("usage")]
@@ -52,7 +52,7 @@ def test_requests_count_with_the_usage_of_their_own_answers() -> None:
             await client.post(message, CHAT),
         ]
         row = used(client)
-        found = [told(reply) for reply in replies]
+        found = [usage_of(reply) for reply in replies]
         assert tokens(row) == (3, sum(prompt for prompt, _ in found), sum(output for _, output in found))
         assert (row.tenant, row.model) == ("people", MODEL)
         assert row.kv_token_ms > 0
@@ -66,7 +66,7 @@ def test_a_list_of_prompts_counts_once_with_the_sums() -> None:
         for streamed in (True, False):
             more: dict[str, Any] = WITH_USAGE if streamed else {}
             reply = await client.post(ask(["a b c", "d e", "f"], 5, stream=streamed, **more))
-            assert tokens(used(client)) == (1, *told(reply)) == (1, 6, 15)
+            assert tokens(used(client)) == (1, *usage_of(reply)) == (1, 6, 15)
 
     run(scenario)
 
@@ -137,7 +137,7 @@ def test_a_request_that_runs_again_after_the_loss_of_its_engine_counts_once() ->
         cluster.kill(name)
         reply = await task
         assert reply.status == 200
-        assert tokens(used(client)) == (1, *told(reply))
+        assert tokens(used(client)) == (1, *usage_of(reply))
 
     run(scenario, model(step_s=0.02))
 
@@ -206,22 +206,22 @@ def asked_by(identity: Identity, query: str, rows: list[UsageRow] | None = None)
     return asked[0], answer
 
 
-def who(*, admin: bool) -> Identity:
+def identity_of(*, admin: bool) -> Identity:
     return Identity("acme", RequestClass.HIGH, RequestClass.NORMAL, admin=admin)
 
 
 def test_a_tenant_s_key_reads_the_use_of_its_own_tenant_only() -> None:
     for query in ("", "tenant=acme", "by=tenant&from=2026-11-01&to=2026-11-30"):
-        assert asked_by(who(admin=False), query)[0].tenant == "acme"
+        assert asked_by(identity_of(admin=False), query)[0].tenant == "acme"
     for query in ("tenant=other", "tenant=acme&tenant=other", "tenant="):
         with pytest.raises(Forbidden):
-            asked_by(who(admin=False), query)
+            asked_by(identity_of(admin=False), query)
 
 
 def test_an_operator_reads_the_use_of_all_or_of_what_it_names() -> None:
-    assert asked_by(who(admin=True), "")[0] == UsageQuery(by=("day", "tenant", "key_id", "model"))
+    assert asked_by(identity_of(admin=True), "")[0] == UsageQuery(by=("day", "tenant", "key_id", "model"))
     query = "by=key,day&by=model&from=2026-11-01&to=2026-11-30&tenant=a%26b&key=k&model=m/x"
-    asked, answer = asked_by(who(admin=True), query, [UsageRow("d", "k", "", "m/x", 2, 9, 4, 5, 6, 7, 8, 1)])
+    asked, answer = asked_by(identity_of(admin=True), query, [UsageRow("d", "k", "", "m/x", 2, 9, 4, 5, 6, 7, 8, 1)])
     assert asked == UsageQuery(("day", "key_id", "model"), "2026-11-01", "2026-11-30", "a&b", "k", "m/x")
     counts = dict(zip(USAGE_COUNTS, (2, 9, 4, 5, 6, 7, 8, 1), strict=True))
     assert answer["data"] == [{"day": "d", "key": "k", "model": "m/x", **counts}]
@@ -234,7 +234,7 @@ def test_an_operator_reads_the_use_of_all_or_of_what_it_names() -> None:
 )
 def test_what_it_does_not_know_is_refused_by_name(query: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        asked_by(who(admin=True), query)
+        asked_by(identity_of(admin=True), query)
     assert refused.value.param == query.partition("=")[0]
 
 

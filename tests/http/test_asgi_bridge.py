@@ -27,7 +27,7 @@ from serve_app.types import Outcome
 from tests.fakes import asgi_client
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 ASKED = HttpRequest("POST", "/x", [], b"{}")
 
@@ -58,7 +58,7 @@ def test_answers_are_those_over_http() -> None:
         whole = await inside.answer(make_request(CallKind.COMPLETE, call(tokens=7)))
         assert (whole["choices"], whole["usage"]) == (over["choices"], over["usage"])
         chunks = [chunk async for chunk in inside.stream(make_request(CallKind.STREAM_COMPLETE, call(tokens=7)))]
-        assert "".join(map(text_of, chunks)) == said("p", 7)
+        assert "".join(map(text_of, chunks)) == expected_text("p", 7)
         assert (await inside.answer(make_route_request(KEY, "GET", "/v1/models")))["data"][0]["id"] == MODEL
         assert client.outcomes == {Outcome.OK: 3}
         assert client.figures("serve_app_completion_tokens_total", "tenant") == {("people",): 21}
@@ -93,7 +93,7 @@ def test_refusals_are_those_over_http(streamed: bool) -> None:
     run(scenario)
 
 
-def test_a_deadline_passed_in_the_line_is_a_refusal_with_its_code() -> None:
+def test_a_deadline_passed_in_the_queue_is_a_refusal_with_its_code() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
         async with aclosing(
@@ -148,22 +148,22 @@ def test_a_stream_that_is_closed_takes_its_request_with_it() -> None:
     run(scenario)
 
 
-def test_an_engine_lost_in_mid_stream_is_an_error_after_what_was_told() -> None:
+def test_an_engine_lost_in_mid_stream_is_an_error_after_what_was_reported() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client, inside = await started(cluster, "r1")
         stream = inside.stream(make_request(CallKind.STREAM_COMPLETE, call("long", LONG)))
-        told = text_of(await anext(stream))
+        received_so_far = text_of(await anext(stream))
         client.model.replica_set.info = None  # no engine is known that could go on
         cluster.kill("r1")
 
         async def read_on() -> None:
-            nonlocal told
+            nonlocal received_so_far
             async for chunk in stream:
-                told += text_of(chunk)
+                received_so_far += text_of(chunk)
 
         with pytest.raises(EngineFailed):
             await read_on()
-        assert told == said("long", len(told.split()))
+        assert received_so_far == expected_text("long", len(received_so_far.split()))
         await gone(client, Outcome.ENGINE_FAILED)
 
     run(scenario, model(step_s=0.005))

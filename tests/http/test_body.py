@@ -91,7 +91,7 @@ def test_any_bytes_are_a_dict_or_a_bad_request(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reported"),
     [
         (b"", "empty"),
         (b" \n", "empty"),
@@ -112,9 +112,9 @@ def test_any_bytes_are_a_dict_or_a_bad_request(body: bytes) -> None:
         (b'{"a": "\x00"}', "byte"),
     ],
 )
-def test_bad_json_is_named_with_its_place(body: bytes, said: str) -> None:
+def test_bad_json_is_named_with_its_place(body: bytes, reported: str) -> None:
     error = refusal(body)
-    assert said in error.message
+    assert reported in error.message
     assert "request body" in error.message
     assert error.status == 400
 
@@ -307,7 +307,7 @@ def test_a_body_is_refused_by_its_headers_before_it_is_read(name: bytes, value: 
 
 
 @pytest.mark.parametrize("chunk", [b"", b"x"])
-def test_a_body_that_stalls_or_trickles_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, chunk: bytes) -> None:
+def test_a_body_that_stalls_or_drips_is_refused_in_time(monkeypatch: pytest.MonkeyPatch, chunk: bytes) -> None:
     """Waits for ARRIVAL_S, made short: it is asyncio's own timeout that is asked for. A byte at a time is slow here
     however fast the machine takes them."""
     monkeypatch.setattr(body_module, "ARRIVAL_S", 0.05)

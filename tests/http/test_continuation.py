@@ -19,7 +19,7 @@ from serve_app.transport import NOT_CONTINUABLE
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import CHAT, COMPLETIONS, KEY, Client, Reply, ask, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, until
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 from tests.fakes.scripted_stream import PROMPT, SCRIPT, TOKENS, WHOLE, ScriptedEngines, dies
 
 RESPONSES = "/v1/responses"
@@ -88,8 +88,8 @@ def test_cut_twice_it_continues_twice_and_its_receipt_says_where() -> None:
                 ran = engines.places[1:] if first < second else engines.places[2:]
                 assert [name for name, _ in receipt.trace.continued] == ran
                 assert (receipt.prompt_tokens, receipt.output_tokens) == (7, TOKENS)
-                told = json.loads((await client.get(f"/admin/requests/{receipt.request_id}")).body)
-                (line,) = [one for one in told["story"] if "in the middle" in one]
+                document = json.loads((await client.get(f"/admin/requests/{receipt.request_id}")).body)
+                (line,) = [one for one in document["story"] if "in the middle" in one]
                 assert line.count("continued on") == len(ran)
 
     run(scenario, waits=QUICK)
@@ -150,7 +150,7 @@ def _dies_and_leaves_another_script(engines: ScriptedEngines) -> Callable[[str],
 
     def lose(name: str) -> None:
         for other in set(engines.cluster.replicas) - {name}:
-            engines.cluster[other].engine.wire.run = refuse  # type: ignore[method-assign]
+            engines.cluster[other].engine.server.run = refuse  # type: ignore[method-assign]
         dies(name)
 
     return lose
@@ -166,13 +166,13 @@ def test_a_stream_older_than_the_longest_wait_continues_as_a_young_one_does() ->
         await until(lambda: len(reply.chunks) > before + 5, SOON_S, "it goes on")
         task.cancel()
         await asyncio.wait({task})
-        assert said("long", LONG).startswith(reply.text)
+        assert expected_text("long", LONG).startswith(reply.text)
         assert client.outcomes == {Outcome.CANCELLED_RUNNING: 1}
 
     run(scenario)
 
 
-def test_it_waits_for_a_replica_that_comes_and_is_told_so_between_its_events() -> None:
+def test_it_waits_for_a_replica_that_comes_and_is_notified_between_its_events() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         reply = Reply()
@@ -184,7 +184,7 @@ def test_it_waits_for_a_replica_that_comes_and_is_told_so_between_its_events() -
         await task
         events = [event for event in reply.body.split(b"\n\n") if not event.startswith(b":")]
         reply.chunks = [b"\n\n".join(events)]
-        assert (reply.text, client.outcomes) == (said("p", 300), {Outcome.OK: 1})
+        assert (reply.text, client.outcomes) == (expected_text("p", 300), {Outcome.OK: 1})
 
     run(scenario)
 
@@ -228,7 +228,7 @@ def test_the_prompts_of_a_list_continue_each_for_itself() -> None:
         for event in reply.events:
             for choice in event["choices"]:
                 texts[choice["index"]] += choice["text"]
-        assert texts == {number: said(prompt, 200) for number, prompt in enumerate(prompts)}
+        assert texts == {number: expected_text(prompt, 200) for number, prompt in enumerate(prompts)}
         assert reply.body.count(b"[DONE]") == 1
         receipt = story(client, reply)
         assert receipt.trace.losses == len(receipt.trace.continued) > 0

@@ -9,7 +9,7 @@ from serve_app.transport import NOT_CONTINUABLE
 from serve_app.types import Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Client, Reply, ask, running
 from tests.fakes.engines import FakeCluster, model, run, until
-from tests.fakes.router import SOON_S, said
+from tests.fakes.router import SOON_S, expected_text
 
 OLD = model(slots=2)
 NEW = OLD.model_copy(update={"simulated": SimulatedSettings(decode_step_s=0.001, prefill_tokens_per_s=1e9, seed=1)})
@@ -50,7 +50,7 @@ def test_a_stream_whose_replica_dies_continues_at_one_of_the_same_model_whatever
         task, _ = await at(cluster, client, "a", "b")
         cluster.kill(place(cluster))
         reply = await task
-        assert reply.text == said("p", TOKENS)
+        assert reply.text == expected_text("p", TOKENS)
         assert client.figures("serve_app_not_continuable_total", "reason") == {}
         await until(client.at_rest, SOON_S, "all given back")
 
@@ -66,7 +66,7 @@ def test_a_stream_of_which_no_replica_of_its_model_is_left_ends_as_not_continuab
         assert reply.events[-1]["error"]["code"] == NOT_CONTINUABLE
         part = "".join(event["choices"][0]["text"] for event in reply.events if event.get("choices"))
         assert part
-        assert said("p", TOKENS).startswith(part)
+        assert expected_text("p", TOKENS).startswith(part)
         assert client.figures("serve_app_not_continuable_total", "reason") == {("engine",): 1.0}
         assert client.outcomes[Outcome.ENGINE_FAILED] == 1
         await until(client.at_rest, SOON_S, "all given back")
@@ -87,7 +87,7 @@ def test_a_stopped_answer_of_which_its_client_has_nothing_begins_anew_when_only_
         reply = await low
         assert reply.status == 200
         undisturbed = await client.post(ask("p", TOKENS, stream=False))
-        assert reply.text == undisturbed.text != said("p", TOKENS)
+        assert reply.text == undisturbed.text != expected_text("p", TOKENS)
         await asyncio.wait({first, second})
 
     run(scenario, NEW)

@@ -133,7 +133,7 @@ def test_what_could_steer_the_engine_is_not_forwarded(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", sorted(FORWARDED - {"encoding_format"}))
-def test_what_the_client_wants_said_is_forwarded_as_it_is(field: str) -> None:
+def test_what_the_client_asks_for_is_forwarded_as_it_is(field: str) -> None:
     value: object = 3 if field.startswith("max_") else [{"x": 1}] if field == "messages" else {"x": [1]}
     assert clean({**BODY, field: value})[field] == value
 
@@ -165,7 +165,7 @@ def test_best_of_one_asks_for_nothing() -> None:
         ({"service_tier": "flex", "priority": "high"}, "priority"),
     ],
 )
-def test_a_tier_that_was_named_is_told_back_in_openai_s_word_for_the_class(
+def test_a_tier_that_was_named_is_returned_in_openai_s_word_for_the_class(
     body: dict[str, Any], tier: str | None
 ) -> None:
     assert contract_of(body).service_tier == tier
@@ -287,7 +287,7 @@ def test_headers_of_the_contract_are_read_and_all_others_ignored() -> None:
     assert contract_of() == Contract(NORMAL, None, None, None)
 
 
-def test_only_a_stream_is_told_of_the_line_and_only_if_it_asks() -> None:
+def test_only_a_stream_is_informed_of_the_queue_and_only_if_it_asks() -> None:
     for operation in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES):
         assert contract_of({"stream": True}, operation=operation, x_queue_status="1").queue_status
         assert not contract_of({"stream": True}, operation=operation, x_queue_status="0").queue_status

@@ -92,9 +92,9 @@ def test_a_request_that_cannot_be_read_is_answered_though_the_client_goes_on(ser
 
 def test_it_reaches_a_client_of_haproxy_whose_connection_stays_usable(served: Served, tmp_path: Path) -> None:
     requires("linux")
-    with edge(tmp_path) as there:
-        there.start(served)  # type: ignore[arg-type]  # a name and a port
-        with socket.create_connection(("127.0.0.1", there.port), BOUND_S) as connection:
+    with edge(tmp_path) as front:
+        front.start(served)  # type: ignore[arg-type]  # a name and a port
+        with socket.create_connection(("127.0.0.1", front.port), BOUND_S) as connection:
             for _ in range(3):
                 connection.sendall(_head("/", LARGE).replace(b"connection: close\r\n", b"") + b" " * LARGE)
                 answer = b""

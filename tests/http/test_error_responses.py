@@ -69,7 +69,7 @@ def test_the_sdk_raises_the_right_exception_with_code_param_and_type(
     assert error.message in raised.message
 
 
-def test_the_sdk_waits_as_long_as_told_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_waits_as_long_as_announced_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     done = {**CHUNK, "object": "chat.completion"}
     refused = error_response(errors.Overloaded("full", retry_after_s=0.3001))
     client, seen = sdk(refused, (200, [(b"content-type", b"application/json")], json.dumps(done).encode()), retries=1)
@@ -159,14 +159,14 @@ def test_an_error_event_ends_a_chat_stream_and_a_responses_stream_in_their_own_w
         (math.inf, b"86400", b"86400000"),
     ],
 )
-def test_the_wait_is_told_in_seconds_and_milliseconds_rounded_up(wait_s: float, seconds: bytes, millis: bytes) -> None:
+def test_the_wait_is_given_in_seconds_and_milliseconds_rounded_up(wait_s: float, seconds: bytes, millis: bytes) -> None:
     headers = dict(error_response(errors.Overloaded("x", retry_after_s=wait_s))[1])
     assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (seconds, millis)
     assert MAX_RETRY_AFTER_S == 86_400
 
 
 @pytest.mark.parametrize("wait_s", [None, math.nan])
-def test_an_unknown_wait_is_not_told(wait_s: float | None) -> None:
+def test_an_unknown_wait_is_not_reported(wait_s: float | None) -> None:
     headers = dict(error_response(errors.Unavailable("x", retry_after_s=wait_s))[1])
     assert headers == {b"content-type": b"application/json"}
 

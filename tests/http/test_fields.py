@@ -40,7 +40,7 @@ class Wish(BaseModel):
         ({"name": "A"}, "`name`: must be in lower case"),
     ],
 )
-def test_a_wrong_field_is_told_in_plain_words(body: dict[str, Any], message: str) -> None:
+def test_a_wrong_field_is_reported_in_plain_words(body: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_fields(Wish, body)
     assert caught.value.message == message

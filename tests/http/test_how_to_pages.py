@@ -109,9 +109,9 @@ def test_what_a_proxy_says_of_the_client_changes_nothing_and_is_not_kept() -> No
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
         plain = await client.post(ask("a", stream=False))
-        said = await client.post(ask("a", stream=False), headers=dict.fromkeys(FORWARDED, "203.0.113.9"))
-        assert (said.status, said.text) == (plain.status, plain.text)
-        assert "203.0.113.9" not in str(said.headers) + said.body.decode() + await metrics(client)
+        reported = await client.post(ask("a", stream=False), headers=dict.fromkeys(FORWARDED, "203.0.113.9"))
+        assert (reported.status, reported.text) == (plain.status, plain.text)
+        assert "203.0.113.9" not in str(reported.headers) + reported.body.decode() + await metrics(client)
 
     run(scenario)
 

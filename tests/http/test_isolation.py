@@ -59,8 +59,8 @@ async def owner_s(client: Client) -> str:
 def without_ids(reply: Reply, *ids: str) -> tuple[int, dict[str, str], str]:
     """An answer with what it repeats of the request taken out."""
     text = reply.body.decode()
-    for one in ids:
-        text = text.replace(one, "ID")
+    for known_id in ids:
+        text = text.replace(known_id, "ID")
     return reply.status, {name: value for name, value in reply.headers.items() if name != "content-length"}, text
 
 
@@ -85,9 +85,9 @@ def test_no_route_answers_another_tenant_with_anything_of_the_owner_s() -> None:
             body = BODIES.get(path, {"model": MODEL, "input": "hello"}) if method == "POST" else None
             reply = await attacked(client, method, path, body, idempotency_key="order-1")
             asked_for = path.rpartition("/")[2]  # an error repeats the id it was asked for
-            told = (reply.body.decode() + str(reply.headers)).replace(asked_for, "")
+            reported = (reply.body.decode() + str(reply.headers)).replace(asked_for, "")
             for secret in (OWNER, SECRET, secret_id, CLIENT_ID, KEY):
-                assert secret not in told, (method, path, secret)
+                assert secret not in reported, (method, path, secret)
 
     check(scenario)
 
@@ -123,9 +123,9 @@ def test_a_receipt_of_another_tenant_is_refused_as_one_that_never_was() -> None:
 def test_an_equal_request_id_of_two_tenants_finds_each_its_own_receipt() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         theirs = await owner_s(client)
-        mine = (await attacked(client, "POST", COMPLETIONS, ask("p"), x_request_id=CLIENT_ID)).headers
+        own_headers = (await attacked(client, "POST", COMPLETIONS, ask("p"), x_request_id=CLIENT_ID)).headers
         receipt = json.loads((await attacked(client, "GET", f"/admin/requests/{CLIENT_ID}")).body)
-        assert receipt["request_id"] == mine["x-serve-app-request-id"] != theirs
+        assert receipt["request_id"] == own_headers["x-serve-app-request-id"] != theirs
         assert receipt["tenant"] == ATTACKER
         owned = json.loads((await client.get(f"/admin/requests/{CLIENT_ID}")).body)
         assert owned["request_id"] == theirs
@@ -163,13 +163,13 @@ def test_request_ids_and_generated_session_ids_cannot_be_guessed() -> None:
 def test_every_operation_with_a_prompt_carries_the_salt_of_its_tenant(settings: dict[str, Any]) -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         seen: list[Submit] = []
-        through = cluster["r1"].engine.wire.run
+        through = cluster["r1"].engine.server.run
 
         async def recorded(submit: Submit, put: Callable[[Frame], None]) -> None:
             seen.append(submit)
             await through(submit, put)
 
-        cluster["r1"].engine.wire.run = recorded
+        cluster["r1"].engine.server.run = recorded
         sent = {path: BODIES[path] for path in (CHAT, COMPLETIONS)}
         if settings:
             sent = {
@@ -180,10 +180,10 @@ def test_every_operation_with_a_prompt_carries_the_salt_of_its_tenant(settings: 
         for path, body in sent.items():
             for key in (KEY, BATCH_KEY, KEY):
                 assert (await client.post(body | {"cache_salt": "chosen"}, path=path, key=key)).status == 200
-            mine, other, again = [submit.cache_salt for submit in seen[-3:]]
-            assert mine == again != other
-            assert mine is not None
-            assert len(mine) >= math.ceil(256 / 6)  # 256 bits in base64
+            salt, other, again = [submit.cache_salt for submit in seen[-3:]]
+            assert salt == again != other
+            assert salt is not None
+            assert len(salt) >= math.ceil(256 / 6)  # 256 bits in base64
             assert "cache_salt" not in seen[-1].body
 
     check(scenario, **settings)
@@ -192,7 +192,7 @@ def test_every_operation_with_a_prompt_carries_the_salt_of_its_tenant(settings: 
 # Sessions
 
 
-def who(tenant: str) -> Identity:
+def identity_of(tenant: str) -> Identity:
     return Identity(tenant, RequestClass.HIGH, RequestClass.NORMAL)
 
 
@@ -210,7 +210,7 @@ async def session_answer(cluster: FakeCluster, tenant: str, method: str, path: s
 
     local = SessionRoutes(SessionClient(call, {}), {})
     try:
-        return await local.answer(routes.resolve(method, path), who(tenant), None, {}, 8)
+        return await local.answer(routes.resolve(method, path), identity_of(tenant), None, {}, 8)
     except ServeAppError as error:
         return error_response(error)
 

@@ -141,11 +141,11 @@ def test_generated_keys_are_long_and_never_the_same(tmp_path: Path) -> None:
 
 
 def test_salts_differ_between_tenants_and_secrets_and_are_what_vllm_takes() -> None:
-    one = tenant_salt(b"s", "a")
-    assert one == tenant_salt(b"s", "a")
-    assert len({one, tenant_salt(b"s", "b"), tenant_salt(b"t", "a"), tenant_salt(b"s", "")}) == 4
-    assert len(one) == 43
-    assert not set(one) & set("@/\\\0")
+    salt = tenant_salt(b"s", "a")
+    assert salt == tenant_salt(b"s", "a")
+    assert len({salt, tenant_salt(b"s", "b"), tenant_salt(b"t", "a"), tenant_salt(b"s", "")}) == 4
+    assert len(salt) == 43
+    assert not set(salt) & set("@/\\\0")
 
 
 def test_a_key_file_is_made_once_with_mode_0600_and_kept(tmp_path: Path) -> None:

@@ -101,16 +101,18 @@ def test_a_header_that_is_not_utf8_is_left_out_and_named_for_the_application(nam
         ({}, {malformed_requests.NO_TEXT: "X-Session-Id"}, "X-Session-Id"),
     ],
 )
-def test_a_wrong_header_is_told_to_those_with_a_key(headers: dict[str, str], more: dict[str, str], param: str) -> None:
+def test_a_wrong_header_is_explained_to_those_with_a_key(
+    headers: dict[str, str], more: dict[str, str], param: str
+) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await client.edge(scope | more, receive, send)
 
-        for key, status, said in ((KEY, 400, param), (None, 401, None), ("sk-wrong", 401, None)):
+        for key, status, reported in ((KEY, 400, param), (None, 401, None), ("sk-wrong", 401, None)):
             reply = await exchange(app, "GET", "/v1/models", [], headers, key=key)  # type: ignore[arg-type]
-            assert (reply.status, reply.error["param"]) == (status, said)
+            assert (reply.status, reply.error["param"]) == (status, reported)
 
     run(scenario)
 

@@ -26,7 +26,7 @@ def body(number: int, path: str, *, stream: bool) -> dict[str, Any]:
     return asked | {"max_tokens": TOKENS, "stream": stream}
 
 
-def told(reply: Reply) -> Any:
+def answer_of(reply: Reply) -> Any:
     """What an answer says, without its id and time."""
     assert reply.status == 200
     is_whole = reply.headers["content-type"].startswith("application/json")
@@ -59,7 +59,7 @@ async def full(client: Client, path: str = COMPLETIONS, *, stream: bool = True) 
 def test_a_request_that_stopped_for_a_higher_class_answers_as_an_undisturbed_one(path: str, stream: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await two_slots(cluster)
-        undisturbed = [told(await low(client, number, path, stream=stream)) for number in range(SLOTS)]
+        undisturbed = [answer_of(await low(client, number, path, stream=stream)) for number in range(SLOTS)]
         made = client.engine_tokens()
         tasks = await full(client, path, stream=stream)
         reply = await client.post(ask("first", 5, priority="high"))
@@ -67,7 +67,7 @@ def test_a_request_that_stopped_for_a_higher_class_answers_as_an_undisturbed_one
         runs = client.model.queue.core.in_flight.running
         await until(lambda: any(one.arrival.produced_tokens for one in runs.values()), SOON_S, "what goes on says so")
         answers = [await task for task in tasks]
-        assert [told(answer) for answer in answers] == undisturbed
+        assert [answer_of(answer) for answer in answers] == undisturbed
         stopped = [answer for answer in answers if receipt(client, answer).trace.preempted]
         assert len(stopped) == 1
         assert receipt(client, stopped[0]).trace.losses == 0

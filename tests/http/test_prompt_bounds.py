@@ -34,7 +34,7 @@ def test_a_prompt_beyond_the_model_s_length_ends_at_the_router(path: str, field:
         async def submit(submitted: Any, *_: Any) -> None:
             asked.append(submitted)
 
-        cluster["r1"].engine.wire.run = submit
+        cluster["r1"].engine.server.run = submit
         body = gzip.compress(json.dumps({"model": MODEL, field: value}).encode())
         reply = await client.request("POST", path, body, headers={"content-encoding": "gzip"})
         assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", field)

@@ -17,7 +17,7 @@ from serve_app.settings import HttpSettings
 from serve_app.types import Operation, Outcome
 from tests.fakes.asgi_client import BATCH_KEY, Reply, ask, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, SOON_S, said
+from tests.fakes.router import LONG, SOON_S, expected_text
 
 PROMPTS = [f"p {number}" for number in range(20)]  # LangChain's default batch
 TOKENS = 5
@@ -59,11 +59,11 @@ def test_a_list_longer_than_the_batch_is_answered_as_by_one_engine(stream: bool)
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         reply = await client.post(ask(PROMPTS, TOKENS, stream=stream, **more))
-        one = await client.post(ask(PROMPTS[0], TOKENS, stream=stream, **more))
+        first = await client.post(ask(PROMPTS[0], TOKENS, stream=stream, **more))
 
         assert reply.status == 200
-        assert texts(reply) == {number: said(prompt, TOKENS) for number, prompt in enumerate(PROMPTS)}
-        assert usage(reply)["completion_tokens"] == len(PROMPTS) * usage(one)["completion_tokens"]
+        assert texts(reply) == {number: expected_text(prompt, TOKENS) for number, prompt in enumerate(PROMPTS)}
+        assert usage(reply)["completion_tokens"] == len(PROMPTS) * usage(first)["completion_tokens"]
         ids = {answer["id"] for answer in (reply.events if stream else [json.loads(reply.body)])}
         assert ids == {reply.headers["x-serve-app-request-id"]}
         if stream:
@@ -100,8 +100,8 @@ def test_an_answer_states_one_time_also_if_a_later_prompt_was_granted_in_another
 
     asyncio.run(scenario())
     lines = b"".join(sent).decode().split("\n\n")[:-2]
-    told = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert [(one["id"], one["created"]) for one in told] == [("r", 1_001)] * 3
+    reported = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [(one["id"], one["created"]) for one in reported] == [("r", 1_001)] * 3
 
 
 def test_choices_of_each_prompt_are_numbered_as_in_one_engine() -> None:
@@ -109,7 +109,7 @@ def test_choices_of_each_prompt_are_numbered_as_in_one_engine() -> None:
         client = await started(cluster, "r1")
         reply = await client.post(ask(["a", "b"], 2, n=2, stream=False))
         assert sorted(texts(reply)) == [0, 1, 2, 3]
-        assert texts(reply)[2] == said("b", 2)
+        assert texts(reply)[2] == expected_text("b", 2)
 
     run(scenario, model(slots=2))
 
@@ -158,7 +158,7 @@ def test_what_has_begun_is_not_shed_for_a_request_that_comes_later() -> None:
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         cluster["r1"].thaw()
         await listed
-        assert texts(reply) == {number: said(prompt, TOKENS) for number, prompt in enumerate("abc")}
+        assert texts(reply) == {number: expected_text(prompt, TOKENS) for number, prompt in enumerate("abc")}
         await cancel(task)
 
     run(scenario, model(slots=2, step_s=0.1))
@@ -196,7 +196,7 @@ def test_a_prompt_that_the_engine_refuses_ends_the_list() -> None:
 LONG_PROMPT = "word " * 9000
 
 
-def test_a_prompt_refused_while_others_are_streamed_is_told_after_their_ends() -> None:
+def test_a_prompt_refused_while_others_are_streamed_is_reported_after_their_ends() -> None:
     """One slot is free: the first prompt is streamed to its end before one that is too long has its turn."""
 
     async def scenario(cluster: FakeCluster) -> None:
@@ -212,11 +212,11 @@ def test_a_prompt_refused_while_others_are_streamed_is_told_after_their_ends() -
         for chunk in chunks:
             for choice in chunk["choices"]:
                 found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
-        assert found == {0: said("a", TOKENS), 2: said("b", TOKENS), 4: said("c", TOKENS)}
+        assert found == {0: expected_text("a", TOKENS), 2: expected_text("b", TOKENS), 4: expected_text("c", TOKENS)}
         assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [3 * TOKENS]
         errors = [event["error"] for event in reply.events[len(chunks) :]]
-        told = [(error["param"], error["code"]) for error in errors]
-        assert told == [(f"prompt.{number}", "context_length_exceeded") for number in (1, 3)]
+        reported = [(error["param"], error["code"]) for error in errors]
+        assert reported == [(f"prompt.{number}", "context_length_exceeded") for number in (1, 3)]
         assert reply.body.count(b"[DONE]") == 1
         assert reply.body.endswith(b"data: [DONE]\n\n")
         await until(client.at_rest, SOON_S, "all given back")

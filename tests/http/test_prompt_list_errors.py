@@ -19,7 +19,7 @@ from serve_app.types import Operation
 
 
 @pytest.mark.parametrize(
-    ("operation", "body", "part", "said", "param", "message"),
+    ("operation", "body", "part", "reported", "param", "message"),
     [
         (Operation.COMPLETION, {"prompt": ["a"] * 4}, 3, ("prompt", "your prompt"), "prompt.3", "your prompt"),
         (
@@ -73,13 +73,15 @@ def test_the_refusal_of_a_part_names_its_entry_in_the_client_s_list(
     operation: Operation,
     body: dict[str, Any],
     part: int,
-    said: tuple[str | None, str],
+    reported: tuple[str | None, str],
     param: str | None,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(split_body, "INPUTS_TOGETHER", 3)
-    answer = json.dumps({"error": {"message": said[1], "type": "invalid_request_error", "param": said[0]}}).encode()
+    answer = json.dumps(
+        {"error": {"message": reported[1], "type": "invalid_request_error", "param": reported[0]}}
+    ).encode()
     refusal = Frame(1, answer, 400, "json", events=1, usage=TokenUsage())
 
     split = split_body.split_body(operation, body, body_size(operation, body), HttpSettings())

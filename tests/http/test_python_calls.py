@@ -42,17 +42,17 @@ async def answered(*pieces: AnswerPiece) -> AsyncGenerator[AnswerPiece, None]:
 
 def read(*pieces: AnswerPiece) -> tuple[list[bytes], ServeAppError | None]:
     """The events of a streamed answer, and the error it ended with."""
-    told: list[bytes] = []
+    reported: list[bytes] = []
 
     async def reading() -> None:
         async for event in read_events(answered(*pieces)):
-            told.append(event)
+            reported.append(event)
 
     try:
         asyncio.run(reading())
     except ServeAppError as error:
-        return told, error
-    return told, None
+        return reported, error
+    return reported, None
 
 
 def sent(asked: HttpRequest) -> dict[str, Any]:
@@ -198,10 +198,10 @@ def test_codes_of_their_own_survive() -> None:
 
 @pytest.mark.parametrize("kind", [BadRequest, Overloaded, Unavailable, EngineFailed, ServeAppError, errors.Forbidden])
 def test_an_error_event_comes_out_as_it_was_raised(kind: type[ServeAppError]) -> None:
-    told, error = read(
+    reported, error = read(
         (*HEAD, b'data: {"a":1}\n\n' + sse_error(kind("told", param="p").body(), Operation.CHAT)), b"data: more\n\n"
     )
-    assert told == [b'{"a":1}'], "what came before the error is told"
+    assert reported == [b'{"a":1}'], "what came before the error is told"
     assert (type(error), str(error), error and error.param) == (kind, "told", "p")
 
 
@@ -224,15 +224,15 @@ def test_an_error_in_no_form_of_ours_still_is_one(body: bytes, status: int, kind
     cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=12),
 )
 def test_events_are_read_alike_however_they_are_cut(texts: list[str], cuts: list[int]) -> None:
-    told = [json.dumps({"text": text}).encode() for text in texts]
-    wire = b"".join(b"data: " + event + b"\n\n" for event in told) + b"data: [DONE]\n\n"
+    reported = [json.dumps({"text": text}).encode() for text in texts]
+    connection = b"".join(b"data: " + event + b"\n\n" for event in reported) + b"data: [DONE]\n\n"
     pieces: list[AnswerPiece] = []
     start = 0
-    for cut in [*cuts, len(wire)]:
-        piece = wire[start : start + cut]
+    for cut in [*cuts, len(connection)]:
+        piece = connection[start : start + cut]
         pieces.append(piece if pieces else (*HEAD, piece))
         start += cut
-    assert read(*pieces) == (told, None)
+    assert read(*pieces) == (reported, None)
 
 
 def test_a_whole_answer_is_its_pieces_joined() -> None:
@@ -247,7 +247,7 @@ def test_an_answer_that_ends_before_it_began_is_lost() -> None:
 
 def test_a_refusal_of_a_stream_is_read_whole() -> None:
     status, headers, body = error_response(Overloaded("later", retry_after_s=2.0))
-    told, error = read((status, headers, body[:5]), body[5:])
-    assert told == []
+    reported, error = read((status, headers, body[:5]), body[5:])
+    assert reported == []
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == 2.0

@@ -14,7 +14,7 @@ from serve_app.http.queue_status import QueueComments
 from serve_app.types import Outcome, RequestClass
 from tests.fakes.asgi_client import Client, Reply, ask, running
 from tests.fakes.engines import MODEL, FakeCluster, run, until
-from tests.fakes.router import SOON_S, said
+from tests.fakes.router import SOON_S, expected_text
 
 ASKED = {"X-Queue-Status": "1"}
 QUICK = {(queue_status, "FIRST_COMMENT_S"): 0.01, (queue_status, "STATUS_POLL_S"): 0.01}
@@ -49,7 +49,7 @@ async def blocked(client: Client) -> asyncio.Task[Reply]:
     return task
 
 
-async def told(client: Client, prompt: str, **more: object) -> tuple[asyncio.Task[Reply], Reply]:
+async def notified(client: Client, prompt: str, **more: object) -> tuple[asyncio.Task[Reply], Reply]:
     """A request that waits and has been told so."""
     reply = Reply()
     body = ask(prompt, **more)  # type: ignore[arg-type]
@@ -63,11 +63,11 @@ async def end(task: asyncio.Task[Reply]) -> None:
     await asyncio.wait({task})
 
 
-def test_who_waits_is_told_its_place_until_its_answer_begins() -> None:
+def test_who_waits_is_given_its_place_until_its_answer_begins() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         blocker = await blocked(client)
-        first, before = await told(client, "before")
-        second, reply = await told(client, "p")
+        first, before = await notified(client, "before")
+        second, reply = await notified(client, "p")
         assert (before.status, reply.status) == (200, 200)
         assert (positions(before), positions(reply)) == ([1], [2])
         await end(first)
@@ -81,7 +81,7 @@ def test_who_waits_is_told_its_place_until_its_answer_begins() -> None:
         assert reply.body.endswith(answer(reply))
         plain = await client.post(ask("p"))
         assert len(answer(reply).split(b"\n\n")) == len(plain.body.split(b"\n\n"))
-        assert "".join(c["text"] for e in plain.events for c in e.get("choices", [])) == said("p", 5)
+        assert "".join(c["text"] for e in plain.events for c in e.get("choices", [])) == expected_text("p", 5)
 
     check(scenario)
 
@@ -93,7 +93,7 @@ def test_what_starts_at_once_or_is_not_streamed_has_no_comment() -> None:
         blocker = await blocked(client)
         whole = client.posting(ask("p", stream=False), headers=ASKED)
         unasked = client.posting(ask("p"), headers={"X-Queue-Status": "0"})
-        _, _ = await told(client, "another")  # those who asked before it have had their time
+        _, _ = await notified(client, "another")  # those who asked before it have had their time
         await end(blocker)
         assert json.loads((await whole).body)["choices"]
         assert comments(await unasked) == []
@@ -175,10 +175,10 @@ def test_comments_are_not_part_of_an_answer_that_is_repeated() -> None:
     check(scenario)
 
 
-def test_a_client_that_leaves_after_a_comment_leaves_the_line() -> None:
+def test_a_client_that_leaves_after_a_comment_leaves_the_queue() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         blocker = await blocked(client)
-        task, _ = await told(client, "p")
+        task, _ = await notified(client, "p")
         await end(task)
         await end(blocker)
         assert client.outcomes == {Outcome.CANCELLED_QUEUED: 1, Outcome.CANCELLED_RUNNING: 1}
@@ -234,7 +234,7 @@ def status(position: int, start_s: float | None = None) -> QueueStatus:
     return QueueStatus("r", RequestClass.NORMAL, position, start_s)
 
 
-def test_a_place_is_told_when_it_changes_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_is_reported_when_it_changes_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FIRST_COMMENT_S", 0.001), ("STATUS_POLL_S", 0.001), ("MAX_SILENCE_S", 60.0)):
         monkeypatch.setattr(queue_status, name, seconds)
     assert asked(None, status(3), status(3), None, status(2, 1.25), status(2, 0.5), status(4, 0.0)) == [

@@ -28,7 +28,7 @@ PROMPTS = ["one two", "three", "four five six"]
 Scenario = Callable[[Client, FakeCluster], Awaitable[None]]
 
 
-def told(body: bytes, known: Container[str]) -> str:
+def masked_receipt(body: bytes, known: Container[str]) -> str:
     """The known fields of a receipt, without ids that are made up, and without what a clock has measured."""
     fields = {name: value for name, value in json.loads(body).items() if name in known}
     text = re.sub(r"[0-9a-f]{32}", "ID", json.dumps(fields, separators=(",", ":")))
@@ -177,13 +177,13 @@ def receipt_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", [*GENERATING, *POOLING])
-def test_a_receipt_is_told_as_before_in_the_same_order_with_new_facts_between(name: str) -> None:
+def test_a_receipt_is_reported_as_before_in_the_same_order_with_new_facts_between(name: str) -> None:
     before = json.loads(BEFORE.read_text())
-    assert told(receipt_of(name), before["fields"]) == before["receipts"][name]
+    assert masked_receipt(receipt_of(name), before["fields"]) == before["receipts"][name]
 
 
 if __name__ == "__main__":
     bodies = {name: receipt_of(name) for name in (*GENERATING, *POOLING)}
     names = list(json.loads(bodies["answered"]))
-    texts = {name: told(body, names) for name, body in bodies.items()}
+    texts = {name: masked_receipt(body, names) for name, body in bodies.items()}
     BEFORE.write_text(json.dumps({"fields": names, "receipts": texts}, indent=1) + "\n")

@@ -227,8 +227,8 @@ def test_the_limits_are_charged_by_the_one_estimate_that_the_queue_reckons_with(
         assert (await client.post(ask(prompts, 5, stream=False))).status == 200
         (receipt,) = client.edge.parts.receipts.kept.values()
         (charge,) = client.limits.charges
-        told = receipt.to_json_fields()
-        assert charge.request.tokens == told["estimated_prompt"] + told["estimated_output"]
+        reported = receipt.to_json_fields()
+        assert charge.request.tokens == reported["estimated_prompt"] + reported["estimated_output"]
         assert made == [1 if isinstance(prompts, str) else len(prompts)]
         assert client.figures("serve_app_granted_tokens_total", "model") == {(SERVED,): charge.request.tokens}
 
@@ -270,18 +270,18 @@ def test_each_text_is_measured_once_on_its_way(
 
 
 @pytest.mark.parametrize(("words", "large"), [(3, False), (20_000, True)])
-def test_an_engine_is_told_whether_the_body_is_large(words: int, large: bool) -> None:
+def test_an_engine_is_informed_whether_the_body_is_large(words: int, large: bool) -> None:
     found: list[bool | None] = []
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        real = cluster["r1"].engine.wire.run
+        real = cluster["r1"].engine.server.run
 
         async def noted(submit: Submit, put: Callable[[Frame], None]) -> None:
             found.append(submit.is_large)
             await real(submit, put)
 
-        cluster["r1"].engine.wire.run = noted
+        cluster["r1"].engine.server.run = noted
         await client.post(ask("word " * words, 2, stream=False))
 
     run(scenario, model())

@@ -40,7 +40,7 @@ def test_an_answer_is_charged_by_its_estimate_and_settled_by_its_usage(streamed:
     check(scenario)
 
 
-def test_a_repeat_of_the_sdk_is_told_from_a_first_attempt() -> None:
+def test_a_repeat_of_the_sdk_is_distinguished_from_a_first_attempt() -> None:
     async def scenario(client: Client, cluster: FakeCluster) -> None:
         await client.post(ask("hello"))
         for count in ("0", "1"):
@@ -138,7 +138,7 @@ def test_a_large_request_at_which_the_engine_fails_pays_for_its_prompt(words: in
         async def failing(submit: Submit, put: Callable[[Frame], None]) -> None:
             put(Frame(submit.number, b'{"error":{"code":"request_failed"}}', 500, "json", usage=TokenUsage()))
 
-        cluster["r1"].engine.wire.run = failing
+        cluster["r1"].engine.server.run = failing
         reply = await client.post(ask("word word " * words, stream=False))
         assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
         assert client.limits.ends == [end]

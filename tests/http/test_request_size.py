@@ -103,7 +103,7 @@ def test_more_sequences_than_allowed_are_refused_by_name(
 
 
 @given(operations, bodies)
-def test_sizes_of_any_body_are_told_without_an_error(operation: Operation, body: dict[str, Any]) -> None:
+def test_sizes_of_any_body_are_reported_without_an_error(operation: Operation, body: dict[str, Any]) -> None:
     assert request_size.prompt_bytes(operation, body) >= 0
     assert len(request_size.prefix_key(operation, body)) in (0, 32)
     try:

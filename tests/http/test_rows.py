@@ -26,12 +26,12 @@ from tests.fakes.engines import MODEL, FakeCluster, model, run, until
 from tests.fakes.router import LONG, SOON_S
 
 OPS = "sk-ops-0123456789abc"
-DESK = RowOwner("desk", "people")
+OFFICE = RowOwner("desk", "people")
 TENANTS = {"people": {"limits": {"max_concurrent": 8}, "batch_limits": {"tokens_per_day": 1000}}}
 
 
 async def answer_of(
-    client: Client, body: dict[str, Any], owner: RowOwner = DESK, key: str = "batch_1-1"
+    client: Client, body: dict[str, Any], owner: RowOwner = OFFICE, key: str = "batch_1-1"
 ) -> tuple[int, Headers, bytes]:
     headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
     request = HttpRequest("POST", COMPLETIONS, headers, json.dumps({**body, "stream": False}).encode())
@@ -100,8 +100,8 @@ def test_a_row_is_no_load_for_scaling_unless_the_model_s_settings_count_it(count
         await until(lambda: cluster["r1"].work == 2, SOON_S, "both run")
         assert await cluster["r1"].engine.record_autoscaling_stats() == {ONGOING: load}
         assert (client.model.active[True], client.model.active[False]) == (load, 2 - load)
-        for one in asked:
-            one.cancel()
+        for request in asked:
+            request.cancel()
         await asyncio.wait(asked)
 
     run(counts, model(replicas=AutoscaleSettings(count_batch_rows=count_batch_rows)))
@@ -134,9 +134,9 @@ def test_a_row_is_charged_to_its_key_s_limits_for_batches() -> None:
     check(scenario)
 
 
-def test_a_row_over_its_limit_is_told_when_to_come_back() -> None:
+def test_a_row_over_its_limit_learns_when_to_come_back() -> None:
     async def scenario(client: Client) -> None:
-        client.limits.refusal = RateLimited("tokens per day", code=LimitReason.QUOTA, retry_after_s=1.2)
+        client.limits.refusal = RateLimited("tokens per day", code=LimitReason.ALLOWANCE, retry_after_s=1.2)
         status, headers, _ = await answer_of(client, ask("one"))
         assert (status, dict(headers)[b"retry-after-ms"]) == (429, b"1200")
 

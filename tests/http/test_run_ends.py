@@ -30,7 +30,7 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1", "r2")
         tries: list[str] = []
-        whole = {name: cluster[name].engine.wire.run for name in ("r1", "r2")}
+        whole = {name: cluster[name].engine.server.run for name in ("r1", "r2")}
 
         async def broken(submit: Submit, put: Callable[[Frame], None]) -> None:
             tries.append(submit.request_id)
@@ -38,7 +38,7 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
                 raise end
 
         for name in whole:
-            cluster[name].engine.wire.run = broken
+            cluster[name].engine.server.run = broken
         asked = (client.post(ask(f"p {n}", stream=stream), headers=_key(keyed, n)) for n in range(4))
         replies = await asyncio.gather(*asked)
         assert {(reply.status, reply.error["code"]) for reply in replies} == {(500, "request_failed")}
@@ -48,7 +48,7 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
         assert not any(client.model.replica_set.ejections.values())
         assert client.at_rest()
         for name, run_whole in whole.items():
-            cluster[name].engine.wire.run = run_whole
+            cluster[name].engine.server.run = run_whole
         assert (await client.post(ask("p"))).status == 200
         assert client.at_rest()
 
@@ -59,17 +59,17 @@ def test_a_run_that_ends_without_an_answer_is_answered_and_frees_its_slot(
 def test_a_refusal_that_a_repeat_may_not_meet_tells_when(keyed: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        whole = cluster["r1"].engine.wire.run
+        whole = cluster["r1"].engine.server.run
 
         async def restarting(submit: Submit, put: Callable[[Frame], None]) -> None:
             body = json.dumps(Unavailable("restarting").body()).encode()
             put(Frame(submit.number, body, 503, "json", usage=TokenUsage(), retry_after_s=5.0))
 
-        cluster["r1"].engine.wire.run = restarting
+        cluster["r1"].engine.server.run = restarting
         reply = await client.post(ask("p"), headers=_key(keyed, 0))
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, Unavailable.code, "5")
         assert "x-should-retry" not in reply.headers
-        cluster["r1"].engine.wire.run = whole
+        cluster["r1"].engine.server.run = whole
         assert (await client.post(ask("p"), headers=_key(keyed, 0))).status == 200
         assert client.at_rest()
 

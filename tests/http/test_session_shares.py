@@ -18,7 +18,7 @@ from tests.fakes.router import SOON_S
 from tests.fakes.sessions import ActorSessions
 
 AGENTS = "sk-agents-0123456789"
-DESK = "sk-desk-0123456789"
+OFFICE = "sk-office-0123456789"
 POOL = 2000  # KV tokens of the engine; a tenth is kept for growth
 SESSION_TOKENS = 160
 SLOTS = 8
@@ -35,11 +35,11 @@ async def door(cluster: FakeCluster, **tenants: dict[str, Any]) -> Client:
     client = await started(cluster, "r1")
     keys = (
         KeySettings(key=AGENTS, tenant="agents", max_class="normal"),
-        KeySettings(key=DESK, tenant="desk", max_class="critical"),
+        KeySettings(key=OFFICE, tenant="office", max_class="critical"),
     )
-    told = {"auth": {"keys": keys}, "admission": {"tenants": tenants}, "models": (cluster.settings,)}
+    reported = {"auth": {"keys": keys}, "admission": {"tenants": tenants}, "models": (cluster.settings,)}
     sessions = SessionClient(ActorSessions(cluster.quota).call, client.model.queue.core.sessions)
-    settings = Settings.model_validate(told)
+    settings = Settings.model_validate(reported)
     client.model.configure(cluster.settings, settings.admission, 1)
     client.edge = router_app(settings, {MODEL: client.model}, client.metrics, sessions=sessions)
     await until(lambda: client.model.replica_set.info is not None, SOON_S, "the engine's limits")
@@ -59,9 +59,9 @@ async def opened(client: Client) -> list[str]:
     names: list[str] = []
     while len(names) < POOL // SESSION_TOKENS:
         name = f"s{len(names)}"
-        status, told = await call(client, "POST", model=MODEL, session_id=name, kv_tokens=SESSION_TOKENS)
+        status, reported = await call(client, "POST", model=MODEL, session_id=name, kv_tokens=SESSION_TOKENS)
         if status != 201:
-            assert (status, told["error"]["code"]) == (429, "insufficient_memory")
+            assert (status, reported["error"]["code"]) == (429, "insufficient_memory")
             break
         names.append(name)
     return names
@@ -70,24 +70,24 @@ async def opened(client: Client) -> list[str]:
 @contextlib.asynccontextmanager
 async def renewing(client: Client, names: list[str]) -> AsyncIterator[dict[str, list[dict[str, Any]]]]:
     """All sessions are renewed for the block, again and again; yields what each renewal said."""
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    reported: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     async def renew() -> None:
         while True:
             for name in names:
-                said[name].append((await call(client, "POST", f"/{name}/renew"))[1])
+                reported[name].append((await call(client, "POST", f"/{name}/renew"))[1])
             await asyncio.sleep(0.02)  # until the block ends
 
     task = asyncio.create_task(renew())
     try:
-        yield said
+        yield reported
     finally:
         task.cancel()
         await asyncio.wait({task})
 
 
-def desk(client: Client, count: int, **more: Any) -> list[asyncio.Task[Reply]]:
-    return [client.posting(ask(f"desk {number}", TOKENS, **more), key=DESK) for number in range(count)]
+def office(client: Client, count: int, **more: Any) -> list[asyncio.Task[Reply]]:
+    return [client.posting(ask(f"office {number}", TOKENS, **more), key=OFFICE) for number in range(count)]
 
 
 def test_sessions_that_are_renewed_for_ever_are_taken_back_for_requests_that_wait() -> None:
@@ -98,25 +98,25 @@ def test_sessions_that_are_renewed_for_ever_are_taken_back_for_requests_that_wai
         most = 0
         tasks = list[asyncio.Task[Reply]]()
         runs = client.model.queue.core.in_flight.running
-        async with renewing(client, names) as said:
+        async with renewing(client, names) as output:
 
             def half() -> bool:
                 nonlocal most
-                tasks.extend(desk(client, SLOTS - sum(not task.done() for task in tasks)))
+                tasks.extend(office(client, SLOTS - sum(not task.done() for task in tasks)))
                 most = max(most, len(runs))
                 return most > SLOTS / 2
 
             await until(half, 4 * SOON_S, "over half of the slots are the others'")
             replies = await asyncio.gather(*tasks)
         assert {reply.status for reply in replies} == {200}
-        ended = [name for name in names if said[name][-1].get("error")]
+        ended = [name for name in names if output[name][-1].get("error")]
         assert ended
         for name in ended:
-            *before, _ = [told for told in said[name] if "error" not in told]
-            assert any(told["taken_back_in_s"] is not None for told in before), "it had notice"
-            status, told = await call(client, "GET", f"/{name}")
-            assert (status, told["error"]["code"]) == (404, "session_taken_back")
-            assert "its tenant's sessions held" in told["error"]["message"]
+            *before, _ = [reported for reported in output[name] if "error" not in reported]
+            assert any(reported["taken_back_in_s"] is not None for reported in before), "it had notice"
+            status, received = await call(client, "GET", f"/{name}")
+            assert (status, received["error"]["code"]) == (404, "session_taken_back")
+            assert "its tenant's sessions held" in received["error"]["message"]
         kept = [name for name in names if name not in ended]
         assert len(kept) * SESSION_TOKENS >= POOL * 0.9 / 2 - SESSION_TOKENS
         for name in kept:
@@ -139,12 +139,12 @@ def test_sessions_of_one_tenant_hold_half_of_a_model_by_default() -> None:
 
 def test_a_critical_request_of_a_tenant_with_a_share_is_served_beside_sessions_that_are_renewed_for_ever() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        client = await door(cluster, desk={"share": 0.5})
+        client = await door(cluster, office={"share": 0.5})
         names = await opened(client)
         assert len(names) == POOL * 9 // 20 // SESSION_TOKENS
         async with renewing(client, names):
             for number in range(3):
-                reply = await client.post(ask(f"urgent {number}", 600, priority="critical"), key=DESK)
+                reply = await client.post(ask(f"urgent {number}", 600, priority="critical"), key=OFFICE)
                 assert reply.status == 200
         for name in names:
             assert (await call(client, "DELETE", f"/{name}"))[0] == 200
@@ -169,8 +169,8 @@ def test_closing_a_session_while_its_request_runs_makes_no_room_for_another_unti
         for name in names:
             assert (await call(client, "DELETE", f"/{name}"))[0] == 200
         assert await opened(client) == []
-        desk_session = json.dumps({"model": MODEL, "session_id": "d", "kv_tokens": POOL * 4 // 10}).encode()
-        assert (await client.request("POST", "/v1/sessions", desk_session, key=DESK)).status == 201
+        office_session = json.dumps({"model": MODEL, "session_id": "d", "kv_tokens": POOL * 4 // 10}).encode()
+        assert (await client.request("POST", "/v1/sessions", office_session, key=OFFICE)).status == 201
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -137,10 +137,10 @@ def test_the_store_away_for_an_hour_refuses_nobody_who_is_known(
         assert ring.identify(OTHER).tenant == "acme"
 
     run(scenario())
-    told = [one.getMessage() for one in caplog.records]
-    assert len(told) == 2
-    assert "away" in told[0]
-    assert "answers again" in told[1]
+    reported = [one.getMessage() for one in caplog.records]
+    assert len(reported) == 2
+    assert "away" in reported[0]
+    assert "answers again" in reported[1]
 
 
 def test_a_router_that_never_had_a_list_says_503_and_not_401(store: FakeStore) -> None:

@@ -39,7 +39,7 @@ class World:
         self.processes = {7, 9}
         self.leaves: dict[str, float] = {}
         self.silent: set[int] = set()  # processes whose machine does not answer
-        self.told_before: dict[str, list[Device]] = {}
+        self.stored_before: dict[str, list[Device]] = {}
 
     # as Shelf
 
@@ -71,20 +71,20 @@ class World:
     async def leaving(self) -> dict[str, float]:
         return self.leaves
 
-    async def gone(self, told: Iterable[NodeProcesses]) -> bool:
-        asked = {pid for _, pids in told for pid, _ in pids}
+    async def gone(self, reported: Iterable[NodeProcesses]) -> bool:
+        asked = {pid for _, pids in reported for pid, _ in pids}
         if asked & self.silent:
             await asyncio.Event().wait()
         return not asked & self.processes
 
 
 class WorldInventory:
-    def __init__(self, world: World, told_before: dict[str, list[Device]]) -> None:
+    def __init__(self, world: World, stored_before: dict[str, list[Device]]) -> None:
         self.devices = world.found
         self.gone = world.gone
         self.leaving = world.leaving
         self.end_orphans = world.gone
-        world.told_before = dict(told_before)
+        world.stored_before = dict(stored_before)
 
 
 Scenario = Callable[[GpuMemoryQuota], Awaitable[None]]
@@ -108,6 +108,6 @@ def with_actor(*scenarios: Scenario) -> None:
 
 async def running(actor: GpuMemoryQuota) -> EngineReport:
     reply = await actor.engine(ENGINE)
-    told = replace(ENGINE, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100)
-    await actor.engine(told)
-    return told
+    reported = replace(ENGINE, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100)
+    await actor.engine(reported)
+    return reported

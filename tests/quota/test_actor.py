@@ -37,9 +37,9 @@ from tests.quota.actor_world import ALWAYS, ENGINE, TOKENS, World, running, with
 async def exchanged(actor: GpuMemoryQuota, line: RouterQueue) -> None:
     """A router's beats until the actor has booked what it has."""
     for _ in range(3):
-        told = line.next_message(time.monotonic(), beat=True)
-        assert told is not None
-        line.on_reply(await actor.exchange(told), time.monotonic(), time.monotonic())
+        reported = line.next_message(time.monotonic(), beat=True)
+        assert reported is not None
+        line.on_reply(await actor.exchange(reported), time.monotonic(), time.monotonic())
     assert not line.alone
 
 
@@ -81,7 +81,7 @@ def test_the_actor_freezes_its_heap_before_it_serves(world: World, monkeypatch: 
     with_actor(scenario)
 
 
-def test_an_actor_that_cannot_read_its_roster_at_first_comes_up_all_the_same(
+def test_an_actor_that_cannot_read_its_checkpoint_at_first_comes_up_all_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.failures = 3
@@ -97,7 +97,7 @@ def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_sto
     """Nor does an engine's word that says what it said before; what is new is answered when it is stored."""
 
     async def scenario(actor: GpuMemoryQuota) -> None:
-        told = await running(actor)
+        reported = await running(actor)
         line = RouterQueue("r line")
         await exchanged(actor, line)
         world.writes.clear()
@@ -106,7 +106,7 @@ def test_an_answer_that_depends_on_nothing_new_does_not_wait_for_what_others_sto
         await asyncio.sleep(0.05)  # both wait for the store by now
         for _ in range(3):
             await exchanged(actor, line)
-            await actor.engine(told)
+            await actor.engine(reported)
         assert not other.done()
         assert not newcomer.done()
         world.writes.set()
@@ -176,8 +176,8 @@ def test_what_cannot_be_read_keeps_no_actor_from_coming_up(world: World, caplog:
         assert (figures["epoch"], figures["recovering"]) == (2, True)
         other = replace(ENGINE, owner="other")
         assert await actor.engine(other) == EngineReply(why="the ledger is being rebuilt")
-        told = replace(ENGINE, holds=(Hold("n/0", 100),), kv_tokens=TOKENS)
-        assert (await actor.engine(told)).holds == told.holds
+        reported = replace(ENGINE, holds=(Hold("n/0", 100),), kv_tokens=TOKENS)
+        assert (await actor.engine(reported)).holds == reported.holds
         assert not (await actor.engine(other)).holds, "its memory is the one's that has spoken"
         await exchanged(actor, RouterQueue("r line", 1))
         assert not (await actor.figures())["recovering"]
@@ -253,7 +253,7 @@ def test_a_dead_engines_memory_is_free_soon_after_its_processes_are_gone(
     with_actor(scenario)
 
 
-def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(world: World) -> None:
+def test_a_session_waits_opens_is_reported_late_and_can_be_closed_while_it_waits(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         session = await actor.open_session(SessionRequest("s", "m", 1000, 60.0))
@@ -274,7 +274,7 @@ def test_a_session_waits_opens_is_told_late_and_can_be_closed_while_it_waits(wor
     with_actor(scenario)
 
 
-def test_a_session_that_opens_while_another_is_stored_is_told(world: World) -> None:
+def test_a_session_that_opens_while_another_is_stored_is_reported(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
         await running(actor)
         await actor.open_session(SessionRequest("s", "m", 1000, 60.0))
@@ -313,9 +313,9 @@ def test_no_router_hears_of_a_session_that_is_not_stored(world: World) -> None:
 
 def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
-        told = await running(actor)
+        reported = await running(actor)
         for measured in (101, 102, 100, 103):
-            await actor.engine(replace(told, measured_bytes=(measured,)))
+            await actor.engine(replace(reported, measured_bytes=(measured,)))
             await asyncio.sleep(0.1)  # five ticks
 
     with_actor(scenario)
@@ -329,7 +329,7 @@ def test_an_alarm_is_logged_once_with_its_figures(world: World, caplog: pytest.L
 def test_a_node_is_reported_as_fragmented_once_each_time_it_becomes_so(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "serve_app.quota")
+    caplog.set_level(logging.INFO, "ray.serve")
 
     async def scenario(actor: GpuMemoryQuota) -> None:
         for _ in range(2):
@@ -342,21 +342,21 @@ def test_a_node_is_reported_as_fragmented_once_each_time_it_becomes_so(
 
     with_actor(scenario)
     assert [one.getMessage() for one in caplog.records if "fragmented" in one.getMessage()] == [
-        "GPU memory of node n is fragmented: no engine of a model here fits into 100% of the free memory"
+        "Node n has fragmented GPU memory: no engine of a model here fits into 100% of what is free"
     ] * 2
 
 
-def test_an_engine_that_ends_says_so_and_is_off_the_roster(world: World) -> None:
+def test_an_engine_that_ends_reports_it_and_is_listed_no_more(world: World) -> None:
     async def scenario(actor: GpuMemoryQuota) -> None:
-        told = await running(actor)
-        assert await actor.engine(replace(told, gone=True)) == EngineReply(why="ended")
+        reported = await running(actor)
+        assert await actor.engine(replace(reported, gone=True)) == EngineReply(why="ended")
         assert set(world.stored) == set(ALWAYS)
         assert (await actor.figures())["free_bytes"] == 100
 
     with_actor(scenario)
 
 
-def test_a_start_is_told_its_place_which_outlives_the_actor(world: World) -> None:
+def test_a_start_is_given_its_place_which_outlives_the_actor(world: World) -> None:
     ask = (StartsRequest("m", (Start("r", ("n",)),), requested_bytes=40),)
     place = (StartsReply({"r": "n"}),)
 
@@ -378,7 +378,7 @@ def test_the_next_actor_knows_the_devices_of_a_node_that_does_not_answer(world: 
         assert decode("node:n", world.stored["node:n"]) == [Device("n", 0, 100, 0)]
 
     async def handed_on(actor: GpuMemoryQuota) -> None:
-        assert world.told_before == {"n": [Device("n", 0, 100, 0)]}
+        assert world.stored_before == {"n": [Device("n", 0, 100, 0)]}
         while [one["replica"] for one in (await actor.figures())["engines"]] != ["e"]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
 

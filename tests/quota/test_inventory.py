@@ -52,10 +52,10 @@ def failed(text: str) -> ray.exceptions.RayTaskError:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    there = Nodes()
-    monkeypatch.setattr(inventory, "live_nodes", there.listed)
-    monkeypatch.setattr(Inventory, "_ask", lambda self, node, question, *args: there.ask(node, question, *args))
-    return there
+    cluster_nodes = Nodes()
+    monkeypatch.setattr(inventory, "live_nodes", cluster_nodes.listed)
+    monkeypatch.setattr(Inventory, "_ask", lambda self, node, question, *args: cluster_nodes.ask(node, question, *args))
+    return cluster_nodes
 
 
 def looked(watched: Inventory) -> list[Device]:
@@ -83,7 +83,7 @@ def test_where_the_settings_say_it_nvml_is_not_asked(nodes: Nodes) -> None:
     assert nodes.asked == []
 
 
-def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> None:
+def test_a_node_that_does_not_answer_has_what_it_reported_before(nodes: Nodes) -> None:
     nodes.gpus |= {"gpu": 1, "cpu": 0}
     nodes.answers |= {("gpu", "gpu_bytes"): TimeoutError(), ("cpu", "host_bytes"): 10 * GB}
     watched = Inventory(QuotaSettings(), {"gpu": [Device("gpu", 0, 80 * GB, 0)], "left": [Device("left", 0, 1, 0)]})
@@ -95,7 +95,7 @@ def test_a_node_that_does_not_answer_has_what_it_told_before(nodes: Nodes) -> No
     assert nodes.asked == [], "what is known is not asked again"
 
 
-def test_nobody_waits_for_a_node_that_has_never_told(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_node_that_has_never_reported(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "NODE_ANSWER_S", 0.0)
     monkeypatch.setattr(inventory, "LATER_S", 0.0)
     nodes.gpus |= {"cpu": 0, "slow": 0}
@@ -145,7 +145,7 @@ def test_a_node_that_ray_calls_gone_is_gone(nodes: Nodes) -> None:
     assert [one.node for one in looked(watched)] == ["a"]
 
 
-def test_a_gcs_that_does_not_list_the_nodes_is_said_so(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gcs_that_does_not_list_the_nodes_is_reported(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     given_s: list[float] = []
 
     def silent(timeout_s: float) -> Any:
@@ -185,7 +185,7 @@ def test_an_engine_of_a_node_that_does_not_answer_may_be_there_and_of_one_that_i
     assert asyncio.run(watched.gone([]))
 
 
-def test_an_engine_on_a_node_that_has_not_told_its_devices_yet_is_not_gone(nodes: Nodes) -> None:
+def test_an_engine_on_a_node_that_has_not_reported_its_devices_yet_is_not_gone(nodes: Nodes) -> None:
     nodes.gpus |= {"a": 0}
     nodes.answers |= {("a", "host_bytes"): TimeoutError(), ("a", "alive"): TimeoutError()}
     watched = Inventory(QuotaSettings(), {})
@@ -310,6 +310,6 @@ def test_what_an_engine_replica_has_left_behind_is_ended_even_if_it_stands_still
         assert watch.end_orphans(reused) == [], "another process has that id now"
         assert other.poll() is None
     finally:
-        for one in (replica, engine, other):
-            one.kill()
-            one.wait()
+        for process in (replica, engine, other):
+            process.kill()
+            process.wait()

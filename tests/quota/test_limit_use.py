@@ -70,7 +70,7 @@ def test_a_store_that_is_away_for_a_moment_grants_no_quota_that_is_used_up() -> 
         await until(lambda: bool(actor.decided), SOON_S, "decided")
         (refused,) = actor.decided
         assert isinstance(refused, LimitRefuse)
-        assert (refused.reason, refused.scope) == (LimitReason.QUOTA, "key:k")
+        assert (refused.reason, refused.scope) == (LimitReason.ALLOWANCE, "key:k")
         await until(lambda: not actor.use.tasks, SOON_S, "nobody asks any more")
 
     run(scenario)

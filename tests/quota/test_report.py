@@ -52,9 +52,9 @@ def core() -> Quota:
     """One engine of 60 of 78 GB, one that waits, a router and a session."""
     quota = Quota(3, {}, 0.0)
     quota.on_devices([Device("n", 0, 80 * GB), Device("n", 1, 10 * GB)], 0.0)
-    told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
-    holds = quota.on_engine(told, 0.0).holds
-    runs = replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,), slots=2)
+    report = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
+    holds = quota.on_engine(report, 0.0).holds
+    runs = replace(report, holds=holds, kv_tokens=1600, kv_bytes=1, measured_bytes=(61 * GB,), slots=2)
     quota.on_engine(runs, 0.0)
     quota.on_engine(EngineReport("w", "big", (Rank("n", 0),), 30 * GB, 20 * GB), 0.0)
     events = (Hello(()), ModelPolicy("m", POLICY), EngineReachability("m", "e", True), CreditRequest("e", 0, 0))
@@ -76,13 +76,13 @@ def test_devices_add_up_and_it_is_all_json(core: Quota) -> None:
 
 
 def test_a_cluster_whose_free_memory_is_of_no_use_says_so(core: Quota) -> None:
-    def told(defrag_above: float | None) -> str:
+    def reported(defrag_above: float | None) -> str:
         console = Console(file=io.StringIO(), width=200)
         show(figures(core, 2.0, defrag_above), console)
         return console.file.getvalue()  # type: ignore[attr-defined]
 
-    assert "100% of what is free lies where the models here do not fit" in told(None)
-    assert "do not fit" not in told(1.0)
+    assert "100% of what is free lies where the models here do not fit" in reported(None)
+    assert "do not fit" not in reported(1.0)
 
 
 def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:
@@ -106,9 +106,9 @@ def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
 
 @pytest.mark.parametrize(("measured", "shown"), [((5,), 5), ((None,), None), ((), None)])
 def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measured: Any, shown: int | None) -> None:
-    told = core.grants.last_report("e")
-    assert told is not None
-    core.on_engine(replace(told, measured_bytes=measured), 1.0)
+    reported = core.grants.last_report("e")
+    assert reported is not None
+    core.on_engine(replace(reported, measured_bytes=measured), 1.0)
     assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown
 
 
@@ -147,8 +147,13 @@ def test_status_says_nothing_of_replicas_that_have_left_or_of_other_models(core:
 def test_status_has_how_far_the_start_of_each_replica_is(core: Quota) -> None:
     start = StartReport("loading", 12.0, 0.43, None, 31.0)
     core.on_engine(EngineReport("x", "m", (Rank("n", 1),), GB, GB, start=start), 1.0)
-    (told,) = json.loads(json.dumps(figures(core, 2.0)))["starting"]
-    assert (told["replica"], told["phase"], told["share"], told["last_s"]) == ("x", "loading", 0.43, 31.0)
+    (reported,) = json.loads(json.dumps(figures(core, 2.0)))["starting"]
+    assert (reported["replica"], reported["phase"], reported["share"], reported["last_s"]) == (
+        "x",
+        "loading",
+        0.43,
+        31.0,
+    )
     found = with_quota_figures(state("x", "e"), figures(core, 2.0))
     assert [one["start"] and one["start"]["phase"] for one in found["models"][0]["replicas"]] == ["loading", None]
     assert replica_states(found | {"models": [found["models"][0] | {"target": 2}]}) == (
@@ -157,9 +162,9 @@ def test_status_has_how_far_the_start_of_each_replica_is(core: Quota) -> None:
 
 
 def test_status_names_who_uses_more_than_it_was_granted_and_says_that_it_drains(core: Quota) -> None:
-    told = core.grants.last_report("e")
-    assert told is not None
-    core.on_engine(replace(told, measured_bytes=(61 * GB,)), 1.0)
+    reported = core.grants.last_report("e")
+    assert reported is not None
+    core.on_engine(replace(reported, measured_bytes=(61 * GB,)), 1.0)
     found = figures(core, 2.0)
     assert with_quota_figures(state("e", running=True), found)["message"] == (
         "engine-big: e uses 61.00 GB of 60.00 GB granted"
@@ -197,20 +202,20 @@ def test_a_wait_does_not_hide_why_a_replica_has_failed(core: Quota) -> None:
     waiting = state("w")
     failed = waiting["models"][0] | {"name": "bad", "deployment": "engine-bad", "replicas": [], "cause": "no weights"}
     waiting["models"][0]["cause"] = "out of memory"
-    told = with_quota_figures(waiting | {"models": [*waiting["models"], failed]}, figures(core, 2.0))["message"]
-    assert told.startswith("engine-big: 1 replica waits for 30.00 GB")
-    assert told.endswith("; engine-big: out of memory; engine-bad: no weights")
+    reported = with_quota_figures(waiting | {"models": [*waiting["models"], failed]}, figures(core, 2.0))["message"]
+    assert reported.startswith("engine-big: 1 replica waits for 30.00 GB")
+    assert reported.endswith("; engine-big: out of memory; engine-bad: no weights")
 
 
 def test_status_shows_which_replicas_drain_and_what_still_runs_there(core: Quota) -> None:
-    told = core.grants.last_report("e")
-    assert told is not None
+    reported = core.grants.last_report("e")
+    assert reported is not None
     core.drain(DrainRequest("e", 30.0), 1.0)
-    core.on_engine(replace(told, drain=DrainReport(29.0, running=4)), 2.0)
+    core.on_engine(replace(reported, drain=DrainReport(29.0, running=4)), 2.0)
     (replica,) = with_quota_figures(state("e", running=True), figures(core, 2.0))["models"][0]["replicas"]
     assert replica["state"] == "DRAINING"
     assert (replica["drain"]["running"], replica["drain"]["left_s"]) == (4, 29.0)
-    core.on_engine(replace(told, gone=True, drain=DrainReport(0.0, moved=4)), 30.0)
+    core.on_engine(replace(reported, gone=True, drain=DrainReport(0.0, moved=4)), 30.0)
     (replica,) = with_quota_figures(state("e", running=True), figures(core, 31.0))["models"][0]["replicas"]
     assert (replica["state"], replica["drain"]["ended"]) == ("DRAINING", True)  # Serve sees its end later
 
@@ -239,7 +244,7 @@ def test_what_is_kept_for_starts_is_in_the_figures() -> None:
     assert found["short"] == [{"model": "m", "why": "memory: at least 0.00 GB needed on one device, 0.00 GB free"}]
 
 
-def with_line(core: Quota) -> Quota:
+def with_queue(core: Quota) -> Quota:
     """Two slots; of two tenants one has both, and waits with two more; a batch waits behind it."""
     arrivals = [
         Arrival(f"r:{number}", level, tenant, 1, 100)
@@ -253,23 +258,30 @@ def with_line(core: Quota) -> Quota:
     return core
 
 
-def test_a_line_shows_who_waits_who_has_what_and_who_hands_in(core: Quota) -> None:
-    (line,) = json.loads(json.dumps(figures(with_line(core), 2.0)))["lines"]
-    assert (line["model"], line["routers"], line["replicas"], line["contended"]) == ("m", ["r"], ["e"], True)
-    assert {name: level["waiting"] for name, level in line["classes"].items() if level["waiting"]} == {
+def test_a_queue_shows_which_tenants_wait_which_hold_what_and_which_routers_submit(core: Quota) -> None:
+    (queue,) = json.loads(json.dumps(figures(with_queue(core), 2.0)))["queues"]
+    assert (queue["model"], queue["routers"], queue["replicas"], queue["contended"]) == ("m", ["r"], ["e"], True)
+    assert {name: level["waiting"] for name, level in queue["classes"].items() if level["waiting"]} == {
         "high": 2,
         "low": 1,
     }
-    assert line["classes"]["high"]["granted"] == 2
-    assert line["tenants"]["a"]["slots"] == line["tenants"]["a"]["waiting"] == 2
-    assert line["oldest_wait_s"] == 0.5
+    assert queue["classes"]["high"]["granted"] == 2
+    assert queue["tenants"]["a"]["slots"] == queue["tenants"]["a"]["waiting"] == 2
+    assert queue["oldest_wait_s"] == 0.5
 
 
-def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) -> None:
+def test_the_queues_have_their_former_name_beside_the_new_one(core: Quota) -> None:
+    found = figures(with_queue(core), 2.0)
+    assert found["lines"] == found["queues"]
+
+
+@pytest.mark.parametrize("missing", [set(), {"queues"}], ids=["this release", "an actor of 0.5"])
+def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota, missing: set[str]) -> None:
     quiet = io.StringIO()
     busy = io.StringIO()
     show(figures(core, 2.0), Console(file=quiet))
-    show(figures(with_line(core), 2.0), Console(file=busy))
+    found = figures(with_queue(core), 2.0)
+    show({name: value for name, value in found.items() if name not in missing}, Console(file=busy))
     rows = [line.split("\t") for line in busy.getvalue().splitlines() if line.startswith("queue\t")]
     assert [(row[1], row[2], row[3], row[7]) for row in rows] == [
         ("m", "high", "2", "0.5 s"),
@@ -281,9 +293,9 @@ def test_who_waits_for_a_place_is_in_the_tables_of_serve_app_quota(core: Quota) 
 def test_figures_for_batches_tell_by_model_what_is_busy_and_what_waits() -> None:
     quota = Quota(3, {}, 0.0)
     quota.on_devices([Device("n", 0, 80 * GB)], 0.0)
-    told = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
-    holds = quota.on_engine(told, 0.0).holds
-    quota.on_engine(replace(told, holds=holds, kv_tokens=1600, kv_bytes=1, slots=4), 0.0)
+    report = EngineReport("e", "m", (Rank("n", 0),), 60 * GB, 60 * GB)
+    holds = quota.on_engine(report, 0.0).holds
+    quota.on_engine(replace(report, holds=holds, kv_tokens=1600, kv_bytes=1, slots=4), 0.0)
     events: list[RouterEvent] = [Hello(()), ModelPolicy("m", POLICY), ModelPolicy("asleep", POLICY)]
     seq = 1
 

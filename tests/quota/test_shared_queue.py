@@ -27,29 +27,29 @@ class Router:
     """A router's line and its two calls."""
 
     def __init__(self, actor: GpuMemoryQuota, name: str, process: NodeProcesses | None = None) -> None:
-        self.actor, self.line = actor, RouterQueue(name, process=process)
+        self.actor, self.queue = actor, RouterQueue(name, process=process)
         self.granted: list[str] = []
         self.news = asyncio.Event()
-        self.line.serve("m", QueuePolicy(max_queued=10, max_wait_s=10.0))
-        self.line.set_reachability("m", "e", True, time.monotonic())
+        self.queue.serve("m", QueuePolicy(max_queued=10, max_wait_s=10.0))
+        self.queue.set_reachability("m", "e", True, time.monotonic())
 
     async def say(self) -> None:
         sent_at = time.monotonic()
-        told = self.line.next_message(sent_at, beat=True)
-        assert told is not None
-        self.hear(self.line.on_reply(await self.actor.exchange(told), sent_at, time.monotonic()))
+        reported = self.queue.next_message(sent_at, beat=True)
+        assert reported is not None
+        self.hear(self.queue.on_reply(await self.actor.exchange(reported), sent_at, time.monotonic()))
 
     async def watch(self) -> None:
         while True:
             sent_at = time.monotonic()
-            reply = await self.actor.watch(self.line.router_session.watch_message())
-            self.hear(self.line.on_reply(reply, sent_at, time.monotonic()))
-            if self.line.next_message(time.monotonic()) is not None:
-                self.line.on_lost(time.monotonic())  # said with the next word
+            reply = await self.actor.watch(self.queue.router_session.watch_message())
+            self.hear(self.queue.on_reply(reply, sent_at, time.monotonic()))
+            if self.queue.next_message(time.monotonic()) is not None:
+                self.queue.on_lost(time.monotonic())  # said with the next word
                 await self.say()
 
     def arrive(self, name: str, level: RequestClass) -> None:
-        self.hear(self.line.on_arrive("m", Arrival(name, level, "t", 1, 10), time.monotonic()))
+        self.hear(self.queue.on_arrive("m", Arrival(name, level, "t", 1, 10), time.monotonic()))
 
     def hear(self, actions: list) -> None:  # type: ignore[type-arg]
         self.granted += [action.request_id for action in actions if isinstance(action, Grant)]
@@ -83,11 +83,11 @@ def test_routers_wait_in_one_line_and_hear_of_their_turn_over_the_watch(world: W
         second.arrive("high", RequestClass.HIGH)
         await second.say()
         assert "high" not in second.granted
-        first.line.on_done("a", time.monotonic(), 5, 5)
+        first.queue.on_done("a", time.monotonic(), 5, 5)
         await first.say()
         await second.until("high")
         assert "low" not in first.granted
-        second.line.on_done("high", time.monotonic(), 5, 5)
+        second.queue.on_done("high", time.monotonic(), 5, 5)
         await second.say()
         await first.until("low")
         for watch in watches:
@@ -102,15 +102,15 @@ def test_a_watch_call_is_answered_half_a_second_after_the_last_message_of_its_ro
     """Here after 0.2 s, with 0.4 s between two heartbeats."""
     monkeypatch.setattr(quotas, "ROUTER_HEARTBEAT_S", 0.4)
 
-    async def watched_s(router: Router, *said_after_s: float) -> float:
+    async def watched_s(router: Router, *reported_after_s: float) -> float:
         began = time.monotonic()
-        watch = asyncio.create_task(router.actor.watch(router.line.router_session.watch_message()))
-        for after_s in said_after_s:
+        watch = asyncio.create_task(router.actor.watch(router.queue.router_session.watch_message()))
+        for after_s in reported_after_s:
             done, _ = await asyncio.wait({watch}, timeout=max(0.0, began + after_s - time.monotonic()))
             if done:
                 break
             await router.say()
-        router.hear(router.line.on_reply(await watch, began, time.monotonic()))
+        router.hear(router.queue.on_reply(await watch, began, time.monotonic()))
         return time.monotonic() - began
 
     async def scenario(actor: GpuMemoryQuota) -> None:
@@ -129,16 +129,16 @@ def test_who_waits_too_long_is_refused_when_that_is_due_and_not_at_the_next_tick
     async def scenario(actor: GpuMemoryQuota) -> None:
         await serving(actor)
         router = Router(actor, "r1")
-        router.line.serve("m", QueuePolicy(max_queued=10, max_wait_s=0.05))
+        router.queue.serve("m", QueuePolicy(max_queued=10, max_wait_s=0.05))
         for _ in range(3):
             await router.say()
         for name in ("a", "b", "c"):
             router.arrive(name, RequestClass.LOW)
         await router.say()
         assert actor.queue_timer is not None
-        while router.line.pending.count("m"):
-            reply = await actor.watch(router.line.router_session.watch_message())
-            router.hear(router.line.on_reply(reply, time.monotonic(), time.monotonic()))
+        while router.queue.pending.count("m"):
+            reply = await actor.watch(router.queue.router_session.watch_message())
+            router.hear(router.queue.on_reply(reply, time.monotonic(), time.monotonic()))
         assert router.granted == ["a", "b"]
 
     with_actor(scenario)
@@ -172,7 +172,7 @@ def test_the_slots_of_a_router_whose_process_is_gone_are_granted_to_others(
     with_actor(scenario)
 
 
-def test_the_line_goes_on_after_the_actors_death(world: World) -> None:
+def test_the_queue_goes_on_after_the_actors_death(world: World) -> None:
     routers: list[Router] = []
 
     async def before(actor: GpuMemoryQuota) -> None:
@@ -189,12 +189,12 @@ def test_the_line_goes_on_after_the_actors_death(world: World) -> None:
     async def after(actor: GpuMemoryQuota) -> None:
         router = routers[0]
         router.actor, router.news = actor, asyncio.Event()
-        router.line.on_lost(time.monotonic())
+        router.queue.on_lost(time.monotonic())
         reply = await actor.engine(replace(ENGINE, slots=SLOTS))
         await actor.engine(replace(ENGINE, slots=SLOTS, holds=reply.holds, kv_tokens=TOKENS, kv_bytes=100))
         for _ in range(4):
             await router.say()
-        router.line.on_done("a", time.monotonic(), 5, 5)
+        router.queue.on_done("a", time.monotonic(), 5, 5)
         while "c" not in router.granted:
             await router.say()
         assert router.granted == ["a", "b", "c"]

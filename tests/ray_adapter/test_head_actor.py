@@ -118,7 +118,7 @@ def test_a_call_that_is_made_once_fails_and_the_next_one_reaches_a_new_actor(fou
     assert len(new.calls) == 2
 
 
-def test_an_actor_that_stays_away_is_said_to_be_away(found: Callable[..., HeadActor]) -> None:
+def test_an_actor_that_stays_away_is_reported_to_be_away(found: Callable[..., HeadActor]) -> None:
     with pytest.raises(StoreAway, match=r"the store's actor has not answered within 0\.05 s"):
         answered(found(FakeHandle(unavailable)), "keys")
 

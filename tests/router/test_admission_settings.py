@@ -16,7 +16,7 @@ from serve_app.settings.settings import DEFAULT_TENANT_WEIGHT
 from serve_app.types import RequestClass
 
 
-def test_bounds_weights_and_shares_reach_the_line() -> None:
+def test_bounds_weights_and_shares_reach_the_queue() -> None:
     admission = parse(
         {
             "admission": {
@@ -52,7 +52,7 @@ def test_levels_are_those_of_the_classes_that_promise_something() -> None:
     assert AdmissionSettings().service_levels == {}
 
 
-def test_defaults_are_those_of_the_line() -> None:
+def test_defaults_are_those_of_the_queue() -> None:
     assert queue_policy(AdmissionSettings()).tenants == {}
     assert queue_policy(AdmissionSettings()).min_share == DEFAULT_MIN_SHARE
     assert TenantPolicy().weight == DEFAULT_TENANT_WEIGHT
@@ -93,5 +93,5 @@ def test_an_old_name_beside_the_new_one_is_refused() -> None:
         parse({"admission": {"trickle_share": 0.1, "min_share": 0.1}})
 
 
-def test_no_settings_that_parse_are_refused_by_the_line() -> None:
+def test_no_settings_that_parse_are_refused_by_the_queue() -> None:
     queue_policy(parse({"admission": {"min_share": 0.25, "tenants": {"a": {"share": 1}}}}).admission)

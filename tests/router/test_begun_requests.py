@@ -89,7 +89,7 @@ def test_a_stopped_request_is_not_tried_for_ever_at_a_replica_that_nobody_reache
         cluster["r1"].mute = True
         await until(lambda: router.traces["1"].preempted == 1, SOON_S, "stopped")
         cluster.break_channels("r1")
-        cluster["r1"].cut_wire()
+        cluster["r1"].cut_connections()
         done, _ = await asyncio.wait({asked}, timeout=SOON_S)
         cluster["r1"].mute = False
         asked.cancel()

@@ -20,7 +20,7 @@ from tests.fakes import engines
 from tests.fakes.asgi_client import Client, Reply, ask
 from tests.fakes.claims import FakeClaims
 from tests.fakes.engines import POLL_S, SETTLE_S, TURNS, FakeCluster, model, until
-from tests.fakes.router import said
+from tests.fakes.router import expected_text
 
 REQUESTS = 240
 REPLICAS = 4
@@ -90,7 +90,7 @@ class Chaos:
         elif kind == "remove":
             self._cluster.remove(name)
         else:
-            self._cluster.kill(name, told=kind == "kill")
+            self._cluster.kill(name, reported=kind == "kill")
 
     def ask(self, client: Client) -> None:
         """A request of some kind, whose client may leave, read slowly, or repeat itself."""
@@ -128,7 +128,7 @@ class Chaos:
 def judge(asked: Asked) -> Outcome:
     """The outcome that the client saw; AssertionError if what it got is none."""
     reply = asked.reply
-    whole = said(asked.prompt, asked.tokens)
+    whole = expected_text(asked.prompt, asked.tokens)
     left = asked.task.cancelled()
     if not left:
         error = asked.task.exception()

@@ -25,16 +25,16 @@ def scaled(**changes: Any) -> ModelSettings:
 
 async def aside(router: Router) -> bytes:
     """Tokenize two words; returns the answer."""
-    told: list[bytes] = []
+    reported: list[bytes] = []
 
     async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
-        told.append(frames[0].body)
+        reported.append(frames[0].body)
 
     def make(number: int) -> Submit:
         return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
 
     await router.model.serve_unqueued(make, relay, RequestRuns(), "people")
-    return told[0]
+    return reported[0]
 
 
 def test_one_call_waits_for_all_who_wait_and_ends_with_the_first_replica() -> None:
@@ -114,7 +114,7 @@ def test_work_without_a_slot_waits_for_the_first_replica_too() -> None:
     run(scenario, scaled())
 
 
-def test_no_more_work_without_a_slot_waits_than_may_wait_in_the_line() -> None:
+def test_no_more_work_without_a_slot_waits_than_may_wait_in_the_queue() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster, max_queued=2).start()
         asked = [asyncio.create_task(aside(router)) for _ in range(2)]
@@ -134,12 +134,12 @@ def test_no_more_work_without_a_slot_waits_than_may_wait_in_the_line() -> None:
 def test_a_model_that_is_taken_out_rings_no_more_and_holds_nobody() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster).start()
-        in_line = router.asking()
+        waiting_in_queue = router.asking()
         beside = asyncio.create_task(aside(router))
         await until(lambda: router.model.waiting == 2, SOON_S, "two wait")
         router.handle.close = turns  # type: ignore[attr-defined]
         await asyncio.wait_for(router.model.close(), SOON_S)
-        ends = await asyncio.gather(in_line, beside, return_exceptions=True)
+        ends = await asyncio.gather(waiting_in_queue, beside, return_exceptions=True)
         assert [type(end) for end in ends] == [NotFound, NotFound]
         assert router.handle.ringing == 0
 

@@ -48,8 +48,8 @@ def test_where_everything_fails_half_of_the_replicas_stay_in_use() -> None:
         router = await Router(cluster).start()
         broken = Broken(cluster, *cluster.running)
         for _ in range(6):
-            told = await asyncio.gather(*(router.ask() for _ in range(4)), return_exceptions=True)
-            assert {type(error) for error in told} == {EngineFailed}
+            reported = await asyncio.gather(*(router.ask() for _ in range(4)), return_exceptions=True)
+            assert {type(error) for error in reported} == {EngineFailed}
             assert router.model.replica_set.ejected_count <= 2
             assert list(takes(router).values()).count("all") >= 2
         assert router.model.replica_set.ejected_count == 2
@@ -75,7 +75,7 @@ def test_a_request_that_failed_at_home_runs_elsewhere() -> None:
     run(scenario, waits=NEVER)
 
 
-class Heard:
+class ReceivedReports:
     """What is told of a request; its replica is on no trial."""
 
     def __init__(self) -> None:
@@ -108,15 +108,15 @@ class Heard:
 def test_a_request_has_one_result_and_it_is_the_last_thing_known(
     status: int | None, error: ServeAppError | None, lost: bool, verdict: OutlierVerdict
 ) -> None:
-    heard = Heard()
-    sent = ResultReporter(heard, "r1", 0.0)  # type: ignore[arg-type]
+    received = ReceivedReports()
+    sent = ResultReporter(received, "r1", 0.0)  # type: ignore[arg-type]
     if status is not None:
         sent.on_first_frame(status)
     if error is not None:
         sent.on_error(error, connection_lost=lost)
     sent.report()
     sent.report()
-    assert heard.verdicts == [verdict]
+    assert received.verdicts == [verdict]
 
 
 def test_a_broken_channel_is_a_lost_connection_once_however_many_it_carried() -> None:
@@ -214,7 +214,7 @@ def test_where_no_more_may_be_out_a_lost_request_pauses_before_it_tries_again() 
         await cluster.add("r1", "r2")
         router = await Router(cluster, max_wait_s=0.4).start()
         for name in ("r1", "r2"):
-            await cluster[name].engine.wire.close()  # no connection comes about
+            await cluster[name].engine.server.close()  # no connection comes about
         request = router.asking()
         await until(lambda: router.model.waiting == 1 and not router.waiting, SOON_S, "it pauses, and counts")
         with pytest.raises(EngineUnreachable):

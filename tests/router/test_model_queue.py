@@ -44,7 +44,7 @@ async def _nothing(_: Any) -> Any:
     raise AssertionError("nothing is sent")
 
 
-class There:
+class Lab:
     """A queue whose core is `Elsewhere`."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def test_a_decision_made_in_the_call_costs_no_turn_of_the_event_loop() -> None:
     async def scenario() -> None:
-        there = There()
-        there.core.at_once = lambda arrival: [Grant(arrival.request_id, "r1", 0.0)]
-        asked = there.queue.acquire(arrival())
+        lab = Lab()
+        lab.core.at_once = lambda arrival: [Grant(arrival.request_id, "r1", 0.0)]
+        asked = lab.queue.acquire(arrival())
         with pytest.raises(StopIteration) as ended:
             asked.send(None)
         assert ended.value.value == Grant("a", "r1", 0.0)
@@ -78,11 +78,11 @@ def test_a_decision_made_in_the_call_costs_no_turn_of_the_event_loop() -> None:
 
 def test_a_decision_that_comes_later_and_in_another_order_reaches_its_request() -> None:
     async def scenario() -> None:
-        there = There()
-        requests = {name: there.asking(name) for name in "abc"}
+        lab = Lab()
+        requests = {name: lab.asking(name) for name in "abc"}
         await asyncio.sleep(0)
-        assert there.core.events == [("arrive", name) for name in "abc"]
-        there.client.apply_actions(
+        assert lab.core.events == [("arrive", name) for name in "abc"]
+        lab.client.apply_actions(
             [Grant("c", "r2", 2.0), Refuse("a", RefusalReason.QUEUE_FULL, 3.0), Grant("unknown", "r1", 0.0)]
         )
         assert await requests["c"] == Grant("c", "r2", 2.0)
@@ -90,7 +90,7 @@ def test_a_decision_that_comes_later_and_in_another_order_reaches_its_request() 
             await requests["a"]
         assert refused.value.retry_after_s == 3.0
         assert not requests["b"].done()
-        there.client.apply_actions([Grant("b", "r1", 4.0)])
+        lab.client.apply_actions([Grant("b", "r1", 4.0)])
         assert await requests["b"] == Grant("b", "r1", 4.0)
 
     run(scenario())
@@ -98,10 +98,10 @@ def test_a_decision_that_comes_later_and_in_another_order_reaches_its_request() 
 
 def test_a_decision_that_comes_twice_counts_once() -> None:
     async def scenario() -> None:
-        there = There()
-        request = there.asking()
+        lab = Lab()
+        request = lab.asking()
         await asyncio.sleep(0)
-        there.client.apply_actions([Grant("a", "r1", 1.0), Refuse("a", RefusalReason.TIMEOUT, 1.0)])
+        lab.client.apply_actions([Grant("a", "r1", 1.0), Refuse("a", RefusalReason.TIMEOUT, 1.0)])
         assert await request == Grant("a", "r1", 1.0)
 
     run(scenario())
@@ -110,81 +110,81 @@ def test_a_decision_that_comes_twice_counts_once() -> None:
 @pytest.mark.parametrize("granted", [False, True], ids=["undecided", "granted in the same turn"])
 def test_a_request_that_leaves_before_its_answer_is_cancelled_in_the_queue(granted: bool) -> None:
     async def scenario() -> None:
-        there = There()
-        request = there.asking()
+        lab = Lab()
+        request = lab.asking()
         await asyncio.sleep(0)
         if granted:
-            there.client.apply_actions([Grant("a", "r1", 1.0)])
+            lab.client.apply_actions([Grant("a", "r1", 1.0)])
         request.cancel()
         await asyncio.wait({request})
         assert request.cancelled()
-        assert there.core.events == [("arrive", "a"), ("cancel", "a")]
-        there.client.apply_actions([Grant("a", "r1", 1.0)])  # too late: for nobody
-        assert not there.client.requests
+        assert lab.core.events == [("arrive", "a"), ("cancel", "a")]
+        lab.client.apply_actions([Grant("a", "r1", 1.0)])  # too late: for nobody
+        assert not lab.client.requests
 
     run(scenario())
 
 
 def test_a_second_request_of_an_id_is_refused_and_the_first_one_goes_on_waiting() -> None:
     async def scenario() -> None:
-        there = There()
-        first = there.asking()
+        lab = Lab()
+        first = lab.asking()
         await asyncio.sleep(0)
         with pytest.raises(ValueError, match="waits or runs already"):
-            await there.queue.acquire(arrival())
-        there.client.apply_actions([Grant("a", "r1", 1.0)])
+            await lab.queue.acquire(arrival())
+        lab.client.apply_actions([Grant("a", "r1", 1.0)])
         assert await first == Grant("a", "r1", 1.0)
-        assert there.core.events == [("arrive", "a")]
+        assert lab.core.events == [("arrive", "a")]
 
     run(scenario())
 
 
 def test_requests_that_wait_are_dismissed_with_the_reason_and_those_granted_are_not() -> None:
     async def scenario() -> None:
-        there = There()
-        requests = [there.asking(name) for name in "ab"]
+        lab = Lab()
+        requests = [lab.asking(name) for name in "ab"]
         await asyncio.sleep(0)
-        there.client.apply_actions([Grant("a", "r1", 1.0)])
-        there.queue.refuse_all(lambda: NotFound("the model is gone"))
+        lab.client.apply_actions([Grant("a", "r1", 1.0)])
+        lab.queue.refuse_all(lambda: NotFound("the model is gone"))
         assert await requests[0] == Grant("a", "r1", 1.0)  # decided before
         with pytest.raises(NotFound, match="gone"):
             await requests[1]
-        assert there.core.events == [("arrive", "a"), ("arrive", "b"), ("cancel", "b")]
+        assert lab.core.events == [("arrive", "a"), ("arrive", "b"), ("cancel", "b")]
 
     run(scenario())
 
 
 def test_an_error_after_the_arrival_gives_back_what_was_granted() -> None:
     async def scenario() -> None:
-        there = There()
+        lab = Lab()
 
         def breaks(arrival: Arrival) -> list[Action]:
-            there.client.apply_actions([Grant(arrival.request_id, "r1", 0.0)])
+            lab.client.apply_actions([Grant(arrival.request_id, "r1", 0.0)])
             raise AttributeError("when")
 
-        there.core.at_once = breaks
+        lab.core.at_once = breaks
         with pytest.raises(AttributeError):
-            await there.asking()
-        assert there.core.events == [("arrive", "a"), ("cancel", "a")]
-        assert not there.client.requests
+            await lab.asking()
+        assert lab.core.events == [("arrive", "a"), ("cancel", "a")]
+        assert not lab.client.requests
 
     run(scenario())
 
 
-def test_a_request_that_is_stopped_with_the_message_that_grants_it_has_its_grant_when_it_is_told() -> None:
+def test_a_request_that_is_stopped_with_the_message_that_grants_it_has_its_grant_when_it_is_reported() -> None:
     async def scenario() -> None:
-        there = There()
-        told = list[str]()
-        there.queue.on_preempt = lambda stop: told.append(f"stop {stop.request_id}")
+        lab = Lab()
+        reported = list[str]()
+        lab.queue.on_preempt = lambda stop: reported.append(f"stop {stop.request_id}")
 
         async def ask() -> None:
-            told.append(f"grant {(await there.queue.acquire(arrival())).replica_id}")
+            reported.append(f"grant {(await lab.queue.acquire(arrival())).replica_id}")
 
         asked = asyncio.create_task(ask())
         await asyncio.sleep(0)
-        there.client.apply_actions([Grant("a", "r1", 0.0), Preempt("a", "r1", keeps_place=True)])
+        lab.client.apply_actions([Grant("a", "r1", 0.0), Preempt("a", "r1", keeps_place=True)])
         await asked
         await asyncio.sleep(0)
-        assert told == ["grant r1", "stop a"]
+        assert reported == ["grant r1", "stop a"]
 
     run(scenario())

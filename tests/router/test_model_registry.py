@@ -83,14 +83,14 @@ async def serve(
     """One request to its end; the number of its frames."""
     body = {"prompt": "a prompt", "max_tokens": tokens, "stream": True}
     request = name or f"request {next(numbers)}"
-    told: list[Frame] = []
+    reported: list[Frame] = []
 
     async def relay(stream: Any, frames: list[Frame]) -> None:
         if started is not None:
             started.set()
         while frames[-1].usage is None:
             frames += await stream.next()
-        told.extend(frames)
+        reported.extend(frames)
 
     arrival = Arrival(request, RequestClass.NORMAL, "tenant")
 
@@ -98,7 +98,7 @@ async def serve(
         return Submit(number, request, Operation.COMPLETION, body)
 
     await line.serve(arrival, make, relay, None, RequestRuns())
-    return len(told)
+    return len(reported)
 
 
 def serving(line: ModelRouter, tokens: int = 5, **more: Any) -> asyncio.Task[int]:
@@ -161,10 +161,10 @@ def test_a_model_taken_out_tells_who_waits_and_finishes_what_runs() -> None:
         await until(lambda: line.waiting == 3, SOON_S, "three wait")
         fleet.apply(configured(named(OTHER, slots=1)))
         assert MODEL not in fleet.models  # at once: nobody who asks from now on gets to it
-        for one in waits:
-            with pytest.raises(NotFound, match=f"'{MODEL}' was taken out of service") as told:
-                await asyncio.wait_for(one, SOON_S)
-            assert (told.value.param, told.value.code) == ("model", "model_not_found")
+        for waiter in waits:
+            with pytest.raises(NotFound, match=f"'{MODEL}' was taken out of service") as reported:
+                await asyncio.wait_for(waiter, SOON_S)
+            assert (reported.value.param, reported.value.code) == ("model", "model_not_found")
         with pytest.raises(NotFound, match="taken out"):  # who had found the line just before
             await serve(line)
         assert handles.open() == [MODEL, OTHER]
@@ -177,7 +177,7 @@ def test_a_model_taken_out_tells_who_waits_and_finishes_what_runs() -> None:
     run(scenario, model(slots=1))
 
 
-def test_what_loses_its_replica_when_its_model_leaves_is_told_so() -> None:
+def test_what_loses_its_replica_when_its_model_leaves_is_notified() -> None:
     """It has sent nothing yet, and would wait for another replica; there will be none."""
 
     async def scenario(cluster: FakeCluster) -> None:
@@ -255,7 +255,7 @@ def test_a_model_back_at_once_does_not_meet_its_former_self() -> None:
     run(scenario, model(slots=2))
 
 
-def test_what_a_change_says_of_the_line_holds_for_who_waits_too() -> None:
+def test_what_a_change_says_of_the_queue_holds_for_who_waits_too() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, _ = await two(cluster, "r1")
         line = fleet.models[MODEL]
@@ -328,8 +328,8 @@ def test_whatever_comes_and_goes_each_line_lives_exactly_as_long_as_its_model(hi
 async def edge_of(cluster: FakeCluster, *replicas: str) -> tuple[Client, ModelRegistry, Handles]:
     fleet, handles = await two(cluster, *replicas)
     client = Client(cluster)
-    told = configured(model(slots=1), named(OTHER, slots=1))
-    client.edge = router_app(told, fleet.models, client.metrics)
+    reported = configured(model(slots=1), named(OTHER, slots=1))
+    client.edge = router_app(reported, fleet.models, client.metrics)
     return client, fleet, handles
 
 
@@ -357,9 +357,9 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
         client, fleet, _ = await edge_of(cluster, "r1")
         assert (await client.get("/health", key=NEXT_KEY)).status == 401
         keys = {"keys": [{"key": NEXT_KEY, "max_class": "low", "default_class": "low"}]}
-        told = configured(model(slots=1), auth=keys, http={"max_sequences": 1, "max_body_bytes": 1024})
-        client.edge.configure(told)
-        fleet.apply(told)
+        reported = configured(model(slots=1), auth=keys, http={"max_sequences": 1, "max_body_bytes": 1024})
+        client.edge.configure(reported)
+        fleet.apply(reported)
         assert (await client.get("/health")).status == 401
         assert (await client.get("/health", key=NEXT_KEY)).status == 200
         two_of_them = await client.post(ask("two of them", n=2, model=MODEL), key=NEXT_KEY)
@@ -378,25 +378,25 @@ def test_changed_keys_and_bounds_hold_for_the_next_request() -> None:
 def test_ready_is_whoever_can_serve_any_model_and_says_which_it_cannot() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         fleet, _ = await two(cluster)
-        told = configured(model())
+        reported = configured(model())
         quiet = QuietHandle()
         queues = await cluster.queues("another")
         lines = dict(fleet.models)
         client = Client(cluster)  # a router that starts only now has never seen the broken one run
-        client.edge = router_app(told, lines, client.metrics)
+        client.edge = router_app(reported, lines, client.metrics)
         assert (await client.get("/ready")).error["code"] == "not_ready"
         await cluster.add("r1")
         await cluster.beside(named(OTHER)).add("other.r1")
         await turns(20)
         assert json.loads((await client.get("/ready")).body) == {"status": "ready", "without_replica": []}
-        lines["broken"] = ModelRouter(named("broken"), quiet, told.admission, "router", 1, queues)
+        lines["broken"] = ModelRouter(named("broken"), quiet, reported.admission, "router", 1, queues)
         assert json.loads((await client.get("/ready")).body) == {"status": "ready", "without_replica": ["broken"]}
         cluster.kill("r1")
         cluster.beside(named(OTHER)).kill("other.r1")
         await turns(20)
         assert (await client.get("/ready")).error["code"] == "not_ready"
         lazy = ModelSettings.model_validate({"name": "lazy", "replicas": {"min_replicas": 0}})
-        lines["lazy"] = ModelRouter(lazy, quiet, told.admission, "router", 1, queues)
+        lines["lazy"] = ModelRouter(lazy, quiet, reported.admission, "router", 1, queues)
         assert (await client.get("/ready")).status == 200  # a request is all it takes
 
     run(scenario)

@@ -175,11 +175,11 @@ def test_a_slot_is_free_when_the_engine_is_done_and_not_when_the_client_has_read
 def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         router = await Router(cluster, no_replica_wait_s=0.05).start()
-        told: list[bytes] = []
+        reported: list[bytes] = []
 
         async def relay(stream: ResponseStream, frames: list[Frame]) -> None:
             assert frames[-1].usage is not None
-            told.append(frames[0].body)
+            reported.append(frames[0].body)
 
         def make(number: int) -> Submit:
             return Submit(number, "id", Operation.TOKENIZE, {"prompt": "two words"})
@@ -199,8 +199,8 @@ def test_work_without_a_slot_runs_at_once_and_elsewhere_when_a_replica_fails() -
         await until(lambda: not cluster["r1"].connections and not cluster["r2"].connections, SOON_S, "detached")
         cluster["r2"].mute = False
         await asyncio.gather(*(router.model.serve_unqueued(make, relay, RequestRuns(), "people") for _ in range(4)))
-        assert len(told) == 5
-        assert {b'"count": 2' in body for body in told} == {True}
+        assert len(reported) == 5
+        assert {b'"count": 2' in body for body in reported} == {True}
         await router.settled()
 
     run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.2})
@@ -223,32 +223,32 @@ def test_what_engines_say_of_themselves_is_asked_for_with_a_bound() -> None:
         load = await router.model.replica_set.fetch_load("r1")
         assert load is not None
         assert load.running == 0
-        cluster.kill("r1", told=False)
+        cluster.kill("r1", reported=False)
         assert await router.model.replica_set.fetch_load("r1") is None
 
     run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.1})
 
 
-def test_the_queue_is_told_what_a_request_has_really_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_learns_what_a_request_has_really_made(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1")
         router = await Router(cluster).start()
-        told: list[tuple[int | None, int | None]] = []
+        reported: list[tuple[int | None, int | None]] = []
         done = router.model.queue.release
 
         def noting(request_id: str, output_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
-            told.append((prompt_tokens, output_tokens))
+            reported.append((prompt_tokens, output_tokens))
             done(request_id, output_tokens, prompt_tokens)
 
         monkeypatch.setattr(router.model.queue, "release", noting)
         await router.ask(7, cost_tokens=300)
-        assert told == [(2, 7)]
+        assert reported == [(2, 7)]
         stopped = router.asking(LONG, cost_tokens=300)
         await until(lambda: len(router.relayed) == 2, SOON_S, "it runs")
         stopped.cancel()
         await asyncio.wait({stopped})
         await router.settled()
-        ((prompt, output),) = told[1:]
+        ((prompt, output),) = reported[1:]
         assert prompt is None
         assert output is not None
         assert 0 < output < LONG

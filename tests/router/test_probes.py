@@ -60,8 +60,8 @@ def test_a_probe_is_the_only_new_request_however_many_wait_and_whatever_still_ru
         await until(lambda: replicas.is_on_probation("r1"), SOON_S, "its time is over")
         requests = [router.asking() for _ in range(12)]
         await until(lambda: cluster["r1"].work == 3, SOON_S, "the probe is there")
-        one = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
-        running.pop(one).cancel()
+        number = next(n for n, place in enumerate(list(router.places.values())) if place == "r1")
+        running.pop(number).cancel()
         await turns(50)
         assert (router.used["r1"], takes(router)["r1"]) == (2, "none")  # the other long one, and the probe
         thaw(cluster, "r1")
@@ -81,7 +81,7 @@ def test_no_request_waits_for_a_replica_that_cannot_be_reached() -> None:
         router = await Router(cluster).start()
         first = [router.asking(50) for _ in range(4)]
         await until(lambda: cluster["r1"].work == 2, SOON_S, "some run there")
-        cluster.kill("r1", told=False)
+        cluster.kill("r1", reported=False)
         await asyncio.gather(*first)
         replicas = router.model.replica_set
         moved = len(first)
@@ -103,7 +103,7 @@ def test_a_model_that_is_closed_probes_no_replica_any_more() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
-        cluster.kill("r1", told=False)
+        cluster.kill("r1", reported=False)
         replicas = router.model.replica_set
         sent = ResultReporter(replicas, "r1", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)

@@ -31,11 +31,11 @@ def test_there_is_one_order_by_class_whoever_asks_first_at_which_router(routers:
             asked = []
             turn = itertools.cycle(callers[::-1])
             for level, number in itertools.product((LOW, CRITICAL, NORMAL, HIGH), range(routers)):
-                one = next(turn)
+                caller = next(turn)
                 name = f"{level.label} {number}"
-                asked.append(asyncio.create_task(one.run(name, level)))
+                asked.append(asyncio.create_task(caller.run(name, level)))
                 await turns()
-                await waits(one, actor, name)
+                await waits(caller, actor, name)
             callers[0].done(holder)
             await asyncio.wait_for(asyncio.gather(*asked), SOON_S)
             wanted = [f"{level.label} {n}" for level in (CRITICAL, HIGH, NORMAL, LOW) for n in range(routers)]
@@ -181,8 +181,8 @@ def test_a_refusal_says_why_and_when_to_come_back(reason: str) -> None:
             assert second.end.refused[RefusalReason(reason)] == 1
             if reason == "no_replica":
                 assert error.retry_after_s == pytest.approx(77.0, abs=SOON_S), "the start that this router knows of"
-                for one in (first, second):
-                    one.end.set_replica("r1", True)
+                for caller in (first, second):
+                    caller.end.set_replica("r1", True)
             elif reason == "too_large":
                 assert error.retry_after_s is None
             else:
@@ -252,10 +252,10 @@ def test_what_a_tenant_s_requests_produce_counts_while_they_run_at_whichever_rou
                 await asyncio.wait_for(second.granted("holder 1"), SOON_S)
             order.clear()
             asked = []
-            for one, name, tenant in ((second, "heavy", "heavy"), (second, "light", "light")):
-                asked.append(one.asking(name, tenant=tenant))
+            for caller, name, tenant in ((second, "heavy", "heavy"), (second, "light", "light")):
+                asked.append(caller.asking(name, tenant=tenant))
                 await turns(1)
-                await waits(one, actor, name)
+                await waits(caller, actor, name)
             first.end.progress("runs", 5000)
             await until(lambda: not first.core.has_reports, SOON_S, "it is told")
             await until(lambda: not first.shared.calls, SOON_S, "and heard")
@@ -278,10 +278,10 @@ def test_a_request_can_see_itself_come_nearer() -> None:
             (holder,) = await first.hold_all(1)
             asked = []
             for number in range(4):
-                one = (first, second)[number % 2]
-                asked.append(one.asking(f"{number}"))
+                caller = (first, second)[number % 2]
+                asked.append(caller.asking(f"{number}"))
                 await turns(1)
-                await waits(one, actor, f"{number}")
+                await waits(caller, actor, f"{number}")
 
             def position() -> int | None:
                 status = second.end.status("3")

@@ -56,7 +56,7 @@ def test_while_the_actor_is_away_credit_is_used_and_who_waits_is_served_in_order
     run(scenario)
 
 
-def test_who_waits_in_the_line_of_an_actor_that_dies_is_served_in_order_by_the_next_one() -> None:
+def test_who_waits_in_the_queue_of_an_actor_that_dies_is_served_in_order_by_the_next_one() -> None:
     async def scenario() -> None:
         order: list[str] = []
         actor = FakeQuota({"r1": 1})
@@ -64,11 +64,11 @@ def test_who_waits_in_the_line_of_an_actor_that_dies_is_served_in_order_by_the_n
             (holder,) = await first.hold_all(1)
             asked = []
             for number, level in enumerate((LOW, HIGH, NORMAL, CRITICAL)):
-                one = (second, first)[number % 2]
+                caller = (second, first)[number % 2]
                 name = f"{level.label}"
-                asked.append(asyncio.create_task(one.run(name, level)))
+                asked.append(asyncio.create_task(caller.run(name, level)))
                 await turns(1)
-                await waits(one, actor, name)
+                await waits(caller, actor, name)
             actor.die()
             await until(lambda: first.is_alone and second.is_alone, SOON_S, "they know")
             assert not order, "nobody has credit, so nobody begins"
@@ -90,9 +90,9 @@ def test_an_actor_that_stands_still_for_longer_than_a_question_may_last_loses_no
         async with fleet(actor, 3) as callers:
             held = await callers[0].hold_all(2)
             asked = [asyncio.create_task(one.run(f"before {one.name}")) for one in callers]
-            for one in callers:
+            for caller in callers:
                 await turns(1)
-                await waits(one, actor, f"before {one.name}")
+                await waits(caller, actor, f"before {caller.name}")
             with actor.standing_still():
                 callers[0].done(held[0])
                 asked += [asyncio.create_task(one.run(f"during {one.name}")) for one in callers]
@@ -104,7 +104,7 @@ def test_an_actor_that_stands_still_for_longer_than_a_question_may_last_loses_no
     run(scenario)
 
 
-def test_what_was_said_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> None:
+def test_what_was_reported_in_an_answer_that_nobody_waits_for_any_more_is_repeated() -> None:
     """A question that its router has given up stays with the actor, and takes the next news along."""
 
     async def scenario() -> None:
@@ -140,8 +140,8 @@ def test_a_router_that_dies_gives_its_account_back_after_its_time_and_the_others
             await dead.shared.stop()
             both = [asyncio.create_task(one.granted("last")) for one in (first, second)]
             await asyncio.wait_for(asyncio.gather(*both), SOON_S)  # both slots at once
-            for one in (first, second):
-                one.done("last")
+            for caller in (first, second):
+                caller.done("last")
             await at_rest(actor, first, second)
 
     run(scenario)
@@ -228,8 +228,8 @@ def test_a_new_engine_is_used_by_each_router_as_soon_as_it_reaches_it_and_no_mor
             assert (await asyncio.wait_for(after, SOON_S)).replica_id == "r1"
             second.done("d")
             actor.engine_ends("r2")
-            for one in (first, second):
-                one.end.remove_replica("r2")
+            for caller in (first, second):
+                caller.end.remove_replica("r2")
             first.done("b")
             await at_rest(actor, first, second)
 
@@ -274,32 +274,32 @@ def test_a_router_keeps_nothing_of_what_has_ended(requests: int) -> None:
 
             async def client(number: int) -> None:
                 nonlocal began
-                one = callers[number % 2]
+                caller = callers[number % 2]
                 for turn in range(requests // 200):
                     name = f"{number}.{turn}"
                     began += 1
                     if (number + turn) % 9 == 0:  # some leave, waiting or in the turn of their grant
-                        gone = one.asking(name)
+                        gone = caller.asking(name)
                         await turns(1 + turn % 4)
                         gone.cancel()
                         await asyncio.wait({gone})
-                        one.done(name)
+                        caller.done(name)
                         continue
-                    await one.granted(name)
-                    by_actor[one.name] += one.end.core.in_flight.running[name].is_known
-                    one.end.progress(name, 3)
+                    await caller.granted(name)
+                    by_actor[caller.name] += caller.end.core.in_flight.running[name].is_known
+                    caller.end.progress(name, 3)
                     await turns(1)
-                    one.done(name, 3)
+                    caller.done(name, 3)
 
             await asyncio.gather(*(client(number) for number in range(200)))
             assert began == requests
             assert all(by_actor[one.name] > requests // 100 for one in callers), "the line was used"
             await at_rest(actor, *callers)
             await until(lambda: not any(one.core.has_reports for one in callers), SOON_S, "all is told")
-            for one in callers:
-                assert one.shared.calls == set() or len(one.shared.calls) <= 1
-                assert len(one.core.router_session.sending) <= 2
-                assert one.core.in_flight.dropped_engines == {}
+            for each_caller in callers:
+                assert each_caller.shared.calls == set() or len(each_caller.shared.calls) <= 1
+                assert len(each_caller.core.router_session.sending) <= 2
+                assert each_caller.core.in_flight.dropped_engines == {}
             assert actor.core.queue.requests.incarnations.requests("c0") == {}
 
     run(scenario)
@@ -342,11 +342,11 @@ def test_a_requests_context_is_not_that_of_the_words_it_causes(monkeypatch: pyte
             await callers[0].hold_all(1)
             speak = callers[1].shared.exchange
 
-            async def heard(told: RouterMessage) -> ActorReply:
+            async def received(message: RouterMessage) -> ActorReply:
                 seen.append(whose.get())
-                return await speak(told)
+                return await speak(message)
 
-            monkeypatch.setattr(callers[1].shared, "exchange", heard)
+            monkeypatch.setattr(callers[1].shared, "exchange", received)
             whose.set("a request's")
             asked = callers[1].asking("b")
             await turns()

@@ -114,15 +114,15 @@ def test_answers_that_come_in_the_opposite_order_are_taken_in_their_own() -> Non
             kept: list[asyncio.Future[None]] = []
             exchange = second.shared.exchange
 
-            async def kept_back(told):  # type: ignore[no-untyped-def]
-                reply = await exchange(told)
-                mine = asyncio.get_running_loop().create_future()
-                kept.append(mine)
+            async def kept_back(reported):  # type: ignore[no-untyped-def]
+                reply = await exchange(reported)
+                own_answer = asyncio.get_running_loop().create_future()
+                kept.append(own_answer)
                 if len(kept) == 4:
-                    for one in reversed(kept):
-                        one.set_result(None)
+                    for call in reversed(kept):
+                        call.set_result(None)
                         await asyncio.sleep(0)
-                await mine
+                await own_answer
                 return reply
 
             second.shared.exchange = kept_back
@@ -153,10 +153,10 @@ def test_with_as_many_calls_as_may_be_what_waits_is_sent_when_one_ends() -> None
             sent: list[asyncio.Future[None]] = []
             exchange = caller.shared.exchange
 
-            async def kept_back(told: RouterMessage) -> ActorReply:
+            async def kept_back(message: RouterMessage) -> ActorReply:
                 sent.append(asyncio.get_running_loop().create_future())
                 await sent[-1]
-                return await exchange(told)
+                return await exchange(message)
 
             caller.shared.exchange = kept_back
             for _ in range(MAX_CALLS + 1):
@@ -166,8 +166,8 @@ def test_with_as_many_calls_as_may_be_what_waits_is_sent_when_one_ends() -> None
             sent[0].set_result(None)
             await until(lambda: len(sent) > MAX_CALLS, 1.0, "the next message")
             caller.shared.exchange = exchange
-            for one in sent[1:]:
-                one.set_result(None)
+            for message in sent[1:]:
+                message.set_result(None)
             await at_rest(actor, caller)
 
     run(scenario)
@@ -251,11 +251,11 @@ def test_an_actor_that_fails_at_one_word_is_left_alone_for_a_pause_and_hears_it_
             exchange = caller.shared.exchange
             failures = []
 
-            async def fails(told):  # type: ignore[no-untyped-def]
+            async def fails(reported):  # type: ignore[no-untyped-def]
                 if len(failures) < 3:
-                    failures.append(told)
+                    failures.append(reported)
                     raise Away("an error of its own")
-                return await exchange(told)
+                return await exchange(reported)
 
             caller.shared.exchange = fails
             names = [f"{n}" for n in range(6)]
@@ -340,11 +340,11 @@ def test_an_error_that_nobody_expects_ends_neither_the_watch_nor_the_reports(met
             honest = getattr(caller.shared, method)
             failures = []
 
-            async def fails(told):  # type: ignore[no-untyped-def]
+            async def fails(reported):  # type: ignore[no-untyped-def]
                 if len(failures) < 3:
-                    failures.append(told)
+                    failures.append(reported)
                     raise KeyError("what nobody expects")
-                return await honest(told)
+                return await honest(reported)
 
             setattr(caller.shared, method, fails)
             await asyncio.wait_for(caller.granted("holder"), SOON_S)

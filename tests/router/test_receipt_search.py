@@ -23,7 +23,7 @@ def kept(*names: str) -> Receipts:
     return found
 
 
-async def told(answer: Plain | None) -> Plain | None:
+async def replied(answer: Plain | None) -> Plain | None:
     return answer
 
 
@@ -55,7 +55,7 @@ def find(name: str, routers: Routers, here: Receipts | None = None) -> Plain | N
     return asyncio.run(search())
 
 
-def test_one_that_is_here_is_told_with_its_story_and_nobody_is_asked() -> None:
+def test_one_that_is_here_is_reported_with_its_story_and_nobody_is_asked() -> None:
     routers = Routers()
     found = find("chatcmpl-a1", routers, kept("a1"))
     assert found is not None
@@ -63,18 +63,18 @@ def test_one_that_is_here_is_told_with_its_story_and_nobody_is_asked() -> None:
     assert found["story"][0].startswith("a1: normal request of t to m")
 
 
-def test_another_router_s_is_told_at_once_though_others_fail_or_say_nothing() -> None:
-    routers = Routers(told(None), silent(), broken(), told({"request_id": "a2"}))
+def test_another_router_s_is_reported_at_once_though_others_fail_or_say_nothing() -> None:
+    routers = Routers(replied(None), silent(), broken(), replied({"request_id": "a2"}))
     assert find("a2", routers) == {"request_id": "a2"}
     assert routers.asked == [("a2", "t")]
 
 
 def test_one_that_nobody_has_is_none() -> None:
-    assert find("a3", Routers(told(None), told(None))) is None
-    assert find("a3", Routers(told(None), broken())) is None
+    assert find("a3", Routers(replied(None), replied(None))) is None
+    assert find("a3", Routers(replied(None), broken())) is None
 
 
-def test_silence_is_waited_for_no_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_waited_for_no_longer_than_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipt_search, "ANSWER_TIMEOUT_S", 0.05)
     assert find("a4", Routers(silent())) is None
 

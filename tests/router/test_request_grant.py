@@ -19,10 +19,10 @@ class Recorder:
     """The queue and the replicas: what they are told, in order."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.reported: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: self.told.append((name, *given))
+        return lambda *given: self.reported.append((name, *given))
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def granted(told: Recorder, tokens: int = 100) -> RequestGrant:
+def granted(recorder: Recorder, tokens: int = 100) -> RequestGrant:
     arrival = Arrival("a", RequestClass.NORMAL, "t", 2, cost_tokens=tokens)
     budget = KvBudget(arrival, None, sequences=1)
-    return RequestGrant(told, told, arrival, "r1", budget)  # type: ignore[arg-type]
+    return RequestGrant(recorder, recorder, arrival, "r1", budget)  # type: ignore[arg-type]
 
 
 def test_kv_tokens_count_from_the_grant_until_it_is_given_back_and_no_longer(clock: list[float]) -> None:
@@ -48,11 +48,11 @@ def test_kv_tokens_count_from_the_grant_until_it_is_given_back_and_no_longer(clo
 
 
 def test_it_is_given_back_once_to_the_replicas_before_the_queue(clock: list[float]) -> None:
-    told = Recorder()
-    grant = granted(told)
+    recorder = Recorder()
+    grant = granted(recorder)
     grant.release(TokenUsage(7, 5))
     grant.release()
-    assert told.told == [
+    assert recorder.reported == [
         ("on_granted", "a", "r1", 2),
         ("on_released", "a", "r1", 2),
         ("release", "a", 5, 7),
@@ -61,47 +61,47 @@ def test_it_is_given_back_once_to_the_replicas_before_the_queue(clock: list[floa
 
 
 def test_without_the_engines_usage_what_was_counted_here_is_given(clock: list[float]) -> None:
-    told = Recorder()
-    grant = granted(told)
+    recorder = Recorder()
+    grant = granted(recorder)
     grant.on_output(3)
     grant.on_output(4)
     grant.release()
-    assert ("release", "a", 7) in told.told
+    assert ("release", "a", 7) in recorder.reported
 
 
 def test_a_request_that_outgrows_its_estimate_asks_for_more_and_reports_what_it_made(clock: list[float]) -> None:
-    told = Recorder()
-    grant = granted(told, tokens=10)
+    recorder = Recorder()
+    grant = granted(recorder, tokens=10)
     grant.on_output(9)
-    assert told.told[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9, 0)]
+    assert recorder.reported[1:] == [("request_kv_tokens", "a", KV_REQUEST_BLOCKS), ("progress", "a", 9, 0)]
 
 
 def test_the_prompt_as_its_engine_has_counted_it_corrects_budget_and_counters_once(clock: list[float]) -> None:
-    told = Recorder()
-    grant = granted(told, tokens=10)
+    recorder = Recorder()
+    grant = granted(recorder, tokens=10)
     grant.on_submitted(SimpleNamespace(prompt=None))  # type: ignore[arg-type]
     grant.on_output(0)
     assert grant.stream is not None
     grant.stream.prompt = TokenUsage(100_000)
     grant.on_output(0)
     grant.on_output(1)
-    assert [one for one in told.told if one[0] == "progress"] == [
+    assert [one for one in recorder.reported if one[0] == "progress"] == [
         ("progress", "a", 0, 0),
         ("progress", "a", 0, 100_000),
         ("progress", "a", 1, 0),
     ]
-    asked = [tokens for name, *_, tokens in told.told if name == "request_kv_tokens"]
+    asked = [tokens for name, *_, tokens in recorder.reported if name == "request_kv_tokens"]
     assert grant.budget.tokens == 10 + sum(asked) >= 100_000
 
 
-def test_the_queue_is_told_though_the_replicas_fail(clock: list[float]) -> None:
-    told = Recorder()
-    grant = granted(told)
+def test_the_queue_is_reported_though_the_replicas_fail(clock: list[float]) -> None:
+    recorder = Recorder()
+    grant = granted(recorder)
 
     def fails(*given: object) -> None:
         raise RuntimeError("no luck")
 
-    told.on_released = fails  # type: ignore[attr-defined]
+    recorder.on_released = fails  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="no luck"):
         grant.release()
-    assert ("release", "a", 0) in told.told
+    assert ("release", "a", 0) in recorder.reported

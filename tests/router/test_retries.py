@@ -16,9 +16,9 @@ from tests.fakes.engines import FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, NORMAL, SOON_S, Router, Uses, freeze, held, thaw
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 @pytest.mark.parametrize("loss", ["kill", "break_channels"])
-def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost(loss: str, told: bool) -> None:
+def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost(loss: str, reported: bool) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         await cluster.add("r1", "r2")
         router = await Router(cluster).start()
@@ -26,7 +26,7 @@ def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost
         requests = [router.asking() for _ in range(8)]
         await until(lambda: cluster["r1"].work == cluster["r2"].work == 4, SOON_S, "four on each")
         if loss == "kill":
-            cluster.kill("r1", told=told)
+            cluster.kill("r1", reported=reported)
         else:
             cluster.break_channels("r1")
         thaw(cluster, "r1", "r2")
@@ -34,7 +34,7 @@ def test_requests_without_a_first_frame_run_elsewhere_when_their_replica_is_lost
         assert sorted(router.relayed) == [f"{n}" for n in range(1, 9)]  # nobody was answered twice
         assert len(cluster.submits) == 12
         await router.settled()
-        if loss == "kill" and told:
+        if loss == "kill" and reported:
             assert set(router.used) == {"r2"}
 
     run(scenario)

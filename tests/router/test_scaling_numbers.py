@@ -106,8 +106,8 @@ def test_a_start_that_outlasts_its_requests_is_the_operators_to_know_once(caplog
 
     with caplog.at_level(logging.WARNING, logger="ray.serve"):
         run(scenario, model(replicas=FROM_ZERO))
-    told = [record.getMessage() for record in caplog.records if "no_replica_wait_s" in record.getMessage()]
-    assert len(told) == 1
+    reported = [record.getMessage() for record in caplog.records if "no_replica_wait_s" in record.getMessage()]
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize(

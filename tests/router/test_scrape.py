@@ -46,7 +46,7 @@ def test_a_label_of_any_characters_stays_what_it_is(model: str) -> None:
     assert [(one.labels, one.value) for one in found] == [({"router": "r", "model": model}, 3)]
 
 
-async def told(text: bytes, router: str) -> Exposition:
+async def exposition_of(text: bytes, router: str) -> Exposition:
     return router, text
 
 
@@ -75,7 +75,7 @@ def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None)
 def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> None:
     other = RouterMetrics()
     other.count_tokens("m", "t", 7, 0)
-    text = scraped(told(other.render(), "there"), told(other.render(), "here"))
+    text = scraped(exposition_of(other.render(), "there"), exposition_of(other.render(), "here"))
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5, "there": 7}
 
 
@@ -83,7 +83,7 @@ def test_a_router_that_does_not_answer_is_missing_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(scrape, "ANSWER_TIMEOUT_S", 0.05)
-    text = scraped(silent(), broken(), told(exposition(3), "there"))
+    text = scraped(silent(), broken(), exposition_of(exposition(3), "there"))
     assert samples(text, "requests_total") == {"there": 3}
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5}
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2

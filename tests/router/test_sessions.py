@@ -80,8 +80,8 @@ def test_whether_an_id_is_a_session_costs_no_question() -> None:
         known: dict[str, SessionEntry] = {}
         book = SessionClient(actor.call, known)
         assert [book.find("t", f"random-{number}", MODEL) for number in range(1000)] == [None] * 1000
-        known["t x"] = there = SessionEntry(SessionRequest("t x", MODEL, 1, 1.0), "t x#1.1", "r1")
-        assert book.find("t", "x", MODEL) == there
+        known["t x"] = entry = SessionEntry(SessionRequest("t x", MODEL, 1, 1.0), "t x#1.1", "r1")
+        assert book.find("t", "x", MODEL) == entry
         assert book.find("u", "x", MODEL) is None
         assert book.find("t", "x", "other") is None
         assert actor.calls == []
@@ -150,7 +150,7 @@ def test_a_caller_who_leaves_while_he_waits_takes_his_question_back() -> None:
     run(scenario())
 
 
-def test_a_refusal_of_the_actor_is_told_as_it_was_raised() -> None:
+def test_a_refusal_of_the_actor_is_reported_as_it_was_raised() -> None:
     async def scenario() -> None:
         actor = Actor()
 

@@ -22,7 +22,7 @@ class Tokenizer:
     def __init__(self, cluster: FakeCluster) -> None:
         self.running: list[str] = []
         self._gates: list[asyncio.Event] = []
-        cluster["r1"].engine.wire.run = self._run
+        cluster["r1"].engine.server.run = self._run
 
     async def _run(self, submit: Submit, put: Callable[[Frame], None]) -> None:
         gate = asyncio.Event()

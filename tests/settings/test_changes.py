@@ -23,7 +23,7 @@ def arguments(config: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
 
 
 def whats(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, str]:
-    return {name: one.what for name, one in planned(before, after).items()}
+    return {name: one.effect for name, one in planned(before, after).items()}
 
 
 def test_where_nothing_is_deployed_all_is_added() -> None:
@@ -32,7 +32,7 @@ def test_where_nothing_is_deployed_all_is_added() -> None:
 
 def test_a_change_of_one_model_restarts_it_alone_and_says_why() -> None:
     plan = planned({"models": [A, B]}, {"models": [A, B | {"max_num_seqs": 8, "kv_cache_gb": 1}]})
-    assert {name: one.what for name, one in plan.items()} == {
+    assert {name: one.effect for name, one in plan.items()} == {
         "engine-a": "unchanged",
         "engine-b": "restarted",
         "Router": "changed",
@@ -43,7 +43,7 @@ def test_a_change_of_one_model_restarts_it_alone_and_says_why() -> None:
 
 def test_another_release_restarts_what_stays() -> None:
     plan = planned({"models": [A]}, {"models": [A, B]}, "0.1.0")
-    assert {name: one.what for name, one in plan.items()} == {
+    assert {name: one.effect for name, one in plan.items()} == {
         "engine-a": "restarted",
         "engine-b": "added",
         "Router": "restarted",
@@ -65,7 +65,7 @@ def test_models_come_and_go_without_a_restart_of_others() -> None:
 def test_what_is_taken_over_restarts_nothing() -> None:
     live = {"replicas": {"max_replicas": 3}, "drain_s": 5}
     plan = planned({"models": [A]}, {"models": [A | live], "admission": {"max_queued": 3}})
-    assert {name: one.what for name, one in plan.items()} == dict.fromkeys(plan, "changed")
+    assert {name: one.effect for name, one in plan.items()} == dict.fromkeys(plan, "changed")
     assert plan["Router"].fields == ("admission.max_queued: 1000 -> 3",)
 
 
@@ -75,22 +75,25 @@ def test_of_a_group_that_was_not_set_only_what_is_set_is_shown() -> None:
     assert plan["engine-a"].fields == (f"batching: not set -> {batching}",)
 
 
-def test_a_default_that_is_written_out_is_told_as_taken_over() -> None:
+def test_a_default_that_is_written_out_is_reported_as_taken_over() -> None:
     assert whats({"models": [A]}, {"models": [A | {"max_num_seqs": 64}]})["engine-a"] == "unchanged"
     assert whats({"models": [A]}, {"models": [A | {"kv_cache_gb": 0.54, "gpus_per_rank": 0}]})["engine-a"] == "changed"
 
 
 def test_cpus_of_routers_restart_them_and_the_quota_s_settings_come_later() -> None:
     plan = planned({"models": [A]}, {"models": [A], "router": {"cpus": 1}, "quota": {"reserved_gb": 3}})
-    assert (plan["Router"].what, plan["Router"].fields) == ("restarted", ("router.cpus: 0.0 -> 1.0",))
-    assert (plan["GpuMemoryQuota"].what, plan["GpuMemoryQuota"].fields) == ("later", ("quota.reserved_gb: 2.0 -> 3.0",))
+    assert (plan["Router"].effect, plan["Router"].fields) == ("restarted", ("router.cpus: 0.0 -> 1.0",))
+    assert (plan["GpuMemoryQuota"].effect, plan["GpuMemoryQuota"].fields) == (
+        "later",
+        ("quota.reserved_gb: 2.0 -> 3.0",),
+    )
 
 
 @pytest.mark.parametrize("release", [RELEASE, "0.1.0"])
 def test_tls_is_not_called_taken_over_by_what_runs(release: str) -> None:
     tls = {"certificate": "c.pem", "key": "k.pem"}
     plan = planned({"models": [A], "http": {"tls": tls}}, {"models": [A]}, release)
-    assert plan["HAProxy"].what == "later"
+    assert plan["HAProxy"].effect == "later"
     assert plan["HAProxy"].fields == (f"http.tls: {tls} -> not set",)
     assert plan["Router"].fields == ()
 
@@ -112,7 +115,7 @@ def test_changed_keys_are_named_without_their_digests() -> None:
 )
 def test_where_what_is_deployed_cannot_be_read_all_counts_as_restarted(deployed: Any, why: str) -> None:
     found = changes(deployed, arguments({"models": [A]}), on_cpu=True)
-    assert {one.deployment: one.what for one in found} == dict.fromkeys(
+    assert {one.deployment: one.effect for one in found} == dict.fromkeys(
         ("engine-a", "Router", "BatchWorker"), "restarted"
     )
     assert found[0].why.startswith("what is deployed cannot be read: ")
@@ -136,4 +139,4 @@ def test_workers_come_and_go_with_their_number_and_take_over_the_rest() -> None:
     assert "BatchWorker" not in whats(workers(0), workers(0))
     assert whats(workers(1), workers(1))["BatchWorker"] == "unchanged"
     plan = planned(workers(1), workers(1, max_in_flight=8))
-    assert (plan["BatchWorker"].what, plan["BatchWorker"].fields) == ("changed", ("batch.max_in_flight: 512 -> 8",))
+    assert (plan["BatchWorker"].effect, plan["BatchWorker"].fields) == ("changed", ("batch.max_in_flight: 512 -> 8",))

@@ -40,8 +40,8 @@ def test_the_error_names_the_key_and_its_counterpart_wherever_it_stands(place: d
     innermost(given)[word] = 7
     with pytest.raises(ConfigError, match=rf"{word}: unknown key; .{{20}}") as refused:
         parse(given)
-    told = f"counterpart: {FIELD_WORDS[word]}" if word in FIELD_WORDS else f"there is none here: {ABSENT[word]}"
-    assert told in str(refused.value)
+    reported = f"counterpart: {FIELD_WORDS[word]}" if word in FIELD_WORDS else f"there is none here: {ABSENT[word]}"
+    assert reported in str(refused.value)
     assert PAGE in str(refused.value)
 
 

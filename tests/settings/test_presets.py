@@ -126,13 +126,13 @@ def test_the_command_says_what_presets_mean_and_what_a_configuration_comes_to(fi
     every = CliRunner().invoke(app, ["presets"]).stdout.splitlines()
     assert [line for line in every if not line.startswith(" ")] == ["latency:", "balanced:", "throughput:"]
     assert "  replicas.target_ongoing_requests: 40.0" in every
-    told = CliRunner().invoke(app, ["presets", "--config", file]).stdout.splitlines()
-    assert told[:3] == [
+    reported = CliRunner().invoke(app, ["presets", "--config", file]).stdout.splitlines()
+    assert reported[:3] == [
         "chat: latency",
         "  max_num_seqs: 12 (set; the preset's is 8)",
         "  max_num_batched_tokens: 2048",
     ]
-    assert told[-1] == "other: no preset"
+    assert reported[-1] == "other: no preset"
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -65,7 +65,7 @@ def test_what_the_controller_has_to_know_of_models_that_the_ledger_places_goes_w
     json.dumps(policy)
 
 
-def test_what_is_not_said_is_left_to_the_running_serve() -> None:
+def test_what_is_not_given_is_left_to_the_running_serve() -> None:
     def exported(host: str | None, port: int | None) -> dict[str, Any]:
         found = yaml.safe_load(export(settings(), host=host, port=port, proxy_location="HeadOnly"))
         del found["applications"]
@@ -125,10 +125,10 @@ def test_serve_s_own_schema_takes_what_is_exported() -> None:
 
 def details(status: str = "RUNNING", deployments: tuple[str, ...] = ("engine-a",), **more: Any) -> dict[str, Any]:
     found = {name: {"name": name, "status": "HEALTHY", "message": "", "replicas": []} for name in deployments}
-    for one in found.values():
-        one |= {"target_num_replicas": 1, "deployment_config": {}}  # type: ignore[dict-item]
-    told = {"status": status, "message": "", "deployments": found, "deployed_app_config": None, **more}
-    return {"applications": {APPLICATION: told}, "proxies": {}}
+    for deployment in found.values():
+        deployment |= {"target_num_replicas": 1, "deployment_config": {}}  # type: ignore[dict-item]
+    reported = {"status": status, "message": "", "deployments": found, "deployed_app_config": None, **more}
+    return {"applications": {APPLICATION: reported}, "proxies": {}}
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def details(status: str = "RUNNING", deployments: tuple[str, ...] = ("engine-a",
 )
 def test_arguments_of_others_making_are_no_reason_to_fail(arguments: Any) -> None:
     """`serve deploy` and Serve's REST interface accept anything as arguments."""
-    told = details(deployed_app_config={"name": APPLICATION, "args": arguments})
-    assert declared_models(told) == []
-    assert describe(told, declared_models(told))["state"] == "starting"  # there is no proxy
+    reported = details(deployed_app_config={"name": APPLICATION, "args": arguments})
+    assert declared_models(reported) == []
+    assert describe(reported, declared_models(reported))["state"] == "starting"  # there is no proxy
 
 
 def test_declared_models_are_those_of_the_arguments() -> None:
     entry = application(settings(models=[{"name": "org/a"}, {"name": "b"}]).without_secrets())
-    told = details(deployed_app_config=entry)
-    assert declared(told) == entry
-    assert declared_models(told) == ["org/a", "b"]
+    reported = details(deployed_app_config=entry)
+    assert declared(reported) == entry
+    assert declared_models(reported) == ["org/a", "b"]
     assert declared(details()) is None
     assert declared({"applications": {}}) is None
     assert declared_models({"applications": {}}) == []
@@ -168,14 +168,14 @@ serve_app.errors.EngineFailed: a did not start: ValueError: the weights are miss
     ],
 )
 def test_a_model_s_cause_is_why_its_replica_has_failed_and_no_wait(message: str, cause: str) -> None:
-    told = details("DEPLOYING")
-    told["applications"][APPLICATION]["deployments"]["engine-a"] |= {"status": "UPDATING", "message": message}
-    found = describe(told, ["a"])
+    reported = details("DEPLOYING")
+    reported["applications"][APPLICATION]["deployments"]["engine-a"] |= {"status": "UPDATING", "message": message}
+    found = describe(reported, ["a"])
     assert found["models"][0]["cause"] == cause
     assert found["message"] == f"engine-a: {cause or message}"
 
 
-def test_it_is_known_when_serve_has_built_what_it_was_told() -> None:
+def test_it_is_known_when_serve_has_built_what_was_declared() -> None:
     assert is_built({"applications": {}}) is None
     assert is_built(details("DEPLOYING", ())) is None
     assert is_built(details("DEPLOY_FAILED", ())) is False

@@ -123,7 +123,7 @@ def test_a_plan_shows_the_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SEQS", "48")
     monkeypatch.setenv("FOLDER", "/srv/another-place")
     (engine, *_) = changes(before, arguments(load(file)), on_cpu=True)
-    assert engine.what == "restarted"
+    assert engine.effect == "restarted"
     assert engine.fields == (
         "max_num_seqs: ${SEQS} -> ${SEQS}, which has another value now",
         "path: ${FOLDER}/chat -> ${FOLDER}/chat, which has another value now",
@@ -132,7 +132,7 @@ def test_a_plan_shows_the_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (engine, *_) = changes(before, arguments(literal), on_cpu=True)
     assert "max_num_seqs: ${SEQS} -> 8" in engine.fields
     assert not [one for one in engine.fields if "24" in one or "secret" in one]
-    assert {one.what for one in changes(before, before, on_cpu=True)} == {"unchanged"}
+    assert {one.effect for one in changes(before, before, on_cpu=True)} == {"unchanged"}
 
 
 def test_a_finding_shows_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

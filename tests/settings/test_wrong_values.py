@@ -27,8 +27,8 @@ def _sections(annotation: Any) -> Iterator[tuple[type[BaseModel], Any]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, lambda value: value
         return
-    for one in get_args(annotation):
-        for section, around in _sections(one):
+    for argument in get_args(annotation):
+        for section, around in _sections(argument):
             if get_origin(annotation) is tuple:
                 yield section, lambda value, around=around: [around(value)]
             elif get_origin(annotation) is dict:
@@ -42,9 +42,9 @@ ALL = list(places(Settings, lambda value: value))
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_no_sentence_is_pydantic_s(value: Any) -> None:
-    told = [one.message for _, build in ALL for one in (examine(build(value))[1])]
-    assert told
-    assert [message for message in told if any(words in message for words in PYDANTIC)] == []
+    reported = [one.message for _, build in ALL for one in (examine(build(value))[1])]
+    assert reported
+    assert [message for message in reported if any(words in message for words in PYDANTIC)] == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_no_sentence_is_pydantic_s(value: Any) -> None:
         ("share", "half", None),
     ],
 )
-def test_an_amount_with_a_unit_is_told_in_the_setting_s_own(name: str, value: str, advice: str | None) -> None:
+def test_an_amount_with_a_unit_is_reported_in_the_setting_s_own(name: str, value: str, advice: str | None) -> None:
     assert describe("float_parsing", (name,), value, {}, "", None) == (f"{value!r} is no number", advice)
 
 

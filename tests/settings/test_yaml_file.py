@@ -30,9 +30,9 @@ def read(file: Path, text: str) -> YamlFile:
     ],
 )
 def test_a_key_that_stands_twice_is_an_error(file: Path, text: str, place: tuple[str | int, ...], why: str) -> None:
-    ((found, told),) = read(file, text).doubles
+    ((found, reported),) = read(file, text).doubles
     assert found == place
-    assert why in told
+    assert why in reported
     with pytest.raises(ConfigError, match="stands twice"):
         load(file)
 
@@ -64,12 +64,12 @@ def test_an_empty_file_is_an_error_and_says_what_stands_for_all_defaults(file: P
         "? [1]\n: 2\n? {}",
     ],
 )
-def test_what_yaml_cannot_stand_for_is_told_and_ends_in_no_traceback(file: Path, text: str) -> None:
+def test_what_yaml_cannot_stand_for_is_reported_and_ends_in_no_traceback(file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="not YAML"):
         read(file, text)
 
 
-def test_a_place_that_is_not_in_the_file_has_the_line_of_the_mapping_that_lacks_it(file: Path) -> None:
+def test_a_place_that_is_not_in_the_file_has_a_line_number_of_the_mapping_that_lacks_it(file: Path) -> None:
     found = read(file, "models:\n  - path: x\n    replicas:\n      max_replicas: 2\n")
     assert found.line_of(("models", 0, "name")) == 2
     assert found.line_of(("models", 0, "replicas", "min_replicas")) == 4

@@ -136,11 +136,11 @@ class History:
             written = self.batches.add_results(results)
             assert len(written) == len(set(written))
             assert set(written) == expected
-            for one in results:
-                row = self.rows[one.batch_id, one.number]
+            for result in results:
+                row = self.rows[result.batch_id, result.number]
                 if row.result is None:  # a worker may have had the row twice: its first result counts
                     self.happened["late"] += row.worker is None or row.leased_until <= self.now
-                    row.result = one
+                    row.result = result
                     row.free()
             expected = set()
 

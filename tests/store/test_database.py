@@ -135,7 +135,7 @@ def test_a_store_may_be_opened_while_its_server_is_away(postgres: PostgresServer
     assert store.keys_since(0) == (0, [])
 
 
-def test_a_file_that_is_no_database_or_cannot_be_made_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_or_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(StoreAway, match="not a database"):
         SqlStore(f"sqlite:///{tmp_path}/text").keys()

@@ -67,7 +67,7 @@ def test_names_are_values_and_never_statements(open_store: OpenStore, name: str)
     asyncio.run(scenario())
 
 
-def test_what_changed_since_a_version_is_told_once(open_store: OpenStore) -> None:
+def test_what_changed_since_a_version_is_reported_once(open_store: OpenStore) -> None:
     async def scenario() -> None:
         store = open_store()
         first = await store.create_key(key("first"))
@@ -139,8 +139,8 @@ def test_an_unknown_key_is_not_changed(open_store: OpenStore) -> None:
 
 def test_a_follower_misses_no_key_of_many_writers(open_store: OpenStore) -> None:
     async def write(store: Store, number: int) -> None:
-        for one in range(KEYS_EACH):
-            made = await store.create_key(key(f"{number}-{one}"))
+        for item in range(KEYS_EACH):
+            made = await store.create_key(key(f"{number}-{item}"))
             await store.change_key(made.key_id, metrics=True)
 
     async def scenario() -> None:

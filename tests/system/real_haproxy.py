@@ -28,11 +28,11 @@ from serve_app.system.tls import ADMIN_SOCKETS
 WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second; the machine may be busy
 
 
-def within(what: str, so: Callable[[], Any]) -> None:
+def within(goal: str, so: Callable[[], Any]) -> None:
     """Wait until it is so."""
     deadline = time.monotonic() + WITHIN_S
     while not so():
-        assert time.monotonic() < deadline, f"{what}: not within {WITHIN_S} s"
+        assert time.monotonic() < deadline, f"{goal}: not within {WITHIN_S} s"
         time.sleep(0.02)  # bound: WITHIN_S
 
 
@@ -190,14 +190,14 @@ class Edge:
                 statuses.append(self.ask()[0])
 
         clients = [threading.Thread(target=ask) for _ in range(4)]
-        for one in clients:
-            one.start()
+        for client in clients:
+            client.start()
         try:
             yield statuses
         finally:
             over.set()
-            for one in clients:
-                one.join()
+            for client in clients:
+                client.join()
 
     def raw(self, sent: bytes, source: str = "127.0.0.1") -> socket.socket:
         """A connection from this address on which these bytes were sent."""
@@ -208,17 +208,17 @@ class Edge:
 
 @contextlib.contextmanager
 def edge(folder: Path, sources: haproxy.Sources | None = None, tls: Tls | None = None) -> Iterator[Edge]:
-    there = Edge(folder, sources, tls)
+    made = Edge(folder, sources, tls)
     try:
-        yield there
+        yield made
     finally:
-        for pid in {one.pid for one in there.started} | {there.front()}:
+        for pid in {one.pid for one in made.started} | {made.front()}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
-        for one in there.started:
-            one.wait()
+        for process in made.started:
+            process.wait()
         (folder / haproxy.LAST).unlink(missing_ok=True)
-        there.stand_in.check()
+        made.stand_in.check()
 
 
 @contextlib.contextmanager
@@ -227,6 +227,6 @@ def routers(*names: str) -> Iterator[list[Router]]:
     try:
         yield running
     finally:
-        for one in running:
-            one.shutdown()
-            one.server_close()
+        for router in running:
+            router.shutdown()
+            router.server_close()

@@ -21,11 +21,12 @@ HERE = Path("/models")
 
 
 @pytest.mark.parametrize(
-    ("check", "state", "said"),
+    ("check", "state", "reported"),
     [
         (doctor.packages(["a==1", "b==2"], {"a": "1", "b": "2", "c": "3"}), "ok", "2 as in the lock file"),
         (doctor.packages(["a==1", "b==2"], {"a": "1.1"}), "fail", "a==1 (installed: 1.1), b==2 (installed: none)"),
         (doctor.packages([f"p{number}==1" for number in range(7)], {}), "fail", "and 2 more"),
+        (doctor.packages(["a-b-c==1"], {"A.b_c": "1"}), "ok", "1 as in the lock file"),
         (doctor.packages(None, {}), "warn", "not installed by `make setup`"),
         (doctor.shared_memory(64 * 10**6), "fail", "0.1 GB free"),
         (doctor.shared_memory(GB // 2), "warn", "0.5 GB free"),
@@ -50,9 +51,9 @@ HERE = Path("/models")
         (doctor.clock(-1), "ok", "cannot be read"),
     ],
 )
-def test_each_check_says_what_was_found_and_a_remedy_unless_it_is_ok(check: Check, state: str, said: str) -> None:
+def test_each_check_says_what_was_found_and_a_remedy_unless_it_is_ok(check: Check, state: str, reported: str) -> None:
     assert check.state == state
-    assert said in check.found
+    assert reported in check.found
     assert bool(check.remedy) == (state != "ok")
 
 
@@ -91,7 +92,7 @@ def test_a_taken_port_is_a_failure_with_its_holder(tmp_path: Path, monkeypatch: 
 
 
 def test_the_worst_state_is_the_whole_s() -> None:
-    one = Check("a", "ok", "x")
+    check = Check("a", "ok", "x")
     other = Check("b", "warn", "y", "do z")
-    assert command.as_json([one])["state"] == "ok"
-    assert command.as_json([one, other])["state"] == "warn"
+    assert command.as_json([check])["state"] == "ok"
+    assert command.as_json([check, other])["state"] == "warn"

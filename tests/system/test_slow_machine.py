@@ -102,8 +102,8 @@ def test_a_haproxy_that_needs_longer_than_three_checks_of_serve_is_waited_for(
 
 
 def test_serves_own_message_of_a_slow_init_is_never_shown(ours: dict[str, Any], plain: dict[str, Any]) -> None:
-    (told,) = plain["messages"]
-    assert "slow __init__" in told, "Serve by itself replaces a deployment's message"
+    (reported,) = plain["messages"]
+    assert "slow __init__" in reported, "Serve by itself replaces a deployment's message"
     assert ours["messages"] == []
 
 

@@ -29,116 +29,118 @@ def tls(tmp_path: Path) -> Tls:
 
 @pytest.fixture
 def router() -> Iterator[Router]:
-    with routers("a") as (one,):
-        yield one
+    with routers("a") as (router_process,):
+        yield router_process
 
 
 @pytest.fixture
-def there(tmp_path: Path, tls: Tls, router: Router) -> Iterator[Edge]:
+def haproxy_edge(tmp_path: Path, tls: Tls, router: Router) -> Iterator[Edge]:
     folder = tmp_path / "run"
     folder.mkdir()
-    with edge(folder, tls=tls) as one:
-        one.start(router)
-        yield one
+    with edge(folder, tls=tls) as edge_process:
+        edge_process.start(router)
+        yield edge_process
 
 
-def connected(there: Edge, certificate: str) -> http.client.HTTPSConnection:
+def connected(haproxy_edge: Edge, certificate: str) -> http.client.HTTPSConnection:
     """A connection to whoever shows this certificate (PEM)."""
     trust = ssl.create_default_context(cadata=certificate)
-    connection = http.client.HTTPSConnection("127.0.0.1", there.port, timeout=WITHIN_S, context=trust)
-    plain = socket.create_connection(("127.0.0.1", there.port), WITHIN_S)
+    connection = http.client.HTTPSConnection("127.0.0.1", haproxy_edge.port, timeout=WITHIN_S, context=trust)
+    plain = socket.create_connection(("127.0.0.1", haproxy_edge.port), WITHIN_S)
     connection.sock = trust.wrap_socket(plain, server_hostname=NAME)
     return connection
 
 
-def is_shown(there: Edge, certificate: str) -> bool:
+def is_shown(haproxy_edge: Edge, certificate: str) -> bool:
     try:
-        connected(there, certificate).close()
+        connected(haproxy_edge, certificate).close()
     except ssl.SSLCertVerificationError:
         return False
     return True
 
 
-def test_the_port_speaks_tls_and_nothing_in_the_clear(there: Edge, tls: Tls, router: Router) -> None:
-    connection = connected(there, tls.certificate.read_text())
-    status, _, body = there.asked(connection, "/v1/models", b"abc")
+def test_the_port_speaks_tls_and_nothing_in_the_clear(haproxy_edge: Edge, tls: Tls, router: Router) -> None:
+    connection = connected(haproxy_edge, tls.certificate.read_text())
+    status, _, body = haproxy_edge.asked(connection, "/v1/models", b"abc")
     assert (status, body) == (200, {"router": "a", "bytes": 3})
-    assert there.ask("/in-the-clear")[0] == 0
+    assert haproxy_edge.ask("/in-the-clear")[0] == 0
     assert router.seen == ["/v1/models"]
     connection.close()
 
 
-def test_a_new_certificate_is_taken_without_a_reload_and_without_a_lost_connection(there: Edge, tls: Tls) -> None:
+def test_a_new_certificate_is_taken_without_a_reload_and_without_a_lost_connection(
+    haproxy_edge: Edge, tls: Tls
+) -> None:
     old = tls.certificate.read_text()
-    watch = Certificate(there.folder, tls)
+    watch = Certificate(haproxy_edge.folder, tls)
     watch.check()
-    connection = connected(there, old)
-    assert there.asked(connection, "/before")[0] == 200
-    front = there.front()
+    connection = connected(haproxy_edge, old)
+    assert haproxy_edge.asked(connection, "/before")[0] == 200
+    front = haproxy_edge.front()
 
     self_signed(tls.key.parent)
     watch.check()
-    assert is_shown(there, tls.certificate.read_text())
-    assert not is_shown(there, old)
-    assert there.asked(connection, "/after")[0] == 200  # on the connection of before
-    assert there.front() == front
+    assert is_shown(haproxy_edge, tls.certificate.read_text())
+    assert not is_shown(haproxy_edge, old)
+    assert haproxy_edge.asked(connection, "/after")[0] == 200  # on the connection of before
+    assert haproxy_edge.front() == front
     connection.close()
 
 
-def test_half_a_change_waits_for_the_other_half(there: Edge, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_a_change_waits_for_the_other_half(haproxy_edge: Edge, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
     old = tls.certificate.read_text()
     key = tls.key.read_bytes()
-    watch = Certificate(there.folder, tls)
+    watch = Certificate(haproxy_edge.folder, tls)
     self_signed(tls.key.parent)
     new_key = tls.key.read_bytes()
     tls.key.write_bytes(key)
     for _ in range(3):
         watch.check()
-    assert is_shown(there, old)
+    assert is_shown(haproxy_edge, old)
     assert len(caplog.records) == 1  # said once
     tls.key.write_bytes(new_key)
     watch.check()
-    assert is_shown(there, tls.certificate.read_text())
+    assert is_shown(haproxy_edge, tls.certificate.read_text())
 
 
 def test_a_haproxy_that_starts_later_has_it_too_and_one_that_is_away_gets_it_when_it_is_back(
-    there: Edge, tls: Tls, router: Router
+    haproxy_edge: Edge, tls: Tls, router: Router
 ) -> None:
-    watch = Certificate(there.folder, tls)
-    first = there.started[-1]
+    watch = Certificate(haproxy_edge.folder, tls)
+    first = haproxy_edge.started[-1]
     first.kill()
     first.wait()
     self_signed(tls.key.parent)
     watch.check()
-    there.start(router)
-    assert is_shown(there, tls.certificate.read_text())
+    haproxy_edge.start(router)
+    assert is_shown(haproxy_edge, tls.certificate.read_text())
     watch.check()
-    second = there.started[-1]
-    there.start(router, reload=second)
-    assert is_shown(there, tls.certificate.read_text())
+    second = haproxy_edge.started[-1]
+    haproxy_edge.start(router, reload=second)
+    assert is_shown(haproxy_edge, tls.certificate.read_text())
     within("the old one left", lambda: second.poll() is not None)
 
 
-def test_the_stand_in_of_a_haproxy_that_died_speaks_tls_as_well(there: Edge, tls: Tls) -> None:
-    there.started[-1].kill()
-    there.started[-1].wait()
-    there.stand_in.check()
-    within("the stand-in answers", lambda: _answers(there, tls))
+def test_the_stand_in_of_a_haproxy_that_died_speaks_tls_as_well(haproxy_edge: Edge, tls: Tls) -> None:
+    haproxy_edge.started[-1].kill()
+    haproxy_edge.started[-1].wait()
+    haproxy_edge.stand_in.check()
+    within("the stand-in answers", lambda: _answers(haproxy_edge, tls))
 
 
-def _answers(there: Edge, tls: Tls) -> bool:
+def _answers(haproxy_edge: Edge, tls: Tls) -> bool:
     try:
-        connection = connected(there, tls.certificate.read_text())
+        connection = connected(haproxy_edge, tls.certificate.read_text())
     except ConnectionError:
         return False
     try:
-        return there.asked(connection, "/")[0] == 200
+        return haproxy_edge.asked(connection, "/")[0] == 200
     finally:
         connection.close()
 
 
-def test_the_file_with_the_key_is_for_its_owner_alone(there: Edge) -> None:
-    assert stat.S_IMODE((there.folder / PEM).stat().st_mode) == 0o600
+def test_the_file_with_the_key_is_for_its_owner_alone(haproxy_edge: Edge) -> None:
+    assert stat.S_IMODE((haproxy_edge.folder / PEM).stat().st_mode) == 0o600
 
 
 def test_haproxy_does_not_run_in_the_clear_where_the_template_cannot_be_mended(tmp_path: Path, tls: Tls) -> None:

@@ -9,7 +9,7 @@ import pytest
 from serve_app.errors import EngineFailed
 from serve_app.transport import channel
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, nothing, opened, read, said, text
+from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, expected_text, nothing, opened, read, text
 from tests.fakes.tcp import known
 
 
@@ -18,9 +18,9 @@ def test_every_request_of_a_crowd_gets_its_own_frames_whole_and_in_order() -> No
         await cluster.add(REPLICA)
         link, handle = opened(cluster)
         sizes = [1 + number % 23 for number in range(120)]
-        told = await asyncio.gather(*(answer(link, f"prompt {n}", tokens) for n, tokens in enumerate(sizes)))
-        for number, (tokens, frames) in enumerate(zip(sizes, told, strict=True)):
-            assert text(frames) == said(f"prompt {number}", tokens)
+        reported = await asyncio.gather(*(answer(link, f"prompt {n}", tokens) for n, tokens in enumerate(sizes)))
+        for number, (tokens, frames) in enumerate(zip(sizes, reported, strict=True)):
+            assert text(frames) == expected_text(f"prompt {number}", tokens)
             assert [frame.status for frame in frames] == [200] + [0] * (len(frames) - 1)
             assert [frame.usage is not None for frame in frames] == [False] * (len(frames) - 1) + [True]
             assert sum(len(group) - 1 for frame in frames for group in frame.groups) == tokens
@@ -76,9 +76,9 @@ def test_the_channel_closes_a_while_after_the_last_request_and_opens_again() -> 
         assert waited_s > 0.5 * channel.IDLE_CLOSE_S
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "nothing held on the replica")
         await until(lambda: not known(cluster[REPLICA]), SOON_S, "nothing known there")
-        assert text(await answer(link, "c", 3)) == said("c", 3)
+        assert text(await answer(link, "c", 3)) == expected_text("c", 3)
         assert [method for method, _ in handle.calls] == ["open_wire", "hold"] * 2
-        assert slots.told == [4, 4]
+        assert slots.reported == [4, 4]
 
     run(scenario)
 
@@ -105,7 +105,7 @@ def test_a_channel_reopened_while_its_old_one_still_closes_misses_nothing() -> N
         handle.turns = lambda method: 30  # the news that the old stream is closed is long on its way
         await until(lambda: link.connection is None, SOON_S, "the channel closed")
         handle.turns = lambda method: 1
-        assert text(await answer(link, "b", 20)) == said("b", 20)
+        assert text(await answer(link, "b", 20)) == expected_text("b", 20)
 
     run(scenario)
 
@@ -131,7 +131,7 @@ def test_requests_of_a_replica_that_leaves_finish_and_then_its_channel_closes_at
             link.retire()
             while frames[-1].usage is None:
                 frames += await stream.next()
-            assert text(frames) == said("a", 200)
+            assert text(frames) == expected_text("a", 200)
             # Its reader is still in the block: the drain does not wait for it.
             assert await until(lambda: not cluster[REPLICA].calls, SOON_S, "the replica drained") < 1.0
 
@@ -148,7 +148,7 @@ def test_a_request_submitted_as_its_replica_leaves_is_still_answered() -> None:
         async with link.run(asked("b", 3), nothing) as stream:
             cluster.remove(REPLICA)
             link.retire()
-            assert text(await read(stream)) == said("b", 3)
+            assert text(await read(stream)) == expected_text("b", 3)
 
     run(scenario)
 

@@ -16,7 +16,19 @@ from serve_app.transport import channel, stream
 from serve_app.transport.messages import Batch, Frame, Submit, TokenUsage, batch_encoder
 from serve_app.transport.stream import ResponseStream, UnreadBytes
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, Slots, answer, asked, heard, nothing, opened, said, text
+from tests.fakes.router import (
+    LONG,
+    REPLICA,
+    SOON_S,
+    Slots,
+    answer,
+    asked,
+    expected_text,
+    nothing,
+    opened,
+    received_text,
+    text,
+)
 
 
 @pytest.mark.parametrize("loss", ["break_channels", "kill"])
@@ -25,7 +37,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
 
-        async def one(number: int) -> int:
+        async def ask(number: int) -> int:
             async with link.run(asked(f"prompt {number}", LONG), nothing) as stream:
                 frames = await stream.next()
                 with contextlib.suppress(EngineFailed):
@@ -35,7 +47,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
                     await stream.next()
                 return sum(len(group) - 1 for frame in frames for group in frame.groups)
 
-        requests = [asyncio.create_task(one(number)) for number in range(20)]
+        requests = [asyncio.create_task(ask(number)) for number in range(20)]
         await until(lambda: cluster[REPLICA].work == 20, SOON_S, "all run")
         await asyncio.sleep(0.02)  # some tokens
         getattr(cluster, loss)(REPLICA)
@@ -43,7 +55,7 @@ def test_a_lost_channel_fails_every_request_on_it_after_the_frames_that_arrived(
         assert link.connection is None
         if loss == "break_channels":
             assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the engine aborted them") < 1.0
-            assert text(await answer(link, "again", 4)) == said("again", 4)
+            assert text(await answer(link, "again", 4)) == expected_text("again", 4)
 
     run(scenario, model(slots=64))
 
@@ -53,13 +65,13 @@ def test_an_attach_that_is_never_answered_fails_in_time_and_leaves_nothing_behin
         await cluster.add(REPLICA)
         cluster[REPLICA].mute = True
         link, handle = opened(cluster)
-        told = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
-        assert [type(error) for error in told] == [EngineUnreachable] * 5
+        reported = await asyncio.gather(*(answer(link, f"p{n}", 3) for n in range(5)), return_exceptions=True)
+        assert [type(error) for error in reported] == [EngineUnreachable] * 5
         assert link.connection is None
         assert [method for method, _ in handle.calls] == ["open_wire"]
         await until(lambda: not cluster[REPLICA].calls, SOON_S, "the call cancelled")
         cluster[REPLICA].mute = False
-        assert text(await answer(link, "b", 3)) == said("b", 3)
+        assert text(await answer(link, "b", 3)) == expected_text("b", 3)
 
     run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.2})
 
@@ -90,7 +102,7 @@ def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channe
     monkeypatch.setattr(channel, "ReplicaConnection", Late)
 
     async def scenario(cluster: FakeCluster) -> None:
-        told: Counter[str] = Counter()
+        counter: Counter[str] = Counter()
         for Late.turns_late in range(16):  # one of them meets the timeout
             link, _ = opened(cluster)
             first = asyncio.create_task(answer(link, "a", 3))
@@ -99,10 +111,10 @@ def test_an_answer_in_the_turn_of_the_timeout_leaves_no_request_without_a_channe
             second = asyncio.create_task(answer(link, "b", 3))
             await turns(1)
             time.sleep(0.5 * channel.CHANNEL_ATTACH_S)  # noqa: ASYNC251  the first one's time is over, not the second's
-            for one in await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), SOON_S):
-                told["unreachable" if isinstance(one, EngineUnreachable) else one[0].body.decode()] += 1
+            for result in await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), SOON_S):
+                counter["unreachable" if isinstance(result, EngineUnreachable) else result[0].body.decode()] += 1
             link.retire()
-        assert set(told) == {"unreachable", "whole"}
+        assert set(counter) == {"unreachable", "whole"}
 
     run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 0.02}, loop=asyncio.new_event_loop)  # it blocks: in real time
 
@@ -118,8 +130,8 @@ def test_an_attach_that_fails_in_an_unexpected_way_fails_its_requests_at_once(er
 
         handle.call = fails  # type: ignore[assignment]
         asyncio.get_running_loop().set_exception_handler(lambda _, context: None)  # the bug is logged by the loop
-        told = await asyncio.wait_for(asyncio.gather(answer(link, "a", 3), return_exceptions=True), SOON_S)
-        assert [type(one) for one in told] == [EngineUnreachable]
+        reported = await asyncio.wait_for(asyncio.gather(answer(link, "a", 3), return_exceptions=True), SOON_S)
+        assert [type(one) for one in reported] == [EngineUnreachable]
         assert link.connection is None
 
     run(scenario, waits={(channel, "CHANNEL_ATTACH_S"): 60.0})
@@ -162,7 +174,7 @@ def test_whatever_ends_a_request_on_the_replica_ends_its_stream(
                 raise asyncio.CancelledError  # of a task that the engine itself cancelled
             raise raised
 
-        cluster[REPLICA].engine.wire.run = fails
+        cluster[REPLICA].engine.server.run = fails
         async with link.run(asked("a", 3), nothing) as stream:
             with pytest.raises(kind, match=match):
                 await asyncio.wait_for(stream.next(), SOON_S)
@@ -182,7 +194,7 @@ def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(monkeypatch
             neighbour = asyncio.create_task(answer(link, "quick", 300))
             await until(lambda: bool(ends), SOON_S, "the slow one cut")
             await until(lambda: cluster[REPLICA].work <= 1, SOON_S, "its request aborted")
-            assert text(await neighbour) == said("quick", 300)
+            assert text(await neighbour) == expected_text("quick", 300)
             frames += await stream.next()  # what had arrived is still delivered
             with pytest.raises(EngineFailed, match="too slowly") as cut:
                 await stream.next()
@@ -207,7 +219,7 @@ def test_a_request_that_lost_frames_does_not_go_on_over_the_next_channel() -> No
             with contextlib.suppress(EngineFailed):
                 while frames[-1].usage is None:
                     frames += await stream.next()
-            assert said("slow", LONG).startswith(heard(frames))
+            assert expected_text("slow", LONG).startswith(received_text(frames))
             with pytest.raises(EngineFailed, match="broke"):
                 await asyncio.wait_for(stream.next(), SOON_S)
             await until(lambda: not cluster[REPLICA].work, 1.0, "aborted, though the router is attached again")
@@ -242,7 +254,7 @@ def test_what_a_dropped_channel_still_brings_is_for_nobody(monkeypatch: pytest.M
         with pytest.raises(EngineUnreachable):
             await asyncio.wait_for(first, SOON_S)
         arrived[0](batch_encoder.encode(Batch([], 7)))  # it came in the turn in which the channel was dropped
-        assert (slots.told, link.connection) == ([], None)
+        assert (slots.reported, link.connection) == ([], None)
 
     run(scenario)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import EngineFailed
-from serve_app.transport import frame_batcher as outbox
+from serve_app.transport import frame_batcher as batcher_module
 from serve_app.transport.frame_batcher import MAX_MESSAGE_BYTES, FrameBatcher, merge
 from serve_app.transport.messages import Frame, TokenUsage, batch_decoder
 
@@ -124,10 +124,10 @@ def test_nothing_is_lost_or_reordered_however_the_consumer_lags(
     for frame in asyncio.run(scenario()):
         received[frame.number] = merge(received[frame.number], frame) if frame.number in received else frame
     for number in {number for number, _, _ in frames}:
-        mine = [(body, tokens) for other, body, tokens in frames if other == number]
-        assert received[number].body == b"".join(body for body, _ in mine)
-        assert received[number].groups == [[0, *tokens] for _, tokens in mine]
-        assert received[number].events == len(mine)
+        of_stream = [(body, tokens) for other, body, tokens in frames if other == number]
+        assert received[number].body == b"".join(body for body, _ in of_stream)
+        assert received[number].groups == [[0, *tokens] for _, tokens in of_stream]
+        assert received[number].events == len(of_stream)
 
 
 def test_a_long_answer_leaves_in_messages_the_channel_can_carry_and_lets_others_pass() -> None:
@@ -161,7 +161,7 @@ def test_many_frames_leave_in_messages_the_channel_can_carry() -> None:
 
 
 def test_a_router_that_does_not_read_is_held_no_more_for_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(batcher_module, "MAX_WAITING_BYTES", 100)
 
     async def scenario() -> None:
         box = FrameBatcher(lambda message: None)

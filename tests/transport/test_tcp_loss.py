@@ -13,7 +13,7 @@ from serve_app.errors import EngineUnreachable
 from serve_app.transport import channel, tcp, tcp_server
 from serve_app.transport.messages import TcpAddress
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.router import REPLICA, SOON_S, Router, answer, freeze, opened, said, text, thaw
+from tests.fakes.router import REPLICA, SOON_S, Router, answer, expected_text, freeze, opened, text, thaw
 from tests.fakes.tcp import Loop, Relay, cut_off, failures, known, loops, running, through
 from tests.requires import requires
 
@@ -35,7 +35,7 @@ def test_requests_without_a_first_frame_run_elsewhere_whatever_was_lost(loss: st
         if loss in ("call", "both"):
             cluster["r1"].fail_calls("hold")
         if loss in ("connection", "both"):
-            cluster["r1"].cut_wire()
+            cluster["r1"].cut_connections()
         await until(lambda: cluster["r1"].dead or not cluster["r1"].work, 1.0, "r1 has aborted them")
         thaw(cluster, "r1", "r2")
         await asyncio.gather(*requests)
@@ -51,11 +51,11 @@ def test_a_lost_connection_fails_every_stream_on_it_and_the_next_one_serves(loop
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
         requests = await running(link, cluster, 20)
-        cluster[REPLICA].cut_wire()
+        cluster[REPLICA].cut_connections()
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0
         assert link.connection is None
-        assert text(await answer(link, "again", 4)) == said("again", 4)
+        assert text(await answer(link, "again", 4)) == expected_text("again", 4)
 
     run(scenario, model(slots=64), loop=loop)
 
@@ -116,7 +116,7 @@ def test_a_half_open_connection_holds_nothing_once_the_router_is_back(loop: Loop
         assert await failures(requests) == {"EngineFailed"}
         handle.turns = lambda method: 1
         relays[0].go_on()
-        assert text(await answer(link, "back", 4)) == said("back", 4)
+        assert text(await answer(link, "back", 4)) == expected_text("back", 4)
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "the old ones aborted") < 1.0
         relays[0].close()
 
@@ -142,9 +142,9 @@ def test_a_connection_that_stands_still_and_goes_on_loses_nothing(loop: Loop) ->
         await turns(50)
         assert not late.done()
         relays[0].go_on()
-        told = await asyncio.wait_for(asyncio.gather(*requests, late), SOON_S)
-        assert [text(frames) for frames in told[:4]] == [said(f"p{n}", 100) for n in range(4)]
-        assert text(told[4]) == said("late", 5)
+        reported = await asyncio.wait_for(asyncio.gather(*requests, late), SOON_S)
+        assert [text(frames) for frames in reported[:4]] == [expected_text(f"p{n}", 100) for n in range(4)]
+        assert text(reported[4]) == expected_text("late", 5)
         relays[0].close()
 
     run(scenario, loop=loop)
@@ -159,12 +159,12 @@ def test_nonsense_from_a_replica_is_a_broken_channel(nonsense: bytes, loop: Loop
         await cluster.add(REPLICA)
         link, _ = opened(cluster)
         requests = await running(link, cluster, 3)
-        (visitor,) = cluster[REPLICA].engine.wire.connections
+        (visitor,) = cluster[REPLICA].engine.server.connections
         visitor.framing.send(nonsense)
         assert await failures(requests) == {"EngineFailed"}
         assert await until(lambda: not cluster[REPLICA].work, SOON_S, "aborted") < 1.0
         assert len(unhandled) == 1  # and the loop says what it was
-        assert text(await answer(link, "next", 3)) == said("next", 3)
+        assert text(await answer(link, "next", 3)) == expected_text("next", 3)
 
     run(scenario, loop=loop)
 
@@ -192,9 +192,9 @@ def test_a_channel_that_cannot_be_opened_fails_as_one_that_was_never_there(fault
                 return TcpAddress(*silent.getsockname(), address.ticket)
 
         link, handle = through(Faulty, cluster)
-        told = await asyncio.gather(*(answer(link, "a", 3) for _ in range(3)), return_exceptions=True)
+        reported = await asyncio.gather(*(answer(link, "a", 3) for _ in range(3)), return_exceptions=True)
         silent.close()
-        assert [type(error) for error in told] == [EngineUnreachable] * 3, told
+        assert [type(error) for error in reported] == [EngineUnreachable] * 3, reported
         assert link.connection is None
         assert [method for method, _ in handle.calls] == ["open_wire"]
 

@@ -12,7 +12,7 @@ from serve_app.errors import EngineUnreachable
 from serve_app.transport import STOPPED, Frame, Submit, TokenUsage
 from serve_app.transport.tcp import CANCEL, STOP
 from tests.fakes.engines import FakeCluster, model, run, turns, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, said, text
+from tests.fakes.router import LONG, REPLICA, SOON_S, expected_text, text
 from tests.fakes.tcp import Loop, Peer, encoded, holding, known, loops, started
 
 
@@ -26,8 +26,8 @@ def test_a_call_holds_the_connection_of_its_router_until_either_ends(loop: Loop)
         other = await Peer.enter(replica, "other")
         call = holding(replica, peer)
         cancelled = holding(replica, other)
-        for one in (peer, other):
-            one.hand_in(1, LONG)
+        for side in (peer, other):
+            side.hand_in(1, LONG)
         await until(lambda: replica.work == 2, SOON_S, "both run")
         peer.leave()
         await asyncio.wait_for(call, SOON_S)
@@ -52,7 +52,7 @@ def test_a_late_end_of_the_call_for_a_lost_connection_does_not_end_its_routers_n
             await call
         peer.hand_in(1, 20)
         await peer.read_until(1)
-        assert text(peer.frames(1)) == said("prompt 1", 20)
+        assert text(peer.frames(1)) == expected_text("prompt 1", 20)
         peer.leave()
 
     run(scenario, loop=loop)
@@ -77,7 +77,7 @@ def test_cancelling_aborts_the_request_and_no_other(when: str, loop: Loop) -> No
             await peer.read_until(1)
             peer.send(cancel)
         await peer.read_until(9)
-        assert text(peer.frames(9)) == said("prompt 9", 60)
+        assert text(peer.frames(9)) == expected_text("prompt 9", 60)
         assert await until(lambda: not replica.work, SOON_S, "aborted") < 1.0
         assert known(replica) == {"connections": 1}
         assert (1 in peer.ended()) is (when == "after it ended")  # its router has left it: no frame says so
@@ -92,7 +92,7 @@ def test_a_stopped_request_ends_with_what_it_has_produced_whatever_its_engine_sa
 ) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
-        run_request = replica.engine.wire.run
+        run_request = replica.engine.server.run
 
         async def answers_its_cancellation(submit: Submit, put: Callable[[Frame], None]) -> None:
             try:
@@ -100,7 +100,7 @@ def test_a_stopped_request_ends_with_what_it_has_produced_whatever_its_engine_sa
             except asyncio.CancelledError:  # as vLLM's serving objects do it
                 put(Frame(submit.number, b"disconnected", 400, "json", events=1, usage=TokenUsage()))
 
-        replica.engine.wire.run = answers_its_cancellation
+        replica.engine.server.run = answers_its_cancellation
         peer = await Peer.enter(replica)
         peer.hand_in(1, LONG, stream=stream)
         await until(lambda: replica.load.generated_tokens > 3, SOON_S, "some tokens")
@@ -152,7 +152,7 @@ def test_a_request_of_30_mib_arrives_and_the_others_go_on(loop: Loop) -> None:
         peer.hand_in(1, 3, prompt="x" * 30 * 2**20)
         await asyncio.gather(peer.read_until(1), other.read_until(1))
         assert peer.frames(1)[0].status == 200
-        assert text(other.frames(1)) == said("prompt 1", 100)
+        assert text(other.frames(1)) == expected_text("prompt 1", 100)
         peer.leave()
         other.leave()
 
@@ -169,7 +169,7 @@ def test_a_thousand_requests_at_once_all_end_and_nothing_is_kept(loop: Loop) -> 
             peer.hand_in(number, 1 + number % 7)
         await peer.read_until(*numbers)
         assert {number: text(peer.frames(number)) for number in numbers} == {
-            number: said(f"prompt {number}", 1 + number % 7) for number in numbers
+            number: expected_text(f"prompt {number}", 1 + number % 7) for number in numbers
         }
         assert known(replica) == {"connections": 1}
         peer.leave()

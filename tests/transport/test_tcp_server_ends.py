@@ -13,7 +13,7 @@ from serve_app.errors import EngineUnreachable
 from serve_app.transport import frame_batcher
 from serve_app.transport.tcp import CANCEL, SUBMIT
 from tests.fakes.engines import LOOPBACK, FakeCluster, model, run, until
-from tests.fakes.router import LONG, REPLICA, SOON_S, said, text
+from tests.fakes.router import LONG, REPLICA, SOON_S, expected_text, text
 from tests.fakes.tcp import Loop, Peer, encoded, holding, known, loops, started
 
 MANY = 1500  # tokens, some 250 kB of frames: several times what the small buffers below and the reader take in
@@ -99,7 +99,7 @@ def test_nonsense_ends_the_connection_it_came_over_and_no_other(nonsense: bytes,
         await peer.cut()
         assert await until(lambda: replica.work == 1, SOON_S, "its requests aborted") < 1.0
         await other.read_until(1)
-        assert text(other.frames(1)) == said("prompt 1", 200)
+        assert text(other.frames(1)) == expected_text("prompt 1", 200)
         assert not peer.frames(8)
         other.leave()
         # the loop ends the connection itself when its end raises what is no protocol error, and says so
@@ -121,7 +121,7 @@ def test_frames_for_a_router_that_reads_nothing_grow_together_and_the_others_go_
         stuck.send(address.ticket)
         await stuck.read()
         other = await Peer.enter(replica, "other")
-        visitor = replica.engine.wire.by_router["stuck"]
+        visitor = replica.engine.server.by_router["stuck"]
         assert visitor.framing.transport is not None
         far: socket.socket = visitor.framing.transport.get_extra_info("socket")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -138,7 +138,7 @@ def test_frames_for_a_router_that_reads_nothing_grow_together_and_the_others_go_
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         await stuck.read_until(1, 2, 3)  # and when it reads, nothing is missing
         assert {number: text(stuck.frames(number)) for number in (1, 2, 3)} == {
-            number: said(f"prompt {number}", MANY) for number in (1, 2, 3)
+            number: expected_text(f"prompt {number}", MANY) for number in (1, 2, 3)
         }
         stuck.leave()
         other.leave()
@@ -157,8 +157,8 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
         await until(lambda: replica.work == 1, SOON_S, "it runs")
         call = holding(replica, peer)
         await asyncio.sleep(0)
-        wire = replica.engine.wire
-        await wire.close()
+        server = replica.engine.server
+        await server.close()
         await asyncio.gather(peer.cut(), stranger.cut())
         assert await until(lambda: not replica.work, SOON_S, "aborted") < 1.0
         await asyncio.wait_for(call, SOON_S)
@@ -166,6 +166,6 @@ def test_closing_ends_every_connection_and_request_and_lets_nobody_in(loop: Loop
             await replica.engine.open_wire("router", REPLICA)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(LOOPBACK, address.port)
-        wire.tickets.clear()  # else the next 10 s would
+        server.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)

@@ -13,7 +13,7 @@ from serve_app.transport import tcp_server
 from serve_app.transport.tcp import HEADER_BYTES, KEEPALIVE
 from serve_app.transport.tcp_server import TICKET_BYTES
 from tests.fakes.engines import LOOPBACK, FakeCluster, run
-from tests.fakes.router import REPLICA, SOON_S, said, text
+from tests.fakes.router import REPLICA, SOON_S, expected_text, text
 from tests.fakes.tcp import Loop, Peer, encoded, known, loops, started
 
 MANY = 1500  # tokens, some 250 kB of frames: several times what the small buffers below and the reader take in
@@ -27,7 +27,7 @@ def test_a_ticket_lets_in_and_what_is_handed_in_runs(loop: Loop) -> None:
         assert peer.batches[0].slots == 4
         peer.hand_in(1, 20)
         await peer.read_until(1)
-        assert text(peer.frames(1)) == said("prompt 1", 20)
+        assert text(peer.frames(1)) == expected_text("prompt 1", 20)
         peer.leave()
 
     run(scenario, loop=loop)
@@ -46,7 +46,7 @@ def test_a_ticket_lets_in_and_what_is_handed_in_runs(loop: Loop) -> None:
     ],
     ids=["wrong", "empty", "short", "too short", "too long", "a request"],
 )
-def test_who_shows_no_valid_ticket_is_cut_and_told_nothing(shown: bytes, loop: Loop) -> None:
+def test_a_peer_without_a_valid_ticket_is_cut_and_gets_no_answer(shown: bytes, loop: Loop) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         address = await replica.engine.open_wire("router", REPLICA)
@@ -72,7 +72,7 @@ def test_one_connection_has_one_try(loop: Loop) -> None:
         peer.send(b"?" * TICKET_BYTES, address.ticket, encoded(1, prompt="a", max_tokens=3))
         assert await peer.cut() == b""
         assert (known(replica), replica.work) == ({"tickets": 1}, 0)
-        replica.engine.wire.tickets.clear()  # else the next 10 s would
+        replica.engine.server.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -145,7 +145,7 @@ def test_32_mib_before_the_ticket_are_not_read(loop: Loop) -> None:
                 await asyncio.wait_for(peer.writer.drain(), SOON_S)
         peer.leave()
         assert 0 < received <= 2**18  # the one piece that held the length; both loops read no more at a time
-        replica.engine.wire.tickets.clear()  # else the next 10 s would
+        replica.engine.server.tickets.clear()  # else the next 10 s would
 
     run(scenario, loop=loop)
 
@@ -154,12 +154,12 @@ def test_it_listens_on_the_nodes_address_alone_and_notices_a_dead_peer() -> None
     async def scenario(cluster: FakeCluster) -> None:
         replica = await started(cluster)
         peer = await Peer.enter(replica)
-        wire = replica.engine.wire
+        server = replica.engine.server
         port = (await replica.engine.open_wire("next", REPLICA)).port
         listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
         assert [end.ip for end in listening if end.port == port] == [LOOPBACK]
-        wire.tickets.clear()  # nobody comes with the second one
-        (visitor,) = wire.connections
+        server.tickets.clear()  # nobody comes with the second one
+        (visitor,) = server.connections
         assert visitor.framing.transport is not None
         end: socket.socket = visitor.framing.transport.get_extra_info("socket")
         assert {key: end.getsockopt(key[0], getattr(socket, key[1])) for key in KEEPALIVE} == KEEPALIVE

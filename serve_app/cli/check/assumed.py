@@ -74,11 +74,11 @@ def assumed_nodes(texts: Sequence[str]) -> tuple[AssumedNode, ...]:
 def assumed_cluster(nodes: Sequence[AssumedNode], quota: QuotaSettings) -> Cluster:
     """The nodes as a cluster to check against. CPUs are not compared: the name does not say how many there are."""
     found = []
-    for one in nodes:
-        whole = GPU_MIB[one.kind] * MIB if quota.device_gb is None else round(quota.device_gb * GB)
-        kinds = RAY_NAMES.get(one.kind, (one.kind,))
-        devices = (whole - round(quota.reserved_gb * GB),) * one.gpus
-        found += [Node(math.inf, float(one.gpus), devices, kinds)] * one.count
+    for node in nodes:
+        whole = GPU_MIB[node.kind] * MIB if quota.device_gb is None else round(quota.device_gb * GB)
+        kinds = RAY_NAMES.get(node.kind, (node.kind,))
+        devices = (whole - round(quota.reserved_gb * GB),) * node.gpus
+        found += [Node(math.inf, float(node.gpus), devices, kinds)] * node.count
     return Cluster(tuple(found))
 
 

@@ -41,19 +41,19 @@ class Reading:
 
 def read(path: str | os.PathLike[str]) -> Reading:
     """The settings of a file, and what was found in it."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", FutureWarning)
         try:
             file = read_file(path)
         except ConfigError as error:
             return Reading(None, [finding("unreadable", "config", problem=error.message)])
-    found = [finding("old_name", "config", problem=str(one.message)) for one in told if one.category is FutureWarning]
-    for one in file.wrong:
-        if one.is_unknown_key:
-            advice = one.advice or "all keys: serve-app help settings"
-            found.append(finding("unknown_key", one.path, advice=advice))
+    found = [finding("old_name", "config", problem=str(one.message)) for one in warned if one.category is FutureWarning]
+    for mistake in file.wrong:
+        if mistake.is_unknown_key:
+            advice = mistake.advice or "all keys: serve-app help settings"
+            found.append(finding("unknown_key", mistake.path, advice=advice))
         else:
-            found.append(finding("wrong_value", one.path, problem=one.told, advice=one.advice or TAKES))
+            found.append(finding("wrong_value", mistake.path, problem=mistake.located, advice=mistake.advice or TAKES))
     settings = file.settings
     right = {} if settings else _right_models(file.data, [one.path for one in file.wrong])
     return Reading(settings, found, right, file.names)

@@ -131,5 +131,5 @@ GROWS = " (a node that is added may have it)"  # what a finding about nodes says
 def finding(code: str, path: str, *, severity: Severity | None = None, **values: Any) -> Finding:
     """The finding of this code about a setting; `severity`: other than the usual one."""
     words = WORDS[code]
-    told = words.message.format_map(values), words.remedy.format_map(values)
-    return Finding(code, path, severity or words.severity, *told)
+    texts = words.message.format_map(values), words.remedy.format_map(values)
+    return Finding(code, path, severity or words.severity, *texts)

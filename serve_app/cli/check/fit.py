@@ -54,9 +54,9 @@ def check_fit(
         except ConfigError:
             continue  # `check_settings` says so
         size = _Size.of(model, known, need, cluster, platform)
-        mine = [*_memory(path, model, known, size, cluster), *_nodes(path, model, placed, cluster)]
-        found += mine
-        if not mine:
+        of_model = [*_memory(path, model, known, size, cluster), *_nodes(path, model, placed, cluster)]
+        found += of_model
+        if not of_model:
             for name, amount in _needs(placed, whole=True).items():
                 together[name] = together.get(name, 0.0) + amount * model.replicas.first
             together["bytes"] += (size.least_bytes or 0) * model.ranks * model.replicas.first
@@ -67,8 +67,8 @@ def check_fit(
     }
     short = [name for name, amount in have.items() if together[name] > amount]
     if short and cluster.nodes:
-        wanted, there = ({name: one[name] for name in short} for one in (together, have))
-        found.append(_about_nodes("no_room", "models", cluster, need=amounts(wanted), have=amounts(there)))
+        wanted, existing = ({name: one[name] for name in short} for one in (together, have))
+        found.append(_about_nodes("no_room", "models", cluster, need=amounts(wanted), have=amounts(existing)))
     return found
 
 
@@ -114,9 +114,9 @@ def _memory(
         kept = least - fixed
         parts = f"{gigabytes(size.weights_bytes)} weights, {gigabytes(max(0, fixed - size.weights_bytes))} overhead"
         parts += f", {gigabytes(kept)} KV cache" if kept > 0 else ""
-        told: dict[str, Any] = {"need": gigabytes(least), "parts": parts, "setting": setting}
+        shown: dict[str, Any] = {"need": gigabytes(least), "parts": parts, "setting": setting}
         have = gigabytes(size.device_bytes)
-        return [_about_nodes("memory_too_large", f"{path}.{setting}", cluster, have=have, **told)]
+        return [_about_nodes("memory_too_large", f"{path}.{setting}", cluster, have=have, **shown)]
     if model.engine == "simulated":
         return []
     if least <= fixed:
@@ -149,8 +149,8 @@ def _nodes(path: str, model: ModelSettings, placed: Mapping[str, Any], cluster: 
     kind = next((name.removeprefix(KIND) for name in need if name.startswith(KIND)), None)
     kinds = sorted({one for node in cluster.nodes for one in node.kinds})
     if kind is not None and kind not in kinds:
-        told = ", ".join(kinds) or "none"
-        return [_about_nodes("no_accelerator", f"{path}.accelerator_type", cluster, kind=kind, kinds=told)]
+        available = ", ".join(kinds) or "none"
+        return [_about_nodes("no_accelerator", f"{path}.accelerator_type", cluster, kind=kind, kinds=available)]
     cpus = need.get("CPU", 0.0)
     gpus = need.get("GPU", 0.0)
     of_kind = [node for node in cluster.nodes if kind is None or kind in node.kinds]
@@ -185,9 +185,9 @@ def gigabytes(size: float) -> str:
 
 def amounts(resources: Mapping[str, float]) -> str:
     """`4 CPUs, 1 GPU, 12.00 GB`"""
-    told = [
+    texts = [
         gigabytes(amount) if name == "bytes" else f"{amount:g} {name}{'' if amount == 1 else 's'}"
         for name, amount in resources.items()
         if (amount or name != "GPU") and amount != math.inf  # of an assumed node nobody knows its CPUs
     ]
-    return ", ".join(told)
+    return ", ".join(texts)

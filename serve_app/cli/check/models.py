@@ -36,11 +36,11 @@ def check_model(path: str, model: ModelSettings, facts: model_lookup.ModelFacts,
         found.append(finding("too_long", f"{path}.max_model_len", **values))
     heads = config.get("num_attention_heads")
     ranks = model.tensor_parallel_size
-    heads_told = isinstance(heads, int) and bool(heads % ranks)
-    if heads_told:
+    uneven_heads = isinstance(heads, int) and bool(heads % ranks)
+    if uneven_heads:
         found.append(finding("heads", f"{path}.tensor_parallel_size", ranks=ranks, heads=heads))
     kv_heads = config.get("num_key_value_heads")
-    if isinstance(kv_heads, int) and kv_heads > 0 and kv_heads % ranks and ranks % kv_heads and not heads_told:
+    if isinstance(kv_heads, int) and kv_heads > 0 and kv_heads % ranks and ranks % kv_heads and not uneven_heads:
         found.append(finding("kv_heads", f"{path}.tensor_parallel_size", ranks=ranks, heads=kv_heads))
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers < model.pipeline_parallel_size:

@@ -35,29 +35,29 @@ def drain_replica(replica: str, within_s: float | None, tell: Tell) -> list[dict
     """
     shown: list[dict[str, Any]] = []
     limit_s = END_S
-    is_told = False
+    is_requested = False
     silent_since = begun = time.monotonic()
     while True:
         with contextlib.suppress(Unavailable):  # the actor or Serve's controller starts anew, or stands still
             figures = driver.ask_quota("figures")
-            told = [one for one in figures["drains"] if one["replica"] == replica]
-            if not (is_told and told):  # the actor may also have ended before the engine knew of it
+            reported = [one for one in figures["drains"] if one["replica"] == replica]
+            if not (is_requested and reported):  # the actor may also have ended before the engine knew of it
                 left_s = None if within_s is None else max(0.0, begun + within_s - time.monotonic())
                 try:
                     driver.ask_quota("exchange", DrainRequest(replica, left_s))
-                    is_told = True
+                    is_requested = True
                 except LeaseNotFound:
-                    if not (is_told or figures["recovering"]):
+                    if not (is_requested or figures["recovering"]):
                         raise
-            silent_since = time.monotonic() if told else silent_since
-            rows = _merged(told, shown)
+            silent_since = time.monotonic() if reported else silent_since
+            rows = _merged(reported, shown)
             if rows != shown:
                 limit_s = max(limit_s, time.monotonic() - begun + rows[0]["left_s"] + MOVE_S + END_S)
                 shown = rows
                 tell(rows)
             is_there = status.has_replica(driver.details(driver.ANSWER_S), replica)
-            if is_told and not is_there and all(one["ended"] for one in told):
-                return shown if told else [one | {"ended": True, "final": False} for one in shown]
+            if is_requested and not is_there and all(one["ended"] for one in reported):
+                return shown if reported else [one | {"ended": True, "final": False} for one in shown]
         if time.monotonic() > min(begun + limit_s, silent_since + END_S):
             has_ended = any(one["ended"] for one in shown)
             why = "has ended, and Serve has not seen it" if has_ended else "drains and has not ended"
@@ -84,9 +84,9 @@ def drain_node(node_id: str, within_s: float | None, tell: Tell) -> list[dict[st
     drained: set[str] = set()
     shown: list[dict[str, Any]] = []
     while True:
-        there = _engines_on(found, node_id)
-        engines |= there.keys()
-        for replica in [name for name, state in there.items() if state == "STOPPING" and name not in drained]:
+        present = _engines_on(found, node_id)
+        engines |= present.keys()
+        for replica in [name for name, state in present.items() if state == "STOPPING" and name not in drained]:
             with contextlib.suppress(ServeAppError):  # it may have ended; this only makes its progress known
                 driver.ask_quota("exchange", DrainRequest(replica))
                 drained.add(replica)

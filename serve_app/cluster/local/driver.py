@@ -309,8 +309,8 @@ def log_readers(wanted: LogFilter) -> list[Any]:
     """A reader on each living node."""
     made: Any = ray.remote(NodeLogs)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    return [made.options(num_cpus=0, scheduling_strategy=strategy).remote(wanted) for strategy in there]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    return [made.options(num_cpus=0, scheduling_strategy=strategy).remote(wanted) for strategy in strategies]
 
 
 def read_logs(readers: Sequence[Any], last: int | None) -> list[LogPart]:

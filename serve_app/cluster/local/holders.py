@@ -66,7 +66,7 @@ def usage(
     ]
     return {
         "resources": {name: {"used": round(used[name], 3), "total": total.get(name, 0.0)} for name in COUNTED},
-        "holders": sorted(holders, key=lambda one: (-one["GPU"], -one["CPU"], one["owner"])),
+        "holders": sorted(holders, key=lambda holder: (-holder["GPU"], -holder["CPU"], holder["owner"])),
     }
 
 

@@ -30,13 +30,13 @@ def with_quota_figures(state: Mapping[str, Any], figures: Mapping[str, Any]) -> 
     waits = []
     deaths = []
     overuse = []
-    for told in state["models"]:
-        model = dict(told)
+    for messages in state["models"]:
+        model = dict(messages)
         model["replicas"] = [
             one
             | {"start": starts.get(one["id"])}
             | ({"state": DRAINING, "drain": drains[one["id"]]} if one["id"] in drains else {})
-            for one in told["replicas"]
+            for one in messages["replicas"]
         ]
         replicas = {replica["id"] for replica in model["replicas"]}
         if model["name"] in short:
@@ -64,8 +64,8 @@ def with_quota_figures(state: Mapping[str, Any], figures: Mapping[str, Any]) -> 
         models.append(model)
     if waits:  # which do not say why the replica before has failed
         waits += [f"{one['deployment']}: {one['cause']}" for one in state["models"] if one.get("cause")]
-    told = [*(waits or [state["message"]]), *deaths, *overuse]
-    return {**state, "message": "; ".join(filter(None, told)), "models": models}
+    messages = [*(waits or [state["message"]]), *deaths, *overuse]
+    return {**state, "message": "; ".join(filter(None, messages)), "models": models}
 
 
 def _memory_wait(waiting: Sequence[Mapping[str, Any]]) -> str:

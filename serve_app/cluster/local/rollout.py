@@ -63,8 +63,8 @@ def begun(entry: Mapping[str, Any], before: Mapping[str, Any], *, on_cpu: bool) 
         on_cpu: by vLLM's CPU build, see `engine_version`.
     """
     planned = changes((declared(before) or {}).get("args"), entry["args"], on_cpu=on_cpu)
-    changed = {one.deployment for one in planned if one.what not in ("unchanged", "removed")}
-    restarted = {one.deployment for one in planned if one.what == "restarted"}
+    changed = {one.deployment for one in planned if one.effect not in ("unchanged", "removed")}
+    restarted = {one.deployment for one in planned if one.effect == "restarted"}
     others = set(unready(before)) - changed - {ENDPOINT} if changed else set()
     outdated = {
         name: frozenset(replica["replica_id"] for replica in one["replicas"])

@@ -86,8 +86,8 @@ def _stops(deployment: Mapping[str, Any]) -> str:
         return ""
     limit_s = deployment["deployment_config"]["graceful_shutdown_timeout_s"]
     subject = "1 replica stops, and" if len(stopping) == 1 else f"{len(stopping)} replicas stop, and each"
-    what = "never had a place, so does not answer" if None in stopping else "finishes its requests"
-    return f"{subject} {what}, for {limit_s:g} s at most"
+    behaviour = "never had a place, so does not answer" if None in stopping else "finishes its requests"
+    return f"{subject} {behaviour}, for {limit_s:g} s at most"
 
 
 def unready(details: Mapping[str, Any]) -> dict[str, str]:
@@ -149,7 +149,9 @@ def deployed(
             if node["Alive"]
         ],
         "arguments": (declared(details) or {}).get("args"),
-        "replicas": {name: [one["replica_id"] for one in told["replicas"]] for name, told in deployments.items()},
+        "replicas": {
+            name: [one["replica_id"] for one in deployment["replicas"]] for name, deployment in deployments.items()
+        },
     }
 
 

@@ -138,7 +138,7 @@ def share_rows(
         weights: by tenant; 1.0 where it is missing.
     """
     queues: dict[str, deque[WaitingRows]] = {}
-    for batch in sorted(waiting, key=lambda one: (one.created_at, one.batch_id)):
+    for batch in sorted(waiting, key=lambda rows_of_batch: (rows_of_batch.created_at, rows_of_batch.batch_id)):
         if batch.rows > 0:
             queues.setdefault(batch.tenant, deque()).append(batch)
     heap = [(in_flight.get(tenant, 0) / weights.get(tenant, 1.0), order, tenant) for order, tenant in enumerate(queues)]

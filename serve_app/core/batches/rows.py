@@ -185,7 +185,7 @@ def read_object(line: bytes, noun: str = "line") -> dict[str, Any]:
 
 
 def _refuse_half_pair(value: dict[str, Any], noun: str) -> NoReturn:
-    path = path_of(value, lambda one: type(one) is str and SURROGATE.search(one) is not None)
+    path = path_of(value, lambda part: type(part) is str and SURROGATE.search(part) is not None)
     if path is None:
         _refuse("invalid_value", f"This {noun} has a name with half a surrogate pair.")
     shown = ascii(path if noun == "line" else f"{noun}.{path}")[1:-1][-SHOWN_PATH_CHARS:]

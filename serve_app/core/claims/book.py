@@ -170,22 +170,22 @@ class ClaimBook:
         self._remove(next(iter(tenant.expiring.values()))[0])
         return True
 
-    def _merge(self, told: Claim, changed_at: float) -> None:
-        known = self._find(told.tenant, told.key)
+    def _merge(self, reported: Claim, changed_at: float) -> None:
+        known = self._find(reported.tenant, reported.key)
         if known is None:
-            if self._has_place(told.tenant):
-                self._put(told, changed_at)
-        elif known.run == told.run:
-            if told.state < known.state:
+            if self._has_place(reported.tenant):
+                self._put(reported, changed_at)
+        elif known.run == reported.run:
+            if reported.state < known.state:
                 return  # overtaken by a later report
-            routers = told.routers
-            if told.state is known.state is ClaimState.KEPT:
-                routers = tuple(dict.fromkeys((*known.routers, *told.routers)))
+            routers = reported.routers
+            if reported.state is known.state is ClaimState.KEPT:
+                routers = tuple(dict.fromkeys((*known.routers, *reported.routers)))
             self._remove(known)
-            self._put(replace(told, routers=routers), changed_at)
-        elif _rank(told) > _rank(known):  # two runs of one key: a router was taken for dead and was not
+            self._put(replace(reported, routers=routers), changed_at)
+        elif _rank(reported) > _rank(known):  # two runs of one key: a router was taken for dead and was not
             self._remove(known)
-            self._put(told, changed_at)
+            self._put(reported, changed_at)
 
     def _without(self, claim: Claim, router: str) -> Claim | None:
         """The claim if this router does not have it; None: it has ended."""

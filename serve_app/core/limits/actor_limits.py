@@ -40,16 +40,16 @@ from serve_app.core.limits.messages import (
     lost,
 )
 from serve_app.core.limits.policy import (
+    ALLOWANCES,
     NO_KINDS,
     NOTHING,
-    QUOTAS,
     REASONS,
     Amounts,
     Kind,
     LimitReason,
     Limits,
     Period,
-    ended_quotas,
+    ended_allowances,
 )
 from serve_app.core.limits.pools import new_pools
 from serve_app.core.limits.recovery import Recovery
@@ -142,10 +142,10 @@ class ActorLimits:
         if self.is_recovering:
             return
         self.reservations.serve(now)
-        for what in self._undecided.take_ready(now):
-            act = partial(self._decide, what.router, what.request, now, is_last=what.until < math.inf)
-            end = partial(self._lose, what.router, what.request.ticket)
-            self._run(f"a request of router {what.router}", what.request, act, end)
+        for undecided in self._undecided.take_ready(now):
+            act = partial(self._decide, undecided.router, undecided.request, now, is_last=undecided.until < math.inf)
+            end = partial(self._lose, undecided.router, undecided.request.ticket)
+            self._run(f"a request of router {undecided.router}", undecided.request, act, end)
         self.reservations.serve(now)
 
     def on_tick(self, now: float) -> None:
@@ -160,7 +160,7 @@ class ActorLimits:
         return second if first is None else first if second is None else min(first, second)
 
     def set_clock(self, wall_s: float, now: float) -> None:
-        """Tell the time of day; quotas begin anew with the day and the month. Drops some scopes that are as new."""
+        """Tell the time of day; allowances begin anew with the day and the month. Drops some scopes that are as new."""
         renewed = self.calendar.set_clock(wall_s, now)
         for name, scope in self.scopes.items() if renewed else ():
             for kind in renewed & scope.pools.keys():
@@ -174,16 +174,16 @@ class ActorLimits:
             else:
                 self.scopes[name] = scope  # the next look begins with others
 
-    def end_session(self, router: str, now: float) -> None:
+    def end_router_session(self, router: str, now: float) -> None:
         """A router's session has ended: its waiting requests will be handed in again, and keep their places."""
-        self._undecided.end_session(router)
-        self.reservations.end_session(router, now)
+        self._undecided.end_router_session(router)
+        self.reservations.end_router_session(router, now)
         for scope in self.scopes.values():
             scope.recalled.discard(router)
 
     def remove_router(self, router: str, now: float) -> None:
         """A router is gone for good."""
-        self.end_session(router, now)
+        self.end_router_session(router, now)
         for name, scope in self.scopes.items():
             scope.refill(now)
             for kind, pool in scope.pools.items():
@@ -202,17 +202,17 @@ class ActorLimits:
         for scope, unheard in recovery.scopes(self.calendar, now, self._empty_since):
             self.scopes[scope.name] = self.reservations.touched[scope.name] = scope
             self._ask_store(scope, unheard)
-        for told in recovery.reservations:
-            scopes = [self._scope(name, limits, now) for name, limits in told.scopes]
-            entry = Entry(scopes, told.need, key_of(told.scopes, told.fingerprint), now + told.due_in_s)
+        for client in recovery.reservations:
+            scopes = [self._scope(name, limits, now) for name, limits in client.scopes]
+            entry = Entry(scopes, client.need, key_of(client.scopes, client.fingerprint), now + client.due_in_s)
             self.reservations.add(entry, now)
             self.reservations.send_away(entry)
         self.after_event(now)
 
-    # What was used of quotas, by the store
+    # What was used of allowances, by the store
 
     def take_unknown(self) -> list[str]:
-        """Scopes with quotas of which nothing is known yet, since the last call."""
+        """Scopes with allowances of which nothing is known yet, since the last call."""
         found, self._unknown = self._unknown, []
         return found
 
@@ -221,12 +221,12 @@ class ActorLimits:
         self._unknown = [name for name, scope in self.scopes.items() if not scope.is_known]
 
     def on_used(self, name: str, used: Amounts, period: Period, now: float) -> None:
-        """What the store has of a scope's quotas, since this day and this month began. Of a quota that has begun anew
-        since then nothing was used before: all of it is counted here."""
+        """What the store has of a scope's allowances, since this day and this month began. Of an allowance that has
+        begun anew since then nothing was used before: all of it is counted here."""
         scope = self.scopes.get(name)
         if scope is None or scope.is_known:
             return
-        for kind in scope.unknown - ended_quotas(period, self.calendar.period):
+        for kind in scope.unknown - ended_allowances(period, self.calendar.period):
             scope.pools[kind].put(-used[kind])
         scope.unknown = NO_KINDS
         self._undecided.on_answer((name, ""))
@@ -239,7 +239,7 @@ class ActorLimits:
         if scope is None:
             pools = new_pools(limits, now, self._empty_since)
             scope = self.scopes[name] = Scope(name, limits, pools)
-            self._ask_store(scope, frozenset(pools.keys() & set(QUOTAS)))
+            self._ask_store(scope, frozenset(pools.keys() & set(ALLOWANCES)))
             return scope
         if scope.limits is not limits and scope.limits != limits:
             self._ask_store(scope, scope.change(limits, now))
@@ -247,10 +247,10 @@ class ActorLimits:
         scope.refill(now)
         return scope
 
-    def _ask_store(self, scope: Scope, quotas: frozenset[Kind]) -> None:
-        """These quotas are new here: what was used of them is unknown."""
-        if self.asks_store and quotas:
-            scope.unknown |= quotas
+    def _ask_store(self, scope: Scope, allowances: frozenset[Kind]) -> None:
+        """These allowances are new here: what was used of them is unknown."""
+        if self.asks_store and allowances:
+            scope.unknown |= allowances
             self._unknown.append(scope.name)
 
     def _decide(self, router: str, request: LimitRequest, now: float, *, is_last: bool) -> None:
@@ -273,7 +273,9 @@ class ActorLimits:
             if self.reservations.comes_back(scopes, key, now):
                 request = request._replace(may_wait=True)  # it is not refused again
         if is_last and answers:
-            self._send(router, LimitRefuse(request.ticket, LimitReason.QUOTA, QUOTAS[0], "", UNKNOWN_RETRY_S, False))
+            self._send(
+                router, LimitRefuse(request.ticket, LimitReason.ALLOWANCE, ALLOWANCES[0], "", UNKNOWN_RETRY_S, False)
+            )
             return
         short = [(scope, kind) for scope in scopes for kind, pool in scope.pools.items() if not pool.has(need[kind])]
         wait_s = LIMIT_WAIT_S if answers else RECALL_S
@@ -287,9 +289,9 @@ class ActorLimits:
         if not short:
             self._grant(router, request, scopes, now)
             return
-        quota = next(((scope, kind) for scope, kind in short if kind in QUOTAS), None)
-        if quota is not None:
-            self._refuse(router, request, *quota, self.calendar.reset_s(quota[1], now))
+        allowance = next(((scope, kind) for scope, kind in short if kind in ALLOWANCES), None)
+        if allowance is not None:
+            self._refuse(router, request, *allowance, self.calendar.reset_s(allowance[1], now))
         else:
             self._reserve(router, request, key, scopes, now)
 
@@ -357,10 +359,10 @@ class ActorLimits:
     def _on_cancel(self, ticket: str, now: float) -> None:
         """A client is gone: what its request was charged comes back. One that was answered already changes nothing: its
         router returns the charge."""
-        what = self._undecided.take(ticket)
+        undecided = self._undecided.take(ticket)
         entry = self.reservations.tickets.get(ticket)
-        if what is not None:
-            router = what.router
+        if undecided is not None:
+            router = undecided.router
         elif entry is not None:
             router = entry.router
             self.reservations.cancel(entry, now)
@@ -376,13 +378,13 @@ class ActorLimits:
                 scope.refill(now)
                 scope.book(router, named[name].account if name in named else NOTHING)
                 self.reservations.touched[name] = scope
-        for one in accounts:
-            if one.scope not in self.scopes and any(one.account):
-                scope = self._scope(one.scope, one.limits, now)
+        for reported in accounts:
+            if reported.scope not in self.scopes and any(reported.account):
+                scope = self._scope(reported.scope, reported.limits, now)
                 for kind, pool in scope.pools.items():
                     if kind is not Kind.CONCURRENT:
-                        pool.level -= one.account[kind]
-                scope.book(router, one.account)
+                        pool.level -= reported.account[kind]
+                scope.book(router, reported.account)
 
     def _refuse(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from serve_app.core.limits.policy import QUOTAS, Amounts, Kind
+from serve_app.core.limits.policy import ALLOWANCES, Amounts, Kind
 from serve_app.core.limits.scopes import Scope
 
 MORE = 4  # requests: with credit for fewer, asking for each costs about the same
 MAX_MORE = 256
-QUOTA_CREDIT = 0.01  # of a quota, at most, with one router: it is lost for the day if that router dies
+ALLOWANCE_CREDIT = 0.01  # of an allowance, at most, with one router: it is lost for the day if that router dies
 EARLY_SLOT = 0.75  # of the estimated moment of a free slot: who comes early waits here, who comes late wastes it
 
 
@@ -45,8 +45,8 @@ def credit(scopes: list[Scope], router: str, need: Amounts, routers: int) -> tup
                 more = 0.0 if pool.level < routers else more
             elif need[kind]:
                 given = pool.level / (2 * routers)
-                if kind in QUOTAS:
-                    given = min(given, QUOTA_CREDIT * pool.capacity - pool.credit.get(router, 0.0))
+                if kind in ALLOWANCES:
+                    given = min(given, ALLOWANCE_CREDIT * pool.capacity - pool.credit.get(router, 0.0))
                 more = min(more, given / need[kind])
     if more < MORE:
         return 0, 0

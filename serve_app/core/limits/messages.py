@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from serve_app.core.limits.policy import NOTHING, Amounts, Kind, LimitReason, Limits, Period, Scopes, ended_quotas
+from serve_app.core.limits.policy import NOTHING, Amounts, Kind, LimitReason, Limits, Period, Scopes, ended_allowances
 from serve_app.core.messages import message
 
 Version = tuple[int, int]  # the actor's epoch, and a number that rises with every state it sends
@@ -27,7 +27,7 @@ class LimitState(NamedTuple):
         left: with the credit of all routers, and without what is reserved.
         is_near: routers keep no credit of it.
         slots_kept: concurrency that a router may keep between its requests.
-        period: the present day and month of the quotas.
+        period: the present day and month of the allowances.
     """
 
     scope: str
@@ -85,8 +85,8 @@ class LimitReport(NamedTuple):
     period: Period = (0, 0)
 
     def in_period(self, present: Period) -> LimitReport:
-        """The report without what was settled in quotas that have begun anew since."""
-        late = ended_quotas(self.period, present) if any(self.refund) else ()
+        """The report without what was settled in allowances that have begun anew since."""
+        late = ended_allowances(self.period, present) if any(self.refund) else ()
         if not late:
             return self
         spent = list(self.spent)

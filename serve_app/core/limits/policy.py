@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
 
 
 BUCKETS = (Kind.REQUESTS, Kind.TOKENS)
-QUOTAS = (Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY, Kind.COST_OF_MONTH)
+ALLOWANCES = (Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY, Kind.COST_OF_MONTH)
 
 NO_KINDS = frozenset[Kind]()
 
@@ -51,18 +51,18 @@ class LimitReason(enum.StrEnum):
 
     RATE_LIMIT = "rate_limit"  # requests or tokens a minute
     CONCURRENCY = "concurrency"
-    QUOTA = "quota"  # of the day or the month
+    ALLOWANCE = "quota"  # of the day or the month; the value is the public code
 
 
 REASONS = {
     **dict.fromkeys(BUCKETS, LimitReason.RATE_LIMIT),
-    **dict.fromkeys(QUOTAS, LimitReason.QUOTA),
+    **dict.fromkeys(ALLOWANCES, LimitReason.ALLOWANCE),
     Kind.CONCURRENT: LimitReason.CONCURRENCY,
 }
 
 
-def ended_quotas(then: Period, now: Period) -> frozenset[Kind]:
-    """The quotas that have begun anew since a period."""
+def ended_allowances(then: Period, now: Period) -> frozenset[Kind]:
+    """The allowances that have begun anew since a period."""
     if then == now:
         return NO_KINDS
     of_day = NO_KINDS if then[0] == now[0] else frozenset((Kind.REQUESTS_OF_DAY, Kind.TOKENS_OF_DAY))

@@ -1,4 +1,4 @@
-"""One limited amount of one scope, as the quota actor counts it: a bucket, a quota of a period, or a concurrency.
+"""One limited amount of one scope, as the quota actor counts it: a bucket, an allowance of a period, or a concurrency.
 
 - `level`: what is left here. A reservation is charged when it is made, so a bucket's level may be below zero: it says
   how long the line of reservations is (virtual scheduling, as in GCRA, ITU-T I.371).

@@ -28,11 +28,11 @@ class Recovery:
     def add(self, router: str, report: LimitAccounts, now: float) -> None:
         """Add a router's report; it replaces an earlier one."""
         self.remove(router)
-        for one in report.accounts:
-            self.accounts[one.scope][router] = one.account
-            known = self.newest.get(one.scope)
-            if known is None or known[0].version < one.version:
-                self.newest[one.scope] = one, now - one.age_s
+        for reported in report.accounts:
+            self.accounts[reported.scope][router] = reported.account
+            known = self.newest.get(reported.scope)
+            if known is None or known[0].version < reported.version:
+                self.newest[reported.scope] = reported, now - reported.age_s
         self.reservations += report.reservations
 
     def report(self, router: str, report: LimitReport) -> None:
@@ -52,14 +52,14 @@ class Recovery:
     def scopes(
         self, calendar: Calendar, now: float, empty_since: float | None
     ) -> Iterator[tuple[Scope, frozenset[Kind]]]:
-        """The scopes as the last actor had them, quotas that have begun anew since are whole; and see `restored`."""
-        for name, (one, heard_at) in self.newest.items():
+        """The scopes as the last actor had them. Allowances that have begun anew since are whole; see `restored`."""
+        for name, (reported, last_seen) in self.newest.items():
             booked = self.accounts[name]
             credit = tuple(sum(account[kind] for account in booked.values()) for kind in Kind)
             back = self.returned.get(name, NOTHING)
-            one = one._replace(level=tuple(map(sum, zip(one.level, back, strict=True))))
-            one = one._replace(age_s=max(0.0, now - heard_at))
-            scope, unheard = restored(one, credit, calendar, now, empty_since)
+            reported = reported._replace(level=tuple(map(sum, zip(reported.level, back, strict=True))))
+            reported = reported._replace(age_s=max(0.0, now - last_seen))
+            scope, unheard = restored(reported, credit, calendar, now, empty_since)
             for router, account in booked.items():
                 scope.book(router, account)
             yield scope, unheard

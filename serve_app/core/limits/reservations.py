@@ -29,7 +29,7 @@ from serve_app.core.limits.scopes import Key, Scope
 GRACE_S = 1.5  # a client that reads whole seconds of Retry-After comes up to one second late
 EARLY_S = 0.05  # a client that comes so much before its moment waits for it
 RESERVED_S = 60.0  # ahead, at most: else clients that never come back make the line, and what others are told, endless
-MAX_TOLD = 1000  # clients of a scope that were told an estimate
+MAX_ESTIMATES = 1000  # clients of a scope that were told an estimate
 MAX_SKIPPED = 32  # requests in a row that cannot run yet: then a scope has served all that it can, or nearly
 
 
@@ -108,19 +108,19 @@ class LimitReservations:
 
     def tell_estimate(self, scopes: list[Scope], key: Key, at: float, now: float) -> None:
         """A client was told this moment, and nothing is reserved for it."""
-        told = scopes[0].told  # one key's loops make nobody else's forgotten
-        told.setdefault(key, []).append(at)
-        while len(told) > MAX_TOLD or told[next(iter(told))][-1] < now - RESERVED_S:
-            del told[next(iter(told))]
+        estimates = scopes[0].estimates  # one key's loops make nobody else's forgotten
+        estimates.setdefault(key, []).append(at)
+        while len(estimates) > MAX_ESTIMATES or estimates[next(iter(estimates))][-1] < now - RESERVED_S:
+            del estimates[next(iter(estimates))]
 
     def comes_back(self, scopes: list[Scope], key: Key, now: float) -> bool:
         """Whether a client was told an estimate that is over; once for each."""
-        told = scopes[0].told
-        if key not in told or told[key][0] > now + EARLY_S:
+        estimates = scopes[0].estimates
+        if key not in estimates or estimates[key][0] > now + EARLY_S:
             return False
-        told[key].pop(0)
-        if not told[key]:
-            del told[key]
+        estimates[key].pop(0)
+        if not estimates[key]:
+            del estimates[key]
         return True
 
     def wait(self, entry: Entry, router: str, ticket: str, wanted: Amounts, now: float) -> None:
@@ -140,7 +140,7 @@ class LimitReservations:
         self._leave(entry)
         self._vacate(entry, now)
 
-    def end_session(self, router: str, now: float) -> None:
+    def end_router_session(self, router: str, now: float) -> None:
         """A router's session has ended: its waiting requests keep their places until they are handed in again."""
         for entry in [one for one in self.tickets.values() if one.router == router]:
             self._leave(entry)
@@ -211,12 +211,12 @@ class LimitReservations:
                 return False
         elif _debt_s(entry) > 0.0:
             return False
-        for one in list(entry.held):
-            _, kind, pool = one
-            if one in early:
+        for part in list(entry.held):
+            _, kind, pool = part
+            if part in early:
                 pool.take(wanted[kind])
             else:
-                entry.held.remove(one)
+                entry.held.remove(part)
                 pool.release(entry.number, entry.need[kind], is_used=True)
                 pool.put(entry.need[kind] - wanted[kind])
         for pool in entry.slots():

@@ -46,7 +46,7 @@ from serve_app.core.limits.policy import (
     Period,
     Scopes,
     Standing,
-    ended_quotas,
+    ended_allowances,
     in_words,
     need_of,
 )
@@ -93,11 +93,11 @@ class RouterLimits:
         self.running: dict[str, _Running] = {}
         self.tickets: dict[str, _Pending] = {}
         self._numbers = itertools.count()
-        self._period: Period = (0, 0)  # of the quotas, by the actor's last message
+        self._period: Period = (0, 0)  # of the allowances, by the actor's last message
         self._unasked: dict[str, _Pending] = {}  # pending ones without a ticket, in order
         self._away_since: float | None = None
         self.decided: list[LimitDecision] = []  # since the shell has taken them
-        self._told: dict[tuple[tuple[str, ...], bytes, float], tuple[LimitedRequest, float]] = {}  # with the moment
+        self._promised: dict[tuple[tuple[str, ...], bytes, float], tuple[LimitedRequest, float]] = {}  # with the moment
 
     # Requests
 
@@ -141,7 +141,7 @@ class RouterLimits:
             return
         need = run.request.need
         used = NOTHING if tokens is None else need_of(tokens, cost_micro)
-        late = ended_quotas(run.period, self._period)  # what it used belongs to the day that it was charged to
+        late = ended_allowances(run.period, self._period)  # what it used belongs to the day that it was charged to
         for name, limits in run.request.scopes:
             scope = self.scopes[name]  # of one that is in use nothing is forgotten
             charged = scope.charged(limits, need, used)
@@ -184,7 +184,7 @@ class RouterLimits:
                     scope.left = left
                     scope.is_near = is_near
                     scope.slots_kept = slots_kept
-                    scope.heard_at = now
+                    scope.last_seen = now
                     self._return_surplus(name, scope)
             case LimitRefuse():
                 self._on_refuse(action, now)
@@ -201,8 +201,8 @@ class RouterLimits:
 
     def ask_pending(self, room: int) -> None:
         """Hand in so many requests that were not yet."""
-        for one in list(itertools.islice(self._unasked.values(), max(0, room))):
-            self._ask(one)
+        for unasked in list(itertools.islice(self._unasked.values(), max(0, room))):
+            self._ask(unasked)
 
     def begin_incarnation(self, now: float) -> LimitAccounts:
         """Begin another session with the actor: pending requests lose their tickets."""
@@ -211,21 +211,21 @@ class RouterLimits:
         for waiting in self.pending.values():
             waiting.is_repeat, waiting.ticket = waiting.is_repeat or bool(waiting.ticket), ""
         accounts = tuple(
-            ScopeAccount(name, scope.limits, scope.held(), scope.version, scope.level, max(0.0, now - scope.heard_at))
+            ScopeAccount(name, scope.limits, scope.held(), scope.version, scope.level, max(0.0, now - scope.last_seen))
             for name, scope in self.scopes.items()
         )
         for scope in self.scopes.values():
             scope.spent = list(NOTHING)  # the account tells it
-        told = tuple(
+        reservations = tuple(
             ToldReservation(request.scopes, request.need, request.fingerprint, due - now)
-            for request, due in self._told.values()
+            for request, due in self._promised.values()
         )
-        return LimitAccounts(accounts, told)
+        return LimitAccounts(accounts, reservations)
 
     def on_heartbeat(self, now: float) -> None:
         """Report what was spent, give back what is not used, and forget scopes that are idle."""
-        for key in [one for one, (_, due) in self._told.items() if now >= due + GRACE_S]:
-            del self._told[key]
+        for key in [one for one, (_, due) in self._promised.items() if now >= due + GRACE_S]:
+            del self._promised[key]
         for name, scope in list(itertools.islice(self.scopes.items(), MAX_REPORTS)):
             is_idle = not scope.in_use and now >= scope.used_at + IDLE_S
             back = scope.account if is_idle else NOTHING
@@ -244,9 +244,9 @@ class RouterLimits:
         if self._away_since is None:
             self._away_since = now
         late = [one for one in self.pending.values() if now >= max(one.arrived_s, self._away_since) + LIMIT_WAIT_S]
-        for one in late:
-            self.on_cancel(one.request.request_id)
-            self.decided.append(Refusal(one.request.request_id, LimitReason.RATE_LIMIT, "", 1.0))
+        for waiting in late:
+            self.on_cancel(waiting.request.request_id)
+            self.decided.append(Refusal(waiting.request.request_id, LimitReason.RATE_LIMIT, "", 1.0))
 
     def standing(self, scopes: Scopes, now: float) -> Standing:
         """The limits a minute of these scopes, over all routers, as far as this one has heard."""
@@ -258,10 +258,10 @@ class RouterLimits:
                     continue
                 capacity = scope.capacities[kind]
                 rate = scope.limits.rate(kind)
-                left = min(capacity, scope.left[kind] + rate * (now - scope.heard_at)) - scope.spent[kind]
-                one = Bucket(int(capacity), max(0, int(left + 1e-6)), max(0.0, capacity - left) / rate)
-                if kind not in found or one.remaining < found[kind].remaining:
-                    found[kind] = one
+                left = min(capacity, scope.left[kind] + rate * (now - scope.last_seen)) - scope.spent[kind]
+                bucket = Bucket(int(capacity), max(0, int(left + 1e-6)), max(0.0, capacity - left) / rate)
+                if kind not in found or bucket.remaining < found[kind].remaining:
+                    found[kind] = bucket
         return Standing(found.get(Kind.REQUESTS), found.get(Kind.TOKENS))
 
     # Inside
@@ -280,7 +280,7 @@ class RouterLimits:
         """Quotas begin anew with it: what was settled of the earlier ones, and not told yet, is over."""
         if period == self._period:
             return
-        for kind in ended_quotas(self._period, period):
+        for kind in ended_allowances(self._period, period):
             for scope in self.scopes.values():
                 scope.refund[kind] = 0.0
         self._period = period
@@ -333,7 +333,7 @@ class RouterLimits:
         request = waiting.request
         if refused.is_reserved and refused.retry_after_s is not None:
             due = now + refused.retry_after_s
-            self._told[tuple(name for name, _ in request.scopes), request.fingerprint, due] = request, due
+            self._promised[tuple(name for name, _ in request.scopes), request.fingerprint, due] = request, due
         if waiting.is_cancelled:
             return
         del self.pending[request.request_id]

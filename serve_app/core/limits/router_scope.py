@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import UNHEARD, Version
-from serve_app.core.limits.policy import NOTHING, QUOTAS, Amounts, Kind, Limits
+from serve_app.core.limits.policy import ALLOWANCES, NOTHING, Amounts, Kind, Limits
 
 MEAN_S = 0.25  # of a request, before one has ended: a client that comes too early waits, one too late wastes a slot
 
@@ -31,8 +31,8 @@ class RouterScope:
     in_use: int = 0  # by requests
     version: Version = UNHEARD
     level: Amounts = NOTHING
-    left: Amounts | None = None  # of all routers, at `heard_at`
-    heard_at: float = 0.0
+    left: Amounts | None = None  # of all routers, at `last_seen`
+    last_seen: float = 0.0
     is_near: bool = False
     slots_kept: int = 0
     mean_s: float = MEAN_S
@@ -54,12 +54,12 @@ class RouterScope:
         self.capacities = limits.capacities()
 
     def charged(self, limits: Limits, need: Amounts, used: Amounts) -> Amounts:
-        """What a request of these limits was charged. A quota that came while it ran has its use at its end, since the
-        store does not know it; other limits count it as charged by its use."""
+        """What a request of these limits was charged. An allowance that came while it ran has its use at its end, since
+        the store does not know it; other limits count it as charged by its use."""
         if limits is self.limits or limits == self.limits:
             return need
         had = limits.capacities()
-        return tuple(need[kind] if kind in had else 0.0 if kind in QUOTAS else used[kind] for kind in Kind)
+        return tuple(need[kind] if kind in had else 0.0 if kind in ALLOWANCES else used[kind] for kind in Kind)
 
     def held(self) -> Amounts:
         """The account, with the concurrency that requests hold."""

@@ -1,7 +1,7 @@
-"""The scopes of the quota actor, each with its pools, and the calendar of the quotas.
+"""The scopes of the quota actor, each with its pools, and the calendar of the allowances.
 
-Invariant: a quota begins anew once for each day and month of UTC, also if the clock is set back, and goes on to do so
-after a reading that was wrong.
+Invariant: an allowance begins anew once for each day and month of UTC, also if the clock is set back, and goes on to
+do so after a reading that was wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from serve_app.core.limits.messages import UNCOUNTED, UNHEARD, LimitState, ScopeAccount, Version
-from serve_app.core.limits.policy import NO_KINDS, NOTHING, QUOTAS, Amounts, Kind, Limits, Period
+from serve_app.core.limits.policy import ALLOWANCES, NO_KINDS, NOTHING, Amounts, Kind, Limits, Period
 from serve_app.core.limits.pools import ROUNDING, Pool, new_pools
 
 DAY_S = 86_400.0
@@ -31,7 +31,7 @@ class Scope:
         entries: numbers of all its reservations, in order.
         told: moments that clients were told of which nothing is reserved, by request.
         undecided: requests that wait for an answer before they can be decided.
-        unknown: quotas of which it is not counted what was used; until then no request is charged here.
+        unknown: allowances of which it is not counted what was used; until then no request is charged here.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Scope:
     recalled: set[str] = field(default_factory=set)
     waiting: dict[str, None] = field(default_factory=dict)
     entries: dict[str, None] = field(default_factory=dict)
-    told: dict[Key, list[float]] = field(default_factory=dict)
+    estimates: dict[Key, list[float]] = field(default_factory=dict)
     undecided: int = 0
     unknown: frozenset[Kind] = NO_KINDS
     refilled_at: float | None = None
@@ -56,9 +56,9 @@ class Scope:
                 pool.refill(now)
 
     def change(self, limits: Limits, now: float) -> frozenset[Kind]:
-        """Take over changed limits; what was used of those that stay is kept. Returns the quotas that it had not."""
+        """Take over changed limits; what was used of those that stay is kept. Returns the new allowances."""
         wanted = limits.capacities()
-        added = (wanted.keys() - self.pools.keys()) & set(QUOTAS)
+        added = (wanted.keys() - self.pools.keys()) & set(ALLOWANCES)
         for kind in self.pools.keys() - wanted.keys():
             del self.pools[kind]
         for kind, capacity in wanted.items():
@@ -135,7 +135,7 @@ class Scope:
 def restored(
     account: ScopeAccount, credit: Amounts, calendar: Calendar, now: float, empty_since: float | None
 ) -> tuple[Scope, frozenset[Kind]]:
-    """A scope after a restart of the actor, by the newest state that a router had received of it; and the quotas of
+    """A scope after a restart of the actor, by the newest state that a router had received of it; and the allowances of
     which no router knows what was used. What was not heard of is as in a new scope.
 
     Args:
@@ -151,8 +151,8 @@ def restored(
         level = account.level[kind]
         if account.version == UNHEARD or level == UNCOUNTED:
             pool.level = min(pool.level, whole)
-            unheard |= {kind} & set(QUOTAS)
-        elif kind in QUOTAS and account.age_s > calendar.begun_s(kind, now):
+            unheard |= {kind} & set(ALLOWANCES)
+        elif kind in ALLOWANCES and account.age_s > calendar.begun_s(kind, now):
             pool.level = whole
         else:
             pool.level = min(level + pool.rate * account.age_s, whole)
@@ -167,7 +167,7 @@ class Calendar:
         self.day = self.month = -1  # the latest ones so far; the month as its first day
 
     def set_clock(self, wall_s: float, now: float) -> set[Kind]:
-        """Set the clock; returns the quotas that begin anew. `wall_s`: seconds since 1970."""
+        """Set the clock; returns the allowances that begin anew. `wall_s`: seconds since 1970."""
         self._offset_s = wall_s - now
         day = int(wall_s // DAY_S)
         month = day - civil_date(day)[2] + 1
@@ -188,11 +188,11 @@ class Calendar:
         return self.day, self.month
 
     def begun_s(self, kind: Kind, now: float) -> float:
-        """Seconds since a quota began anew."""
+        """Seconds since an allowance began anew."""
         return now + self._offset_s - self._first_day(kind, now) * DAY_S
 
     def reset_s(self, kind: Kind, now: float) -> float:
-        """Seconds until a quota begins anew."""
+        """Seconds until an allowance begins anew."""
         first = self._first_day(kind, now)
         days = 1
         if kind is Kind.COST_OF_MONTH:
@@ -200,7 +200,7 @@ class Calendar:
         return days * DAY_S - self.begun_s(kind, now)
 
     def first_day(self, kind: Kind) -> str:
-        """The day on which a quota began anew, as `2026-11-25`."""
+        """The day on which an allowance began anew, as `2026-11-25`."""
         return "{:04}-{:02}-{:02}".format(*civil_date(self.month if kind is Kind.COST_OF_MONTH else self.day))
 
     def _first_day(self, kind: Kind, now: float) -> int:

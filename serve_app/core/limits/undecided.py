@@ -36,34 +36,34 @@ class UndecidedRequests:
         self._ready: deque[str] = deque()
         self._timers: list[tuple[float, str]] = []
 
-    def add(self, what: Undecided) -> None:
-        self._by_ticket[what.request.ticket] = what
-        for scope in what.scopes:
+    def add(self, undecided: Undecided) -> None:
+        self._by_ticket[undecided.request.ticket] = undecided
+        for scope in undecided.scopes:
             scope.undecided += 1
-        if what.until < math.inf:
-            heapq.heappush(self._timers, (what.until, what.request.ticket))
+        if undecided.until < math.inf:
+            heapq.heappush(self._timers, (undecided.until, undecided.request.ticket))
 
     def take(self, ticket: str) -> Undecided | None:
         """Take a request out; None: it is not here."""
-        what = self._by_ticket.pop(ticket, None)
-        for scope in () if what is None else what.scopes:
+        undecided = self._by_ticket.pop(ticket, None)
+        for scope in () if undecided is None else undecided.scopes:
             scope.undecided -= 1
-        return what
+        return undecided
 
     def on_answer(self, answer: Answer) -> None:
         """An answer has come."""
-        for ticket, what in self._by_ticket.items():
-            if answer in what.answers:
-                what.answers.discard(answer)
-                if not what.answers:
+        for ticket, undecided in self._by_ticket.items():
+            if answer in undecided.answers:
+                undecided.answers.discard(answer)
+                if not undecided.answers:
                     self._ready.append(ticket)
 
-    def end_session(self, router: str) -> None:
+    def end_router_session(self, router: str) -> None:
         """A router's session has ended: it asks again, and gives no answers of that session."""
-        for ticket, what in list(self._by_ticket.items()):
-            if what.router == router:
+        for ticket, undecided in list(self._by_ticket.items()):
+            if undecided.router == router:
                 self.take(ticket)
-            for answer in [one for one in what.answers if one[1] == router]:
+            for answer in [one for one in undecided.answers if one[1] == router]:
                 self.on_answer(answer)
 
     def set_all_ready(self) -> None:
@@ -75,9 +75,9 @@ class UndecidedRequests:
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[1])
         while self._ready:
-            what = self.take(self._ready.popleft())
-            if what is not None:
-                yield what
+            undecided = self.take(self._ready.popleft())
+            if undecided is not None:
+                yield undecided
 
     def next_due(self) -> float | None:
         """When the time of the next one is over; also of one that was taken out before."""

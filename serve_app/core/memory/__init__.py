@@ -9,7 +9,7 @@ from serve_app.core.memory.checkpoint import Checkpoint, CheckpointChanges, Chec
 from serve_app.core.memory.defrag_steps import Relocation
 from serve_app.core.memory.drains import Drain, DrainRequest
 from serve_app.core.memory.engine_grants import OVERUSE_SHARE, BlockedEngine, EngineGrants
-from serve_app.core.memory.leases import Device, Hold, Lease, LeaseKind, Phase
+from serve_app.core.memory.leases import Device, DeviceUse, Hold, Lease, LeaseKind, Phase
 from serve_app.core.memory.ledger import GROWTH_SHARE, Ledger
 from serve_app.core.memory.reports import (
     DrainReport,
@@ -44,6 +44,7 @@ __all__ = [
     "CheckpointChanges",
     "CheckpointKey",
     "Device",
+    "DeviceUse",
     "Drain",
     "DrainReport",
     "DrainRequest",

@@ -57,14 +57,14 @@ class Relocation:
     def plan(self, now: float) -> DefragPlan | None:
         """A plan to fit the first waiting engine that can be helped; None: none waits, or no plan helps."""
         for waits in self._grants.blocked(now):
-            told = self._grants.last_report(waits.owner)
-            nodes = {rank.node for rank in told.ranks} if told is not None else set()
-            if told is None or len(nodes) != 1:
+            report = self._grants.last_report(waits.owner)
+            nodes = {rank.node for rank in report.ranks} if report is not None else set()
+            if report is None or len(nodes) != 1:
                 continue  # pipeline stages wait where Ray placed them; no engine moves for those
             (node,) = nodes
             uses = sorted(self._ledger.devices(), key=lambda use: use.device.index)
             free = {use.device.key: use.free_bytes for use in uses}
-            moves = plan_moves(free, self._movable(), node, len(told.ranks), told.least_bytes)
+            moves = plan_moves(free, self._movable(), node, len(report.ranks), report.least_bytes)
             if moves:
                 return DefragPlan(waits, moves)
         return None
@@ -89,8 +89,8 @@ class Relocation:
 
     def _reserve_target(self, step: Move, now: float) -> None:
         """Reserve the place where a drained engine restarts, if the ledger chooses it."""
-        told = self._grants.last_report(step.owner)
-        if told is None or len(step.target) != 1 or told.ranks[0].device is not None:
+        report = self._grants.last_report(step.owner)
+        if report is None or len(step.target) != 1 or report.ranks[0].device is not None:
             return
         amount = self._ledger.lease(step.owner).holds[0].amount
         with contextlib.suppress(InsufficientMemory, LeaseNotFound):  # within its own memory: Ray places
@@ -104,8 +104,8 @@ class Relocation:
             nodes = {hold.on.rpartition("/")[0] for hold in lease.holds}
             if len(nodes) == 1 and lease.phase is Phase.COMMITTED and lease.lease_id not in leaving:
                 devices = tuple(hold.on for hold in lease.holds)
-                told = self._grants.last_report(lease.lease_id)
-                model = "" if told is None else told.model
+                report = self._grants.last_report(lease.lease_id)
+                model = "" if report is None else report.model
                 amount = max(hold.amount for hold in lease.holds)
                 found.append(PlacedReplica(lease.lease_id, model, devices, amount))
         return found

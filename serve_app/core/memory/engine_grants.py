@@ -174,8 +174,10 @@ class EngineGrants:
         """Engines that wait for memory, in FIFO order."""
         waiting = [(engine.report, now - engine.first_reported_at, engine.why) for engine in self._waiting()]
         return [
-            BlockedEngine(told.owner, told.model, len(told.ranks), told.wanted_bytes, told.least_bytes, waits_s, why)
-            for told, waits_s, why in waiting
+            BlockedEngine(
+                report.owner, report.model, len(report.ranks), report.wanted_bytes, report.least_bytes, waits_s, why
+            )
+            for report, waits_s, why in waiting
         ]
 
     def alarms(self) -> list[OveruseAlarm]:
@@ -217,8 +219,8 @@ class EngineGrants:
 
     def fingerprints(self, model: str) -> set[str | None]:
         """Those of a model's engines that run or start, and do not drain. O(engines)."""
-        there = (engine.report for owner, engine in self._engines.items() if owner not in self.drains)
-        return {report.fingerprint for report in there if report.model == model}
+        reports = (engine.report for owner, engine in self._engines.items() if owner not in self.drains)
+        return {report.fingerprint for report in reports if report.model == model}
 
     def expected(self) -> dict[str, Demand]:
         """By model, the least that its next engine probably needs: as its last one reported."""
@@ -253,14 +255,14 @@ class EngineGrants:
 
     def _take_reservation(self, engine: _Engine) -> None:
         """Give an engine its reservation; a reservation that is too small ends."""
-        told = engine.report
-        berth = self.reservations.take_for_engine(engine.report, self._engines)
-        if berth is None:
+        report = engine.report
+        reserved = self.reservations.take_for_engine(engine.report, self._engines)
+        if reserved is None:
             return
-        self.reservations.end(berth.name)
-        if berth.hold.amount >= told.least_bytes:
-            hold = Hold(berth.hold.on, min(told.wanted_bytes, berth.hold.amount))
-            self._ledger.reserve(told.owner, LeaseKind.ENGINE, told.owner, (hold,))
+        self.reservations.end(reserved.name)
+        if reserved.hold.amount >= report.least_bytes:
+            hold = Hold(reserved.hold.on, min(report.wanted_bytes, reserved.hold.amount))
+            self._ledger.reserve(report.owner, LeaseKind.ENGINE, report.owner, (hold,))
             engine.why = ""
 
     def _grant_waiting(self) -> None:
@@ -299,14 +301,14 @@ class EngineGrants:
 
     def _load_conflict(self, lease: Lease, unreported: Set[str]) -> str:
         """What else changes the free memory on an engine's devices; empty: nothing."""
-        there = [one for hold in lease.holds for one in self._ledger.leases_on(hold.on)]
-        for one in there:
-            other = self._engines.get(one.lease_id)
+        leases = [one for hold in lease.holds for one in self._ledger.leases_on(hold.on)]
+        for neighbour in leases:
+            other = self._engines.get(neighbour.lease_id)
             if other is None or not other.report.measures:
                 continue
-            if other.is_loading or (one.lease_id in unreported and not other.report.kv_tokens):
+            if other.is_loading or (neighbour.lease_id in unreported and not other.report.kv_tokens):
                 return f"{other.report.model} loads on the same device"
-        ending = any(one.phase is Phase.ENDING for one in there)
+        ending = any(one.phase is Phase.ENDING for one in leases)
         return "an engine that has ended still has memory of the same device" if ending else ""
 
     def _check_overuse(self, engine: _Engine, lease: Lease, now: float) -> None:
@@ -349,11 +351,11 @@ def choose_devices(report: EngineReport, free: dict[str, int], policy: Placement
             raise InsufficientMemory(_shortage(report, key, free.get(key)))
     for node in {rank.node for rank in report.ranks if rank.device is None}:
         ranks = [index for index, rank in enumerate(report.ranks) if rank.node == node and rank.device is None]
-        there = {key: free[key] for key in free if key.rpartition("/")[0] == node and key not in chosen.values()}
-        devices = best_devices(len(ranks), report.wanted_bytes, report.least_bytes, there, (node,), policy)
+        free_there = {key: free[key] for key in free if key.rpartition("/")[0] == node and key not in chosen.values()}
+        devices = best_devices(len(ranks), report.wanted_bytes, report.least_bytes, free_there, (node,), policy)
         if devices is None:
             where = f"{len(ranks)} devices of {node}" if len(ranks) > 1 else f"any device of {node}"
-            raise InsufficientMemory(_shortage(report, where, max(there.values(), default=None)))
+            raise InsufficientMemory(_shortage(report, where, max(free_there.values(), default=None)))
         chosen |= dict(zip(ranks, devices, strict=True))
     amount = min(report.wanted_bytes, *(free[key] for key in chosen.values()))
     return [Hold(chosen[index], amount) for index in range(len(report.ranks))]

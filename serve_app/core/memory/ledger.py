@@ -102,7 +102,7 @@ class Ledger:
         known.expires_at = max(known.expires_at, now + known.ttl_s)
         return True
 
-    def heard_at(self, owner: str) -> float:
+    def last_seen(self, owner: str) -> float:
         """When a known owner has sent its last heartbeat, if the time that `extend` was told of had not passed."""
         known = self.lease_owners[owner]
         return known.expires_at - known.ttl_s

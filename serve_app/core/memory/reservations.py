@@ -56,14 +56,14 @@ class Reservations:
         return list(self._reservations.values())
 
     def of(self, model: str) -> list[Reservation]:
-        return [berth for berth in self._reservations.values() if berth.model == model]
+        return [reservation for reservation in self._reservations.values() if reservation.model == model]
 
     def add(self, model: str, hold: Hold, now: float, *, replica: str = "", replaces: str = "") -> Reservation:
         """Reserve memory. Raises InsufficientMemory, LeaseNotFound (no such device); nothing has changed then."""
         number = next(n for n in range(len(self._reservations) + 1) if f"berth:{model}:{n}" not in self._reservations)
-        berth = Reservation(f"berth:{model}:{number}", model, hold, replica, replaces)
-        self.restore(berth, now, RESTART_TTL_S if replaces else RESERVATION_TTL_S)
-        return berth
+        reservation = Reservation(f"berth:{model}:{number}", model, hold, replica, replaces)
+        self.restore(reservation, now, RESTART_TTL_S if replaces else RESERVATION_TTL_S)
+        return reservation
 
     def restore(self, reservation: Reservation, now: float, ttl_s: float) -> None:
         """Restore a reservation. Raises as `add`."""
@@ -89,9 +89,9 @@ class Reservations:
 
     def keep_restarts(self, engines: set[str], now: float) -> None:
         """Renew the reservations that replace one of these existing engines."""
-        for berth in self._reservations.values():
-            if berth.replaces in engines:
-                self._ledger.join(berth.name, RESTART_TTL_S, now)
+        for reservation in self._reservations.values():
+            if reservation.replaces in engines:
+                self._ledger.join(reservation.name, RESTART_TTL_S, now)
 
     def take_for_engine(self, report: EngineReport, engines: Container[str]) -> Reservation | None:
         """The reservation that an engine takes over. Reservations for it on other nodes end: it did not start there.
@@ -102,13 +102,13 @@ class Reservations:
         if len(report.ranks) != 1 or report.ranks[0].device is not None:
             return None
         here = report.ranks[0].node
-        mine = [berth for berth in self.of(report.model) if berth.replica == report.owner]
-        for berth in mine:
-            if berth.node == here:
-                return berth
-            self.end(berth.name)
-        free = (berth for berth in self.of(report.model) if not berth.replica and berth.replaces not in engines)
-        return next((berth for berth in free if berth.node == here), None)
+        bound = [kept for kept in self.of(report.model) if kept.replica == report.owner]
+        for kept in bound:
+            if kept.node == here:
+                return kept
+            self.end(kept.name)
+        free = (kept for kept in self.of(report.model) if not kept.replica and kept.replaces not in engines)
+        return next((kept for kept in free if kept.node == here), None)
 
     def _put(self, reservation: Reservation) -> None:
         self._reservations[reservation.name] = reservation

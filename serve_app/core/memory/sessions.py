@@ -175,9 +175,9 @@ class SessionLeases:
     def reserve(self, request: SessionRequest, engine: str, now: float) -> Session:
         """Open a session on an engine. Raises as `Ledger.reserve`."""
         lease = f"{request.session_id}{next(self._lease_suffixes)}"
-        one = SessionEntry(replace(request, wait_until=None), lease, engine)
-        self.restore(one, now)
-        self._checkpoint.put((EntryKind.SESSION, one.lease), one)
+        entry = SessionEntry(replace(request, wait_until=None), lease, engine)
+        self.restore(entry, now)
+        self._checkpoint.put((EntryKind.SESSION, entry.lease), entry)
         return self.view(request.session_id)
 
     def restore(self, entry: SessionEntry, now: float) -> None:
@@ -210,32 +210,32 @@ class SessionLeases:
     def renew_in_use(self, now: float, unreported: Container[str], used: Container[str]) -> None:
         """Renew sessions that have a request in their place or elsewhere (`used`, by lease), and those on engines where
         this is unknown. O(sessions)."""
-        for lease, one in self.by_lease.items():
-            if one.engine in unreported or lease in used or self.in_use(lease):
+        for lease, entry in self.by_lease.items():
+            if entry.engine in unreported or lease in used or self.in_use(lease):
                 self.touch(lease, now)
 
     def close(self, session_id: str, unreported: Container[str] = ()) -> None:
         """Close a session; `unreported`: engines where it is unknown what runs. Raises LeaseNotFound."""
-        one = self._require_open(session_id)
-        self._mark_closed(one)
-        if one.engine in unreported:
-            self._keep(one, one.request.tokens)
-        elif self.in_use(one.lease):
-            self._keep(one, self._ledger.held(one.lease))
+        entry = self._require_open(session_id)
+        self._mark_closed(entry)
+        if entry.engine in unreported:
+            self._keep(entry, entry.request.tokens)
+        elif self.in_use(entry.lease):
+            self._keep(entry, self._ledger.held(entry.lease))
         else:
-            self.forget(one.lease)
+            self.forget(entry.lease)
 
-    def _keep(self, one: SessionEntry, tokens: int) -> None:
+    def _keep(self, entry: SessionEntry, tokens: int) -> None:
         """A closed session keeps so many tokens, at least one: its lease has the slot of its request."""
         tokens = max(1, tokens)
-        self._ledger.resize(one.lease, [tokens])
-        closed = replace(one, request=replace(one.request, tokens=tokens), closed=True)
-        self._count(one, -1)
+        self._ledger.resize(entry.lease, [tokens])
+        closed = replace(entry, request=replace(entry.request, tokens=tokens), closed=True)
+        self._count(entry, -1)
         self._count(closed, 1)
-        self.by_lease[one.lease] = closed
-        self.closed_leases.add(one.lease)
-        self._checkpoint.put((EntryKind.SESSION, one.lease), closed)
-        self._on_change(one.engine)
+        self.by_lease[entry.lease] = closed
+        self.closed_leases.add(entry.lease)
+        self._checkpoint.put((EntryKind.SESSION, entry.lease), closed)
+        self._on_change(entry.engine)
 
     def take_back(self, session_id: str, why: str) -> None:
         """Close a session for others that wait; its agent is told why when it asks for it. Raises LeaseNotFound."""
@@ -250,31 +250,31 @@ class SessionLeases:
         # a lease that is not in the ledger has expired, and is forgotten soon
         known = [self.by_lease[lease] for lease in self.closed_leases if lease in self._ledger]
         freed: list[str] = []
-        for one in [one for one in known if one.engine not in unreported]:
-            held = self._ledger.held(one.lease)
-            if not self.in_use(one.lease):
-                self.forget(one.lease)
-            elif max(1, held) < one.request.tokens:
-                self._keep(one, held)
+        for entry in [entry for entry in known if entry.engine not in unreported]:
+            held = self._ledger.held(entry.lease)
+            if not self.in_use(entry.lease):
+                self.forget(entry.lease)
+            elif max(1, held) < entry.request.tokens:
+                self._keep(entry, held)
             else:
                 continue
-            freed.append(one.engine)
+            freed.append(entry.engine)
         return freed
 
     def forget(self, lease: str) -> None:
         """End a session, also after its lease has ended in the ledger; a lease of no session changes nothing."""
-        one = self.by_lease.pop(lease, None)
-        if one is not None:
+        entry = self.by_lease.pop(lease, None)
+        if entry is not None:
             self._ledger.leave(lease)
-            del self._by_engine[one.engine][lease]
-            if not self._by_engine[one.engine]:
-                del self._by_engine[one.engine]
+            del self._by_engine[entry.engine][lease]
+            if not self._by_engine[entry.engine]:
+                del self._by_engine[entry.engine]
             self.closed_leases.discard(lease)
-            self._count(one, -1)
+            self._count(entry, -1)
             self._checkpoint.forget((EntryKind.SESSION, lease))
-            self._on_change(one.engine)
-            if not one.closed and self.by_session_id.get(one.request.session_id) is one:
-                self._mark_closed(one)
+            self._on_change(entry.engine)
+            if not entry.closed and self.by_session_id.get(entry.request.session_id) is entry:
+                self._mark_closed(entry)
 
     def in_use(self, lease: str) -> bool:
         """Whether a request runs in a session."""
@@ -309,8 +309,8 @@ class SessionLeases:
 
     def open_by_lease(self, lease: str) -> SessionEntry | None:
         """The open session that has this lease."""
-        one = self.by_lease.get(lease)
-        return None if one is None or one.closed else one
+        entry = self.by_lease.get(lease)
+        return None if entry is None or entry.closed else entry
 
     def leases_on(self, engine: str) -> list[str]:
         """The leases of sessions on an engine, closed ones included. O(sessions there)."""
@@ -332,13 +332,13 @@ class SessionLeases:
 
     def view(self, session_id: str) -> Session:
         """Raises LeaseNotFound."""
-        one = self._require_open(session_id)
-        expires_at = self._ledger.lease_owners[one.lease].expires_at
-        return Session(one.request, one.engine, expires_at, self.notices.get(one.lease))
+        entry = self._require_open(session_id)
+        expires_at = self._ledger.lease_owners[entry.lease].expires_at
+        return Session(entry.request, entry.engine, expires_at, self.notices.get(entry.lease))
 
     def used_at(self, lease: str) -> float:
         """When a session was last used or renewed."""
-        return self._ledger.heard_at(lease)
+        return self._ledger.last_seen(lease)
 
     def all(self) -> list[Session]:
         """The open sessions, oldest first."""
@@ -355,12 +355,12 @@ class SessionLeases:
         return changed
 
     def _require_open(self, session_id: str) -> SessionEntry:
-        one = self.by_session_id.get(session_id)
-        if one is None and session_id in self._taken_back:
+        entry = self.by_session_id.get(session_id)
+        if entry is None and session_id in self._taken_back:
             raise LeaseNotFound(self._taken_back[session_id], param="session_id", code="session_taken_back")
-        if one is None:
+        if entry is None:
             raise _unknown(tenant_session_id(session_id))
-        return one
+        return entry
 
 
 def _unknown(session_id: str) -> LeaseNotFound:

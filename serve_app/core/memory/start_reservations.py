@@ -115,39 +115,39 @@ class StartPlanner:
 
     def _place(self, model: str, start: Start, need: Need, now: float, frozen: bool) -> str | None:
         """The node of one replica; None: Ray chooses."""
-        mine = next((berth for berth in self._reservations.of(model) if berth.replica == start.replica), None)
-        if mine is not None and (start.placed or mine.node in start.nodes):
-            self._reservations.renew(mine, now)
-            return mine.node
-        if mine is not None and mine.replaces:
+        bound = next((reserved for reserved in self._reservations.of(model) if reserved.replica == start.replica), None)
+        if bound is not None and (start.placed or bound.node in start.nodes):
+            self._reservations.renew(bound, now)
+            return bound.node
+        if bound is not None and bound.replaces:
             return ASK_AGAIN
-        if mine is not None:
-            self._reservations.end(mine.name)  # Ray has no resources left on that node
+        if bound is not None:
+            self._reservations.end(bound.name)  # Ray has no resources left on that node
         if start.placed or self._grants.last_report(start.replica) is not None:
             return None
-        free = [berth for berth in self._reservations.of(model) if not berth.replica]
-        planned = [berth for berth in free if berth.replaces and self._grants.last_report(berth.replaces) is None]
-        for berth in (*planned, *(berth for berth in free if not berth.replaces)):
-            if berth.node in start.nodes:
-                return self._reservations.bind(berth, start.replica, now).node
+        free = [kept for kept in self._reservations.of(model) if not kept.replica]
+        planned = [kept for kept in free if kept.replaces and self._grants.last_report(kept.replaces) is None]
+        for kept in (*planned, *(kept for kept in free if not kept.replaces)):
+            if kept.node in start.nodes:
+                return self._reservations.bind(kept, start.replica, now).node
         if frozen or planned:
             return ASK_AGAIN
         hold = self._choose(need, start.nodes)
         if hold is not None:
             return self._reservations.add(model, hold, now, replica=start.replica).node
         # It waits as an engine, on the node with most free memory on a device that is large enough.
-        there = (use for use in self._ledger.devices() if use.device.node in start.nodes)
-        fit = (use for use in there if use.device.capacity_bytes >= need[1])
+        devices = (use for use in self._ledger.devices() if use.device.node in start.nodes)
+        fit = (use for use in devices if use.device.capacity_bytes >= need[1])
         best = max(fit, key=lambda use: use.free_bytes, default=None)
         return None if best is None else best.device.node
 
     def _reserve_further(self, request: StartsRequest, need: Need, now: float, frozen: bool) -> int:
         """Reserve memory for further starts; returns for how many."""
-        free = [berth for berth in self._reservations.of(request.model) if not berth.replica and not berth.replaces]
-        kept = [berth for berth in free if berth.node in request.nodes][: request.more]
-        for berth in kept:
-            self._reservations.renew(berth, now)
-        held = len(kept)
+        free = [kept for kept in self._reservations.of(request.model) if not kept.replica and not kept.replaces]
+        taken = [reserved for reserved in free if reserved.node in request.nodes][: request.more]
+        for kept in taken:
+            self._reservations.renew(kept, now)
+        held = len(taken)
         while held < request.more and not frozen and (hold := self._choose(need, request.nodes)) is not None:
             self._reservations.add(request.model, hold, now)
             held += 1

@@ -361,12 +361,12 @@ class Admission:
         while (deadline := self.queue.next_deadline()) is not None and deadline[0] <= now:
             actions.append(self._remove_and_refuse(deadline[1], RefusalReason.DEADLINE))
         while over := [one for one in self.queue.oldest() if self._wait_ends(one) <= now]:
-            for one in over:
-                served_s = self._served_since(one)
+            for request in over:
+                served_s = self._served_since(request)
                 if served_s is None:
-                    actions.append(self._remove_and_refuse(one, self._expiry_reason(one)))
+                    actions.append(self._remove_and_refuse(request, self._expiry_reason(request)))
                 else:
-                    self.queue.set_wait_from(one, served_s)
+                    self.queue.set_wait_from(request, served_s)
         return actions
 
     def _served_since(self, waiting: QueuedRequest) -> float | None:

@@ -156,8 +156,8 @@ class Capacity:
         tokens = arrival.cost
         only = arrival.only_replica
         if only is not None:
-            one = self.replicas.get(only)
-            size, kv_tokens, _ = (0, 0.0, 0.0) if one is None else one.counted_size
+            replica = self.replicas.get(only)
+            size, kv_tokens, _ = (0, 0.0, 0.0) if replica is None else replica.counted_size
             return size > 0 and (size < slots or kv_tokens < tokens)
         return not any(size >= slots and kv_tokens >= tokens for size, kv_tokens, _ in self._sizes)
 

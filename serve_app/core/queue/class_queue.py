@@ -276,8 +276,8 @@ class ClassQueue:
 
     def _lowest_counter(self) -> float:
         """The counter to which a tenant that begins to wait is raised."""
-        lowest = [one for heap in self._tenant_heaps if (one := self._lowest_tenant(heap)) is not None]
-        found = min(lowest, key=lambda one: (one.counter, one.waiting_since), default=self._last_to_leave)
+        lowest = [queue for heap in self._tenant_heaps if (queue := self._lowest_tenant(heap)) is not None]
+        found = min(lowest, key=lambda queue: (queue.counter, queue.waiting_since), default=self._last_to_leave)
         return 0.0 if found is None else found.counter - found.unconfirmed / found.weight
 
     def _update_order(self, tenant_queue: TenantQueue) -> None:

@@ -104,9 +104,9 @@ class MinShareScheduler:
         """The request that goes before the higher classes, if any: from the first tenant with one that could run."""
         head = None
         if len(self._begun):
-            head = self._first_able(self._begun, lambda one: one.first_begun(could_fit))
+            head = self._first_able(self._begun, lambda class_queue: class_queue.first_begun(could_fit))
         if head is None:
-            head = self._first_able(self._eligible, lambda one: one.first_that_could_run(could_fit))
+            head = self._first_able(self._eligible, lambda class_queue: class_queue.first_that_could_run(could_fit))
         if head is None:
             return None
         tenant_queue = self._tenant_queues[head.arrival.tenant]
@@ -148,6 +148,6 @@ class MinShareScheduler:
             if head is None:
                 heap.discard(tenant_queue.tenant)
                 aside.append(tenant_queue)
-        for one in aside:
-            self.tenant_changed(one)
+        for tenant_queue in aside:
+            self.tenant_changed(tenant_queue)
         return head

@@ -294,18 +294,18 @@ class Preemption:
         """What room for the request costs on a replica, and what has to stop there; None: no stop makes room now."""
         waiting = search.waiting
         chosen: list[tuple[int, float, int, GrantedRequest]] = []
-        for one in self.runs.able_on(name, waiting, search.now):
+        for run in self.runs.able_on(name, waiting, search.now):
             if room.fits(waiting):
                 break
-            room.add(one[-1].arrival)
-            chosen.append(one)
+            room.add(run[-1].arrival)
+            chosen.append(run)
         if not room.fits(waiting):
             return None
-        for one in chosen[::-1]:  # larger ones may have made the smaller ones before them unneeded
-            room.add(one[-1].arrival, -1)
+        for run in chosen[::-1]:  # larger ones may have made the smaller ones before them unneeded
+            room.add(run[-1].arrival, -1)
             if room.fits(waiting):
-                chosen.remove(one)
+                chosen.remove(run)
             else:
-                room.add(one[-1].arrival)
+                room.add(run[-1].arrival)
         price = max(of for of, *_ in chosen), sum(lost for _, lost, *_ in chosen), chosen[0][2]
         return price, name, [run for *_, run in chosen]

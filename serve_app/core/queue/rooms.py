@@ -48,9 +48,9 @@ class Rooms:
 
     def stop(self, replica_id: str, arrival: Arrival, sign: int = 1) -> None:
         """A request stops; `sign` -1: it has stopped, or is no room any more."""
-        there = self._stopping.setdefault(replica_id, Room(0, 0))
-        there.add(arrival, sign)
-        if not there.slots:
+        room = self._stopping.setdefault(replica_id, Room(0, 0))
+        room.add(arrival, sign)
+        if not room.slots:
             del self._stopping[replica_id]
         self._capacity.changed.add(replica_id)
 

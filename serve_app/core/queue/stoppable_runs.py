@@ -94,19 +94,19 @@ class StoppableRuns:
     def add(self, run: GrantedRequest) -> None:
         level = run.arrival.request_class
         self._insert(run)
-        there = self._on.setdefault(run.replica_id, _OnReplica())
-        there.runs[level][run.arrival.request_id] = run
-        there.slots[level] += run.arrival.slots
-        there.tokens[level] += run.arrival.cost
+        held = self._on.setdefault(run.replica_id, _OnReplica())
+        held.runs[level][run.arrival.request_id] = run
+        held.slots[level] += run.arrival.slots
+        held.tokens[level] += run.arrival.cost
 
     def remove(self, run: GrantedRequest) -> None:
         level = run.arrival.request_class
-        there = self._on[run.replica_id]
+        held = self._on[run.replica_id]
         self._take_out(run)
-        del there.runs[level][run.arrival.request_id]
-        there.slots[level] -= run.arrival.slots
-        there.tokens[level] -= run.arrival.cost
-        if not any(there.runs):
+        del held.runs[level][run.arrival.request_id]
+        held.slots[level] -= run.arrival.slots
+        held.tokens[level] -= run.arrival.cost
+        if not any(held.runs):
             del self._on[run.replica_id]
 
     def grown(self, run: GrantedRequest) -> None:
@@ -117,8 +117,8 @@ class StoppableRuns:
 
     def could_free(self, replica_id: str, level: RequestClass) -> tuple[int, int]:
         """Slots and tokens of a replica's requests of this class and below."""
-        there = self._on.get(replica_id)
-        return (0, 0) if there is None else (sum(there.slots[: level + 1]), sum(there.tokens[: level + 1]))
+        held = self._on.get(replica_id)
+        return (0, 0) if held is None else (sum(held.slots[: level + 1]), sum(held.tokens[: level + 1]))
 
     def able_on(
         self, replica_id: str, waiting: QueuedRequest, now: float

@@ -27,7 +27,7 @@ _OUTCOMES = {
 _REFUSALS: dict[str, str] = {
     LimitReason.RATE_LIMIT: "its key or tenant had used its requests or tokens a minute",
     LimitReason.CONCURRENCY: "its key or tenant had as many requests at once as it may have",
-    LimitReason.QUOTA: "its key or tenant had used its day's requests or tokens, or its month's budget",
+    LimitReason.ALLOWANCE: "its key or tenant had used its day's requests or tokens, or its month's budget",
     RefusalReason.QUEUE_FULL: "the queue, or its class in it, was full of requests with as much right to wait",
     RefusalReason.SHED: "a higher class or a lighter tenant needed its place in the full queue",
     RefusalReason.DEADLINE: "it could not start before its deadline",
@@ -96,9 +96,9 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append("Started anew: the router that ran the first request of its Idempotency-Key had died.")
     if receipt.refused is not None:
         retry_s = receipt.retry_after_s
-        told = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
+        advice = "" if retry_s is None else f"; the client was told to retry after {_duration(retry_s)}"
         why = _REFUSALS.get(receipt.refused, "something that it needed was away")
-        lines.append(f"Refused ({receipt.refused}): {why}{told}.")
+        lines.append(f"Refused ({receipt.refused}): {why}{advice}.")
     if trace.replica_id is not None:
         lines.append(_placement(receipt))
     if trace.preempted:
@@ -176,8 +176,8 @@ def _tokens(receipt: Receipt) -> str:
     return text + "."
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _times(count: int) -> str:

@@ -79,8 +79,8 @@ class Receipt:
     def to_json_fields(self) -> dict[str, Any]:
         """The fields as JSON values, those of the trace among them: classes by label."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "trace"}
-        told = own | {"request_class": self.request_class.label} | self.trace.to_json_fields()
-        return {name: told[name] for name in _JSON_ORDER} | told
+        values = own | {"request_class": self.request_class.label} | self.trace.to_json_fields()
+        return {name: values[name] for name in _JSON_ORDER} | values
 
 
 class Receipts:

@@ -31,7 +31,7 @@ class CannotJoin(Exception):
         self.keyword = keyword
 
 
-def said(schema: Schema) -> dict[str, Any]:
+def keywords_of(schema: Schema) -> dict[str, Any]:
     """The keywords of a schema, without what only describes it."""
     return {name: value for name, value in schema.items() if name in KEYWORDS} if isinstance(schema, dict) else {}
 
@@ -82,8 +82,8 @@ def type_of(value: Any) -> str:
 
 
 def has_type(value: Any, types: tuple[str, ...]) -> bool:
-    its = type_of(value)
-    return its in types or (its == "integer" and "number" in types)
+    type_name = type_of(value)
+    return type_name in types or (type_name == "integer" and "number" in types)
 
 
 class Joiner:
@@ -100,27 +100,27 @@ class Joiner:
         self._depth = 0
         self._listed: dict[int, tuple[list[Any], frozenset[str]]] = {}  # by identity of the list, which is kept
 
-    def join(self, one: Schema, other: Schema) -> Schema:
+    def join(self, schema: Schema, other: Schema) -> Schema:
         """What both say. Raises CannotJoin."""
         self._spend()
-        if one is False or other is False:
+        if schema is False or other is False:
             return False
-        if not said(other) and isinstance(one, dict):
-            return one
-        if not said(one) or said(one) == said(other):
+        if not keywords_of(other) and isinstance(schema, dict):
+            return schema
+        if not keywords_of(schema) or keywords_of(schema) == keywords_of(other):
             return other
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             if "anyOf" in left:
                 return any_of([self.join(each, right) for each in left["anyOf"]])
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             if "$ref" in left:
                 return self._followed(left["$ref"], self.join, right)
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             values = values_of(left)
             if values is not None:
                 kept = [value for value in values if self.fits(value, right)]
                 return {"enum": kept} if kept else False
-        return self._typed(one, other)
+        return self._typed(schema, other)
 
     def fits(self, value: Any, schema: Schema) -> bool:
         """Whether a value satisfies a schema. Raises CannotJoin: that takes more than is known here."""
@@ -136,46 +136,46 @@ class Joiner:
             return plain(value) in self._plain_values(values)
         return has_type(value, types_of(schema)) and all(
             self._holds(keyword, given, value, schema)
-            for keyword, given in said(schema).items()
+            for keyword, given in keywords_of(schema).items()
             if has_type(value, KEYWORDS[keyword].types)
         )
 
-    def excludes(self, one: Schema, other: Schema) -> bool:
+    def excludes(self, schema: Schema, other: Schema) -> bool:
         """Whether no value satisfies both, as far as it is known here."""
         self._spend()
-        if one is False or other is False:
+        if schema is False or other is False:
             return True
-        if one is True or other is True:
+        if schema is True or other is True:
             return False
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             if "anyOf" in left:
                 return all(self.excludes(each, right) for each in left["anyOf"])
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             if "$ref" in left:
                 if self._depth > _MAX_DEPTH:
                     return False
                 return bool(self._followed(left["$ref"], self.excludes, right))
-        for left, right in ((one, other), (other, one)):
+        for left, right in ((schema, other), (other, schema)):
             values = values_of(left)
             if values is not None:
                 try:
                     return not any(self.fits(value, right) for value in values)
                 except CannotJoin:
                     return False
-        common = common_types(types_of(one), types_of(other))
-        return not common or (common == ("object",) and self._excludes_objects(one, other))
+        common = common_types(types_of(schema), types_of(other))
+        return not common or (common == ("object",) and self._excludes_objects(schema, other))
 
     def _plain_values(self, values: list[Any]) -> frozenset[str]:
         if id(values) not in self._listed:
             self._listed[id(values)] = (values, frozenset(map(plain, values)))
         return self._listed[id(values)][1]
 
-    def _excludes_objects(self, one: Schema, other: Schema) -> bool:
+    def _excludes_objects(self, schema: Schema, other: Schema) -> bool:
         """Whether a property that one of them requires has no value that both accept."""
-        for name in {*one.get("required", ()), *other.get("required", ())}:
-            mine = one.get("properties", {})
-            its = other.get("properties", {})
-            if name in mine and name in its and self.excludes(mine[name], its[name]):
+        for name in {*schema.get("required", ()), *other.get("required", ())}:
+            own = schema.get("properties", {})
+            others = other.get("properties", {})
+            if name in own and name in others and self.excludes(own[name], others[name]):
                 return True
         return False
 
@@ -212,59 +212,59 @@ class Joiner:
             raise CannotJoin(keyword)
         return simple[keyword]()
 
-    def _typed(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> Schema:
-        types = common_types(types_of(one), types_of(other))
+    def _typed(self, schema: Mapping[str, Any], other: Mapping[str, Any]) -> Schema:
+        types = common_types(types_of(schema), types_of(other))
         if not types:
             return False
-        one = with_types(one, types)
+        schema = with_types(schema, types)
         other = with_types(other, types)
-        joined = dict(one)
-        for keyword, value in said(other).items():
+        joined = dict(schema)
+        for keyword, value in keywords_of(other).items():
             if keyword == "type" or keyword in _OF_OBJECTS or keyword in _OF_ARRAYS:
                 continue
-            if keyword not in one or one[keyword] == value:
+            if keyword not in schema or schema[keyword] == value:
                 joined[keyword] = value
             elif keyword in _LARGER or keyword in _SMALLER:
-                joined[keyword] = (max if keyword in _LARGER else min)(one[keyword], value)
+                joined[keyword] = (max if keyword in _LARGER else min)(schema[keyword], value)
             elif keyword == "required":
-                joined[keyword] = list(dict.fromkeys([*one[keyword], *value]))
+                joined[keyword] = list(dict.fromkeys([*schema[keyword], *value]))
             else:
                 raise CannotJoin(keyword)
-        return joined | self._objects(one, other) | self._arrays(one, other)
+        return joined | self._objects(schema, other) | self._arrays(schema, other)
 
-    def _objects(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    def _objects(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
         """The properties of both. A property that one of them does not declare is an additional one there."""
         joined: dict[str, Any] = {}
-        names = dict.fromkeys([*one.get("properties", ()), *other.get("properties", ())])
-        declares = names or "additionalProperties" in {**one, **other}
-        if declares and ("patternProperties" in one or "patternProperties" in other):
+        names = dict.fromkeys([*left.get("properties", ()), *right.get("properties", ())])
+        declares = names or "additionalProperties" in {**left, **right}
+        if declares and ("patternProperties" in left or "patternProperties" in right):
             raise CannotJoin("patternProperties")
         if names:
             joined["properties"] = {
-                name: self.join(*(_property(schema, name) for schema in (one, other))) for name in names
+                name: self.join(*(_property(schema, name) for schema in (left, right))) for name in names
             }
-        rests = [schema["additionalProperties"] for schema in (one, other) if "additionalProperties" in schema]
+        rests = [schema["additionalProperties"] for schema in (left, right) if "additionalProperties" in schema]
         if rests:
             joined["additionalProperties"] = self.join(rests[0], rests[-1])
         return joined
 
-    def _arrays(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    def _arrays(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
         joined: dict[str, Any] = {}
-        length = max(len(schema.get("prefixItems", ())) for schema in (one, other))
+        length = max(len(schema.get("prefixItems", ())) for schema in (left, right))
         if length:
             joined["prefixItems"] = [
-                self.join(*(_item(schema, place) for schema in (one, other))) for place in range(length)
+                self.join(*(_item(schema, place) for schema in (left, right))) for place in range(length)
             ]
-        rests = [schema["items"] for schema in (one, other) if "items" in schema]
+        rests = [schema["items"] for schema in (left, right) if "items" in schema]
         if rests:
             joined["items"] = self.join(rests[0], rests[-1])
         return joined
 
 
-def common_types(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def common_types(types: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """The types of both; an integer is a number, too."""
-    both = [name for name in one if name in other or (name == "integer" and "number" in other)]
-    return tuple(both + [name for name in other if name == "integer" and "number" in one and name not in both])
+    both = [name for name in types if name in other or (name == "integer" and "number" in other)]
+    return tuple(both + [name for name in other if name == "integer" and "number" in types and name not in both])
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Schema:

@@ -161,5 +161,5 @@ HINTS = frozenset(("password", "path", "binary"))
 
 def speaks_of(keyword: str, types: frozenset[str]) -> bool:
     """Whether a keyword says anything about values of these types."""
-    its = KEYWORDS[keyword].types
-    return not its or not types.isdisjoint(its)
+    constrained = KEYWORDS[keyword].types
+    return not constrained or not types.isdisjoint(constrained)

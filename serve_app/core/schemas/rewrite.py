@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_app.core.schemas.budget import SchemaBudget
 from serve_app.core.schemas.distinct import distinct
-from serve_app.core.schemas.join import CannotJoin, Joiner, Schema, any_of, plain, said, types_of, values_of
+from serve_app.core.schemas.join import CannotJoin, Joiner, Schema, any_of, keywords_of, plain, types_of, values_of
 from serve_app.core.schemas.keywords import KEYWORDS, Enforcement, is_number, speaks_of
 from serve_app.core.schemas.settle import MAX_INTEGER, refuse, settled
 from serve_app.errors import BadRequest
@@ -108,7 +108,7 @@ class _Rewriting:
 
     def _object(self, made: Schema) -> Schema:
         described = {name: value for name, value in made.items() if name not in KEYWORDS} if made is not True else {}
-        if made is True or not said(made):
+        if made is True or not keywords_of(made):
             return {**described, "type": "object", "properties": {}}
         try:
             joined = self._joiner.join(made, {"type": "object"}) if not self._is_object(made) else made
@@ -245,8 +245,8 @@ class _Rewriting:
             if name in known:
                 self._check_numbers(known[name], f"{path}.{name}")
                 pieces.append({name: known[name]})
-        for number, one in enumerate(known.get("allOf", ())):
-            pieces.append(self._part(one, f"{path}.allOf.{number}", settled=False))
+        for number, part in enumerate(known.get("allOf", ())):
+            pieces.append(self._part(part, f"{path}.allOf.{number}", settled=False))
         if "anyOf" in known:
             branches = [self._part(one, f"{path}.anyOf.{at}", settled=alone) for at, one in enumerate(known["anyOf"])]
             pieces.append({"anyOf": branches})
@@ -274,7 +274,7 @@ class _Rewriting:
     def _exclusive(self, beside: Schema, one_of: list[Any], described: Mapping[str, Any], path: str) -> Schema:
         """`oneOf` as `anyOf`, where no value satisfies two of its schemas. A `discriminator` names a property that
         OpenAPI requires."""
-        alone = not said(beside)
+        alone = not keywords_of(beside)
         parts = [self._part(one, f"{path}.oneOf.{number}", settled=alone) for number, one in enumerate(one_of)]
         parts = [self._joiner.join(beside, part) for part in parts]
         discriminator = described.get("discriminator")
@@ -303,8 +303,8 @@ class _Rewriting:
     def _check_numbers(self, value: Any, path: str) -> None:
         """Refuse numbers that the grammar builder rounds."""
         if isinstance(value, dict | list):
-            for one in value.values() if isinstance(value, dict) else value:
-                self._check_numbers(one, path)
+            for member in value.values() if isinstance(value, dict) else value:
+                self._check_numbers(member, path)
         elif is_number(value) and isinstance(value, int) and not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
             raise BadRequest(f"`{path}`: {value} has more than 64 bits", param=path)
 
@@ -346,6 +346,6 @@ class _Rewriting:
         if "anyOf" in made:
             kept = any_of([self._settled(one, path) for one in made["anyOf"]])
             return {**made, **kept} if isinstance(kept, dict) and "anyOf" in kept else kept
-        if not said(made) or "$ref" in made or values_of(made) is not None:
+        if not keywords_of(made) or "$ref" in made or values_of(made) is not None:
             return made
         return settled(made, path)

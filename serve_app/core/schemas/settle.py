@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from serve_app.core.schemas.join import Schema, said, types_of, values_of, with_types
+from serve_app.core.schemas.join import Schema, keywords_of, types_of, values_of, with_types
 from serve_app.core.schemas.keywords import FORMATS, HINTS, KEYWORDS, PATTERNS, TYPES
 from serve_app.core.schemas.patterns import as_enforced, why_ignored
 from serve_app.errors import BadRequest
@@ -27,7 +27,7 @@ def settled(made: Mapping[str, Any], path: str) -> Schema:
     """The schema of a place that has keywords of types alone; False: no value satisfies it. Raises BadRequest."""
     types = types_of(made)
     if "type" not in made:  # the grammar would accept any value
-        spoken_of = {name for keyword in said(made) for name in KEYWORDS[keyword].types}
+        spoken_of = {name for keyword in keywords_of(made) for name in KEYWORDS[keyword].types}
         types = tuple(name for name in TYPES if name in spoken_of and not (name == "integer" and "number" in spoken_of))
     schema = with_types(made, types)
     left = [name for name in types if _is_possible(name, schema)]
@@ -188,7 +188,7 @@ def _settle_names(schema: dict[str, Any], path: str) -> None:
         return
     beside = schema.get("properties") or schema.get("patternProperties") or schema.get("required")
     listed = [] if names is False else values_of(names)
-    if names is True or (names and said(names) in ({}, {"type": "string"})) or (rest is False and not beside):
+    if names is True or (names and keywords_of(names) in ({}, {"type": "string"})) or (rest is False and not beside):
         del schema["propertyNames"]
     elif beside:
         refuse(path, "propertyNames", "not beside `properties`, `patternProperties` or `required`")

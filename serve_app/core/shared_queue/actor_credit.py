@@ -58,9 +58,9 @@ class ActorCredit:
         self, router: str, reported: Iterable[Amount]
     ) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
         """Pools of which a router reports another account than it has here; both, this one first. O(accounts)."""
-        said = {one.engine: (one.slots, one.tokens) for one in reported}
-        booked = {one.engine: (one.slots, one.tokens) for one in self.amounts(router)}
-        found = {name: (booked.get(name, (0, 0)), said.get(name, (0, 0))) for name in said.keys() | booked.keys()}
+        theirs = {one.engine: (one.slots, one.tokens) for one in reported}
+        ours = {one.engine: (one.slots, one.tokens) for one in self.amounts(router)}
+        found = {name: (ours.get(name, (0, 0)), theirs.get(name, (0, 0))) for name in theirs.keys() | ours.keys()}
         return {name: both for name, both in found.items() if both[0] != both[1] and self.runs(name)}
 
     def in_use(self, engine: str) -> tuple[int, int]:
@@ -155,8 +155,8 @@ class ActorCredit:
 
     def remove_engine(self, engine: str) -> dict[str, tuple[int, int]]:
         """Remove the accounts of an engine or session that has ended; returns them by router. O(routers)."""
-        there = {router: one for router, one in self.by_router.items() if engine in one.accounts}
-        return {router: one.leave(engine) for router, one in there.items()}
+        accounts = {router: one for router, one in self.by_router.items() if engine in one.accounts}
+        return {router: one.leave(engine) for router, one in accounts.items()}
 
     def take_opened(self) -> list[tuple[str, str]]:
         """Pairs of router and engine, or session, with a new account since the last call."""

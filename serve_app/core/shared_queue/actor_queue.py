@@ -46,7 +46,7 @@ from serve_app.core.queue import Grant, Refuse
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.actor_credit import ActorCredit
 from serve_app.core.shared_queue.applied_events import AppliedEvents
-from serve_app.core.shared_queue.delivery import ActorSessions
+from serve_app.core.shared_queue.delivery import ActorRouterSessions
 from serve_app.core.shared_queue.engines import ActorEngines
 from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, Amount, RouterEvent, RouterMessage
@@ -78,14 +78,14 @@ class ActorQueue:
         ledger: Ledger,
         sessions: SessionLeases,
         grants: EngineGrants,
-        limits: Callable[[ActorSessions, StepScope], ActorLimits],
+        limits: Callable[[ActorRouterSessions, StepScope], ActorLimits],
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
         self._grants = grants
-        self.actor_sessions = ActorSessions(epoch)
+        self.router_sessions = ActorRouterSessions(epoch)
         self.scope = StepScope(lambda: self.requests.agree())
-        self.limits = limits(self.actor_sessions, self.scope)
+        self.limits = limits(self.router_sessions, self.scope)
         self.store: messages.StoreAddress | None = None  # as the last router said
         self.processes: dict[str, NodeProcesses] = {}  # of routers, by name
         self.accounts = ActorCredit(ledger)
@@ -110,7 +110,7 @@ class ActorQueue:
             self.models, self.requests, self.accounts, self.kv_debt, self._sessions, self._grants, self._send, scope
         )
         self.applied = AppliedEvents(self.requests, self._send, scope)
-        self.published = PublishedState(self.actor_sessions, self.models, self.kv_debt)
+        self.published = PublishedState(self.router_sessions, self.models, self.kv_debt)
 
     # Routers
 
@@ -119,25 +119,25 @@ class ActorQueue:
         router = message.router
         arrived = set[str]()
         with self._event(now, arrived):
-            session = self.actor_sessions.sessions.get(router)
-            if session is None or message.incarnation > session.incarnation:
+            router_session = self.router_sessions.by_router.get(router)
+            if router_session is None or message.incarnation > router_session.incarnation:
                 self._forget([router], now)
-                session = self.actor_sessions.begin(message)
+                router_session = self.router_sessions.begin(message)
             self.requests.admit_postponed(now)
-            events = self.actor_sessions.receive(session, message)
+            events = self.router_sessions.receive(router_session, message)
             for event in sorted(events, key=_is_applied_last):
                 self.applied.apply(router, event, self._apply_event, now)
-            self._end_unsure_sessions(now)
+            self._end_unsure_router_sessions(now)
             arrived.update(event.model for event in events if isinstance(event, messages.Arrive))
-        if router not in self.actor_sessions.sessions:  # it has ended, and with it what it was granted
-            return self.actor_sessions.stale_reply(message)
+        if router not in self.router_sessions.by_router:  # it has ended, and with it what it was granted
+            return self.router_sessions.stale_reply(message)
         is_reported = any(isinstance(event, messages.AccountReport) for event in events)
-        return self.actor_sessions.reply(session, self.accounts.amounts(router) if is_reported else None)
+        return self.router_sessions.reply(router_session, self.accounts.amounts(router) if is_reported else None)
 
     def remove_routers(self, routers: Sequence[str], now: float) -> None:
         """Remove routers that are gone, with their accounts."""
         with self._event(now):
-            self._end_sessions(routers, now)
+            self._end_router_sessions(routers, now)
             for router in routers:
                 self.processes.pop(router, None)
                 self.accounts.remove_router(router)
@@ -170,7 +170,7 @@ class ActorQueue:
         """Update the free capacity of these engines."""
         with self._event(now):
             for engine in engines:
-                self._end_sessions(sorted(self.models.unreconciled_routers(engine)), now)
+                self._end_router_sessions(sorted(self.models.unreconciled_routers(engine)), now)
             self.engines.look_at(engines)
 
     def open_session(self, ask: SessionRequest, now: float) -> Session | None:
@@ -195,8 +195,8 @@ class ActorQueue:
         """End unresponsive routers and run what is due."""
         with self._event(now):
             self.requests.admit_postponed(now)
-            self._end_unsure_sessions(now)
-            self._end_sessions(self.actor_sessions.unresponsive(now), now)
+            self._end_unsure_router_sessions(now)
+            self._end_router_sessions(self.router_sessions.unresponsive(now), now)
             self.engines.on_tick(now)
             self.scope.run("a tick of the limits", "", partial(self.limits.on_tick, now))
             self.scope.run("a tick of the sessions", "", partial(self.session_admission.on_tick, now))
@@ -220,10 +220,10 @@ class ActorQueue:
             yield
             self._after_event(now, arrived)
         except Exception:
-            self.actor_sessions.end_all()
+            self.router_sessions.end_all()
             models = self.models.by_name
             self._begin_queues()
-            self.requests.postponed.recover(self.actor_sessions.state.recovering, now)
+            self.requests.postponed.recover(self.router_sessions.state.recovering, now)
             self.requests.postponed.gather(models, now)
             self.session_admission.restart(self.models, self.requests)
             raise
@@ -265,7 +265,7 @@ class ActorQueue:
             case messages.KvTokenRequest():
                 self.engines.request_kv_tokens(router, event)
             case messages.CreditRequest():
-                self.engines.grant_credit(router, event, self.actor_sessions.state.contended)
+                self.engines.grant_credit(router, event, self.router_sessions.state.contended)
             case messages.EngineReachability(model, engine, usable):
                 self.engines.set_reachability(router, model, engine, usable, now)
             case messages.EngineDropped(engine):
@@ -291,34 +291,34 @@ class ActorQueue:
 
     def _compare(self, router: str, reported: tuple[Amount, ...], last_action: int) -> None:
         """Compare a router's report with its accounts, except engines with actions it has not received."""
-        sending = self.actor_sessions.sessions[router].sending
+        sending = self.router_sessions.by_router[router].sending
         if last_action < sending.last_acked:
             return  # the router has received more actions since
         names = ("lease", "engine", "replica_id")
         unheard = {getattr(one, name, "") for one in sending.items_after(last_action) for name in names}
         unheard |= {grant.pool for grant in self.requests.grants_to_retry.values()}  # of these it does not hear
-        for engine, (booked, said) in self.accounts.differences(router, reported).items():
+        for engine, (booked, amount) in self.accounts.differences(router, reported).items():
             if engine not in unheard and router not in self.models.unreconciled_routers(engine):
                 self.applied.unsure.add(router)
                 self.scope.notes.append(
-                    f"router {router} reports {said} of {engine}, not {booked}; its router session ends"
+                    f"router {router} reports {amount} of {engine}, not {booked}; its router session ends"
                 )
 
-    def _end_unsure_sessions(self, now: float) -> None:
+    def _end_unsure_router_sessions(self, now: float) -> None:
         unsure, self.applied.unsure = sorted(self.applied.unsure), set()
-        self._end_sessions(unsure, now)
+        self._end_router_sessions(unsure, now)
 
-    def _end_sessions(self, routers: Sequence[str], now: float) -> None:
+    def _end_router_sessions(self, routers: Sequence[str], now: float) -> None:
         """End routers' sessions; the next message of one that is alive begins a new incarnation."""
         if routers:
             self._forget(routers, now)
         for router in routers:
-            self.actor_sessions.end(router)
+            self.router_sessions.end(router)
 
     def _forget(self, routers: Sequence[str], now: float) -> None:
         """Routers' incarnations have ended: forget their requests (`core.shared_queue.incarnations`)."""
         for router in routers:
-            self.limits.end_session(router, now)
+            self.limits.end_router_session(router, now)
         self.engines.forget_debts(routers)
         self.requests.forget_routers(routers)
 
@@ -328,7 +328,7 @@ class ActorQueue:
             assert isinstance(action, Grant | Refuse)
             self.session_admission.decisions.append(action)
         else:
-            self.actor_sessions.send(router, action)
+            self.router_sessions.send(router, action)
 
     def _after_event(self, now: float, arrived: Set[str]) -> None:
         """What follows from an event, in steps that fail one by one; `arrived`: models with new requests."""
@@ -346,23 +346,23 @@ class ActorQueue:
         )
         follow = self.engines.follow
         follow(now)
-        for what, act in steps:
-            self.scope.run("after an event", what, act)
+        for step, act in steps:
+            self.scope.run("after an event", step, act)
             follow(now)
 
     def _follow_recovery(self, now: float) -> None:
-        state = self.actor_sessions.state
+        state = self.router_sessions.state
         if self.closed_engines or state.recovering:
             recovering = self.models.recovering()
             self.requests.postponed.recover(recovering, now)
-            self.actor_sessions.set_state(state._replace(recovering=recovering))
+            self.router_sessions.set_state(state._replace(recovering=recovering))
 
     def _send_session_news(self, now: float) -> None:
-        for one in self._sessions.take_opened_and_ended():
-            if one.closed:
-                self.requests.end_session(one, now)
-            news = messages.SessionEnded(one.request.session_id, one.lease) if one.closed else one
-            for router in self.actor_sessions.sessions:
+        for session in self._sessions.take_opened_and_ended():
+            if session.closed:
+                self.requests.end_session(session, now)
+            news = messages.SessionEnded(session.request.session_id, session.lease) if session.closed else session
+            for router in self.router_sessions.by_router:
                 self._send(router, news)
 
 

@@ -36,16 +36,16 @@ class AppliedActions:
     """Applies the actions of replies. O(1) per action besides what it does.
 
     Args:
-        session: sends events to the actor.
+        router_session: sends events to the actor.
     """
 
     def __init__(
-        self, pending: PendingRequests, in_flight: InFlight, limits: RouterLimits, session: RouterSession
+        self, pending: PendingRequests, in_flight: InFlight, limits: RouterLimits, router_session: RouterSession
     ) -> None:
         self._pending = pending
         self._in_flight = in_flight
         self._limits = limits
-        self._session = session
+        self._router_session = router_session
         self.failed: list[FailedAction] = []  # since the shell has taken them
         self._is_unsure = False
 
@@ -82,5 +82,5 @@ class AppliedActions:
         """End a request that waited, wherever the action has left it."""
         self._pending.remove(request_id)
         if self._in_flight.end(request_id, 0, 0) is None:  # else its end returns what it was granted
-            self._session.put(messages.Cancel(ticket))
+            self._router_session.put(messages.Cancel(ticket))
         return lost(request_id)

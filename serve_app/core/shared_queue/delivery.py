@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 from serve_app.core.queue import Arrival
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.messages import ActorAction, ActorReply, ActorState, Amount, RouterEvent, RouterMessage
-from serve_app.core.shared_queue.states import SESSION, SessionReply, SessionState, SessionStep
+from serve_app.core.shared_queue.states import ROUTER_SESSION, RouterSessionReply, RouterSessionState, RouterSessionStep
 from serve_app.core.times import UNRESPONSIVE_S
 from serve_app.types import RequestClass
 
@@ -39,7 +39,7 @@ WINDOW = 4096  # items in transit: bounds the early items that the receiver keep
 MAX_UNACKED_EVENTS = 8192  # unacknowledged events: bounds memory; a report of the full state has fewer
 ARRIVAL_WINDOW = 1024  # of these, before submitting requests pauses: a few full messages in transit
 UNKNOWN_STATE = ActorState(-1, frozenset(), frozenset(), {})  # before the first reply
-MAX_ENDED_SESSIONS = 1024  # routers remembered: more than a cluster starts while a message is in transit
+MAX_ENDED_ROUTER_SESSIONS = 1024  # routers remembered: more than a cluster starts while a message is in transit
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class RouterSession:
         self.router = router
         self.incarnation = incarnation
         self.epoch = 0
-        self.standing = SessionState.NEW
+        self.standing = RouterSessionState.NEW
         # sums by model, class and tenant
         self._usage: defaultdict[tuple[str, RequestClass, str], list[int]] = defaultdict(lambda: [0, 0])
         self.ledger_accounts: dict[str, Amount] = {}  # this router's at the actor, as last reported
@@ -154,18 +154,18 @@ class RouterSession:
         self._first_events = len(self.sending)
         self._resend_wanted = self._has_more = False
         self._account_report_number = 0  # the event number of the last `AccountReport`
-        self.advance(SessionStep.RENEWED)
+        self.advance(RouterSessionStep.RENEWED)
         self.state = UNKNOWN_STATE
         self.figures: dict[str, messages.QueueFigures] = {}
 
-    def advance(self, event: SessionStep | SessionReply) -> None:
+    def advance(self, event: RouterSessionStep | RouterSessionReply) -> None:
         """An event of the session (`core.shared_queue.states`)."""
-        self.standing = SESSION.after(self.standing, event)
+        self.standing = ROUTER_SESSION.after(self.standing, event)
 
     @property
     def is_booked(self) -> bool:
         """Whether the actor has booked the accounts."""
-        return self.standing is not SessionState.NEW
+        return self.standing is not RouterSessionState.NEW
 
     @property
     def is_overfull(self) -> bool:
@@ -255,7 +255,7 @@ class RouterSession:
         """A message or its reply may be lost: send again."""
         self.sending.resend_unacked()
         self._resend_wanted = True
-        self.advance(SessionStep.LOST)
+        self.advance(RouterSessionStep.LOST)
 
     def on_reply(self, reply: ActorReply) -> Sequence[ActorAction]:
         """Take a reply's state, if it is newer, and return its actions in order."""
@@ -283,7 +283,7 @@ class RouterSession:
 
 
 @dataclass(slots=True)
-class ActorSession:
+class ActorRouterSession:
     """The actor's end for one router."""
 
     name: str
@@ -297,12 +297,12 @@ class ActorSession:
     unacked_since: float | None = None  # since when no action was acknowledged; None: none is pending
 
 
-class ActorSessions:
+class ActorRouterSessions:
     """The sessions of all routers, and the state sent to all of them. O(1) per message and item."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self.sessions: dict[str, ActorSession] = {}
+        self.by_router: dict[str, ActorRouterSession] = {}
         self._ended_incarnations: dict[str, int] = {}  # of routers without a session, ended last at the end
         self._woken: set[str] = set()
         self.state = ActorState(0, frozenset(), frozenset(), {})
@@ -311,110 +311,120 @@ class ActorSessions:
 
     def is_stale(self, message: RouterMessage) -> bool:
         """Whether a message belongs to no session and begins none."""
-        session = self.sessions.get(message.router)
+        router_session = self.by_router.get(message.router)
         if message.epoch != self._epoch:
             return True
-        if session is None or message.incarnation > session.incarnation:
+        if router_session is None or message.incarnation > router_session.incarnation:
             over = message.incarnation <= self._ended_incarnations.get(message.router, -1)
             return over or message.seq != 1 or message.last_acked_event != 0 or not message.events
-        return message.incarnation < session.incarnation or message.last_acked_event > session.receiving.last_taken
+        return (
+            message.incarnation < router_session.incarnation
+            or message.last_acked_event > router_session.receiving.last_taken
+        )
 
     def stale_reply(self, message: RouterMessage) -> ActorReply:
         """The reply that makes a router begin a new incarnation."""
         return ActorReply(self._epoch, message.incarnation, 0, 1, (), None, is_stale=True, takes_begun=True)
 
-    def begin(self, message: RouterMessage) -> ActorSession:
+    def begin(self, message: RouterMessage) -> ActorRouterSession:
         """Begin a session for a new incarnation of a router; pending actions of the last one are dropped."""
-        session = self.sessions[message.router] = ActorSession(message.router, message.incarnation, message.takes_lease)
+        router_session = self.by_router[message.router] = ActorRouterSession(
+            message.router, message.incarnation, message.takes_lease
+        )
         self._ended_incarnations.pop(message.router, None)
-        return session
+        return router_session
 
     def end(self, router: str) -> None:
         """End a router's session: its next message is answered as stale."""
-        session = self.sessions.pop(router, None)
-        if session is not None:
-            self._ended_incarnations[router] = session.incarnation
-            if len(self._ended_incarnations) > MAX_ENDED_SESSIONS:
+        router_session = self.by_router.pop(router, None)
+        if router_session is not None:
+            self._ended_incarnations[router] = router_session.incarnation
+            if len(self._ended_incarnations) > MAX_ENDED_ROUTER_SESSIONS:
                 del self._ended_incarnations[next(iter(self._ended_incarnations))]
         self._woken.discard(router)
 
     def end_all(self) -> None:
         """End all sessions; watching routers are woken to begin a new incarnation."""
-        watching = list(self.sessions)
+        watching = list(self.by_router)
         for router in watching:
             self.end(router)
         self._woken.update(watching)
 
     def send(self, router: str, action: ActorAction) -> None:
         """Send an action to a router, if it has a session, and its release does not know the same by another one."""
-        session = self.sessions.get(router)
-        if session is not None and not (session.takes_lease and isinstance(action, messages.SessionDraw)):
-            session.sending.put(action)
+        router_session = self.by_router.get(router)
+        if router_session is not None and not (router_session.takes_lease and isinstance(action, messages.SessionDraw)):
+            router_session.sending.put(action)
             self._woken.add(router)
 
     def acknowledgement_check(self) -> Callable[[], bool]:
         """Returns a check whether all actions sent until now are acknowledged, ended sessions excepted."""
-        marks = [(session, session.sending.last) for session in self.sessions.values()]
+        marks = [(router_session, router_session.sending.last) for router_session in self.by_router.values()]
         return lambda: all(
-            self.sessions.get(session.name) is not session or session.sending.last_acked >= last
-            for session, last in marks
+            self.by_router.get(router_session.name) is not router_session or router_session.sending.last_acked >= last
+            for router_session, last in marks
         )
 
-    def receive(self, session: ActorSession, message: RouterMessage) -> Sequence[RouterEvent]:
+    def receive(self, router_session: ActorRouterSession, message: RouterMessage) -> Sequence[RouterEvent]:
         """Take a message; returns the events to process now."""
-        session.sending.on_ack(message.last_taken_action)
+        router_session.sending.on_ack(message.last_taken_action)
         if message.resend:
-            session.sending.resend_unacked()
-            session.sent_state_version = session.sent_figures_version = -1
-        return session.receiving.accept(message.seq, message.events)
+            router_session.sending.resend_unacked()
+            router_session.sent_state_version = router_session.sent_figures_version = -1
+        return router_session.receiving.accept(message.seq, message.events)
 
-    def reply(self, session: ActorSession, ledger_accounts: tuple[Amount, ...] | None = None) -> ActorReply:
+    def reply(
+        self, router_session: ActorRouterSession, ledger_accounts: tuple[Amount, ...] | None = None
+    ) -> ActorReply:
         """The next reply for a router."""
-        seq, actions = session.sending.next_batch()
-        last_sent = session.sent_figures_version
+        seq, actions = router_session.sending.next_batch()
+        last_sent = router_session.sent_figures_version
         newest_first = reversed(self.figures_by_model.values())
-        figures = tuple(itertools.takewhile(lambda one: one.version > last_sent, newest_first))
-        session.sent_state_version = self.state.version
-        session.sent_figures_version = self._figures_version
+        figures = tuple(itertools.takewhile(lambda model_figures: model_figures.version > last_sent, newest_first))
+        router_session.sent_state_version = self.state.version
+        router_session.sent_figures_version = self._figures_version
         return ActorReply(
             self._epoch,
-            session.incarnation,
-            session.receiving.last_taken,
+            router_session.incarnation,
+            router_session.receiving.last_taken,
             seq,
             actions,
             self.state,
             figures,
-            has_more=session.sending.unsent > 0,
+            has_more=router_session.sending.unsent > 0,
             ledger_accounts=ledger_accounts,
             takes_begun=True,
         )
 
     def on_watch(self, message: RouterMessage, *, timed_out: bool) -> ActorReply | None:
         """Answer a router's watch message, which is not stale; None: nothing new yet. `timed_out`: answer anyway."""
-        session = self.sessions.get(message.router)
-        if session is None or session.incarnation != message.incarnation:
+        router_session = self.by_router.get(message.router)
+        if router_session is None or router_session.incarnation != message.incarnation:
             return self.stale_reply(message)
-        self.receive(session, message)
-        has_news = session.sending.unsent > 0 or session.sent_state_version < self.state.version
-        return self.reply(session) if timed_out or has_news else None
+        self.receive(router_session, message)
+        has_news = router_session.sending.unsent > 0 or router_session.sent_state_version < self.state.version
+        return self.reply(router_session) if timed_out or has_news else None
 
     def unresponsive(self, now: float) -> list[str]:
         """Routers with pending actions that have acknowledged none for `UNRESPONSIVE_S`. O(routers)."""
         found = []
-        for session in self.sessions.values():
-            if not len(session.sending):
-                session.unacked_since = None
-            elif session.unacked_since is None or session.acked_at_check != session.sending.last_acked:
-                session.unacked_since = now
-                session.acked_at_check = session.sending.last_acked
-            elif now - session.unacked_since >= UNRESPONSIVE_S:
-                found.append(session.name)
+        for router_session in self.by_router.values():
+            if not len(router_session.sending):
+                router_session.unacked_since = None
+            elif (
+                router_session.unacked_since is None
+                or router_session.acked_at_check != router_session.sending.last_acked
+            ):
+                router_session.unacked_since = now
+                router_session.acked_at_check = router_session.sending.last_acked
+            elif now - router_session.unacked_since >= UNRESPONSIVE_S:
+                found.append(router_session.name)
         return found
 
     def extend(self) -> None:
         """Restart the unresponsive timers: this process stood still, and unread messages are waiting."""
-        for session in self.sessions.values():
-            session.unacked_since = None
+        for router_session in self.by_router.values():
+            router_session.unacked_since = None
 
     def set_figures(self, model: str, classes: tuple[messages.ClassQueueFigures, ...]) -> None:
         """Set the figures of a model's queue; each router receives them with its next reply."""
@@ -428,7 +438,7 @@ class ActorSessions:
             self.state = state._replace(version=self.state.version + 1)
             figures = self.figures_by_model.items()
             self.figures_by_model = {model: one for model, one in figures if model in state.contended}
-            self._woken.update(self.sessions)
+            self._woken.update(self.by_router)
 
     def take_woken(self) -> list[str]:
         """Routers with something new since the last call."""

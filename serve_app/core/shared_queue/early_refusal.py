@@ -40,8 +40,8 @@ class EarlyRefusal:
         policies: by model, with the tenants' weights.
     """
 
-    def __init__(self, session: RouterSession, policies: Mapping[str, QueuePolicy]) -> None:
-        self._router_session = session
+    def __init__(self, router_session: RouterSession, policies: Mapping[str, QueuePolicy]) -> None:
+        self._router_session = router_session
         self._policies = policies
         self.reset()
 

@@ -106,17 +106,17 @@ class ActorEngines:
     def reconcile(self, router: str) -> None:
         """A router has reported what runs on its engines: open those that waited for its report. O(engines)."""
         for queue in self._models.by_name.values():
-            for engine, one in queue.engines.items():
-                if router in one.unreconciled and self._accounts.runs(engine):
-                    one.unreconciled.discard(router)
+            for engine, state in queue.engines.items():
+                if router in state.unreconciled and self._accounts.runs(engine):
+                    state.unreconciled.discard(router)
                     self._on_change(queue, [engine])
                     self._placements.on_opened()
 
     def remove_router(self, router: str, now: float) -> None:
         """Forget what a router reaches and serves. O(engines)."""
         for model, queue in self._models.by_name.items():
-            for one in queue.engines.values():
-                one.forget_router(router)
+            for state in queue.engines.values():
+                state.forget_router(router)
             self.set_policy(router, model, None, now)
 
     def grant_credit(self, router: str, event: CreditRequest, contended: frozenset[str]) -> None:
@@ -231,16 +231,16 @@ class ActorEngines:
                 self._scope.run("reclaiming KV tokens", engine, partial(self._reclaim, engine, queue, now))
 
     def _reclaim(self, engine: str, queue: ModelState, now: float) -> None:
-        one = queue.engines[engine]
+        state = queue.engines[engine]
         waits = queue.highest_waiting_class
-        if one.reclaimed_for is not None and (waits is None or waits < one.reclaimed_for):
-            one.reclaimed_for = None
+        if state.reclaimed_for is not None and (waits is None or waits < state.reclaimed_for):
+            state.reclaimed_for = None
             self._follow(engine, False, now)
             waits = queue.highest_waiting_class
-        if waits is None or one.reclaimed_for is not None:
+        if waits is None or state.reclaimed_for is not None:
             return
         if min(self._kv_debt.classes(engine), default=waits) < waits:
-            one.reclaimed_for = waits
+            state.reclaimed_for = waits
             for router in self._accounts.routers_on(engine):
                 self._send(router, messages.Reclaim(engine, waits))
 
@@ -272,28 +272,28 @@ class ActorEngines:
             self._pay_debt(engine, queue)
         if queue is None:
             return
-        one = queue.engines[engine]
+        state = queue.engines[engine]
         admission = queue.admission
         fingerprint = self._grants.fingerprint(engine)
-        has_other_fingerprint = fingerprint != one.fingerprint
+        has_other_fingerprint = fingerprint != state.fingerprint
         if has_other_fingerprint:
-            one.fingerprint = fingerprint
+            state.fingerprint = fingerprint
             queue.avoid_cache.clear()
         debt = max(self._kv_debt.classes(engine), default=None)
-        if debt != one.debt_class:
+        if debt != state.debt_class:
             self._requests.apply_actions(queue, admission.on_kv_debt(engine, debt, now))
-            one.debt_class = debt
+            state.debt_class = debt
         pool = self._models.pool_to_grant(engine)
         session_kv = 0 if pool is None else self._sessions.reserved_tokens[engine]
-        if one.room != (pool is not None, session_kv):  # what waits for it may fit elsewhere only
-            one.room = (pool is not None, session_kv)
+        if state.room != (pool is not None, session_kv):  # what waits for it may fit elsewhere only
+            state.room = (pool is not None, session_kv)
             for lease in self._sessions.leases_on(engine):
                 self._placements.on_session(lease)
         self._requests.apply_actions(queue, admission.on_pool(engine, pool, now, session_kv))
         if is_returned:
             self._requests.apply_actions(queue, admission.on_returned(now))
         if has_other_fingerprint:  # what has begun there need not avoid it any more
-            for router in [name for name, usable in one.reachable_from.items() if usable]:
+            for router in [name for name, usable in state.reachable_from.items() if usable]:
                 self._requests.requeue_router(router, now)
 
     def _serve_place(self, session: SessionEntry, now: float) -> None:
@@ -313,19 +313,19 @@ class ActorEngines:
         """Refuse what an engine has begun of which no equal one runs or starts, while others do: no wait would help.
         O(waiting requests that have begun + engines)."""
         begun = [one for one in queue.admission.queue.begun() if one.fingerprint is not None]
-        there = self._grants.fingerprints(queue.name) if begun else set()
-        if None in there:  # it starts, and may be any
+        fingerprints = self._grants.fingerprints(queue.name) if begun else set()
+        if None in fingerprints:  # it starts, and may be any
             return
-        for arrival in begun if there else ():
+        for arrival in begun if fingerprints else ():
             request = self._requests.live(arrival.request_id)
-            if request is not None and arrival.fingerprint not in there:
+            if request is not None and arrival.fingerprint not in fingerprints:
                 self._requests.cancel(arrival.request_id, now)
                 self._send(request.router, Refuse(arrival.request_id, RefusalReason.NOT_CONTINUABLE, None))
 
     def _remove_unused(self, queue: ModelState, now: float) -> None:
         """Forget engines that no router reaches, and a queue without routers, engines and requests."""
-        for engine, one in list(queue.engines.items()):
-            if not one.reachable_from and not queue.has_runs(engine):
+        for engine, state in list(queue.engines.items()):
+            if not state.reachable_from and not queue.has_runs(engine):
                 del queue.engines[engine], self._models.by_engine[engine]
                 self._requests.apply_actions(queue, queue.admission.on_replica_gone(engine, now))
         if not queue.routers and not queue.engines and not self._requests.has_any(queue):

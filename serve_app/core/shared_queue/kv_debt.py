@@ -59,5 +59,5 @@ class KvDebt:
 
     def forget(self, engine: str, router: str = "") -> None:
         """An engine is gone, or only this router has dropped it. O(debts there)."""
-        for who in [who for who in self.debts.get(engine, ()) if router in ("", who.router)]:
-            self.end(engine, who)
+        for debtor in [debtor for debtor in self.debts.get(engine, ()) if router in ("", debtor.router)]:
+            self.end(engine, debtor)

@@ -80,5 +80,5 @@ class ModelState:
 
     def is_open(self, engine: str) -> bool:
         """Whether a granted request can be sent to this engine."""
-        one = self.engines[engine]
-        return not one.unreconciled and any(one.reachable_from.get(router) for router in self.routers)
+        state = self.engines[engine]
+        return not state.unreconciled and any(state.reachable_from.get(router) for router in self.routers)

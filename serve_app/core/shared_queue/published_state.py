@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 
-from serve_app.core.shared_queue.delivery import ActorSessions
+from serve_app.core.shared_queue.delivery import ActorRouterSessions
 from serve_app.core.shared_queue.early_refusal import class_figures
 from serve_app.core.shared_queue.kv_debt import KvDebt
 from serve_app.core.shared_queue.model_queues import ModelQueues
@@ -31,7 +31,7 @@ class PublishedState:
         kv_debt: without credit is each engine that has some.
     """
 
-    def __init__(self, routers: ActorSessions, models: ModelQueues, kv_debt: KvDebt) -> None:
+    def __init__(self, routers: ActorRouterSessions, models: ModelQueues, kv_debt: KvDebt) -> None:
         self._routers = routers
         self._models = models
         self._kv_debt = kv_debt

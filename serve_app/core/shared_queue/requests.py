@@ -171,8 +171,8 @@ class ActorRequests:
 
     def cancel_on(self, router: str, engine: str, now: float) -> None:
         """Cancel what a router runs on an engine. O(its requests)."""
-        there = self.incarnations.requests(router).items()
-        for ticket in [ticket for ticket, request in there if request.engine == engine]:
+        requests = self.incarnations.requests(router).items()
+        for ticket in [ticket for ticket, request in requests if request.engine == engine]:
             self.cancel(ticket, now)
 
     def hand_over(self, ticket: str) -> None:

@@ -102,8 +102,8 @@ class RouterCredit:
         O(engines)."""
         if fingerprint is None:
             return True
-        there = (one for one in self.by_engine.values() if one.usable and one.model == model)
-        return any(one.may_continue(fingerprint) for one in there)
+        engines = (one for one in self.by_engine.values() if one.usable and one.model == model)
+        return any(one.may_continue(fingerprint) for one in engines)
 
     def grant(self, engine: str, slots: int, tokens: int) -> None:
         """A request begins or grows on credit, after `choose`."""

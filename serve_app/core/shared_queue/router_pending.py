@@ -108,7 +108,7 @@ class PendingRequests:
         if first is None or may_run(model, first.arrival.fingerprint):
             return first
         waiting = [one for one in self.by_request_id.values() if one.model == model]
-        waiting.sort(key=lambda one: (-one.arrival.request_class, one.first_arrived_s))
+        waiting.sort(key=lambda request: (-request.arrival.request_class, request.first_arrived_s))
         return next((one for one in waiting if may_run(model, one.arrival.fingerprint)), None)
 
     def hand_in(self, waiting: PendingRequest, ticket: str, submitted_in: int) -> None:
@@ -123,7 +123,7 @@ class PendingRequests:
         if not limit or len(self.tickets) == len(self.by_request_id):
             return []
         found = (one for one in self.by_request_id.values() if not one.ticket and not is_excluded(one.model))
-        return heapq.nsmallest(limit, found, lambda one: (-one.arrival.request_class, one.first_arrived_s))
+        return heapq.nsmallest(limit, found, lambda request: (-request.arrival.request_class, request.first_arrived_s))
 
     def exceeded(self, model: str, policy: QueuePolicy, level: RequestClass) -> str:
         """The bound that a class, or all classes together, have reached (`QueuePolicy.exceeded`); empty: none."""

@@ -44,8 +44,8 @@ from serve_app.core.shared_queue.states import (
     REQUEST_ACTIONS,
     RequestState,
     RequestStep,
-    SessionReply,
-    SessionState,
+    RouterSessionReply,
+    RouterSessionState,
 )
 from serve_app.core.times import FENCE_S
 from serve_app.types import RequestClass
@@ -100,7 +100,7 @@ class RouterQueue:
     @property
     def alone(self) -> bool:
         """Whether the actor does not answer, or has not booked this router's accounts."""
-        return self.router_session.standing is not SessionState.BOOKED
+        return self.router_session.standing is not RouterSessionState.BOOKED
 
     def decides_alone(self, model: str) -> bool:
         """Whether this router grants waiting requests on its credit: the actor is away, or does not know yet what all
@@ -190,9 +190,9 @@ class RouterQueue:
         """The number of waiting requests ahead of a request of this class, by requested class: of all routers in the
         actor's last figures, or of this router where that is more."""
         waiting = self.pending.count_by_class(model)
-        session = self.router_session
-        if model in session.figures and model in session.state.contended:
-            classes = session.figures[model].classes
+        router_session = self.router_session
+        if model in router_session.figures and model in router_session.state.contended:
+            classes = router_session.figures[model].classes
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
@@ -200,12 +200,14 @@ class RouterQueue:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait, or the actor has yet to take it and may refuse it."""
         waiting = self.pending.by_request_id.get(request_id)
-        session = self.router_session
-        if waiting is None or (waiting.ticket and not self.alone and waiting.submitted_in > session.sending.last_acked):
+        router_session = self.router_session
+        if waiting is None or (
+            waiting.ticket and not self.alone and waiting.submitted_in > router_session.sending.last_acked
+        ):
             return None
-        if waiting.ticket and not waiting.status_requested and session.arrivals_left:
+        if waiting.ticket and not waiting.status_requested and router_session.arrivals_left:
             waiting.status_requested = True
-            session.put(messages.StatusRequest(waiting.ticket))
+            router_session.put(messages.StatusRequest(waiting.ticket))
         if waiting.status is not None:
             return waiting.status
         level = waiting.arrival.request_class
@@ -263,34 +265,39 @@ class RouterQueue:
 
     def on_reply(self, reply: messages.ActorReply, sent_at: float, now: float) -> list[Action]:
         """Process the answer to a message sent at `sent_at`; watch messages included."""
-        session = self.router_session
-        if reply.epoch < session.epoch or (reply.epoch == session.epoch and reply.incarnation != session.incarnation):
+        router_session = self.router_session
+        if reply.epoch < router_session.epoch or (
+            reply.epoch == router_session.epoch and reply.incarnation != router_session.incarnation
+        ):
             return []  # from an older actor epoch, or to an older incarnation
-        session.takes_begun = reply.takes_begun
-        if reply.is_stale or reply.epoch > session.epoch:
+        router_session.takes_begun = reply.takes_begun
+        if reply.is_stale or reply.epoch > router_session.epoch:
             self.begin_incarnation(reply.epoch, now)
             return []
         if now >= sent_at + FENCE_S:
             return self.on_lost(now)
-        before = session.state
-        taken = session.on_reply(reply)
+        before = router_session.state
+        taken = router_session.on_reply(reply)
         actions = self.applied.apply(taken, self.on_action, now)
         if self.applied.take_unsure():
             self.begin_incarnation(reply.epoch, now)
             return actions
         is_booked = any(isinstance(action, messages.Booked) for action in taken)
-        session.advance(SessionReply.BOOKED if is_booked else SessionReply.OTHER)
-        if session.is_booked:
+        router_session.advance(RouterSessionReply.BOOKED if is_booked else RouterSessionReply.OTHER)
+        if router_session.is_booked:
             self.credit_valid_until = max(self.credit_valid_until, sent_at + FENCE_S)
         self.early_refusal.on_reply(sent_at, reply.last_taken_event)
         actions += self._serve_alone(now, *self.pending.queues)
         if self.alone:
             return actions
-        for waiting in self.pending.not_handed_in(session.arrivals_left, self.decides_alone):
+        for waiting in self.pending.not_handed_in(router_session.arrivals_left, self.decides_alone):
             self._hand_in(waiting, now)
-        self.limits.ask_pending(session.arrivals_left)
-        changed = (session.state.contended, session.state.recovering) != (before.contended, before.recovering)
-        session.reports_wanted |= changed and self.has_reports  # what runs may have to stop for those that wait
+        self.limits.ask_pending(router_session.arrivals_left)
+        changed = (router_session.state.contended, router_session.state.recovering) != (
+            before.contended,
+            before.recovering,
+        )
+        router_session.reports_wanted |= changed and self.has_reports  # what runs may have to stop for those that wait
         self._balance_credit(now, every=changed)
         return actions
 

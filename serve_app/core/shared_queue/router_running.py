@@ -70,9 +70,9 @@ class RunningRequest:
 class InFlight:
     """Running requests by id. O(1) per method, unless stated."""
 
-    def __init__(self, accounts: RouterCredit, session: RouterSession) -> None:
+    def __init__(self, accounts: RouterCredit, router_session: RouterSession) -> None:
         self._accounts = accounts
-        self._router_session = session
+        self._router_session = router_session
         self.running: dict[str, RunningRequest] = {}
         self.by_ticket: dict[str, RunningRequest] = {}
         self.by_engine: dict[str, dict[str, RunningRequest]] = {}  # by id, of engines with any
@@ -225,21 +225,21 @@ class InFlight:
         if output_tokens is None:
             earlier = run.arrival.prompt_tokens + run.arrival.produced_tokens
             output_tokens = max(0, run.arrival.cost_tokens - earlier)
-        session = self._router_session
+        router_session = self._router_session
         if not run.is_known:
             self._accounts.add(run.engine, run.slots, run.tokens)
             if run.is_paid:
                 prompt_tokens = 0
                 output_tokens = max(0, output_tokens - run.paid_tokens)
-            session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
+            router_session.add_usage(run.model, run.arrival, prompt_tokens, output_tokens)
             return run
         returned = run.place or Amount(run.engine, 0, 0)
-        stays = run.on_credit and (is_alone or self._accounts.keeps(run.engine, session.state))
-        if run.place is not None or stays or (session.takes_begun and self._accounts.lacks(run.engine)):
+        stays = run.on_credit and (is_alone or self._accounts.keeps(run.engine, router_session.state))
+        if run.place is not None or stays or (router_session.takes_begun and self._accounts.lacks(run.engine)):
             self._accounts.add(run.engine, run.slots, run.tokens)
         else:
             returned = Amount(run.engine, run.slots, run.tokens)
-        session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens, *returned))
+        router_session.end_request(messages.Done(run.ticket, prompt_tokens, output_tokens, *returned))
         return run
 
     def progress(self, request_id: str, output_tokens: int, prompt_tokens: int = 0) -> None:

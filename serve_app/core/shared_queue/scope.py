@@ -44,17 +44,17 @@ class StepScope:
         """An event begins: the queues may grant again."""
         self.event_grants.count = GRANTS_AT_ONCE
 
-    def run(self, what: str, of: object, act: Callable[[], object], end: Callable[[], object] = nothing) -> None:
+    def run(self, step: str, of: object, act: Callable[[], object], end: Callable[[], object] = nothing) -> None:
         """Run a step. Raises what it raised if the books do not agree afterwards.
 
         Args:
-            what, of: for the operator.
+            step, of: for the operator.
             end: ends what the step was for, after an error.
         """
         try:
             act()
         except Exception as error:
-            self.notes.append(f"{what} failed: {of!r}\n{''.join(traceback.format_exception(error))}")
+            self.notes.append(f"{step} failed: {of!r}\n{''.join(traceback.format_exception(error))}")
             end()
             if not self._agree():
                 raise

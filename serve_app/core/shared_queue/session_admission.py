@@ -337,8 +337,8 @@ class SessionAdmission:
 
     def _charge_held(self, elapsed_s: float) -> None:
         held = Counter[tuple[str, RequestClass, str]]()
-        for one in self._sessions.by_session_id.values():
-            held[one.request.model, one.request.request_class, one.request.tenant] += one.request.tokens
+        for entry in self._sessions.by_session_id.values():
+            held[entry.request.model, entry.request.request_class, entry.request.tenant] += entry.request.tokens
         for (model, request_class, tenant), tokens in held.items():
             if (admission := self._models.admission(model)) is not None:
                 used = round(tokens * elapsed_s / HELD_TOKEN_S)
@@ -351,10 +351,10 @@ class SessionAdmission:
             return
         total = self._capacity(model).total
         demand = {level: Counter(waits) for level, waits in admission.kv_demand().items()}
-        for one in self.pending_sessions.values():
-            ask = one.ask
-            has = self._sessions.held_tokens(model, one.ask.tenant)
-            if ask.model == model and not one.ticket and has + ask.tokens <= ask.max_share * total:
+        for pending in self.pending_sessions.values():
+            ask = pending.ask
+            has = self._sessions.held_tokens(model, pending.ask.tenant)
+            if ask.model == model and not pending.ticket and has + ask.tokens <= ask.max_share * total:
                 demand.setdefault(ask.request_class, Counter())[ask.tenant] += ask.tokens
         for name in self._reclaim.due(model, total, demand, admission.scheduler.policy, now):
             one_open = self._sessions.by_session_id[name]

@@ -56,8 +56,8 @@ class SessionReclaim:
         names = {one.lease for one in sessions.by_session_id.values() if one.request.model == model}
         for lease in (names & sessions.notices.keys()) - {one.lease for one in chosen}:
             del sessions.notices[lease]
-        for one in chosen:
-            sessions.notices.setdefault(one.lease, now + NOTICE_S)
+        for entry in chosen:
+            sessions.notices.setdefault(entry.lease, now + NOTICE_S)
         return [one.request.session_id for one in chosen if sessions.notices[one.lease] <= now]
 
     def _chosen(self, model: str, total: int, demand: Demand, policy: QueuePolicy) -> list[SessionEntry]:
@@ -74,16 +74,16 @@ class SessionReclaim:
                 waits.update(demand[above])
             if not waits:
                 continue
-            mine = self._in_order(model, level)
+            by_tenant = self._in_order(model, level)
             parts = parts_of(held.keys() | waits.keys(), policy)
             wanted = waits.total() - (free - beside_sessions)
             left = {tenant: tokens - parts[tenant] * total - given[tenant] for tenant, tokens in held.items()}
-            for tenant in sorted(mine, key=lambda name: (-left[name], name)):
-                for one in mine[tenant]:
-                    tokens = one.request.tokens
+            for tenant in sorted(by_tenant, key=lambda name: (-left[name], name)):
+                for entry in by_tenant[tenant]:
+                    tokens = entry.request.tokens
                     crowded = left[tenant] > 0 and free < (1.0 - parts[tenant]) * total / 2
                     if wanted > waits[tenant] and (tokens <= left[tenant] or crowded):
-                        chosen.append(one)
+                        chosen.append(entry)
                         given[tenant] += tokens
                         left[tenant], wanted, free = left[tenant] - tokens, wanted - tokens, free + tokens
         return chosen
@@ -92,17 +92,17 @@ class SessionReclaim:
         """The sessions of a class, by tenant: those under notice, then idle ones, then the least recently used."""
         sessions = self._sessions
         found = dict[str, list[SessionEntry]]()
-        for one in sessions.by_session_id.values():
-            if one.request.model == model and one.request.request_class == level:
-                found.setdefault(one.request.tenant, []).append(one)
+        for entry in sessions.by_session_id.values():
+            if entry.request.model == model and entry.request.request_class == level:
+                found.setdefault(entry.request.tenant, []).append(entry)
         for entries in found.values():
             entries.sort(key=self._order)
         return found
 
-    def _order(self, one: SessionEntry) -> tuple[bool, bool, float]:
+    def _order(self, entry: SessionEntry) -> tuple[bool, bool, float]:
         sessions = self._sessions
-        is_used = sessions.in_use(one.lease) or one.lease in self._used()
-        return one.lease not in sessions.notices, is_used, sessions.used_at(one.lease)
+        is_used = sessions.in_use(entry.lease) or entry.lease in self._used()
+        return entry.lease not in sessions.notices, is_used, sessions.used_at(entry.lease)
 
 
 def parts_of(tenants: Set[str], policy: QueuePolicy) -> dict[str, float]:

@@ -34,7 +34,7 @@ class UnexpectedEvent(Exception):
     """An event of this side in a state that does not have it."""
 
 
-class SessionState(enum.StrEnum):
+class RouterSessionState(enum.StrEnum):
     """A router's session with the actor."""
 
     NEW = "the actor has not booked its accounts; else as ALONE"
@@ -45,12 +45,12 @@ class SessionState(enum.StrEnum):
     )
 
 
-class SessionStep(OwnEvent):
+class RouterSessionStep(OwnEvent):
     LOST = "a call fails, or is answered later than `FENCE_S`"
     RENEWED = "more than `MAX_UNACKED_EVENTS` wait, or an account of a limit is unsure"
 
 
-class SessionReply(PeerEvent):
+class RouterSessionReply(PeerEvent):
     BOOKED = "`Booked`"
     OTHER = "another reply"
     STALE = "a stale reply, or one of a newer epoch"
@@ -193,10 +193,10 @@ class StateTable(Generic[S]):
         return self._then.get((state, event), state)
 
 
-def _session_rows() -> Iterable[Transition[SessionState]]:
-    new, booked, alone = SessionState
-    step = SessionStep
-    reply = SessionReply
+def _router_session_rows() -> Iterable[Transition[RouterSessionState]]:
+    new, booked, alone = RouterSessionState
+    step = RouterSessionStep
+    reply = RouterSessionReply
     known = "`CreditChange`, `CreditGrant`, `Reclaim`, `SessionEntry`, `SessionEnded`, `EngineDropAcknowledged`"
     renewed = "a new incarnation: reports accounts, policies and running requests"
     return (
@@ -207,8 +207,8 @@ def _session_rows() -> Iterable[Transition[SessionState]]:
         Transition(
             (booked, alone), (reply.OTHER,), booked, f"{known} and those of requests are applied, in order, each once"
         ),
-        Transition(tuple(SessionState), (step.RENEWED, reply.STALE), new, renewed),
-        Transition(tuple(SessionState), (reply.OLD,), None, "ignored"),
+        Transition(tuple(RouterSessionState), (step.RENEWED, reply.STALE), new, renewed),
+        Transition(tuple(RouterSessionState), (reply.OLD,), None, "ignored"),
     )
 
 
@@ -305,11 +305,13 @@ def _router_rows() -> Iterable[Transition[RouterState]]:
     )
 
 
-SESSION = StateTable("Session in the router", SessionState, (SessionStep, SessionReply), _session_rows())
+ROUTER_SESSION = StateTable(
+    "Router session, in the router", RouterSessionState, (RouterSessionStep, RouterSessionReply), _router_session_rows()
+)
 REQUEST = StateTable("Request in the router", RequestState, (RequestStep, RequestAction), _request_rows())
 TICKET = StateTable("Request at the actor", TicketState, (TicketStep, TicketEvent), _ticket_rows())
 ROUTER = StateTable("Router at the actor", RouterState, (RouterCheck, RouterEvent), _router_rows())
-TABLES: tuple[StateTable[Any], ...] = (SESSION, REQUEST, TICKET, ROUTER)
+TABLES: tuple[StateTable[Any], ...] = (ROUTER_SESSION, REQUEST, TICKET, ROUTER)
 
 # The messages of one request, and what they are in the tables
 TICKET_EVENTS: dict[type, TicketEvent] = {

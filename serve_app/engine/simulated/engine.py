@@ -371,6 +371,6 @@ def _stopped(task: asyncio.Task[None]) -> EngineFailed:
 
 
 def _usage(generation: Generation) -> TokenUsage:
-    told = generation.usage
+    usage = generation.usage
     reason = FINISH_STOP if all(choice.cut is not None for choice in generation.choices) else "length"
-    return TokenUsage(told["prompt_tokens"], told["completion_tokens"], 0, reason)
+    return TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], 0, reason)

@@ -42,8 +42,8 @@ _WORD_BYTES = tuple(word.encode() for word in WORDS)
 
 def text_key(seed: int, choice: int, prompt: str) -> int:
     """The key that determines the text of one choice."""
-    told = f"{seed} {choice} {prompt}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+    seeded = f"{seed} {choice} {prompt}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(seeded, digest_size=8).digest(), "little")
 
 
 def words_at(key: int, start: int, stop: int) -> list[int]:
@@ -100,8 +100,8 @@ class WordTokenizer:
 
 def embedding(seed: int, text: str) -> list[float]:
     """A unit vector of `EMBEDDING_SIZE`, a pure function of seed and text."""
-    told = f"{seed} {text}".encode("utf-8", "surrogatepass")
-    values = [byte - 127.5 for byte in hashlib.shake_128(told).digest(EMBEDDING_SIZE)]
+    seeded = f"{seed} {text}".encode("utf-8", "surrogatepass")
+    values = [byte - 127.5 for byte in hashlib.shake_128(seeded).digest(EMBEDDING_SIZE)]
     length = math.sqrt(sum(value * value for value in values))
     return [value / length for value in values]
 
@@ -163,7 +163,7 @@ class Writer:
         self._chat = operation is Operation.CHAT
         kind = ("chat.completion" if self._chat else "text_completion") + (".chunk" if stream and self._chat else "")
         self._fields = {"id": request_id, "object": kind, "created": created, "model": model}
-        self._told = {"warnings": [f"the simulated engine ignores {name}" for name in ignored]} if ignored else {}
+        self._warnings = {"warnings": [f"the simulated engine ignores {name}" for name in ignored]} if ignored else {}
         self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes before and after a token's text
 
     def event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -188,22 +188,22 @@ class Writer:
             head, tail = self._around[choice.index]
             body += head + (tail + head).join(texts) + tail
         if stop == choice.max_tokens:
-            body += self.event([self._delta(choice, {}, choice.finish_reason)], **self._told)
+            body += self.event([self._delta(choice, {}, choice.finish_reason)], **self._warnings)
         return body, [choice.index, *[WORD_IDS[k] for k in indices]]
 
     def end(self, usage: dict[str, int] | None) -> bytes:
         """The end of the stream, with `usage` if the client requested it."""
-        told = b"" if usage is None else self.event([], usage=usage)
-        return told + b"data: [DONE]\n\n"
+        event = b"" if usage is None else self.event([], usage=usage)
+        return event + b"data: [DONE]\n\n"
 
     def document(self, choices: Sequence[SimulatedChoice], usage: dict[str, int]) -> bytes:
         """The whole response of a request that is not streamed."""
-        told = []
+        answers = []
         for choice in choices:
             text = "".join([WORDS[k] for k in words_at(choice.key, 0, choice.max_tokens)])[: choice.cut]
             body = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-            told.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
-        return _json(self._fields | {"choices": told, "usage": usage} | self._told)
+            answers.append({"index": choice.index} | body | {"logprobs": None, "finish_reason": choice.finish_reason})
+        return _json(self._fields | {"choices": answers, "usage": usage} | self._warnings)
 
     def _delta(self, choice: SimulatedChoice, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
         body: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
@@ -213,8 +213,8 @@ class Writer:
 def embedding_document(model: str, vectors: Sequence[Sequence[float]], prompt_tokens: int, *, packed: bool) -> bytes:
     """The response to an embeddings request; `packed`: base64 of little-endian float32, as OpenAI's SDK asks for."""
     layout = struct.Struct(f"<{EMBEDDING_SIZE}f")
-    told = [base64.b64encode(layout.pack(*vector)).decode() if packed else vector for vector in vectors]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(told)]
+    encoded = [base64.b64encode(layout.pack(*vector)).decode() if packed else vector for vector in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(encoded)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return _json({"object": "list", "data": data, "model": model, "usage": usage})
 

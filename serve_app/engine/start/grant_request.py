@@ -100,8 +100,8 @@ class GrantRequest:
         meter = MemoryMeter(here, gpus=bool(gpus_per_rank(settings, self.platform)))
         stall_s = LOAD_STALL_S + (settings.simulated.start_s if settings.engine == "simulated" else 0.0)
 
-        def send(told: EngineReport) -> EngineReply:
-            return self.actor.engine(told, ENGINE_ANSWER_S)
+        def send(report: EngineReport) -> EngineReply:
+            return self.actor.engine(report, ENGINE_ANSWER_S)
 
         def measured(hold_bytes: int, kv_bytes: int) -> None:
             if self._history is not None:

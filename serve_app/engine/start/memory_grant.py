@@ -149,7 +149,7 @@ class MemoryGrant:
         """
         self._thread.start()
         deadline = time.monotonic() + wait_s
-        told = time.monotonic()
+        logged_at = time.monotonic()
         try:
             while not (self._reply.holds and self._may_load):
                 if self._ended.is_set():
@@ -157,8 +157,8 @@ class MemoryGrant:
                 now = time.monotonic()
                 if now >= deadline:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
-                if now - told >= WAIT_LOG_INTERVAL_S:
-                    told = now
+                if now - logged_at >= WAIT_LOG_INTERVAL_S:
+                    logged_at = now
                     logger.warning(
                         "Engine %s of model %s waits to load and serves nothing: %s",
                         self.report.owner,
@@ -196,10 +196,10 @@ class MemoryGrant:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            told = self._current_report()
-            pause_s = ENGINE_HEARTBEAT_S if told.kv_tokens else ENGINE_ASK_S
+            report = self._current_report()
+            pause_s = ENGINE_HEARTBEAT_S if report.kv_tokens else ENGINE_ASK_S
             try:
-                self._reply = self.send(told)
+                self._reply = self.send(report)
                 self._may_load = self._may_load or self._reply.may_load
             except (LeaseConflict, InsufficientMemory) as error:
                 self._reply = EngineReply(why=error.message)
@@ -209,20 +209,20 @@ class MemoryGrant:
             except self.away as error:
                 logger.warning(
                     "Engine %s of model %s got no answer from the quota actor, which misses its report: %s",
-                    told.owner,
-                    told.model,
+                    report.owner,
+                    report.model,
                     error,
                 )
                 pause_s = ENGINE_ASK_S  # a restarted actor waits for this report
             except Exception:  # an engine that stopped reporting would lose its grant and go on running
                 logger.exception(
                     "Engine %s of model %s failed to send its report and repeats it. Report this traceback",
-                    told.owner,
-                    told.model,
+                    report.owner,
+                    report.model,
                 )
-            if told.failed:
+            if report.failed:
                 self._ended.set()
-                self.lost(told.failed)
+                self.lost(report.failed)
                 return
             if self._reply.drain:
                 self.drain(self._reply.drain_s)

@@ -164,10 +164,10 @@ def downloaded_bytes(cache: Path | None, blobs: Collection[str] | None = None) -
         return 0
     sizes: dict[str, int] = {}  # of a file, of which a download that was cut off may have left a part, the larger one
     try:
-        for one in os.scandir(cache / "blobs"):
-            name = one.name.partition(".")[0]
+        for file in os.scandir(cache / "blobs"):
+            name = file.name.partition(".")[0]
             if blobs is None or name in blobs:
-                sizes[name] = max(sizes.get(name, 0), one.stat().st_size)
+                sizes[name] = max(sizes.get(name, 0), file.stat().st_size)
     except OSError:  # one was renamed meanwhile; the next look is right
         return 0
     return sum(sizes.values())

@@ -208,12 +208,12 @@ def with_tier(
 
 
 async def _tier_first(events: AsyncGenerator[str, None], tier: str) -> AsyncGenerator[str, None]:
-    told = False
+    has_begun = False
     try:
         async for text in events:
-            if not told and text.startswith(_CHUNK):
+            if not has_begun and text.startswith(_CHUNK):
                 text = f'data: {{"service_tier":"{tier}",{text.removeprefix(_DATA)}'
-            told = True
+            has_begun = True
             yield text
     finally:
         await events.aclose()
@@ -232,10 +232,10 @@ def _not_stored(response: BaseModel) -> BaseModel:
 
 def _serving_object(state: State, operation: Operation) -> Any:
     """vLLM's serving object of an operation; None: it has none. Raises BadRequest: the model does not support it."""
-    name, what = _SERVING_OBJECTS.get(operation, ("", ""))
+    name, ability = _SERVING_OBJECTS.get(operation, ("", ""))
     serving = getattr(state, name, None)
     if name and serving is None:
-        raise BadRequest(f"this model does not support {what}", param="model")
+        raise BadRequest(f"this model does not support {ability}", param="model")
     return serving
 
 
@@ -298,17 +298,17 @@ def without_query(body: bytes, submit: Submit, recorder: TokenRecorder) -> bytes
 def refusal(error: ErrorResponse, submit: Submit) -> Frame:
     """vLLM's error in OpenAI's format: vLLM puts the HTTP status where OpenAI has a machine-readable code or null. One
     with a status of 500 and above is a `RequestFailed`: the engine lives."""
-    said = error.error
+    details = error.error
     status = error.error.code
     code = RequestFailed.code
     if status == NotFound.status:
         code = "model_not_found"
-    elif TOO_LONG in said.message:
+    elif TOO_LONG in details.message:
         code = "context_length_exceeded"
     elif status < 500:
         code = BadRequest.code
     kind = BadRequest.type if status < 500 else RequestFailed.type
-    message, param = in_client_words(said.message, said.param, submit.body)
+    message, param = in_client_words(details.message, details.param, submit.body)
     if status >= 500:
         message = f"the engine could not handle this request: {message}"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -189,11 +189,11 @@ class KeyRoutes:
         return self._done("revoked", record, identity)
 
     def _done(
-        self, what: str, record: KeyRecord, identity: Identity, key: str | None = None, status: int = 200
+        self, change: str, record: KeyRecord, identity: Identity, key: str | None = None, status: int = 200
     ) -> Answer:
         """The answer to a change."""
         self._follower.stored.learn(record)
-        logger.info("Key %s of tenant %r was %s by key %s", record.key_id, record.tenant, what, identity.key_id)
+        logger.info("Key %s of tenant %r was %s by key %s", record.key_id, record.tenant, change, identity.key_id)
         shown = self._shown(record) | ({} if key is None else {"key": key})
         return status, [*JSON, NOT_KEPT], msgspec.json.encode(shown)
 

@@ -44,15 +44,16 @@ class ClaimClient:
         router: its id.
         call: calls the quota actor; raises `AWAY` while it is unreachable.
         holdings: the answers that this router has.
-        session: this router's with the actor, as its queue knows it; another one: the actor may know nothing from here.
+        router_session: this router's with the actor, as its queue knows it; another one: the actor may know nothing
+            from here.
     """
 
-    def __init__(self, router: str, call: Call, holdings: AnswerStore, session: Callable[[], Hashable]) -> None:
+    def __init__(self, router: str, call: Call, holdings: AnswerStore, router_session: Callable[[], Hashable]) -> None:
         self._router = router
         self._call = call
         self._holdings = holdings
-        self._session = session
-        self._beat_session: Hashable = None  # that of the last beat
+        self._router_session = router_session
+        self._beat_router_session: Hashable = None  # that of the last beat
         self._empty_beats = 0  # in that session, without a run, in a row
         self._generation: Generation | None = None
         self._unreported: dict[str, None] = {}  # runs, in the order of their changes
@@ -125,7 +126,7 @@ class ClaimClient:
 
         `is_beat`: with the list of all runs in progress.
         """
-        session = self._session()
+        router_session = self._router_session()
         running = frozenset(self._holdings.running() | self.asked.keys())
         runs = list(self._unreported)[:PIECE]
         found = {run: self._holdings.claim_of(run) for run in runs}
@@ -140,18 +141,18 @@ class ClaimClient:
         async with asyncio.timeout(CLAIM_CALL_S):
             generation: Generation | None = await self._call("exchange", report)
         if is_beat:
-            is_quiet = generation is not None and not running and session == self._beat_session
+            is_quiet = generation is not None and not running and router_session == self._beat_router_session
             self._empty_beats = self._empty_beats + 1 if is_quiet else 0
-            self._beat_session = session
+            self._beat_router_session = router_session
         if generation is None:
             return True  # nothing more to be had from this actor now
         if generation != self._generation:  # it knows nothing from here
             self._generation = generation
             self._unreported = dict.fromkeys(self._holdings.runs())
             return False
-        for run, told in found.items():
+        for run, sent in found.items():
             now = self._holdings.claim_of(run)
-            if now is None or (told is not None and now[0] == told[0]):
+            if now is None or (sent is not None and now[0] == sent[0]):
                 self._unreported.pop(run, None)
         return not self._unreported
 
@@ -162,7 +163,12 @@ class ClaimClient:
     @property
     def is_idle(self) -> bool:
         """Whether the actor knows all of this router already."""
-        if self._unreported or self.asked or self._holdings.running() or self._session() != self._beat_session:
+        if (
+            self._unreported
+            or self.asked
+            or self._holdings.running()
+            or self._router_session() != self._beat_router_session
+        ):
             return False
         return self._empty_beats >= EMPTY_BEATS
 

@@ -91,15 +91,15 @@ class KeyedRuns:
 
     Args:
         router: its id.
-        call, session: as `ClaimClient`.
+        call, router_session: as `ClaimClient`.
         routers: all of them.
     """
 
-    def __init__(self, router: str, call: Call, routers: Routers, session: Callable[[], Hashable]) -> None:
+    def __init__(self, router: str, call: Call, routers: Routers, router_session: Callable[[], Hashable]) -> None:
         self._router = router
         self._routers = routers
         self.store = AnswerStore(time.monotonic)
-        self.claims = ClaimClient(router, call, self.store, session)
+        self.claims = ClaimClient(router, call, self.store, router_session)
         self.runs: dict[str, _Run] = {}
 
     async def start(self) -> None:
@@ -243,7 +243,7 @@ class KeyedRuns:
         others = [one for one in reply.routers if one != self._router]
         if len(others) < len(reply.routers):
             raise _Gone(self._router, is_sure=True)
-        router = min(others, key=lambda one: one in relay.unreachable)
+        router = min(others, key=lambda name: name in relay.unreachable)
         while True:
             try:
                 # in a context of its own: the calling HTTP request must not decide how replies are read

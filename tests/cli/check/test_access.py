@@ -43,7 +43,7 @@ def test_what_is_sound_gets_no_warning(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         (with_keys(OPERATOR, KEY | {"expires_at": EARLY}), [("key_expired", "auth.keys.1.expires_at")]),
         (with_keys(OPERATOR, KEY | {"models": ["chat", "gone"]}), [("no_such_name", "auth.keys.1.models.1")]),
@@ -63,6 +63,6 @@ def test_what_is_sound_gets_no_warning(config: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_nothing_or_locks_people_out_is_a_warning(
-    config: dict[str, Any], told: list[tuple[str, str]]
+    config: dict[str, Any], reported: list[tuple[str, str]]
 ) -> None:
-    assert codes(**config) == told
+    assert codes(**config) == reported

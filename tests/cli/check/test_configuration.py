@@ -37,7 +37,7 @@ def test_the_table_of_findings_is_the_codes() -> None:
     assert rows == [(code, words.severity, words.message, words.remedy) for code, words in WORDS.items()]
 
 
-def test_every_mistake_is_told_at_once_with_near_names(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once_with_near_names(tmp_path: Path) -> None:
     settings, findings = found_in(
         "{modles: [], admission: {classes: {high: {ttft_slo: 1}}}, http: {max_sequences: 0, zzz: 1}, "
         "models: [{name: a, kv_cache: 3, replicas: {min_replica: 2}}]}",
@@ -62,7 +62,7 @@ def test_every_mistake_is_told_at_once_with_near_names(tmp_path: Path) -> None:
         ("admission: fast", "admission", "a mapping is wanted, key: value"),
     ],
 )
-def test_another_form_than_the_wanted_one_is_told_in_yaml_s_words(
+def test_another_form_than_the_wanted_one_is_reported_in_yaml_s_words(
     tmp_path: Path, text: str, path: str, message: str
 ) -> None:
     _, (found,) = found_in(text, tmp_path)
@@ -76,7 +76,7 @@ def test_another_form_than_the_wanted_one_is_told_in_yaml_s_words(
         ("models:\n\t- a\n", ", line 2, column 1: not YAML: "),
     ],
 )
-def test_where_a_file_is_no_yaml_is_told_by_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+def test_where_a_file_is_no_yaml_is_reported_by_line_and_column(tmp_path: Path, text: str, where: str) -> None:
     _, (found,) = found_in(text, tmp_path)
     assert found.message.startswith(f"{tmp_path / 'my.yaml'}{where}")
 
@@ -143,7 +143,7 @@ def test_a_parser_that_vllm_does_not_have_is_an_error_with_a_near_name() -> None
     assert found.remedy == "did you mean hermes?"
 
 
-def test_without_vllm_its_arguments_are_not_checked_and_that_is_told() -> None:
+def test_without_vllm_its_arguments_are_not_checked_and_that_is_reported() -> None:
     settings = parse({"models": [{"name": "a"}, {"name": "b", "engine": "simulated", "tool_parser": "x"}]})
     assert brief(check_settings(settings, "cpu", None)) == [("no_vllm", "models.0")]
 

@@ -43,10 +43,10 @@ def brief(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def test_a_cache_of_500_gb_on_a_device_of_12_is_an_error_before_anything_starts() -> None:
-    (one,) = found({"kv_cache_gb": 500})
-    assert (one.code, one.path, one.severity) == ("memory_too_large", "models.0.kv_cache_gb", "error")
-    assert "500.00 GB KV cache" in one.message
-    assert "the largest device has 12.00 GB" in one.message
+    (finding,) = found({"kv_cache_gb": 500})
+    assert (finding.code, finding.path, finding.severity) == ("memory_too_large", "models.0.kv_cache_gb", "error")
+    assert "500.00 GB KV cache" in finding.message
+    assert "the largest device has 12.00 GB" in finding.message
 
 
 def test_the_bound_is_exact_and_counts_weights_and_overhead() -> None:
@@ -82,8 +82,8 @@ def test_memory_that_is_less_than_weights_and_overhead_leaves_no_cache() -> None
 def test_a_cache_holds_one_sequence_of_the_longest_length() -> None:
     exact = 8192 * KV_PER_TOKEN / GB
     assert found({"kv_cache_gb": exact, "max_model_len": 8192}, config=LLAMA) == []
-    (one,) = found({"kv_cache_gb": exact * 0.99, "max_model_len": 8192}, config=LLAMA)
-    assert (one.code, one.path) == ("kv_below_length", "models.0.kv_cache_gb")
+    (finding,) = found({"kv_cache_gb": exact * 0.99, "max_model_len": 8192}, config=LLAMA)
+    assert (finding.code, finding.path) == ("kv_below_length", "models.0.kv_cache_gb")
     assert found({"kv_cache_gb": exact * 0.99, "max_model_len": 8192}, config=LLAMA | {"sliding_window": 512}) == []
 
 
@@ -97,17 +97,17 @@ def test_cpus_and_gpus_of_a_replica_are_on_one_node() -> None:
 
 
 def test_a_type_of_gpu_that_no_node_has_is_found() -> None:
-    (one,) = on_gpus({"accelerator_type": "H200"})
-    assert (one.code, one.path) == ("no_accelerator", "models.0.accelerator_type")
-    assert "there are: H100" in one.message
+    (finding,) = on_gpus({"accelerator_type": "H200"})
+    assert (finding.code, finding.path) == ("no_accelerator", "models.0.accelerator_type")
+    assert "there are: H100" in finding.message
     assert on_gpus({"accelerator_type": "H100"}) == []
 
 
 def test_all_that_starts_at_first_has_room_together() -> None:
     three = {"replicas": {"min_replicas": 3, "max_replicas": 3}, "memory_gb": 4}
     assert found(three) == []
-    (one,) = found(three, {"memory_gb": 4, "cpus_per_rank": 2})
-    assert one.message == (
+    (finding,) = found(three, {"memory_gb": 4, "cpus_per_rank": 2})
+    assert finding.message == (
         "all replicas that start at first need 5 CPUs, 16.00 GB together, and the cluster has 4 CPUs, 12.00 GB"
     )
     assert found(three, {"memory_gb": 4, "replicas": {"min_replicas": 0}}) == []
@@ -150,6 +150,6 @@ def test_a_length_beyond_the_model_s_own_and_heads_that_do_not_divide_are_found(
     stretched = config | {"rope_scaling": {"factor": 4.0}}
     assert of_model({"max_model_len": 4097}, ModelFacts(config=stretched)) == []
     for name, value in (("hf_overrides", {"rope_parameters": {"factor": 4.0}}), ("hf_config_path", "other")):
-        told = {"max_model_len": 16_384, "extra_engine_args": {name: value}}
-        assert of_model(told, ModelFacts(config=config)) == [], "vLLM reads another configuration"
+        reported = {"max_model_len": 16_384, "extra_engine_args": {name: value}}
+        assert of_model(reported, ModelFacts(config=config)) == [], "vLLM reads another configuration"
     assert [one.code for one in of_model(settings, ModelFacts(config={"text_config": config}))] == ["too_long", "heads"]

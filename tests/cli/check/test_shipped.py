@@ -165,7 +165,7 @@ def test_nodes_are_assumed_by_their_number_gpus_and_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("4xL44", "did you mean L4"),
         ("4xQuantum", "known are T4"),
@@ -175,8 +175,8 @@ def test_nodes_are_assumed_by_their_number_gpus_and_kind() -> None:
         ("", "write the GPUs of a node"),
     ],
 )
-def test_a_machine_that_is_not_known_is_told_with_what_is(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_machine_that_is_not_known_is_reported_with_what_is(text: str, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         assumed_nodes([text])
 
 

@@ -27,9 +27,9 @@ def test_the_table_has_its_rows() -> None:
     assert len(ROWS) == 4
 
 
-@pytest.mark.parametrize(("name", "kind", "ranks", "size", "told"), ROWS)
+@pytest.mark.parametrize(("name", "kind", "ranks", "size", "reported"), ROWS)
 def test_a_row_of_sizes_is_what_an_engine_would_be_granted(
-    name: str, kind: str, ranks: str, size: str, told: str
+    name: str, kind: str, ranks: str, size: str, reported: str
 ) -> None:
     weights = PARAMETERS[name] * (2 if kind == "bfloat16" else 1)
     model = ModelSettings(name="m", path="x/y", tensor_parallel_size=int(ranks))
@@ -42,4 +42,4 @@ def test_a_row_of_sizes_is_what_an_engine_would_be_granted(
     assert need.fixed_bytes + kv == wanted
     tokens = int(kv / each)
     figures = [f"{weights / int(ranks) / GB:.2f}", f"{kv / GB:.2f}", f"{each / 1000:.0f}", str(tokens)]
-    assert told.split(" | ") == [*figures, str(tokens // LENGTH)]
+    assert reported.split(" | ") == [*figures, str(tokens // LENGTH)]

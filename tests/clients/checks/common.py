@@ -92,14 +92,14 @@ def leaves(model: str = SLOW) -> Iterator[None]:
 def refused(reason: str, times: int) -> Iterator[None]:
     """In the block `BUSY` gets `times` requests, and refuses each with this reason. Between two that find a full queue
     the client waits as long as the refusal says."""
-    told_s = _retry_after_s() if reason == "queue_full" else 0.0
+    retry_s = _retry_after_s() if reason == "queue_full" else 0.0
     before = metric("serve_app_refused", model=BUSY, reason=reason)
     began = time.monotonic()
     yield
     waited_s = time.monotonic() - began
     seen = metric("serve_app_refused", model=BUSY, reason=reason) - before
     assert seen == times, f"{seen} requests were refused with {reason}, not {times}"
-    assert waited_s >= 0.9 * told_s, f"repeated after {waited_s:.1f} s, told to wait {told_s} s"
+    assert waited_s >= 0.9 * retry_s, f"repeated after {waited_s:.1f} s, told to wait {retry_s} s"
 
 
 def _retry_after_s() -> float:

@@ -196,8 +196,8 @@ def embeddings() -> None:
     found = OpenAI().embeddings.create(model=EMBED, input=["a", "b"])  # the SDK asks for base64
     plain = OpenAI().embeddings.create(model=EMBED, input=["a", "b"], encoding_format="float")
     assert [item.index for item in found.data] == [0, 1]
-    for one, other in zip(found.data, plain.data, strict=True):
-        assert max(abs(a - b) for a, b in zip(one.embedding, other.embedding, strict=True)) < 1e-3
+    for first, other in zip(found.data, plain.data, strict=True):
+        assert max(abs(a - b) for a, b in zip(first.embedding, other.embedding, strict=True)) < 1e-3
 
 
 CHECKS: dict[str, dict[str, Check]] = {

@@ -101,9 +101,9 @@ def test_haproxy_takes_its_sockets_in_the_longest_folder_of_a_run(tmp_path: Path
 
 
 def test_two_clusters_live_beside_each_other(fake: Any, tmp_path: Path) -> None:
-    with running("one", state_dir=tmp_path) as one, running("two", state_dir=tmp_path) as two:
-        assert one.url != two.url
-        one.stop()
+    with running("one", state_dir=tmp_path) as first, running("two", state_dir=tmp_path) as two:
+        assert first.url != two.url
+        first.stop()
         assert two.alive
         assert len(two.pids()) == 3
 
@@ -256,10 +256,9 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         listeners = _listeners(cluster, {cluster.instance.http_port, int(cluster.address.split(":")[1])})
         open_to_all = [one for one in listeners if not one.is_loopback]
         assert all(one.process.startswith("ray::ServeReplica") for one in open_to_all)
-        for one in open_to_all:
-            assert (
-                call_without_token(one.port, "/ray.serve.ASGIService/HandleRequest") is grpc.StatusCode.UNAUTHENTICATED
-            )
+        for listener in open_to_all:
+            answer = call_without_token(listener.port, "/ray.serve.ASGIService/HandleRequest")
+            assert answer is grpc.StatusCode.UNAUTHENTICATED
         gcs = int(cluster.address.split(":")[1])
         assert call_without_token(gcs, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
         names = {one.process for one in listeners}

@@ -12,7 +12,7 @@ NODES = [
 DEVICES = {"a/0": (80, 78), "a/1": (80, 78), "gone/0": (1, 1)}
 
 
-def test_living_nodes_are_told_with_what_leases_may_have_of_their_devices() -> None:
+def test_living_nodes_are_reported_with_what_leases_may_have_of_their_devices() -> None:
     found = status.deployed({"applications": {}}, NODES, DEVICES)
     assert found == {
         "nodes": [
@@ -24,7 +24,7 @@ def test_living_nodes_are_told_with_what_leases_may_have_of_their_devices() -> N
     }
 
 
-def test_the_declaration_and_the_replicas_of_the_application_are_told() -> None:
+def test_the_declaration_and_the_replicas_of_the_application_are_reported() -> None:
     application = {
         "deployed_app_config": {"args": {"models": []}},
         "deployments": {"engine-a": {"replicas": [{"replica_id": "r1"}, {"replica_id": "r2"}]}},

@@ -50,7 +50,7 @@ def test_a_replica_and_a_node_are_found_by_what_status_shows_of_them(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reported"),
     [
         ("x7", "several are called so: x7k2m9qp, x7pppppp"),
         ("b", "several are called so: b0000000, bb22, bb33"),
@@ -58,8 +58,8 @@ def test_a_replica_and_a_node_are_found_by_what_status_shows_of_them(name: str, 
         ("r0000001", "only engines drain"),
     ],
 )
-def test_what_stands_for_several_or_cannot_drain_is_refused(name: str, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
+def test_what_stands_for_several_or_cannot_drain_is_refused(name: str, reported: str) -> None:
+    with pytest.raises(BadRequest, match=reported):
         find(name, DETAILS, NODES)
 
 

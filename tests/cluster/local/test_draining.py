@@ -79,40 +79,43 @@ def test_a_replica_is_followed_until_serve_has_seen_its_end(monkeypatch: pytest.
     end = row(ended=True, running=0, moved=1)
     away = Unavailable("the actor restarts")
     driver = Driver([[row()], away, [row()], [end]], [details(("r1", "RUNNING")), details(("r2", "STARTING"))])
-    told = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, told.append) == [end]
-    assert told == [[row()], [end]], "each once"
+    reported = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
+    assert reported == [[row()], [end]], "each once"
     assert [one.replica for one in driver.asked] == ["r1"]
     assert 29.0 < (driver.asked[0].within_s or 0.0) <= 30.0
     assert len(driver.seen) == 1
 
 
-def test_a_replica_that_does_not_end_is_said_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = use(monkeypatch, Driver([[row()]], [details(("r1", "RUNNING"))]))
+def test_a_replica_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = use(monkeypatch, Driver([[row()]], [details(("r1", "RUNNING"))]))
     with pytest.raises(Unavailable, match="has not ended in time"):
-        draining.drain_replica("r1", 0.0, told.append)
+        draining.drain_replica("r1", 0.0, reported.append)
 
 
 def test_a_replica_that_ends_while_the_actor_starts_anew_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[row()], Unavailable("the actor restarts"), []], [details(("r1", "RUNNING")), details()])
-    told = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, told.append) == [row(ended=True)]
+    reported = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, reported.append) == [row(ended=True)]
 
 
-def test_an_actor_that_ended_before_the_engine_knew_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_ended_before_the_engine_knew_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     end = row(ended=True, running=0, finished=1)
-    there = details(("r1", "RUNNING"))
-    driver = Driver([[], Unavailable("the actor restarts"), [], [row()], [end]], [there, there, there, details()])
-    told = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, told.append) == [end]
+    running_details = details(("r1", "RUNNING"))
+    driver = Driver(
+        [[], Unavailable("the actor restarts"), [], [row()], [end]],
+        [running_details, running_details, running_details, details()],
+    )
+    reported = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
     first, again = (one.within_s or 0.0 for one in driver.asked)
     assert 0 < again < first <= 30.0
 
 
 def test_a_replica_that_the_actor_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = use(monkeypatch, Driver([[]], [details()], [LeaseNotFound("there is no engine")]))
+    reported = use(monkeypatch, Driver([[]], [details()], [LeaseNotFound("there is no engine")]))
     with pytest.raises(LeaseNotFound):
-        draining.drain_replica("r1", None, told.append)
+        draining.drain_replica("r1", None, reported.append)
 
 
 def test_an_order_that_an_actor_did_not_take_is_given_to_the_next_one_once_it_knows_its_engines(
@@ -120,26 +123,26 @@ def test_an_order_that_an_actor_did_not_take_is_given_to_the_next_one_once_it_kn
 ) -> None:
     end = row(ended=True, final=True, running=0)
     orders: list[Exception] = [Unavailable("the actor ends"), LeaseNotFound("there is no engine yet")]
-    there = details(("r1", "RUNNING"))
-    driver = Driver([[], [], [], [end]], [there, there, details()], orders)
+    running_details = details(("r1", "RUNNING"))
+    driver = Driver([[], [], [], [end]], [running_details, running_details, details()], orders)
     driver.recovering = True
-    told = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, told.append) == [end]
+    reported = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
     assert len(driver.asked) == 3
 
 
 def test_an_earlier_deadline_reaches_a_replica_that_drains_already(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[row(left_s=600.0)], [row(ended=True)]], [details()])
-    told = use(monkeypatch, driver)
-    draining.drain_replica("r1", 5.0, told.append)
+    reported = use(monkeypatch, driver)
+    draining.drain_replica("r1", 5.0, reported.append)
     assert len(driver.asked) == 1
 
 
 def test_a_controller_that_stands_still_is_no_reason_to_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[row(ended=True)]], [Unavailable("the controller does not answer")])
-    told = use(monkeypatch, driver)
+    reported = use(monkeypatch, driver)
     with pytest.raises(Unavailable, match="has ended, and Serve has not seen it"):
-        draining.drain_replica("r1", 0.0, told.append)
+        draining.drain_replica("r1", 0.0, reported.append)
     assert len(driver.asked) == 1
 
 
@@ -147,8 +150,8 @@ def test_what_was_known_outlives_the_actor_that_knew_it(monkeypatch: pytest.Monk
     anew = row(ended=True, running=0)
     seen = [details(("r1", "RUNNING")), details()]
     driver = Driver([[row(finished=4, moved=1)], [anew]], seen)
-    told = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, told.append) == [row(ended=True, running=0, finished=4, moved=1)]
+    reported = use(monkeypatch, driver)
+    assert draining.drain_replica("r1", 30.0, reported.append) == [row(ended=True, running=0, finished=4, moved=1)]
 
 
 def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_its_progress(
@@ -164,17 +167,17 @@ def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_i
     ]
     end = row(ended=True, running=0, finished=1)
     driver = Driver([[], [], [row()], [end]], seen)
-    told = use(monkeypatch, driver)
-    assert draining.drain_node(NODE, None, told.append) == [end]
+    reported = use(monkeypatch, driver)
+    assert draining.drain_node(NODE, None, reported.append) == [end]
     assert driver.announced == [(NODE, draining.REPLACE_S + 65.0)]
     assert driver.asked == [DrainRequest("r1")], "once, when Serve stops it"
-    assert told == [[row()], [end]]
+    assert reported == [[row()], [end]]
 
 
 def test_a_node_has_until_its_deadline_and_its_engines_some_seconds_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = use(monkeypatch, Driver([[]], [details(("r1", "RUNNING"))]))
+    reported = use(monkeypatch, Driver([[]], [details(("r1", "RUNNING"))]))
     with pytest.raises(Unavailable, match="1 replicas are left there: engine-m"):
-        draining.drain_node(NODE, 0.2, told.append)
+        draining.drain_node(NODE, 0.2, reported.append)
 
 
 def test_a_node_is_drained_at_its_deadline_though_its_haproxy_runs_for_its_minimum(
@@ -183,6 +186,6 @@ def test_a_node_is_drained_at_its_deadline_though_its_haproxy_runs_for_its_minim
     seen: list[Any] = [details(("r1", "STOPPING"), proxy=True), Unavailable("the controller"), details(proxy=True)]
     end = row(ended=True, final=True, running=0)
     driver = Driver([[end]], seen)
-    told = use(monkeypatch, driver)
-    assert draining.drain_node(NODE, 0.0, told.append) == [end]
+    reported = use(monkeypatch, driver)
+    assert draining.drain_node(NODE, 0.0, reported.append) == [end]
     assert driver.announced == [(NODE, draining.MOVE_S)]

@@ -136,9 +136,9 @@ def test_listening_sockets_are_listed_with_their_owner(bound: str, loopback: boo
 def test_listeners_of_descendants_are_listed_and_those_of_strangers_are_not(start) -> None:
     code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s, flush=True); time.sleep(600)"
     child = start(code, None)
-    mine = [one for one in processes.listening_ports([os.getpid()]) if one.pid == child.pid]
-    assert [one.address for one in mine] == ["127.0.0.1"]
-    assert processes.listening_ports([child.pid]) == mine
+    own = [one for one in processes.listening_ports([os.getpid()]) if one.pid == child.pid]
+    assert [one.address for one in own] == ["127.0.0.1"]
+    assert processes.listening_ports([child.pid]) == own
     stranger = start(SLEEPER, None)
     assert processes.listening_ports([stranger.pid]) == []
 
@@ -268,7 +268,7 @@ print("up", flush=True); time.sleep(600)
     assert not state.owned_elsewhere()
 
 
-def test_a_home_that_cannot_be_written_is_said_with_what_to_set(
+def test_a_home_that_cannot_be_written_is_reported_with_what_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("SERVE_APP_STATE", "XDG_STATE_HOME"):

@@ -39,7 +39,7 @@ def engine(running: int, target: int, scale: dict[str, Any] | None = SCALE) -> d
     }
 
 
-def told(*routers: tuple[int, int], engines: tuple[int, ...] = ()) -> dict[str, Any]:
+def reported_load(*routers: tuple[int, int], engines: tuple[int, ...] = ()) -> dict[str, Any]:
     """Waiting and granted of each router, what each engine runs; older samples say something else."""
     old = Point(1.0, 99.0)
     return {
@@ -54,16 +54,16 @@ def told(*routers: tuple[int, int], engines: tuple[int, ...] = ()) -> dict[str, 
 
 
 def test_the_newest_numbers_of_all_routers_are_summed() -> None:
-    seen = describe_load(engine(2, 2), told((3, 10), (1, 12), engines=(11, 11)))
+    seen = describe_load(engine(2, 2), reported_load((3, 10), (1, 12), engines=(11, 11)))
     assert (seen["ongoing"], seen["waiting"]) == (22, 4)
     assert "26.0 requests, 4 of them waiting now, at 20 a replica: 2 wanted" in seen["why"]
 
 
 def test_a_request_that_has_just_been_granted_is_counted_once() -> None:
     """The engine has it already, the router's newest sample still has it waiting."""
-    seen = describe_load(engine(1, 1), told((1, 6), engines=(7,)))
+    seen = describe_load(engine(1, 1), reported_load((1, 6), engines=(7,)))
     assert (seen["ongoing"], seen["waiting"]) == (6, 1)
-    leaving = describe_load(engine(1, 1), told((0, 2), engines=(7,)))  # five of them are a leaving router's
+    leaving = describe_load(engine(1, 1), reported_load((0, 2), engines=(7,)))  # five of them are a leaving router's
     assert (leaving["ongoing"], leaving["waiting"]) == (7, 0)
 
 
@@ -79,33 +79,35 @@ def test_a_request_that_has_just_been_granted_is_counted_once() -> None:
     ],
 )
 def test_why_names_the_load_and_the_delay(running: int, target: int, load: int, words: str) -> None:
-    assert words in describe_load(engine(running, target), told((0, load)))["why"]
+    assert words in describe_load(engine(running, target), reported_load((0, load)))["why"]
 
 
 def test_why_says_how_many_rows_of_batches_do_not_count() -> None:
-    reported = told((3, 64), engines=(4,))
+    reported = reported_load((3, 64), engines=(4,))
     reported[ROUTER]["rows_org/m"] = [[Point(2.0, 63)]]
     seen = describe_load(engine(1, 1), reported)
     assert (seen["ongoing"], seen["waiting"]) == (64, 3)
     assert seen["why"] == "4.0 requests and 63 rows of batches, 3 of them waiting now, at 20 a replica: 1 wanted"
 
 
-def test_a_start_without_a_place_is_not_said_to_be_kept() -> None:
+def test_a_start_without_a_place_is_not_reported_to_be_kept() -> None:
     placed = engine(1, 2)
-    assert describe_load(placed, told((0, 0)))["why"].endswith("kept, for 120 s at most, while a part of it starts")
+    assert describe_load(placed, reported_load((0, 0)))["why"].endswith(
+        "kept, for 120 s at most, while a part of it starts"
+    )
     placed["replicas"][1]["node_id"] = None
-    assert describe_load(placed, told((0, 0)))["why"].endswith("0 wanted; down after 120 s of that")
-    assert describe_load(placed, told((0, 25)))["why"].endswith("2 wanted")
+    assert describe_load(placed, reported_load((0, 0)))["why"].endswith("0 wanted; down after 120 s of that")
+    assert describe_load(placed, reported_load((0, 25)))["why"].endswith("2 wanted")
 
 
-def test_a_fixed_number_is_said_to_be_fixed_and_still_counted() -> None:
+def test_a_fixed_number_is_reported_to_be_fixed_and_still_counted() -> None:
     fixed = engine(1, 1, None)
-    assert describe_load(fixed, told((2, 5))) == {"ongoing": 5, "waiting": 2, "why": FIXED}
+    assert describe_load(fixed, reported_load((2, 5))) == {"ongoing": 5, "waiting": 2, "why": FIXED}
     assert describe_load(fixed, {}) == {"ongoing": None, "waiting": None, "why": FIXED}
     assert describe_load(engine(1, 1, SCALE | {"min_replicas": 8}), {})["why"] == FIXED
 
 
-def test_numbers_that_nobody_told_are_a_dash_in_the_table() -> None:
+def test_numbers_that_nobody_reported_are_a_dash_in_the_table() -> None:
     model = {"name": "m", "deployment": "engine-m", "state": "healthy", "message": "", "replicas": [], "target": 2}
     models = [
         model | {"ongoing": None, "waiting": None, "why": FIXED},

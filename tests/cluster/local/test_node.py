@@ -35,7 +35,7 @@ def details(status: str, engine: str, proxy: str = "HEALTHY", message: str = "")
     }
 
 
-def test_the_state_of_an_application_is_told_in_our_words() -> None:
+def test_the_state_of_an_application_is_reported_in_our_words() -> None:
     seen = describe(details("RUNNING", "HEALTHY"), ["a--b"])
     assert seen["state"] == "running"
     replica = {"id": "r1", "state": "STARTING", "node": "", "address": ""}
@@ -60,7 +60,7 @@ def test_the_state_of_an_application_is_told_in_our_words() -> None:
     assert describe({"applications": {}, "proxies": {}}, [])["state"] == "absent"
 
 
-def test_a_failure_is_told_without_its_traceback() -> None:
+def test_a_failure_is_reported_without_its_traceback() -> None:
     trace = "Failed to start.\nTraceback (most recent call last):\n  File x\nValueError: the weights are missing\n"
     seen = describe(details("DEPLOY_FAILED", "DEPLOY_FAILED", message=trace), ["a/b"])
     assert seen["state"] == "failed"

@@ -57,10 +57,10 @@ def test_a_cluster_that_answers_and_takes_the_token_is_reached() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer another"}])
 def test_a_token_that_is_missing_or_wrong_is_named(headers: dict[str, str]) -> None:
     with gcs({"authorization": f"Bearer {TOKEN}"}) as (address, _):
-        with pytest.raises(Unavailable, match=r"(?s)asks for its token.*RAY_AUTH_TOKEN") as told:
+        with pytest.raises(Unavailable, match=r"(?s)asks for its token.*RAY_AUTH_TOKEN") as reported:
             require_cluster(address, headers)
-        assert told.value.message.startswith(f"{address}: ")
-        assert "another" not in told.value.message.replace("another's", "")  # no token in an error
+        assert reported.value.message.startswith(f"{address}: ")
+        assert "another" not in reported.value.message.replace("another's", "")  # no token in an error
 
 
 def test_where_nobody_listens_nobody_answers() -> None:

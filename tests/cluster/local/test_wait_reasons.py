@@ -37,7 +37,7 @@ def details(
     return {"applications": {APPLICATION: {"deployments": {"engine-m": {"status": status, "replicas": made}}}}}
 
 
-def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
+def reasons(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
     return status.placement_waits(status.unplaced(seen), groups, [node(1)], NOW)
 
 
@@ -72,30 +72,30 @@ def told(seen: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, str]:
         ({}, [], "1 GPU and 1 CPU on one node, and no node has that; the largest has 0 GPUs"),
     ],
 )
-def test_what_is_needed_is_told_with_what_there_is(
+def test_what_is_needed_is_reported_with_what_there_is(
     model: dict[str, Any], nodes: list[dict[str, Any]], reason: str
 ) -> None:
     assert status.wait_reason(group(**model), nodes) == reason
 
 
 def test_a_deployment_says_how_many_of_its_replicas_wait() -> None:
-    one = details([("r1", None), ("r2", "node")])
-    assert [replica["actor_name"] for replica in status.unplaced(one)["engine-m"]] == ["r1"]
-    found = told(one, [group("r1"), group("r2"), group("other")])
+    waiting = details([("r1", None), ("r2", "node")])
+    assert [replica["actor_name"] for replica in status.unplaced(waiting)["engine-m"]] == ["r1"]
+    found = reasons(waiting, [group("r1"), group("r2"), group("other")])
     free = "0 of 1 GPUs and 0 of 8 CPUs on 10.0.0.8"
     assert found == {
         "engine-m": f"1 replica waits since 10 s for 1 GPU and 1 CPU on one node, which are not free: {free}"
     }
     two = details([("r1", None), ("r2", None)])
-    found = told(two, [group("r1"), group("r2")])
+    found = reasons(two, [group("r1"), group("r2")])
     assert found["engine-m"].startswith("2 replicas wait since 20 s for 1 GPU")
 
 
-def test_what_is_free_is_told_of_the_nodes_that_have_the_most() -> None:
+def test_what_is_free_is_reported_for_the_nodes_that_have_the_most() -> None:
     nodes = [node(0, cpus=number, free_cpus=float(number % 5)) for number in (8, 10, 12, 13, 14, 4)]
-    told_of = status.wait_reason(group(engine="simulated", cpus_per_rank=5), nodes)
+    waits_for = status.wait_reason(group(engine="simulated", cpus_per_rank=5), nodes)
     best = "4 of 14 CPUs on 10.0.0.14, 3 of 8 CPUs on 10.0.0.8, 3 of 13 CPUs on 10.0.0.13"
-    assert told_of == f"5 CPUs on one node, which are not free: {best} and no more on 2 others"
+    assert waits_for == f"5 CPUs on one node, which are not free: {best} and no more on 2 others"
 
 
 def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
@@ -107,11 +107,11 @@ def test_nobody_waits_who_has_a_node_or_failed_or_is_not_there() -> None:
 
 
 def test_a_replica_without_bundles_leaves_serves_own_message() -> None:
-    assert told(details([("r1", None)]), []) == {}
+    assert reasons(details([("r1", None)]), []) == {}
 
 
 def test_a_replica_that_has_its_place_and_no_process_yet_does_not_wait_for_one() -> None:
-    assert told(details([("r1", None)]), [group("r1") | {"state": "CREATED"}]) == {}
+    assert reasons(details([("r1", None)]), [group("r1") | {"state": "CREATED"}]) == {}
 
 
 FAILED = """The deployment failed to start 3 times in a row. Error:

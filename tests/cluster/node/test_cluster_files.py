@@ -143,8 +143,8 @@ def test_what_a_user_fills_in_is_marked() -> None:
         for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False)
         if "CHANGE" in before + line
     )
-    for what in ("region", "zone", "subnet", "instance profile", "disk", "cache", "InstanceType"):
-        assert what in marked, what
+    for field in ("region", "zone", "subnet", "instance profile", "disk", "cache", "InstanceType"):
+        assert field in marked, field
     assert "SubnetIds" in text  # as Ray reads it; boto3's own name is another
 
 

@@ -52,7 +52,7 @@ def without_packages(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("arguments", "device"), [(["gpu"], "gpu"), (["cpu"], "cpu")])
-def test_setup_installs_by_the_lock_of_the_device_it_is_told(
+def test_setup_installs_by_the_lock_of_the_device_that_is_given(
     checkout: Path, tmp_path: Path, arguments: list[str], device: str
 ) -> None:
     done = run(checkout, "setup", *arguments, environment=without_packages(tmp_path))

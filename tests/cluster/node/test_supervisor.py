@@ -47,11 +47,11 @@ class Machine:
         (found,) = (pid for pid in marked(self.node.mark) if program in arguments(pid))
         return found
 
-    def wait(self, what: str, fulfilled: Callable[[], bool]) -> None:
+    def wait(self, goal: str, fulfilled: Callable[[], bool]) -> None:
         """Bounded by STATE_S: processes start and end within a second or two of their cause."""
         deadline = time.monotonic() + STATE_S
         while not fulfilled():
-            assert time.monotonic() < deadline, f"{what}\n{self.folder.log.read_text()}"
+            assert time.monotonic() < deadline, f"{goal}\n{self.folder.log.read_text()}"
             time.sleep(0.05)  # bound: STATE_S
 
 
@@ -174,7 +174,7 @@ def test_what_a_killed_keeper_left_is_ended_too(machine: Machine) -> None:
     assert machine.folder.node() is None
 
 
-def test_a_ray_that_does_not_start_is_told_and_leaves_nothing(
+def test_a_ray_that_does_not_start_is_reported_and_leaves_nothing(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_RAY", "refuse")
@@ -262,9 +262,9 @@ def test_a_start_that_stays_ends_its_node_at_sigterm(
         os.kill(os.getpid(), signal.SIGTERM)
 
     with ThreadPoolExecutor(1) as other:
-        told = other.submit(terminate)
+        reported = other.submit(terminate)
         assert commands.start([*order, "--block"]) == 0
-        told.result()
+        reported.result()
     assert marked(marks[0]) == []
     assert machine.folder.node() is None
     # this Ray cannot be asked to drain, which is told and keeps nothing from ending
@@ -280,7 +280,7 @@ def test_a_start_that_stays_ends_with_a_crashed_worker_and_shows_its_log(
         os.kill(machine.pid("raylet"), signal.SIGKILL)
 
     with ThreadPoolExecutor(1) as other:
-        told = other.submit(crash)
+        reported = other.submit(crash)
         assert commands.start([*WORKER, "--block"]) == 1
-        told.result()
+        reported.result()
     assert "ended with status -9" in capsys.readouterr().out

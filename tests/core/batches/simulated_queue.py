@@ -60,9 +60,9 @@ class SimulatedQueue:
         self.people = self.people_waiting = self.rows = self.rows_waiting = self.sent = 0
         self.look_ahead = 0
 
-    def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
+    def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
         self.order += 1
-        heapq.heappush(self.events, (when, self.order, what, arguments))
+        heapq.heappush(self.events, (when, self.order, action, arguments))
 
     def run(self, until: float, warm_up_s: float) -> Measured:
         self.at(0.0, self._ask)
@@ -70,7 +70,7 @@ class SimulatedQueue:
         idle = used = waited = looked = 0.0
         most_waiting = most_in_flight = 0
         while self.events[0][0] < until:
-            when, _, what, arguments = heapq.heappop(self.events)
+            when, _, action, arguments = heapq.heappop(self.events)
             if self.now >= warm_up_s:
                 span = when - self.now
                 idle += span * (self.slots - self.people)
@@ -80,7 +80,7 @@ class SimulatedQueue:
                 most_waiting = max(most_waiting, self.rows_waiting)
             most_in_flight = max(most_in_flight, self.pace.in_flight)
             self.now = when
-            what(*arguments)
+            action(*arguments)
             self._grant()
         spanned = until - warm_up_s
         return Measured(used / idle, waited / spanned, most_waiting, most_in_flight, looked / spanned)

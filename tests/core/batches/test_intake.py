@@ -64,20 +64,23 @@ def test_an_entry_that_no_delivery_could_run_says_which_field_is_wrong(
 
 @given(st.dictionaries(st.sampled_from([b"id", b"endpoint", b"body", b"reply_to", b"reason"]), st.binary(max_size=40)))
 def test_whatever_an_entry_holds_its_dead_letter_holds_it_too(fields: dict[bytes, bytes]) -> None:
-    one = StreamEntry("rows", "7-0", fields)
+    source = StreamEntry("rows", "7-0", fields)
     with contextlib.suppress(BadRow):
-        request_of(one)
-    letter = one.dead_letter("why")
+        request_of(source)
+    letter = source.dead_letter("why")
     assert letter[b"entry"] == b"7-0"
     assert sorted(letter.values()) == sorted([*fields.values(), b"why", b"1", b"rows", b"7-0"])
-    assert one.reply_stream("replies", "replies:") in ("replies", fields.get(b"reply_to", b"").decode(errors="replace"))
+    assert source.reply_stream("replies", "replies:") in (
+        "replies",
+        fields.get(b"reply_to", b"").decode(errors="replace"),
+    )
 
 
 def test_a_reply_goes_only_where_the_settings_allow() -> None:
-    one = entry(reply_to=b"replies:me")
-    assert one.reply_stream("replies", None) == "replies"
-    assert one.reply_stream("replies", "replies:") == "replies:me"
-    assert one.reply_stream("replies", "replies:", {"replies:me"}) == "replies"
+    allowed = entry(reply_to=b"replies:me")
+    assert allowed.reply_stream("replies", None) == "replies"
+    assert allowed.reply_stream("replies", "replies:") == "replies:me"
+    assert allowed.reply_stream("replies", "replies:", {"replies:me"}) == "replies"
     assert entry(reply_to=b"rows").reply_stream("replies", "replies:") == "replies"
 
 

@@ -287,8 +287,8 @@ def test_lines_are_those_of_a_naive_split_however_the_file_is_cut(tokens: list[b
     text = b"".join(tokens)
     lines = split(LineSplitter(), chunked(text, cuts))
     assert lines == naive_lines(text)
-    for one in lines:
-        assert text[one.offset : one.offset + len(one.data)] == one.data
+    for line in lines:
+        assert text[line.offset : line.offset + len(line.data)] == line.data
 
 
 def test_blank_lines_in_a_row_are_passed_in_one_step() -> None:

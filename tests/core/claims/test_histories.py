@@ -57,10 +57,10 @@ class Histories(RuleBasedStateMachine):
                 assert reply.run == run
                 self._begins(me, asked, reply.restarts)
             elif reply.verdict in (V.JOIN, V.KEPT):
-                there = next(iter(reply.routers))
-                found = self.has[there].get(reply.run)
+                home = next(iter(reply.routers))
+                found = self.has[home].get(reply.run)
                 if found is None:  # evicted, or never begun there
-                    asked = replace(asked, gone=(there, reply.run))
+                    asked = replace(asked, gone=(home, reply.run))
                     continue
                 assert (found.tenant, found.key, found.fingerprint) == (tenant, key, body)
             elif reply.verdict is V.REUSED:
@@ -87,7 +87,7 @@ class Histories(RuleBasedStateMachine):
         running = [one for one in self.has[me].values() if one.state is ClaimState.RUNNING]
         if not running:
             return
-        claim = data.draw(st.sampled_from(sorted(running, key=lambda one: one.run)))
+        claim = data.draw(st.sampled_from(sorted(running, key=lambda claimed: claimed.run)))
         if fails:
             del self.has[me][claim.run]
             return

@@ -37,8 +37,8 @@ def use(
 def taught(*uses: ObservedUse, times: int = MIN_SEEN) -> Estimator:
     learner = Estimator()
     for _ in range(times):
-        for one in uses:
-            learner.observe(one)
+        for use in uses:
+            learner.observe(use)
     return learner
 
 

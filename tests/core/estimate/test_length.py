@@ -23,7 +23,7 @@ def test_under_100_tokens_64_else_16() -> None:
 @pytest.mark.parametrize(
     ("batch", "long_ones", "weight"), [(64, 64, 1), (64, 24, 3), (64, 1, 64), (8, 3, 3), (1, 1, 1)]
 )
-def test_never_more_long_ones_than_told(batch: int, long_ones: int, weight: int) -> None:
+def test_never_more_long_ones_than_given(batch: int, long_ones: int, weight: int) -> None:
     rule = LengthRule.of_batch(batch, long_ones, 100)
     assert rule.long_weight == weight
     assert batch // rule.slots(1, 100, batch) <= long_ones

@@ -19,7 +19,7 @@ class ChargeLog:
         total = 0.0
         lowest = float("inf")
         worst = 0.0
-        for at, amount in sorted(self.entries, key=lambda one: one[0]):
+        for at, amount in sorted(self.entries, key=lambda entry: entry[0]):
             lowest = min(lowest, total - self.rate * at)
             total += amount
             worst = max(worst, total - self.rate * at - lowest - self.burst)
@@ -27,7 +27,7 @@ class ChargeLog:
 
     def excess_by_brute_force(self) -> float:
         """The same, of every window by itself."""
-        entries = sorted(self.entries, key=lambda one: one[0])
+        entries = sorted(self.entries, key=lambda entry: entry[0])
         worst = 0.0
         for first, (begin, _) in enumerate(entries):
             total = 0.0
@@ -39,7 +39,7 @@ class ChargeLog:
     def excess_with_late_refunds(self, late_s: float) -> float:
         """The same where the pool may learn of a refund so much later: charges of a window that begins in between may
         be made of it."""
-        entries = sorted(self.entries, key=lambda one: one[0])
+        entries = sorted(self.entries, key=lambda entry: entry[0])
         worst = 0.0
         for first, (begin, _) in enumerate(entries):
             total = sum(amount for at, amount in entries[:first] if amount < 0 and at >= begin - late_s)

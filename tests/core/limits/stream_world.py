@@ -362,7 +362,7 @@ class StreamWorld:
                 self._stored[key] = value
             else:
                 self._stored.pop(key, None)
-        for name in self.actor.queue.actor_sessions.take_woken():
+        for name in self.actor.queue.router_sessions.take_woken():
             if name in self.watching:
                 self._answer_watch(name, self.watching[name][0])
         due = self.actor.queue.next_due()

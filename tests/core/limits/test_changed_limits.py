@@ -43,14 +43,14 @@ def test_a_router_that_begins_another_session_holds_no_slots_for_requests_that_r
     world = World(1)
     ran = [world.ask("r0", BEFORE) for _ in range(6)]
     world.run(0.5)
-    told: list[object] = []
-    world.ask("r0", AT_ONCE, done=told.append)
+    reported: list[object] = []
+    world.ask("r0", AT_ONCE, done=reported.append)
     world.run(0.5)
     world.begin_session("r0")
     world.run(0.5)
-    world.ask("r0", AT_ONCE, done=told.append)
+    world.ask("r0", AT_ONCE, done=reported.append)
     world.run(0.5)
-    assert [type(one) for one in told] == [Charged, Charged]
+    assert [type(one) for one in reported] == [Charged, Charged]
     for request_id in ran:
         world.end(request_id, 1)
     world.run(2.0)
@@ -58,18 +58,18 @@ def test_a_router_that_begins_another_session_holds_no_slots_for_requests_that_r
     assert (pool.level, sum(pool.credit.values())) == (0.0, 2.0)
 
 
-def test_routers_that_have_not_heard_of_a_limit_at_once_make_it_no_larger() -> None:
+def test_routers_that_learn_of_a_limit_late_make_it_no_larger() -> None:
     world = World(2)
-    told: list[Charged | Refusal] = []
+    reported: list[Charged | Refusal] = []
     for number in range(5):  # the actor goes by the limits that came last
-        world.ask("r0", AT_ONCE, done=told.append)
+        world.ask("r0", AT_ONCE, done=reported.append)
         world.run(0.5)
-        world.ask("r1", Limits(requests_per_minute=60_000 + number), done=told.append)
+        world.ask("r1", Limits(requests_per_minute=60_000 + number), done=reported.append)
         world.run(0.5)
-    world.ask("r0", AT_ONCE, done=told.append)
+    world.ask("r0", AT_ONCE, done=reported.append)
     world.run(0.5)
-    for one in told:
-        world.end(one.request_id, 1)
+    for message in reported:
+        world.end(message.request_id, 1)
     world.run(15.0)
     for number in range(12):
         world.ask(f"r{number % 2}", AT_ONCE)
@@ -83,13 +83,13 @@ def test_what_ran_before_a_quota_counts_in_it_by_its_use() -> None:
     world.actor.asks_store = True
     ran = [world.ask("r0", BEFORE, tokens=100) for _ in range(5)]
     world.run(0.5)
-    told: list[object] = []
-    world.ask("r0", QUOTA, tokens=100, done=told.append)
+    reported: list[object] = []
+    world.ask("r0", QUOTA, tokens=100, done=reported.append)
     world.run(0.1)
     assert world.actor.take_unknown() == [SCOPE]
     world.actor.on_used(SCOPE, NOTHING, world.actor.calendar.period, world.now)
     world.run(LIMIT_WAIT_S + 1.0)  # this actor sends with its next tick
-    assert [type(one) for one in told] == [Charged]
+    assert [type(one) for one in reported] == [Charged]
     for number, request_id in enumerate(ran):
         world.end(request_id, 80 if number else None)  # the first one failed
     world.run(3.0)

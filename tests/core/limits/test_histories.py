@@ -45,30 +45,30 @@ class Load:
             self._come(self._draw.choice(CLIENTS), self._draw.randint(1, MAX_ESTIMATE), self._draw.random(), None)
             self._world.after(self._draw.expovariate(self._per_s), self._arrive)
 
-    def _come(self, names: tuple[str, ...], tokens: int, manner: float, told_at: float | None) -> None:
+    def _come(self, names: tuple[str, ...], tokens: int, manner: float, reported_at: float | None) -> None:
         world = self._world
         draw = self._draw
         if not world.cores:
             return
         print_ = b"%d" % int(manner * 1e9)
 
-        def decided(told: Charged | Refusal) -> None:
-            if isinstance(told, Charged):
+        def decided(reported: Charged | Refusal) -> None:
+            if isinstance(reported, Charged):
                 used = draw.randint(0, tokens * (2 if self._overdraws else 1))
                 end = None if draw.random() < 0.1 else used
-                world.after(draw.expovariate(2.0), lambda: world.end(told.request_id, end))
+                world.after(draw.expovariate(2.0), lambda: world.end(reported.request_id, end))
                 return
-            if told_at is not None and self.disturbed_at < told_at:
+            if reported_at is not None and self.disturbed_at < reported_at:
                 self.broken += 1
-            if manner < 0.5 and told.retry_after_s is not None and world.now + told.retry_after_s < self._until:
-                told_now = world.now
-                world.after(told.retry_after_s, lambda: self._come(names, tokens, manner, told_now))
+            if manner < 0.5 and reported.retry_after_s is not None and world.now + reported.retry_after_s < self._until:
+                reported_now = world.now
+                world.after(reported.retry_after_s, lambda: self._come(names, tokens, manner, reported_now))
             elif manner < 0.53 and self._loops:
                 self._loops -= 1
                 world.after(0.1, lambda: self._come(names, tokens, manner + 1e-9, None))
 
         limits = {name: SCOPES[name] for name in names}
-        repeat = None if manner > 0.4 else told_at is not None
+        repeat = None if manner > 0.4 else reported_at is not None
         router = draw.choice(sorted(world.cores))
         more = {"fingerprint": print_, "may_wait": manner > 0.8, "is_repeat": repeat}
         request_id = world.ask(router, limits, tokens, decided, **more)
@@ -79,10 +79,10 @@ class Load:
 def disturb(world: World, load: Load, draw: random.Random) -> None:
     """One failure."""
     load.disturbed_at = world.now
-    what = draw.randrange(3)
-    if what == 0:
+    event = draw.randrange(3)
+    if event == 0:
         world.start_actor()
-    elif what == 1 and len(world.cores) > 1:
+    elif event == 1 and len(world.cores) > 1:
         world.kill_router(draw.choice(sorted(world.cores)))
     elif world.cores:
         world.begin_session(draw.choice(sorted(world.cores)))

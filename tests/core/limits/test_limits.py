@@ -35,24 +35,24 @@ def test_a_burst_is_charged_and_the_rest_refused_with_moments_one_request_apart(
     world = World()
     found = decisions(world, 65, PER_MINUTE)
     assert kinds(found) == (60, 5)
-    told = sorted(one.retry_after_s or 0 for one in found if isinstance(one, Refusal))
-    assert told == pytest.approx([1, 2, 3, 4, 5], abs=0.02)
+    reported = sorted(one.retry_after_s or 0 for one in found if isinstance(one, Refusal))
+    assert reported == pytest.approx([1, 2, 3, 4, 5], abs=0.02)
     assert {one.reason for one in found if isinstance(one, Refusal)} == {LimitReason.RATE_LIMIT}
     assert next(one.limit for one in found if isinstance(one, Refusal)) == "60 requests per minute of this key"
 
 
-def test_who_comes_back_at_the_moment_it_was_told_is_served() -> None:
+def test_a_client_that_comes_back_at_the_announced_moment_is_served() -> None:
     world = World()
     decisions(world, 60, PER_MINUTE)
     found: list[Charged | Refusal] = []
 
     def come_back(number: int) -> object:
-        def decided(told: Charged | Refusal) -> None:
-            assert isinstance(told, Refusal)
+        def decided(reported: Charged | Refusal) -> None:
+            assert isinstance(reported, Refusal)
             again = lambda: world.ask(  # noqa: E731
                 f"r{(number + 1) % 3}", PER_MINUTE, done=found.append, fingerprint=b"%d" % number, is_repeat=True
             )
-            world.after(told.retry_after_s or 0, again)
+            world.after(reported.retry_after_s or 0, again)
 
         return decided
 
@@ -113,13 +113,13 @@ def test_requests_at_once_never_exceed_the_limit_and_a_free_slot_goes_to_who_wai
     served: list[str] = []
 
     def come(number: int) -> None:
-        def decided(told: Charged | Refusal) -> None:
-            if isinstance(told, Charged):
-                served.append(told.request_id)
-                world.after(1.0, lambda: world.end(told.request_id, 1))
+        def decided(reported: Charged | Refusal) -> None:
+            if isinstance(reported, Charged):
+                served.append(reported.request_id)
+                world.after(1.0, lambda: world.end(reported.request_id, 1))
             else:
-                assert told.reason is LimitReason.CONCURRENCY
-                world.after(told.retry_after_s or 0.0, lambda: come(number))
+                assert reported.reason is LimitReason.CONCURRENCY
+                world.after(reported.retry_after_s or 0.0, lambda: come(number))
 
         world.ask(f"r{number % 3}", limits, done=decided, fingerprint=b"%d" % number, is_repeat=None)
 
@@ -152,9 +152,9 @@ def test_a_refund_and_an_estimate_too_high_serve_the_next_at_once() -> None:
 def test_an_overdraft_is_paid_before_the_next_request() -> None:
     limits = Limits(tokens_per_minute=60)
     world = World()
-    one = world.ask("r0", limits, tokens=60)
+    first = world.ask("r0", limits, tokens=60)
     world.run(0.1)
-    world.end(one, 90)
+    world.end(first, 90)
     (refused,) = decisions(world, 1, limits, tokens=10)
     assert isinstance(refused, Refusal)
     assert refused.retry_after_s == pytest.approx(40, abs=0.5)
@@ -166,7 +166,7 @@ def test_a_quota_is_refused_until_midnight_and_begins_anew_then() -> None:
     found = decisions(world, 4, limits)
     assert kinds(found) == (3, 1)
     (refused,) = [one for one in found if isinstance(one, Refusal)]
-    assert refused.reason is LimitReason.QUOTA
+    assert refused.reason is LimitReason.ALLOWANCE
     world.run((refused.retry_after_s or 0) + 1)
     world.actor.set_clock(1_700_000_000.0 + world.now, world.now)
     assert kinds(decisions(world, 4, limits)) == (3, 1)
@@ -194,7 +194,7 @@ def test_nothing_is_charged_to_a_quota_of_which_the_use_is_unknown() -> None:
     world.actor.on_used(SCOPE, used(3), world.actor.calendar.period, world.now)
     assert kinds(decisions(world, 2, limits)) == (0, 2)
     assert isinstance(found[-1], Refusal)
-    assert found[-1].reason is LimitReason.QUOTA
+    assert found[-1].reason is LimitReason.ALLOWANCE
     assert found[-1].limit
 
 
@@ -229,17 +229,17 @@ def test_another_store_is_asked_for_all_that_is_unknown() -> None:
     assert world.actor.take_unknown() == ["key:b"]
 
 
-@pytest.mark.parametrize("has_heard", [True, False], ids=["heard", "not_heard"])
+@pytest.mark.parametrize("knows_use", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("tokens", [10, None, 1500], ids=["settled", "failed", "more"])
 def test_a_request_over_midnight_is_settled_in_the_day_that_it_was_charged_to(
-    tokens: int | None, has_heard: bool
+    tokens: int | None, knows_use: bool
 ) -> None:
     limits = Limits(tokens_per_day=1000)
     world = World()
     late = world.ask("r0", limits, tokens=900)
     world.run(0.1)
     world.actor.set_clock(1_700_000_000.0 + world.now + DAY_S, world.now)
-    today = world.ask("r0" if has_heard else "r1", limits, tokens=800)
+    today = world.ask("r0" if knows_use else "r1", limits, tokens=800)
     world.run(0.1)
     assert len(world.charged) == 2
     world.end(late, tokens)
@@ -294,7 +294,7 @@ def test_far_from_a_limit_hardly_any_message_is_sent() -> None:
     before = world.to_actor
     for number in range(3000):
         ask = lambda number=number: world.ask(  # noqa: E731
-            f"r{number % 3}", limits, 50, lambda told: world.after(0.1, lambda: world.end(told.request_id, 40))
+            f"r{number % 3}", limits, 50, lambda reported: world.after(0.1, lambda: world.end(reported.request_id, 40))
         )
         world.after(number * 0.1, ask)
     world.run(302)
@@ -342,13 +342,13 @@ def test_after_a_restart_of_the_actor_the_bucket_is_what_it_was() -> None:
     assert world.excess(SCOPE, PER_MINUTE, Kind.REQUESTS) < 0.01
 
 
-def test_a_told_moment_survives_a_restart_of_the_actor() -> None:
+def test_an_announced_moment_survives_a_restart_of_the_actor() -> None:
     world = World()
     decisions(world, 60, PER_MINUTE)
-    (told,) = decisions(world, 1, PER_MINUTE, fingerprint=b"mine")
-    assert isinstance(told, Refusal)
+    (reported,) = decisions(world, 1, PER_MINUTE, fingerprint=b"mine")
+    assert isinstance(reported, Refusal)
     world.start_actor()
-    world.run((told.retry_after_s or 0) - 0.1)
+    world.run((reported.retry_after_s or 0) - 0.1)
     decisions(world, 3, PER_MINUTE, fingerprint=b"others", is_repeat=False)
     assert kinds(decisions(world, 1, PER_MINUTE, fingerprint=b"mine", is_repeat=True)) == (1, 0)
 

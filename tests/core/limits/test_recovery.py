@@ -34,7 +34,7 @@ def tell(world: World, amounts: dict[Kind, float]) -> None:
 
 @pytest.mark.parametrize("uptime_s", [HOUR_S, 200 * HOUR_S], ids=["up for an hour", "up for days"])
 @pytest.mark.parametrize("was_used", [0, 3])
-def test_a_quota_of_which_no_router_has_heard_is_asked_of_the_store(uptime_s: float, was_used: int) -> None:
+def test_an_allowance_that_no_router_knows_is_asked_of_the_store(uptime_s: float, was_used: int) -> None:
     world = World(now=uptime_s)
     world.run(0.1)
     world.sessions.clear()  # the actor is away
@@ -43,12 +43,12 @@ def test_a_quota_of_which_no_router_has_heard_is_asked_of_the_store(uptime_s: fl
     restart(world)
     assert found == []
     tell(world, {Kind.REQUESTS_OF_DAY: float(was_used)})
-    (told,) = found
+    (reported,) = found
     if was_used:
-        assert isinstance(told, Refusal)
-        assert (told.reason, told.limit) == (LimitReason.QUOTA, "3 requests per day of this key")
+        assert isinstance(reported, Refusal)
+        assert (reported.reason, reported.limit) == (LimitReason.ALLOWANCE, "3 requests per day of this key")
     else:
-        assert isinstance(told, Charged)
+        assert isinstance(reported, Charged)
 
 
 def test_a_quota_that_the_last_actor_did_not_know_is_asked_of_the_store() -> None:
@@ -67,7 +67,7 @@ def test_a_quota_that_the_last_actor_did_not_know_is_asked_of_the_store() -> Non
     assert [type(one) for one in found] == [Refusal]
 
 
-def test_of_two_quotas_that_of_which_a_router_has_heard_is_not_asked_for() -> None:
+def test_of_two_allowances_the_one_that_a_router_knows_is_not_asked_for() -> None:
     world = World(1)
     world.actor.asks_store = True
     for _ in range(2):

@@ -35,12 +35,12 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
         if world.now >= start + SPAN_S:
             return
 
-        def decided(told: LimitDecision) -> None:
-            if isinstance(told, Charged):
+        def decided(decision: LimitDecision) -> None:
+            if isinstance(decision, Charged):
                 used = tokens if draw.random() >= refunded else draw.choice([None, tokens // 2])
-                world.after(draw.expovariate(5.0), lambda: world.end(told.request_id, used))
-            elif manner == "obey" and told.retry_after_s is not None:
-                world.after(told.retry_after_s, lambda: come(tokens, body, True))
+                world.after(draw.expovariate(5.0), lambda: world.end(decision.request_id, used))
+            elif manner == "obey" and decision.retry_after_s is not None:
+                world.after(decision.retry_after_s, lambda: come(tokens, body, True))
             elif manner == "again" and draw.random() < 0.95:
                 world.after(0.1, lambda: come(tokens, b"%d" % draw.randrange(10**12), False))
 
@@ -86,14 +86,14 @@ def test_free_slots_are_used_while_clients_are_turned_away() -> None:
     busy_s = [0.0]
 
     def come(client: int, is_repeat: bool) -> None:
-        def decided(told: LimitDecision) -> None:
-            if isinstance(told, Charged):
+        def decided(decision: LimitDecision) -> None:
+            if isinstance(decision, Charged):
                 span_s = draw.uniform(0.5, 1.5)
                 busy_s[0] += span_s
-                world.after(span_s, lambda: world.end(told.request_id, 1))
+                world.after(span_s, lambda: world.end(decision.request_id, 1))
                 world.after(span_s, lambda: come(client, False))
             else:
-                world.after(told.retry_after_s or 0.0, lambda: come(client, True))
+                world.after(decision.retry_after_s or 0.0, lambda: come(client, True))
 
         router = f"r{client % 3}"
         world.ask(router, {SCOPE: limits}, 1, decided, fingerprint=b"%d" % client, is_repeat=is_repeat)

@@ -46,14 +46,14 @@ class Load:
         if not world.routers or world.now > self.until:
             return
 
-        def decided(told: LimitDecision) -> None:
-            if isinstance(told, Charged):
+        def decided(decision: LimitDecision) -> None:
+            if isinstance(decision, Charged):
                 used = None if draw.random() < 0.2 else draw.randint(0, tokens)
-                world.after(draw.expovariate(2.0), lambda: world.end(told.request_id, used))
+                world.after(draw.expovariate(2.0), lambda: world.end(decision.request_id, used))
                 return
             self.broken += came_back
-            if manner < 0.4 and told.retry_after_s is not None:
-                world.after(told.retry_after_s, lambda: self._come(names, tokens, manner, body, came_back=True))
+            if manner < 0.4 and decision.retry_after_s is not None:
+                world.after(decision.retry_after_s, lambda: self._come(names, tokens, manner, body, came_back=True))
             elif manner < 0.6 and draw.random() < 0.9:
                 other = b"%d" % draw.randrange(10**12)
                 world.after(0.1, lambda: self._come(names, tokens, manner, other, came_back=False))
@@ -70,14 +70,14 @@ class Load:
         """One failure."""
         world = self.world
         draw = self.draw
-        what = draw.randrange(5)
-        if what == 0:
+        event = draw.randrange(5)
+        if event == 0:
             world.start_actor()
-        elif what == 1 and len(world.routers) > 1:
+        elif event == 1 and len(world.routers) > 1:
             world.kill_router(draw.choice(sorted(world.routers)))
-        elif what == 2:
+        elif event == 2:
             world.add_router()
-        elif what == 3:
+        elif event == 3:
             world.wall_step_s = draw.choice([-86_400.0, -3600.0, -1.0, 0.0, 1.0, 3600.0, 86_400.0])
         else:
             core = world.routers[draw.choice(sorted(world.routers))].core
@@ -125,7 +125,7 @@ def assert_nothing_is_left(world: StreamWorld) -> None:
 @pytest.mark.parametrize("routers", [1, 3, 20])
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), per_s=st.sampled_from([1.0, 10.0, 40.0]))
-def test_without_failures_every_window_and_every_moment_told_hold(routers: int, seed: int, per_s: float) -> None:
+def test_without_failures_every_window_and_every_announced_moment_hold(routers: int, seed: int, per_s: float) -> None:
     world = StreamWorld(routers, seed)
     world.run(1.5)
     load = Load(world, random.Random(seed), per_s)

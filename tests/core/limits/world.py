@@ -57,11 +57,11 @@ class World:
         self._clients: dict[str, Client] = {}
         self.epoch = self._steps = 0
         self.sessions: dict[str, int] = {}
-        self.outbox: dict[str, list[Any]] = {}
+        self.unsent: dict[str, list[Any]] = {}
         self.actions: defaultdict[str, list[Any]] = defaultdict(list)
         self._links: dict[tuple[str, str], float] = {}  # when the last message of a link arrives: it keeps the order
         self.cores: dict[str, RouterLimits] = {}
-        self.roster: set[str] = set()  # routers that the actor remembers over its restart
+        self.remembered: set[str] = set()  # routers that the actor remembers over its restart
         self._tick_at = float("inf")
         self.start_actor()
         for number in range(self.routers):
@@ -92,10 +92,10 @@ class World:
     def start_actor(self) -> None:
         """Start the actor, anew after a crash: then no router has a session with it."""
         self.epoch += 1
-        self.waited_for = set(self.roster)
+        self.waited_for = set(self.remembered)
         self.sessions.clear()
         self.actor = ActorLimits(
-            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.roster)
+            self.epoch, self._from_actor, lambda: len(self.cores), self.now, is_recovering=bool(self.remembered)
         )
         epoch = self.epoch
         self.after(RECOVERY_S, lambda: self._end_recovery(epoch))
@@ -106,13 +106,13 @@ class World:
     def _end_recovery(self, epoch: int) -> None:
         """Routers that have not reported by now are lost."""
         if epoch == self.epoch and self.actor.is_recovering:
-            self.roster -= self.waited_for
+            self.remembered -= self.waited_for
             self.actor.on_recovered(self.now, is_complete=False)
             self._after_actor()
 
     def add_router(self, name: str) -> None:
-        self.roster.add(name)
-        self.outbox[name] = []
+        self.remembered.add(name)
+        self.unsent[name] = []
         self.cores[name] = RouterLimits(name, lambda event: self._put(name, event))
         self.begin_session(name)
         self.after(HEARTBEAT_S, lambda: self._beat(name))
@@ -120,9 +120,9 @@ class World:
     def begin_session(self, name: str) -> None:
         """A router begins another session: what is under way in either direction is lost."""
         self.sessions[name] = next(self._numbers)
-        self.outbox[name] = []
+        self.unsent[name] = []
         self.actions.pop(name, None)
-        self.actor.end_session(name, self.now)
+        self.actor.end_router_session(name, self.now)
         self._put(name, self.cores[name].begin_incarnation(self.now))
 
     def kill_router(self, name: str) -> None:
@@ -138,7 +138,7 @@ class World:
 
     def _remove(self, name: str, epoch: int) -> None:
         if epoch == self.epoch:
-            self.roster.discard(name)
+            self.remembered.discard(name)
             self.actor.remove_router(name, self.now)
             self._after_actor()
 
@@ -206,13 +206,13 @@ class World:
 
     def _put(self, name: str, event: Any) -> None:
         """As in the shell: the events of one turn are one message."""
-        if not self.outbox[name]:
+        if not self.unsent[name]:
             self.after(0.0, lambda: self._flush(name))
-        self.outbox[name].append(event)
+        self.unsent[name].append(event)
 
     def _flush(self, name: str) -> None:
-        events = self.outbox.get(name, [])
-        self.outbox[name] = []
+        events = self.unsent.get(name, [])
+        self.unsent[name] = []
         session = self.sessions.get(name)
         if session is None or not events or name not in self.cores:
             return
@@ -298,7 +298,7 @@ class World:
         worst = 0.0
         took = [(when, request, request.need[kind]) for when, request in self.charged]
         took += [(when, request, -back[kind]) for when, request, back in self.refunded]
-        for when, request, amount in sorted(took, key=lambda one: one[0]):
+        for when, request, amount in sorted(took, key=lambda charge: charge[0]):
             if scope not in dict(request.scopes):
                 continue
             level = min(burst, level + rate * (0.0 if at is None else when - at) - amount)

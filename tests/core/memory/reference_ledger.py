@@ -82,8 +82,8 @@ class Reference:
 
     def leave(self, owner: str) -> None:
         self.owners.pop(owner, None)
-        while (mine := next((e.lease_id for e in self.entries.values() if e.owner == owner), None)) is not None:
-            self.end(mine, memory_gone=False)
+        while (own := next((e.lease_id for e in self.entries.values() if e.owner == owner), None)) is not None:
+            self.end(own, memory_gone=False)
 
     def remove_device(self, key: str) -> None:
         self.devices.pop(key)

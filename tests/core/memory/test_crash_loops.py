@@ -27,24 +27,24 @@ class Model:
     def start(self) -> float:
         """Start one; returns how long it waited to load."""
         self.number += 1
-        told = EngineReport(f"e{self.number}", "m", (Rank("n"),), 100, 100, processes=(("n", ((self.number, 1),)),))
+        report = EngineReport(f"e{self.number}", "m", (Rank("n"),), 100, 100, processes=(("n", ((self.number, 1),)),))
         began = self.now
-        while not (reply := self.quota.on_engine(told, self.now)).may_load:
+        while not (reply := self.quota.on_engine(report, self.now)).may_load:
             self.now += 0.5
         waited_s = self.now - began
         self.now += START_S
-        self.told = replace(told, holds=reply.holds, kv_tokens=10, kv_bytes=1)
-        self.quota.on_engine(self.told, self.now)
+        self.report = replace(report, holds=reply.holds, kv_tokens=10, kv_bytes=1)
+        self.quota.on_engine(self.report, self.now)
         return waited_s
 
     def crash(self, after_s: float) -> None:
         self.now += after_s
-        self.quota.on_engine(self.told, self.now)
+        self.quota.on_engine(self.report, self.now)
         self.now += ENGINE_SILENT_S
-        self.quota.on_processes_gone(self.told.owner, self.now)
+        self.quota.on_processes_gone(self.report.owner, self.now)
 
     def end(self) -> None:
-        self.quota.on_engine(replace(self.told, gone=True), self.now)
+        self.quota.on_engine(replace(self.report, gone=True), self.now)
 
 
 def test_the_pauses_of_a_model_that_crashes_again_and_again_double_up_to_a_bound() -> None:
@@ -78,7 +78,7 @@ def test_engines_that_end_on_purpose_do_not_count() -> None:
         if number % 2:
             model.end()
         else:
-            model.quota.drain(DrainRequest(model.told.owner), model.now)
+            model.quota.drain(DrainRequest(model.report.owner), model.now)
             model.crash(1.0)
 
 
@@ -98,13 +98,13 @@ def test_why_the_last_engine_of_a_model_has_died_is_kept_for_a_while() -> None:
     model.crash(1.0)
     assert why(model) == [KILLED], "nobody could say why"
     model.start()
-    model.told = replace(model.told, failed="out of memory")
+    model.report = replace(model.report, failed="out of memory")
     model.crash(1.0)
     assert why(model) == ["out of memory"], "that it is gone is no better cause"
     assert why(model, later_s=KEPT_S) == []
 
 
-def test_an_engine_that_ends_as_it_was_told_has_not_failed() -> None:
+def test_an_engine_that_ends_as_it_was_asked_has_not_failed() -> None:
     model = Model()
     model.start()
     model.end()

@@ -114,7 +114,7 @@ def test_room_is_made_on_the_node_of_who_waits() -> None:
     assert [step.owner for step in plan.steps] == ["c"]
 
 
-def test_fragmentation_is_told_by_what_the_models_here_ask() -> None:
+def test_fragmentation_is_reported_by_what_the_models_here_ask() -> None:
     """6 + 6 GB are free: two of the models need 4, the third 8."""
     assert scattered().quota.relocation.fragmentation() == (pytest.approx(1 / 3), {"n": pytest.approx(1 / 3)})
 

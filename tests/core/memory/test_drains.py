@@ -52,8 +52,8 @@ def test_an_engine_on_a_node_that_leaves_at_once_drains_at_once_with_what_is_lef
 def test_an_actor_that_has_just_started_learns_it_from_the_engine() -> None:
     drains = Drains()
     assert drains.on_report(replace(ENGINE, drain=DrainReport(7.0, running=2)), 0.0) == 7.0
-    (one,) = drains.all()
-    assert (one.progress.running, one.until) == (2, 7.0)
+    (drain,) = drains.all()
+    assert (drain.progress.running, drain.until) == (2, 7.0)
 
 
 def test_the_last_figures_of_a_drain_can_be_asked_for_after_its_end() -> None:
@@ -62,8 +62,8 @@ def test_the_last_figures_of_a_drain_can_be_asked_for_after_its_end() -> None:
     drains.on_ended("e", 31.0, DrainReport(0.0, finished=4, moved=1))
     drains.keep(set(), 32.0)
     assert drains.active() == []
-    (one,) = drains.all()
-    assert (one.ended_at, one.progress.finished, one.progress.moved, one.is_final) == (31.0, 4, 1, True)
+    (drain,) = drains.all()
+    assert (drain.ended_at, drain.progress.finished, drain.progress.moved, drain.is_final) == (31.0, 4, 1, True)
     drains.on_ended("another", 31.0 + KEPT_S + 1.0)
     assert drains.all() == []
 

@@ -31,19 +31,19 @@ class Host:
         self.grants = EngineGrants(self.ledger, Checkpoint({}))
         self.now = 0.0
 
-    def say(self, told: EngineReport, *, unheard: frozenset[str] = frozenset()) -> EngineReply:
-        if told.gone:
-            self.grants.forget(told.owner, memory_gone=True)
+    def say(self, report: EngineReport, *, unheard: frozenset[str] = frozenset()) -> EngineReply:
+        if report.gone:
+            self.grants.forget(report.owner, memory_gone=True)
             return EngineReply(why="ended")
-        return self.grants.report(told, self.now, unreported=unheard)
+        return self.grants.report(report, self.now, unreported=unheard)
 
-    def runs(self, told: EngineReport) -> EngineReport:
+    def runs(self, report: EngineReport) -> EngineReport:
         """An engine from its first word to its first request."""
-        reply = self.say(told)
+        reply = self.say(report)
         assert reply.may_load
-        told = replace(told, holds=reply.holds, kv_tokens=1000, kv_bytes=10)
-        self.say(told)
-        return told
+        report = replace(report, holds=reply.holds, kv_tokens=1000, kv_bytes=10)
+        self.say(report)
+        return report
 
 
 def engine(name: str, wanted: int, least: int | None = None, device: int | None = 0, ranks: int = 1) -> EngineReport:
@@ -61,7 +61,7 @@ def test_an_engine_is_content_with_less_down_to_its_least() -> None:
     assert host.say(engine("b", 60, 30)).holds == (Hold("n/0", 40),)
 
 
-def test_who_waits_is_told_what_is_missing_and_where() -> None:
+def test_who_waits_is_given_what_is_missing_and_where() -> None:
     host = Host()
     host.runs(engine("a", 60))
     reply = host.say(engine("b", 60))
@@ -182,13 +182,13 @@ def test_an_engine_whose_report_was_refused_waits_for_no_memory_and_keeps_none_f
 
 def test_an_engine_that_falls_silent_keeps_its_memory_until_that_is_seen_free() -> None:
     host = Host()
-    told = host.runs(engine("a", 80))
+    reported = host.runs(engine("a", 80))
     ended = host.ledger.expire(OWNER_TTL_S + 0.1)
     assert [lease.lease_id for lease in ended] == ["a"]
     assert host.ledger.lease("a").phase is Phase.ENDING
     host.now = OWNER_TTL_S + 0.2
     assert host.say(engine("b", 80)).holds == ()
-    assert host.say(told).holds == told.holds, "it stood still, and nobody has its memory"
+    assert host.say(reported).holds == reported.holds, "it stood still, and nobody has its memory"
     assert host.ledger.lease("a").phase is Phase.COMMITTED
 
 
@@ -199,12 +199,12 @@ def test_an_engine_whose_report_is_lost_keeps_its_lease() -> None:
     assert host.ledger.expire(host.now + ENGINE_HEARTBEAT_S + ENGINE_ANSWER_S + ENGINE_ASK_S) == []
 
 
-def test_an_engine_that_lost_a_device_meanwhile_is_told_to_end() -> None:
+def test_an_engine_that_lost_a_device_meanwhile_is_asked_to_end() -> None:
     host = Host()
-    told = host.say(engine("tp", 50, device=None, ranks=2))
+    reported = host.say(engine("tp", 50, device=None, ranks=2))
     host.ledger.remove_device("n/1")
     with pytest.raises(LeaseConflict):
-        host.say(replace(engine("tp", 50, device=None, ranks=2), holds=told.holds))
+        host.say(replace(engine("tp", 50, device=None, ranks=2), holds=reported.holds))
     assert host.grants.owners() == []
     assert host.ledger.lease("tp").phase is Phase.ENDING, "until its processes are gone"
 
@@ -222,74 +222,74 @@ def test_who_waits_is_given_up_sooner_than_who_loads(waits: bool) -> None:
     assert not host.ledger.knows("b")
 
 
-def test_silent_are_those_that_were_not_heard_of_since() -> None:
+def test_silent_are_those_that_have_not_reported_since() -> None:
     host = Host()
-    told = host.runs(engine("a", 80))
+    reported = host.runs(engine("a", 80))
     host.say(engine("waits", 80))
     assert host.grants.silent(-1.0) == []
     assert [one.owner for one in host.grants.silent(0.0)] == ["a", "waits"]
     host.now = 5.0
-    host.say(told)
+    host.say(reported)
     assert [one.owner for one in host.grants.silent(4.0)] == ["waits"]
 
 
 def test_more_than_was_granted_is_an_alarm_until_it_is_less() -> None:
     host = Host()
-    told = host.runs(engine("a", 80))
-    host.say(replace(told, measured_bytes=(81,)))
+    reported = host.runs(engine("a", 80))
+    host.say(replace(reported, measured_bytes=(81,)))
     (alarm,) = host.grants.alarms()
     assert (alarm.replica, alarm.device, alarm.granted_bytes, alarm.measured_bytes) == ("a", "n/0", 80, 81)
-    host.say(replace(told, measured_bytes=(None,)))
-    host.say(replace(told, measured_bytes=(80,)))
+    host.say(replace(reported, measured_bytes=(None,)))
+    host.say(replace(reported, measured_bytes=(80,)))
     assert host.grants.alarms() == []
-    host.say(replace(told, measured_bytes=(81,)))
+    host.say(replace(reported, measured_bytes=(81,)))
     host.grants.forget("a", memory_gone=True)
     assert host.grants.alarms() == []
 
 
 def test_an_engine_that_outgrew_its_grant_drains_once_that_lasts() -> None:
     host = Host()
-    told = host.runs(engine("a", 80))
-    host.say(replace(told, measured_bytes=(80,)))
-    over = replace(told, measured_bytes=(85,))
+    reported = host.runs(engine("a", 80))
+    host.say(replace(reported, measured_bytes=(80,)))
+    over = replace(reported, measured_bytes=(85,))
     host.now += 1.0
     assert not host.say(over).drain
     host.now += OVERUSE_S - 1
     assert not host.say(over).drain
-    assert not host.say(told).drain  # back within it: the next time counts from the start
+    assert not host.say(reported).drain  # back within it: the next time counts from the start
     host.say(over)
     host.now += OVERUSE_S
     assert host.say(over).drain
     assert host.grants.drains.active() == ["a"]
-    assert host.say(told).drain  # it goes, whatever it uses now
+    assert host.say(reported).drain  # it goes, whatever it uses now
 
 
-def test_a_little_more_than_granted_is_told_and_nothing_else() -> None:
+def test_a_little_more_than_granted_is_reported_and_nothing_else() -> None:
     host = Host()
-    told = host.runs(engine("a", 80))
-    host.say(replace(told, measured_bytes=(80,)))
+    reported = host.runs(engine("a", 80))
+    host.say(replace(reported, measured_bytes=(80,)))
     for _ in range(3):
         host.now += OVERUSE_S
-        assert not host.say(replace(told, measured_bytes=(int(80 * (1 + OVERUSE_SHARE)),))).drain
+        assert not host.say(replace(reported, measured_bytes=(int(80 * (1 + OVERUSE_SHARE)),))).drain
     assert host.grants.alarms()
 
 
 def test_an_engine_that_never_fitted_is_not_started_again_and_again() -> None:
     host = Host()
-    told = host.runs(engine("a", 40))
+    reported = host.runs(engine("a", 40))
     for _ in range(3):
         host.now += OVERUSE_S
-        assert not host.say(replace(told, measured_bytes=(90,))).drain
+        assert not host.say(replace(reported, measured_bytes=(90,))).drain
 
 
 def test_engines_of_a_model_that_outgrew_their_grants_drain_one_after_the_other() -> None:
     host = Host()
-    told = [host.runs(engine(name, 40)) for name in ("a", "b")]
-    for one in told:
-        host.say(replace(one, measured_bytes=(40,)))
-    over = [replace(one, measured_bytes=(60,)) for one in told]
-    for one in over:
-        host.say(one)
+    reported = [host.runs(engine(name, 40)) for name in ("a", "b")]
+    for report in reported:
+        host.say(replace(report, measured_bytes=(40,)))
+    over = [replace(one, measured_bytes=(60,)) for one in reported]
+    for report in over:
+        host.say(report)
     host.now += OVERUSE_S
     assert [host.say(one).drain for one in over] == [True, False]
     host.grants.forget("a", memory_gone=True)

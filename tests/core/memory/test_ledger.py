@@ -227,7 +227,7 @@ def test_two_ranks_of_an_engine_are_on_two_devices() -> None:
 
 
 @pytest.mark.parametrize("holds", [[], [Hold("grant", 0)], [Hold("grant", 5), Hold("share", 5)]])
-def test_what_cannot_be_a_hold_is_said(holds: list[Hold]) -> None:
+def test_what_cannot_be_a_hold_is_reported(holds: list[Hold]) -> None:
     with pytest.raises(ValueError, match=r"lies on|asked"):
         ledger().reserve("share", LeaseKind.SESSION, "router", holds)
 

@@ -182,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
         alone = ttl_s is not None and len(holds) == 1
         owner = lease_id if alone else owner
         wanted = {hold.on: hold.amount for hold in holds}
-        there = (alone or owner in self.reference.owners) and all(
+        is_present = (alone or owner in self.reference.owners) and all(
             name in self.reference.devices or name in self.reference.entries for name in on
         )
 
@@ -192,7 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
             else:
                 self.ledger.reserve(lease_id, kind, owner, holds, growth=growth)
 
-        if not there or len(wanted) < len(on) or not all(self.reference.may_lie(kind, name) for name in on):
+        if not is_present or len(wanted) < len(on) or not all(self.reference.may_lie(kind, name) for name in on):
             with pytest.raises((LeaseNotFound, LeaseConflict)):
                 refused()
         elif not self.reference.fits(wanted, growth):

@@ -49,15 +49,15 @@ class Shell:
 
     def place(self, replica: str, size: int | None = 60, nodes: tuple[str, ...] = NODES) -> tuple[str | None, bool]:
         """The node for a replica, and whether memory is reserved for it there."""
-        ((told, node),) = self.ask(Start(replica, nodes), size=size).placements.items()
-        assert told == replica
-        kept = [berth for berth in self.quota.grants.reservations.all() if berth.replica == replica]
-        assert all(berth.node == node and berth.name in self.quota.ledger for berth in kept)
+        ((reported, node),) = self.ask(Start(replica, nodes), size=size).placements.items()
+        assert reported == replica
+        kept = [reserved for reserved in self.quota.grants.reservations.all() if reserved.replica == replica]
+        assert all(reserved.node == node and reserved.name in self.quota.ledger for reserved in kept)
         return node, bool(kept)
 
     def says(self, owner: str, node: str, size: int = 60, model: str = "m", **more: object) -> tuple[Hold, ...]:
-        told = EngineReport(owner, model, (Rank(node),), size, int(more.pop("least", size)))  # type: ignore[call-overload]
-        reply = self.quota.on_engine(replace(told, **more), self.now)  # type: ignore[arg-type]
+        report = EngineReport(owner, model, (Rank(node),), size, int(more.pop("least", size)))  # type: ignore[call-overload]
+        reply = self.quota.on_engine(replace(report, **more), self.now)  # type: ignore[arg-type]
         self.store()
         return reply.holds
 
@@ -69,9 +69,9 @@ class Shell:
         until = self.now + span_s
         while self.now < until:
             self.now += 0.5
-            for one in alive:
-                held = self.quota.ledger.lease(one[0]).holds if one[0] in self.quota.ledger else ()
-                self.says(*one, holds=held, kv_tokens=TOKENS if held else 0)
+            for engine in alive:
+                held = self.quota.ledger.lease(engine[0]).holds if engine[0] in self.quota.ledger else ()
+                self.says(*engine, holds=held, kv_tokens=TOKENS if held else 0)
             self.quota.on_tick(self.now)
             self.store()
 
@@ -145,7 +145,7 @@ def test_without_room_a_start_waits_where_its_engine_could_ever_be() -> None:
     assert shell.place("huge", size=150) == (None, False)
 
 
-def test_the_policy_is_told_for_how_many_more_there_is_memory_and_what_is_missing() -> None:
+def test_the_policy_is_informed_for_how_many_more_there_is_memory_and_what_is_missing() -> None:
     shell = Shell()
     assert shell.ask(more=3).reserved_replicas == 3
     assert shell.ask(more=3) == StartsReply(reserved_replicas=3)
@@ -159,10 +159,10 @@ def test_the_policy_is_told_for_how_many_more_there_is_memory_and_what_is_missin
 def test_what_the_policy_had_kept_is_the_next_starts() -> None:
     shell = Shell()
     shell.ask(more=1)
-    (berth,) = shell.quota.grants.reservations.all()
-    assert shell.place("r") == (berth.node, True)
+    (reserved,) = shell.quota.grants.reservations.all()
+    assert shell.place("r") == (reserved.node, True)
     assert shell.free() == 340
-    assert shell.says("r", berth.node) == (berth.hold,)
+    assert shell.says("r", reserved.node) == (reserved.hold,)
 
 
 def test_while_nothing_is_known_of_a_model_ray_places_it_and_its_last_engine_tells_then() -> None:
@@ -171,7 +171,7 @@ def test_while_nothing_is_known_of_a_model_ray_places_it_and_its_last_engine_tel
     assert reply == StartsReply({"r": None}, need_known=False)
     shell.runs("r", "a", 30)
     assert shell.ask(size=None, more=1).reserved_replicas == 1
-    assert [berth.hold.amount for berth in shell.quota.grants.reservations.all()] == [30]
+    assert [reserved.hold.amount for reserved in shell.quota.grants.reservations.all()] == [30]
 
 
 def test_a_start_that_can_do_with_less_takes_what_there_is() -> None:
@@ -233,8 +233,8 @@ def test_a_drained_engine_restarts_where_that_was_planned() -> None:
     shell.quota.relocation.begin()
     step = shell.quota.relocation.step(shell.now)
     assert step is not None
-    (berth,) = shell.quota.grants.reservations.all()
-    assert (berth.replaces, berth.hold) == (step.owner, Hold(step.target[0], 40))
+    (reserved,) = shell.quota.grants.reservations.all()
+    assert (reserved.replaces, reserved.hold) == (step.owner, Hold(step.target[0], 40))
     assert shell.place("another", 40, ("a",)) == ("a", False), "the line is first"
     stays = next(name for name in places if name != step.owner)
     shell.wait(RESTART_TTL_S * 2, ("e0", "a", 40, "m"), ("e1", "a", 40, "m"), ("big", "a", 90, "big"))
@@ -242,16 +242,16 @@ def test_a_drained_engine_restarts_where_that_was_planned() -> None:
     shell.wait(RESTART_TTL_S / 2, (stays, "a", 40, "m"), ("big", "a", 90, "big"))
     assert shell.ask(Start("r", ()), size=40).placements == {}, "Ray is short there, and its place is kept a while"
     assert shell.place("r", 40) == ("a", True)
-    assert shell.says("r", "a", 40) == (berth.hold,)
+    assert shell.says("r", "a", 40) == (reserved.hold,)
 
 
 def test_a_restart_that_ray_put_where_it_was_planned_is_given_what_was_kept() -> None:
     shell = Shell()
     shell.runs("e", "a", 40)
-    berth = shell.quota.grants.reservations.add("m", Hold("b/0", 40), shell.now, replaces="e")
+    reserved = shell.quota.grants.reservations.add("m", Hold("b/0", 40), shell.now, replaces="e")
     assert shell.says("another", "b", 40) == (Hold("b/1", 40),), "kept until the engine leaves"
     shell.says("e", "a", 40, gone=True)
-    assert shell.says("r", "b", 40) == (berth.hold,)
+    assert shell.says("r", "b", 40) == (reserved.hold,)
 
 
 def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
@@ -261,13 +261,13 @@ def test_an_engine_that_waits_is_counted_once_in_what_is_asked_for() -> None:
     grants = EngineGrants(ledger, Checkpoint({}))
     seen: list[object] = []
     grants.policy.observe = seen.append  # type: ignore[method-assign]
-    told = EngineReport("e", "m", (Rank("n"),), 150, 150)
+    report = EngineReport("e", "m", (Rank("n"),), 150, 150)
     for now in range(20):
-        grants.report(told, float(now))
+        grants.report(report, float(now))
     assert len(seen) == 1
 
 
-def test_a_berth_is_no_engine() -> None:
+def test_a_reservation_is_no_engine() -> None:
     shell = Shell()
     shell.place("r")
     assert list(shell.quota.ledger.leases(LeaseKind.ENGINE)) == []
@@ -278,10 +278,10 @@ def test_an_engine_gets_what_was_kept_for_it_by_an_actor_that_died_since() -> No
     shell = Shell()
     shell.runs("e", "b")
     assert shell.place("r", nodes=("a",))[0] == "a"
-    (berth,) = shell.quota.grants.reservations.all()
+    (reserved,) = shell.quota.grants.reservations.all()
     shell.crash()
     shell.says("another", "a", model="o")
-    assert shell.says("r", "a") == (berth.hold,), "and for nobody else, whoever has not spoken yet"
+    assert shell.says("r", "a") == (reserved.hold,), "and for nobody else, whoever has not spoken yet"
 
 
 def test_an_engine_that_left_with_its_node_is_not_remembered() -> None:

@@ -49,28 +49,28 @@ class Machine(RuleBasedStateMachine):
             starts = tuple(Start(one, nodes) for one in replicas if one[0] == model and one not in self.engines)
             reply = self.quota.on_starts(StartsRequest(model, starts, more, nodes, size), self.now)
             assert reply.reserved_replicas <= more
-            for berth in self.quota.grants.reservations.all():
-                if berth.replica in reply.placements:
-                    assert reply.placements[berth.replica] == berth.node
-                    assert self.quota.ledger.lease(berth.name).holds == (berth.hold,)
+            for reserved in self.quota.grants.reservations.all():
+                if reserved.replica in reply.placements:
+                    assert reply.placements[reserved.replica] == reserved.node
+                    assert self.quota.ledger.lease(reserved.name).holds == (reserved.hold,)
         self.store()
 
     @rule(replica=st.sampled_from(REPLICAS), where=st.sampled_from(["a", "b"]), least=st.integers(20, 35))
     def speaks(self, replica: str, where: str, least: int) -> None:
         node, holds = self.engines.get(replica, (where, ()))
         size = SIZES[replica[0]]
-        told = EngineReport(replica, replica[0], (Rank(node),), size, least, holds, 100 if holds else 0)
-        kept = {berth.replica: berth for berth in self.quota.grants.reservations.all()}
+        report = EngineReport(replica, replica[0], (Rank(node),), size, least, holds, 100 if holds else 0)
+        kept = {reserved.replica: reserved for reserved in self.quota.grants.reservations.all()}
         recovers = self.quota.recovering
         try:
-            reply = self.quota.on_engine(told, self.now)
+            reply = self.quota.on_engine(report, self.now)
         except (LeaseConflict, InsufficientMemory):
             self.engines.pop(replica, None)
             return
         self.store()
-        berth = kept.get(replica)
-        if berth is not None and not holds and not recovers and berth.node == node:
-            assert reply.holds == (berth.hold,), "what was kept for it is its own"
+        reserved = kept.get(replica)
+        if reserved is not None and not holds and not recovers and reserved.node == node:
+            assert reply.holds == (reserved.hold,), "what was kept for it is its own"
         self.engines[replica] = (node, reply.holds)
 
     @precondition(lambda self: self.engines)
@@ -109,9 +109,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["a", "b"]))
     def is_lost_or_comes_back(self, node: str) -> None:
-        there = [device for device in self.devices if device.node != node]
-        back = [device for device in DEVICES if device.node == node] if len(there) == len(self.devices) else []
-        self.devices = there + back
+        elsewhere = [device for device in self.devices if device.node != node]
+        back = [device for device in DEVICES if device.node == node] if len(elsewhere) == len(self.devices) else []
+        self.devices = elsewhere + back
         self.engines = {name: one for name, one in self.engines.items() if back or one[0] != node}
         self.quota.on_devices(self.devices, self.now)
         self.store()
@@ -127,16 +127,16 @@ class Machine(RuleBasedStateMachine):
         assert held == {use.device.key: use.held_bytes for use in self.quota.ledger.devices() if use.held_bytes}
 
     @invariant()
-    def every_berth_is_a_lease_and_stored(self) -> None:
+    def every_reservation_is_a_lease_and_stored(self) -> None:
         leases = {lease.lease_id: lease.holds for lease in self.quota.ledger.leases(LeaseKind.RESERVATION)}
-        assert leases == {berth.name: (berth.hold,) for berth in self.quota.grants.reservations.all()}
+        assert leases == {reserved.name: (reserved.hold,) for reserved in self.quota.grants.reservations.all()}
         assert {value for (kind, _), value in self.stored.items() if kind == "berth"} == set(
             self.quota.grants.reservations.all()
         )
 
     @invariant()
-    def nobody_has_both_a_grant_and_a_berth(self) -> None:
-        bound = [berth.replica for berth in self.quota.grants.reservations.all() if berth.replica]
+    def nobody_has_both_a_grant_and_a_reservation(self) -> None:
+        bound = [reserved.replica for reserved in self.quota.grants.reservations.all() if reserved.replica]
         assert len(bound) == len(set(bound))
         assert not [replica for replica in bound if replica in self.quota.ledger]
 

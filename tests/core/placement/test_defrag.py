@@ -21,9 +21,9 @@ def by_key(nodes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def plan_moves(
-    nodes: Mapping[str, Sequence[int]], there: Sequence[PlacedReplica], node: str, ranks: int, amount: int
+    nodes: Mapping[str, Sequence[int]], replicas: Sequence[PlacedReplica], node: str, ranks: int, amount: int
 ) -> tuple[Move, ...]:
-    return plan_moves_by_key(by_key(nodes), there, node, ranks, amount)
+    return plan_moves_by_key(by_key(nodes), replicas, node, ranks, amount)
 
 
 def node_of(devices: tuple[str, ...]) -> str:
@@ -71,21 +71,21 @@ def test_nothing_is_done_for_a_node_that_has_left() -> None:
 
 
 def test_nobody_is_moved_on_another_node() -> None:
-    there = [replica("x", "a", 0, 60), replica("y", "b", 0, 30)]
-    assert plan_moves({"a": [20], "b": [50], "c": [30]}, there, "a", 1, 80) == ()
+    replicas = [replica("x", "a", 0, 60), replica("y", "b", 0, 30)]
+    assert plan_moves({"a": [20], "b": [50], "c": [30]}, replicas, "a", 1, 80) == ()
 
 
 def test_the_engine_gets_all_its_devices_and_the_fewest_bytes_are_moved() -> None:
-    there = [replica("x", "a", 0, 40), replica("y", "a", 1, 30), replica("z", "a", 2, 20)]
-    moves = plan_moves({"a": [40, 50, 60], "b": [80]}, there, "a", 2, 80)
+    replicas = [replica("x", "a", 0, 40), replica("y", "a", 1, 30), replica("z", "a", 2, 20)]
+    moves = plan_moves({"a": [40, 50, 60], "b": [80]}, replicas, "a", 2, 80)
     assert [move.owner for move in moves] == ["y", "z"]
     assert sorted(carry_out({"a": [40, 50, 60], "b": [80]}, moves)["a"])[1:] == [80, 80]
 
 
 def test_a_large_cluster_gets_its_steps() -> None:
     nodes = {f"n{i}": [40, 40] for i in range(200)}
-    there = [replica(f"r{i}.{device}", f"n{i}", device, 40) for i in range(200) for device in (0, 1)]
-    moves = plan_moves(nodes, there, "n7", 2, 80)
+    replicas = [replica(f"r{i}.{device}", f"n{i}", device, 40) for i in range(200) for device in (0, 1)]
+    moves = plan_moves(nodes, replicas, "n7", 2, 80)
     assert {node_of(move.source) for move in moves} == {"n7"}
     assert carry_out(nodes, moves)["n7"] == [80, 80]
 
@@ -106,17 +106,17 @@ def small_clusters(draw: st.DrawFn) -> tuple[dict[str, list[int]], list[PlacedRe
     return nodes, found
 
 
-def one_move_is_enough(nodes: dict[str, list[int]], there: list[PlacedReplica], ranks: int, amount: int) -> bool:
+def one_move_is_enough(nodes: dict[str, list[int]], replicas: list[PlacedReplica], ranks: int, amount: int) -> bool:
     """Whether some replica of "n0" could restart somewhere, so that the engine fits there; written apart from the code
     under test."""
-    for one in there:
+    for replica in replicas:
         for name, devices in nodes.items():
             for device in range(len(devices)):
                 free = {each: list(had) for each, had in nodes.items()}
-                free[node_of(one.devices)][int(one.devices[0].rpartition("/")[2])] += one.amount
-                free[name][device] -= one.amount
+                free[node_of(replica.devices)][int(replica.devices[0].rpartition("/")[2])] += replica.amount
+                free[name][device] -= replica.amount
                 fits = any(min(free["n0"][d] for d in ds) >= amount for ds in combinations((0, 1), ranks))
-                if node_of(one.devices) == "n0" and free[name][device] >= 0 and fits:
+                if node_of(replica.devices) == "n0" and free[name][device] >= 0 and fits:
                     return True
     return False
 
@@ -126,13 +126,13 @@ def one_move_is_enough(nodes: dict[str, list[int]], there: list[PlacedReplica], 
 def test_every_step_fits_and_one_that_is_enough_is_found(
     case: tuple[dict[str, list[int]], list[PlacedReplica]], ranks: int, amount: int
 ) -> None:
-    nodes, there = case
+    nodes, replicas = case
     fits = sum(have >= amount for have in nodes["n0"]) >= ranks
-    moves = plan_moves(nodes, there, "n0", ranks, amount)
+    moves = plan_moves(nodes, replicas, "n0", ranks, amount)
     if fits:
         assert moves == ()
     elif moves:
         assert sum(have >= amount for have in carry_out(nodes, moves)["n0"]) >= ranks
         assert {node_of(move.source) for move in moves} == {"n0"}
     else:
-        assert not one_move_is_enough(nodes, there, ranks, amount)
+        assert not one_move_is_enough(nodes, replicas, ranks, amount)

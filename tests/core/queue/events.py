@@ -26,17 +26,17 @@ def of(tenant: str, name: str, cls: RequestClass = NORMAL, prompt: int = 10, out
     return Arrival(name, cls, tenant, cost_tokens=prompt + output, prompt_tokens=prompt, **more)
 
 
-def arrive(line: Admission, *names: str, cls: RequestClass = NORMAL, slots: int = 1, now: float = 0.0) -> list[Action]:
-    return [action for name in names for action in line.on_arrive(arrival(name, cls, slots), now)]
+def arrive(queue: Admission, *names: str, cls: RequestClass = NORMAL, slots: int = 1, now: float = 0.0) -> list[Action]:
+    return [action for name in names for action in queue.on_arrive(arrival(name, cls, slots), now)]
 
 
-def state(line: Admission, now: float = 0.0) -> tuple[Any, ...]:
+def state(queue: Admission, now: float = 0.0) -> tuple[Any, ...]:
     """What later events can see of the line: its figures, what waits and runs, and every replica's size and use."""
     replicas = {
         name: (one.slots, one.slots_left, one.kv_tokens, one.kv_left, sorted(one.running))
-        for name, one in line.capacity.replicas.items()
+        for name, one in queue.capacity.replicas.items()
     }
-    return line.snapshot(now), line.waiting, list(line.scheduler.running), replicas
+    return queue.snapshot(now), queue.waiting, list(queue.scheduler.running), replicas
 
 
 def where(actions: list[Action]) -> dict[str, str]:

@@ -64,10 +64,10 @@ class Reference:
         known = self.policy.tenants.get(tenant)
         if known is None or not known.share:
             return False
-        mine = [r for r in self.running() if r.tenant == tenant]
+        of_tenant = [r for r in self.running() if r.tenant == tenant]
         kv = sum(self.tokens[replica] for replica, slots in self.slots.items() if slots)
-        enough = sum(r.slots for r in mine) >= known.share * sum(self.slots.values())
-        return not enough and (math.isinf(kv) or sum(r.cost for r in mine) < known.share * kv)
+        enough = sum(r.slots for r in of_tenant) >= known.share * sum(self.slots.values())
+        return not enough and (math.isinf(kv) or sum(r.cost for r in of_tenant) < known.share * kv)
 
     def used(self, replica: str) -> int:
         return sum(r.slots for r in self.requests.values() if r.replica == replica)
@@ -105,8 +105,8 @@ class Reference:
             return "timeout"
         if self.too_large(request):
             return "too_large"
-        there = any(request.may_use(one) and slots >= request.slots for one, slots in self.slots.items())
-        return "sessions" if there else "no_replica"
+        has_room = any(request.may_use(one) and slots >= request.slots for one, slots in self.slots.items())
+        return "sessions" if has_room else "no_replica"
 
     def empty(self) -> bool:
         return not any(self.slots.values())
@@ -303,9 +303,9 @@ class Reference:
             giver = self.heaviest(fresh, own)
             if giver == new.tenant or not self.can_give(fresh, giver, own, new.tenant):
                 return self.refuse(new, "queue_full")
-            mine = sorted((r for r in fresh if r.tenant == giver), key=lambda r: r.number)
+            of_giver = sorted((r for r in fresh if r.tenant == giver), key=lambda r: r.number)
             while lacks(own, gone):
-                gone.append(mine.pop())
+                gone.append(of_giver.pop())
         while lower and lacks(rest, gone):
             lowest = [r for r in lower if r.level == lower[-1].level]
             left = (rest[0] - len(gone), rest[1] - sum(r.cost for r in gone))
@@ -318,17 +318,17 @@ class Reference:
 
     def heaviest(self, requests: list[Request], short: tuple[int, int]) -> str:
         def load(tenant: str) -> tuple[float, str]:
-            mine = [r for r in requests if r.tenant == tenant]
-            amount = len(mine) if short[0] > 0 else sum(r.cost for r in mine)
+            of_tenant = [r for r in requests if r.tenant == tenant]
+            amount = len(of_tenant) if short[0] > 0 else sum(r.cost for r in of_tenant)
             return -amount / self.policy.weight(tenant), tenant
 
         return min({r.tenant for r in requests}, key=load)
 
     def can_give(self, fresh: list[Request], giver: str, own: tuple[int, int], new: str) -> bool:
         def left(tenant: str) -> tuple[float, float]:
-            mine = [r for r in fresh if r.tenant == tenant]
-            requests = len(mine)
-            tokens = sum(r.cost for r in mine)
+            of_tenant = [r for r in fresh if r.tenant == tenant]
+            requests = len(of_tenant)
+            tokens = sum(r.cost for r in of_tenant)
             if tenant == giver:
                 requests -= own[0]
                 tokens -= own[1]
@@ -414,10 +414,10 @@ class Reference:
     def first_earned(self, requests: list[Request]) -> Request | None:
         found = []
         for tenant in {r.tenant for r in requests}:
-            mine = sorted((r for r in requests if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
-            if able := [r for r in mine if self.possible(r)]:
-                found.append((self.will_have_earned(mine[0]), tenant, able[0]))
-        return min(found, key=lambda one: one[:2])[2] if found else None
+            of_tenant = sorted((r for r in requests if r.tenant == tenant), key=lambda r: (r.arrived, r.number))
+            if able := [r for r in of_tenant if self.possible(r)]:
+                found.append((self.will_have_earned(of_tenant[0]), tenant, able[0]))
+        return min(found, key=lambda entry: entry[:2])[2] if found else None
 
     def will_have_earned(self, head: Request) -> float:
         return self.paid_up[head.level, head.tenant] + head.unpaid / self.policy.weight(head.tenant)

@@ -54,50 +54,50 @@ class History:
         share = min(MOST_ABOVE, above / possible) if possible > 0 else 0.0
         return slots * released / busy_slot_s * (1 - share)
 
-    def wait(self, line: Reference, level: int, work: float) -> float | None:
+    def wait(self, queue: Reference, level: int, work: float) -> float | None:
         """Until so many slots have come free for a level, beside those that the ones above want."""
-        above = sum(r.slots for r in line.waiting() if r.level > level)
-        slots: float = sum(line.slots.values())
-        free: float = sum(line.free(replica) for replica in line.slots)
-        kv = sum(line.tokens[replica] for replica, count in line.slots.items() if count)
-        running = line.running()
+        above = sum(r.slots for r in queue.waiting() if r.level > level)
+        slots: float = sum(queue.slots.values())
+        free: float = sum(queue.free(replica) for replica in queue.slots)
+        kv = sum(queue.tokens[replica] for replica, count in queue.slots.items() if count)
+        running = queue.running()
         if running and not math.isinf(kv):
             room = kv * sum(r.slots for r in running) / sum(r.cost for r in running)
             if room < slots:
                 slots = room
                 free = min(free, max(0.0, room - sum(r.slots for r in running)))
-        rate = self.rate(line.now, level, slots)
-        whole = self.rate(line.now, CLASSES, slots)
+        rate = self.rate(queue.now, level, slots)
+        whole = self.rate(queue.now, CLASSES, slots)
         if rate is None or whole is None:
             return None
         wait = max(0.0, above + work - free) / rate
-        least = line.policy.min_share * whole
+        least = queue.policy.min_share * whole
         return min(wait, work / least) if above and least else wait
 
-    def ahead(self, line: Reference, level: int, tenant: str, own: int, in_slots: bool) -> float:
+    def ahead(self, queue: Reference, level: int, tenant: str, own: int, in_slots: bool) -> float:
         """What stands before and with a tenant's `own` first ones in its level, in slots or in requests."""
-        waits = line.waiting(level)
+        waits = queue.waiting(level)
         others = [r for r in waits if r.tenant != tenant]
-        weights = sum(line.policy.weight(name) for name in {r.tenant for r in others})
+        weights = sum(queue.policy.weight(name) for name in {r.tenant for r in others})
         wanted = sum(r.slots if in_slots else 1 for r in others)
-        return own + min(wanted, own * weights / line.policy.weight(tenant))
+        return own + min(wanted, own * weights / queue.policy.weight(tenant))
 
-    def wait_behind(self, line: Reference, request: Request) -> float | None:
+    def wait_behind(self, queue: Reference, request: Request) -> float | None:
         """Of a request that has just come, itself with it."""
-        own = sum(r.slots for r in line.waiting(request.level) if r.tenant == request.tenant)
-        return self.wait(line, request.level, self.ahead(line, request.level, request.tenant, own, True))
+        own = sum(r.slots for r in queue.waiting(request.level) if r.tenant == request.tenant)
+        return self.wait(queue, request.level, self.ahead(queue, request.level, request.tenant, own, True))
 
-    def wait_of_newcomer(self, line: Reference, level: int, tenant: str) -> float | None:
+    def wait_of_newcomer(self, queue: Reference, level: int, tenant: str) -> float | None:
         """Of a request for one slot that is not there yet."""
-        own = sum(r.slots for r in line.waiting(level) if r.tenant == tenant)
-        work = self.ahead(line, level, tenant, own + 1, True)
-        nobody = not any(r.level > level for r in line.waiting())
-        if work == 1 and nobody and any(line.free(replica) and line.free_tokens(replica) for replica in line.slots):
+        own = sum(r.slots for r in queue.waiting(level) if r.tenant == tenant)
+        work = self.ahead(queue, level, tenant, own + 1, True)
+        nobody = not any(r.level > level for r in queue.waiting())
+        if work == 1 and nobody and any(queue.free(replica) and queue.free_tokens(replica) for replica in queue.slots):
             return 0.0
-        return self.wait(line, level, work)
+        return self.wait(queue, level, work)
 
-    def position(self, line: Reference, request: Request) -> int:
-        mine = [r for r in line.waiting(request.level) if r.tenant == request.tenant]
-        own = sum((r.arrived, r.number) <= (request.arrived, request.number) for r in mine)
-        above = sum(r.level > request.level for r in line.waiting())
-        return above + math.floor(self.ahead(line, request.level, request.tenant, own, False))
+    def position(self, queue: Reference, request: Request) -> int:
+        of_tenant = [r for r in queue.waiting(request.level) if r.tenant == request.tenant]
+        own = sum((r.arrived, r.number) <= (request.arrived, request.number) for r in of_tenant)
+        above = sum(r.level > request.level for r in queue.waiting())
+        return above + math.floor(self.ahead(queue, request.level, request.tenant, own, False))

@@ -101,15 +101,15 @@ class ReferencePreemption:
 
     def _considered(self, level: RequestClass, failed: set[SizeClass]) -> Iterator[QueuedRequest]:
         """The waiting requests of a class in turns of its tenants in fair order, without the sizes that have failed."""
-        tenants = sorted(self._class_queues[level].waiting_tenants(), key=lambda one: one.fair_key)
+        tenants = sorted(self._class_queues[level].waiting_tenants(), key=lambda queue: queue.fair_key)
         left = [[entry[2] for entry in one.order] for one in tenants]
         for _ in range(MAX_CONSIDERED):
             left = [able for mine in left if (able := [one for one in mine if one.size not in failed])]
             if not left:
                 return
-            mine = left.pop(0)
-            yield mine.pop(0)
-            left.append(mine)
+            runs = left.pop(0)
+            yield runs.pop(0)
+            left.append(runs)
 
     def _make_room(
         self,
@@ -173,7 +173,7 @@ class ReferencePreemption:
                     due = min(due, since)
         best: tuple[tuple[int, float, int], str, list[GrantedRequest]] | None = None
         for replica_id, priced in able.items():
-            priced.sort(key=lambda one: (one[1].arrival.request_class, one[0], one[1].number))
+            priced.sort(key=lambda option: (option[1].arrival.request_class, option[0], option[1].number))
             room = _Room(min(allowed[replica_id].slots, waiting.slots - slots), allowed[replica_id].tokens)
             chosen: list[tuple[float, GrantedRequest]] = []
             for lost, run in priced:
@@ -183,12 +183,12 @@ class ReferencePreemption:
                 chosen.append((lost, run))
             if not room.fits(waiting):
                 continue
-            for one in chosen[::-1]:  # larger ones may have made the smaller ones before them unneeded
-                room.add(one[1].arrival, -1)
+            for item in chosen[::-1]:  # larger ones may have made the smaller ones before them unneeded
+                room.add(item[1].arrival, -1)
                 if room.fits(waiting):
-                    chosen.remove(one)
+                    chosen.remove(item)
                 else:
-                    room.add(one[1].arrival)
+                    room.add(item[1].arrival)
             top = max(run.arrival.request_class for _, run in chosen)
             lost_here = sum(lost for lost, _ in chosen)
             price = top, lost_here, chosen[0][1].number

@@ -27,7 +27,7 @@ class Run:
 class Shop:
     """Requests run for as many steps as they have output tokens; `backlog` brings what a step begins with."""
 
-    line: Admission
+    queue: Admission
     step_s: float = 0.05
     now: float = 0.0
     running: dict[str, Run] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Shop:
         self.made += 1
         arrival = Arrival(f"{tenant}.{self.made}", cls, tenant, 1, prompt + output, prompt_tokens=prompt)
         self.waits[arrival.request_id] = arrival
-        self.took(self.line.on_arrive(arrival, self.now))
+        self.took(self.queue.on_arrive(arrival, self.now))
         return arrival.request_id
 
     def took(self, actions: list) -> None:  # type: ignore[type-arg]
@@ -63,11 +63,11 @@ class Shop:
         for request_id, run in list(self.running.items()):
             run.left -= 1
             self.service[run.arrival.tenant] += 2.0
-            self.took(self.line.on_progress(request_id, 1, self.now))
+            self.took(self.queue.on_progress(request_id, 1, self.now))
             if run.left <= 0:
                 del self.running[request_id]
                 output = run.arrival.cost - run.arrival.prompt_tokens
-                self.took(self.line.on_done(request_id, self.now, run.arrival.prompt_tokens, output))
+                self.took(self.queue.on_done(request_id, self.now, run.arrival.prompt_tokens, output))
         if refill is not None:
             refill()
 
@@ -80,7 +80,9 @@ class Shop:
         return sum(run.arrival.tenant == tenant for run in self.running.values())
 
 
-def shop(policy: QueuePolicy | None = None, slots: int = 8, kv_tokens: int | None = None, step_s: float = 0.05) -> Shop:
-    line = Admission(policy or patient())
-    set_replica(line, "a", slots, 0.0, kv_tokens)
-    return Shop(line, step_s)
+def make_shop(
+    policy: QueuePolicy | None = None, slots: int = 8, kv_tokens: int | None = None, step_s: float = 0.05
+) -> Shop:
+    queue = Admission(policy or patient())
+    set_replica(queue, "a", slots, 0.0, kv_tokens)
+    return Shop(queue, step_s)

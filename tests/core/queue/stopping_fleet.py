@@ -38,7 +38,7 @@ class Run:
 class Fleet:
     """An `Admission`, what runs and waits, and the checks of each action."""
 
-    line: Admission
+    queue: Admission
     now: float = 0.0
     running: dict[str, Run] = field(default_factory=dict)
     waiting: dict[str, Arrival] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Fleet:
     def arrive(self, arrival: Arrival) -> None:
         self.waiting[arrival.request_id] = arrival
         self.arrived_s.setdefault(arrival.request_id, self.now)
-        self.take(self.line.on_arrive(arrival, self.now))
+        self.take(self.queue.on_arrive(arrival, self.now))
 
     def take(self, actions: list[Action]) -> None:
         refused = {action.request_id for action in actions if isinstance(action, Refuse)}
@@ -59,7 +59,7 @@ class Fleet:
             name = action.request_id
             if isinstance(action, Grant):
                 arrival = self.waiting.pop(name)
-                was_due = self.line.scheduler.running[name].was_due
+                was_due = self.queue.scheduler.running[name].was_due
                 tokens = max(1, arrival.prompt_tokens)
                 self.running[name] = Run(arrival, action.replica_id, self.now, was_due, tokens)
             elif isinstance(action, Refuse):
@@ -67,7 +67,7 @@ class Fleet:
                 self.ended[name] += 1
             else:
                 self.stop(action, refused)
-        due = self.line.next_due()
+        due = self.queue.next_due()
         assert due is None or due > self.now, "a busy loop"
 
     def stop(self, action: Preempt, refused: set[str]) -> None:
@@ -93,7 +93,7 @@ class Fleet:
 
     def could_run(self, arrival: Arrival, run: Run) -> bool:
         """Whether a waiting request may run on the replica of a running one."""
-        return self.line.capacity.may_take(
+        return self.queue.capacity.may_take(
             run.replica, arrival.request_class, arrival.slots, arrival.cost, arrival.placement
         )
 
@@ -101,7 +101,7 @@ class Fleet:
         """A request has stopped, and arrives again."""
         run = self.running.pop(name)
         self.to_stop.remove(name)
-        self.take(self.line.on_done(name, self.now, max(1, run.arrival.prompt_tokens), run.tokens))
+        self.take(self.queue.on_done(name, self.now, max(1, run.arrival.prompt_tokens), run.tokens))
         age_s = self.now - self.arrived_s[name]
         self.arrive(replace(run.arrival, preempted=run.arrival.preempted + 1, accepted=True, age_s=age_s))
 
@@ -114,7 +114,7 @@ class Fleet:
         if name in self.to_stop:
             self.to_stop.remove(name)
         self.ended[name] += 1
-        self.take(self.line.on_done(name, self.now))
+        self.take(self.queue.on_done(name, self.now))
 
     def lose(self, replica: str) -> None:
         """A replica is gone; its requests arrive again, as those that lost it."""
@@ -122,16 +122,16 @@ class Fleet:
         runs = [self.running.pop(name) for name in lost]
         self.to_stop = [name for name in self.to_stop if name not in lost]
         self.debts.pop(replica, None)
-        self.take(self.line.on_replica_gone(replica, self.now))
+        self.take(self.queue.on_replica_gone(replica, self.now))
         for run in runs:
             self.arrive(replace(run.arrival, accepted=True, only_replica=None))
 
     def tick_until(self, until: float, *, obey: bool = False) -> None:
         """Ticks at all moments that the line asks for, as its host does."""
         for _ in range(10_000):
-            due = self.line.next_due()
+            due = self.queue.next_due()
             self.now = until if due is None else min(due, until)
-            self.take(self.line.on_tick(self.now))
+            self.take(self.queue.on_tick(self.now))
             if obey:
                 self.obey_all()
             if self.now >= until:
@@ -140,8 +140,8 @@ class Fleet:
 
     def bring_to_rest(self) -> None:
         for replica in REPLICAS:
-            self.take(self.line.on_kv_debt(replica, None, self.now))
-            self.take(set_replica(self.line, replica, 4, self.now, 200))
+            self.take(self.queue.on_kv_debt(replica, None, self.now))
+            self.take(set_replica(self.queue, replica, 4, self.now, 200))
         for _ in range(1000):
             if not self.running and not self.waiting:
                 break
@@ -152,4 +152,4 @@ class Fleet:
         assert not self.running
         assert not self.waiting
         assert self.ended == dict.fromkeys(self.arrived_s, 1)
-        assert self.line.scheduler.preemption.slots_below(RequestClass.CRITICAL) == 0
+        assert self.queue.scheduler.preemption.slots_below(RequestClass.CRITICAL) == 0

@@ -12,7 +12,7 @@ NORMAL = RequestClass.NORMAL
 LOW = RequestClass.LOW
 
 
-def line(max_queued: int = 10, slots: int = 2, kv_tokens: int | None = None, **policy: float) -> Admission:
+def make_queue(max_queued: int = 10, slots: int = 2, kv_tokens: int | None = None, **policy: float) -> Admission:
     admission = Admission(QueuePolicy(max_queued=max_queued, max_wait_s=60.0, **policy))  # type: ignore[arg-type]
     set_replica(admission, "r", slots, 0.0, kv_tokens)
     return admission
@@ -28,7 +28,7 @@ def free_on(admission: Admission) -> tuple[int, float]:
 
 
 def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
-    admission = line(slots=2, kv_tokens=100)
+    admission = make_queue(slots=2, kv_tokens=100)
     pool = admission.capacity.replicas["r"].pool
     other = Holder("other")
     pool.charge(other, 1, 60)
@@ -40,7 +40,7 @@ def test_what_is_in_other_hands_is_not_granted_and_is_waited_for() -> None:
 
 
 def test_the_wait_elsewhere_counts() -> None:
-    admission = line(slots=1)
+    admission = make_queue(slots=1)
     admission.on_arrive(arrival("runs"), 0.0)
     assert admission.on_arrive(arrival("old"), 10.0, waited_s=55.0) == []
     assert (
@@ -49,7 +49,7 @@ def test_the_wait_elsewhere_counts() -> None:
 
 
 def test_who_was_served_elsewhere_comes_after_who_was_not() -> None:
-    admission = line(slots=1)
+    admission = make_queue(slots=1)
     admission.on_arrive(arrival("runs", tenant="other"), 0.0)
     admission.on_arrive(arrival("served", tenant="heavy"), 0.0)
     admission.on_arrive(arrival("light", tenant="light"), 1.0)
@@ -58,14 +58,14 @@ def test_who_was_served_elsewhere_comes_after_who_was_not() -> None:
 
 
 def test_service_of_a_class_in_which_nobody_is_leaves_nothing_behind() -> None:
-    admission = line()
+    admission = make_queue()
     for number in range(100):
         admission.on_uncounted_usage(LOW, f"t{number}", 10, 10)
     assert admission.scheduler.queue.class_queues[LOW].tenant_queues == {}
 
 
-def test_a_line_is_full_for_a_class_when_only_higher_ones_fill_it() -> None:
-    admission = line(max_queued=2, slots=1)
+def test_a_queue_is_full_for_a_class_when_only_higher_ones_fill_it() -> None:
+    admission = make_queue(max_queued=2, slots=1)
     admission.on_arrive(arrival("runs"), 0.0)
     for name in ("a", "b"):
         assert not admission.is_full(LOW)

@@ -343,19 +343,22 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.most = max(self.policy.max_queued, min(self.most, len(waiting)))
         assert len(waiting) <= self.most
         for cls in RequestClass:
-            mine = [r for r in waiting if r.arrival.request_class == cls]
+            of_class = [r for r in waiting if r.arrival.request_class == cls]
             figures = seen.classes[cls.label]
-            assert figures.waiting == len(mine)
-            assert figures.waiting_tokens == sum(r.cost for r in mine)
+            assert figures.waiting == len(of_class)
+            assert figures.waiting_tokens == sum(r.cost for r in of_class)
         for tenant in TENANTS:
             figures = seen.tenants.get(tenant)
-            lines = [[r for r in group if r.tenant == tenant] for group in (waiting, running)]
+            queues = [[r for r in group if r.tenant == tenant] for group in (waiting, running)]
             if figures is None:
-                assert lines == [[], []]
+                assert queues == [[], []]
                 assert not self.reference.owed(tenant)
                 continue
-            assert (figures.waiting, figures.waiting_tokens) == (len(lines[0]), sum(r.cost for r in lines[0]))
-            assert (figures.slots, figures.kv_tokens) == (sum(r.slots for r in lines[1]), sum(r.cost for r in lines[1]))
+            assert (figures.waiting, figures.waiting_tokens) == (len(queues[0]), sum(r.cost for r in queues[0]))
+            assert (figures.slots, figures.kv_tokens) == (
+                sum(r.slots for r in queues[1]),
+                sum(r.cost for r in queues[1]),
+            )
             assert figures.below_share == self.reference.owed(tenant)
         assert self.admission.queue.tokens == sum(r.cost for r in waiting)
         assert seen.oldest_wait_s == max((self.now - r.arrived for r in waiting), default=0.0)

@@ -42,12 +42,12 @@ class Streams:
     runs: Counter[str] = field(default_factory=Counter)  # grants by request
 
     def __post_init__(self) -> None:
-        self.line = Admission(self.policy)
-        self.take(set_replica(self.line, "a", self.slots, 0.0))
+        self.queue = Admission(self.policy)
+        self.take(set_replica(self.queue, "a", self.slots, 0.0))
 
-    def arrive(self, one: Arrival) -> None:
-        self.waiting[one.request_id] = one
-        self.take(self.line.on_arrive(one, self.now))
+    def arrive(self, arrival: Arrival) -> None:
+        self.waiting[arrival.request_id] = arrival
+        self.take(self.queue.on_arrive(arrival, self.now))
 
     def take(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -55,39 +55,39 @@ class Streams:
             if isinstance(action, Preempt):
                 self.stop(name)
                 continue
-            one = self.waiting.pop(name)
+            arrival = self.waiting.pop(name)
             if isinstance(action, Grant):
-                self.running[name] = one
+                self.running[name] = arrival
                 self.runs[name] += 1
-                if one.request_class is not LOW:
+                if arrival.request_class is not LOW:
                     heapq.heappush(self.ends, (self.now + ANSWER_S, name))
-            elif one.request_class is LOW:
+            elif arrival.request_class is LOW:
                 self.ended[action.reason.value] += 1
             else:
                 self.short_refused += 1
 
     def stop(self, name: str) -> None:
         """A stream stops at once, and arrives again."""
-        one = self.running.pop(name)
-        self.take(self.line.on_done(name, self.now, one.prompt_tokens))
-        self.arrive(replace(one, preempted=one.preempted + 1, accepted=True, age_s=self.now))
+        arrival = self.running.pop(name)
+        self.take(self.queue.on_done(name, self.now, arrival.prompt_tokens))
+        self.arrive(replace(arrival, preempted=arrival.preempted + 1, accepted=True, age_s=self.now))
 
     def step(self) -> None:
         self.now += STEP_S
         while self.ends and self.ends[0][0] <= self.now:
             name = heapq.heappop(self.ends)[1]
             del self.running[name]
-            self.take(self.line.on_done(name, self.now))
-        for name, one in [item for item in self.running.items() if item[1].request_class is LOW]:
+            self.take(self.queue.on_done(name, self.now))
+        for name, stream in [item for item in self.running.items() if item[1].request_class is LOW]:
             if name not in self.running:
                 continue  # it stopped for what another's step has let come first
-            produced = one.produced_tokens + int(STREAM_TOKENS_S * STEP_S)
-            self.running[name] = replace(one, produced_tokens=produced)
-            self.take(self.line.on_progress(name, int(STREAM_TOKENS_S * STEP_S), self.now))
+            produced = stream.produced_tokens + int(STREAM_TOKENS_S * STEP_S)
+            self.running[name] = replace(stream, produced_tokens=produced)
+            self.take(self.queue.on_progress(name, int(STREAM_TOKENS_S * STEP_S), self.now))
             if produced >= STREAM_TOKENS and self.running.pop(name, None) is not None:
                 self.ended["whole"] += 1
-                self.take(self.line.on_done(name, self.now))
-        self.take(self.line.on_tick(self.now))
+                self.take(self.queue.on_done(name, self.now))
+        self.take(self.queue.on_tick(self.now))
 
 
 def test_no_stream_that_has_begun_is_refused_in_half_an_hour_of_overload() -> None:
@@ -114,61 +114,61 @@ def test_no_stream_that_has_begun_is_refused_in_half_an_hour_of_overload() -> No
 
 def busy(min_share: float = 0.05, **more: Any) -> Admission:
     """One slot, which answers of `high` have one after the other (`turns`)."""
-    line = Admission(QueuePolicy(1000, MAX_WAIT_S, min_share=min_share, **more))
-    set_replica(line, "a", 1, 0.0, 10_000)
-    line.on_arrive(of("h", "high0", HIGH, 0, 100), 0.0)
-    return line
+    queue = Admission(QueuePolicy(1000, MAX_WAIT_S, min_share=min_share, **more))
+    set_replica(queue, "a", 1, 0.0, 10_000)
+    queue.on_arrive(of("h", "high0", HIGH, 0, 100), 0.0)
+    return queue
 
 
-def turns(line: Admission, count: int, now: float = 0.0, first: int = 1) -> list[str]:
+def turns(queue: Admission, count: int, now: float = 0.0, first: int = 1) -> list[str]:
     """So many answers of `high` end, each while the next one waits; returns what was granted."""
     granted: list[str] = []
     for number in range(first, first + count):
-        line.on_arrive(of("h", f"high{number}", HIGH, 0, 100), now)
-        running = next(iter(line.scheduler.running))
-        granted += where(line.on_done(running, now))
+        queue.on_arrive(of("h", f"high{number}", HIGH, 0, 100), now)
+        running = next(iter(queue.scheduler.running))
+        granted += where(queue.on_done(running, now))
     return granted
 
 
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 def test_the_minimum_share_goes_to_what_has_begun_before_an_older_request_of_another_tenant(begun: Any) -> None:
-    line = busy()
-    line.on_arrive(of("a", "new", LOW, 0, 100), 0.0)
-    turns(line, 5)  # the tenant of the new one has earned before the other one begins to wait
-    line.on_arrive(of("b", "begun", LOW, 0, 100, accepted=True, **begun), 0.0)
-    granted = turns(line, 60, first=6)
+    queue = busy()
+    queue.on_arrive(of("a", "new", LOW, 0, 100), 0.0)
+    turns(queue, 5)  # the tenant of the new one has earned before the other one begins to wait
+    queue.on_arrive(of("b", "begun", LOW, 0, 100, accepted=True, **begun), 0.0)
+    granted = turns(queue, 60, first=6)
     assert granted.index("begun") < granted.index("new")
 
 
 def test_of_those_that_have_begun_the_one_that_is_earned_first_is_next() -> None:
-    line = busy()
+    queue = busy()
     for name, tenant, produced in (("a1", "a", 10), ("a2", "a", 10), ("b1", "b", 60)):
-        line.on_arrive(of(tenant, name, LOW, 0, 100, accepted=True, produced_tokens=produced), 0.0)
-    granted = [name for name in turns(line, 100) if not name.startswith("high")]
+        queue.on_arrive(of(tenant, name, LOW, 0, 100, accepted=True, produced_tokens=produced), 0.0)
+    granted = [name for name in turns(queue, 100) if not name.startswith("high")]
     assert granted == ["b1", "a1", "a2"]
 
 
 def test_a_class_pays_for_what_has_begun_only_what_is_left() -> None:
     """5% of 100 tokens a turn: prompt and rest, 100 tokens, are earned in 20 turns, 6,020 in 1,204."""
-    line = busy()
-    line.on_arrive(of("a", "begun", LOW, 20, 6000, accepted=True, produced_tokens=5920), 0.0)
-    granted = turns(line, 30)
+    queue = busy()
+    queue.on_arrive(of("a", "begun", LOW, 20, 6000, accepted=True, produced_tokens=5920), 0.0)
+    granted = turns(queue, 30)
     assert 18 <= granted.index("begun") <= 22
 
 
 def test_a_tenant_is_not_charged_again_for_the_prompt_of_what_goes_on() -> None:
-    line = Admission(QueuePolicy(1000, MAX_WAIT_S))
-    set_replica(line, "a", 1, 0.0)
-    line.on_arrive(of("a", "a0", prompt=1000, output=10, preemptible=True), 0.0)
-    assert where(line.on_done("a0", 0.0, 1000, 5)) == {}
-    line.on_arrive(of("b", "b0", prompt=1002, output=10), 0.0)
-    arrive(line, "other")
-    line.on_arrive(of("a", "a0", prompt=1000, output=10, accepted=True, preempted=1, produced_tokens=5), 0.0)
-    line.on_arrive(of("b", "b1"), 0.0)
-    line.on_arrive(of("a", "a1"), 0.0)
+    queue = Admission(QueuePolicy(1000, MAX_WAIT_S))
+    set_replica(queue, "a", 1, 0.0)
+    queue.on_arrive(of("a", "a0", prompt=1000, output=10, preemptible=True), 0.0)
+    assert where(queue.on_done("a0", 0.0, 1000, 5)) == {}
+    queue.on_arrive(of("b", "b0", prompt=1002, output=10), 0.0)
+    arrive(queue, "other")
+    queue.on_arrive(of("a", "a0", prompt=1000, output=10, accepted=True, preempted=1, produced_tokens=5), 0.0)
+    queue.on_arrive(of("b", "b1"), 0.0)
+    queue.on_arrive(of("a", "a1"), 0.0)
     order = []
     running = "b0"
-    while granted := where(line.on_done(running, 0.0, *([1000, 5] if running == "a0" else []))):
+    while granted := where(queue.on_done(running, 0.0, *([1000, 5] if running == "a0" else []))):
         running = next(iter(granted))
         order.append(running)
     assert order.index("a0") < order.index("b1")
@@ -180,36 +180,36 @@ def test_a_tenant_is_not_charged_again_for_the_prompt_of_what_goes_on() -> None:
 
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 def test_what_has_begun_does_not_time_out_while_its_class_earns_or_is_granted(begun: Any) -> None:
-    line = busy()
-    line.on_arrive(of("a", "begun", LOW, 100, 9000, accepted=True, **begun), 0.0)
+    queue = busy()
+    queue.on_arrive(of("a", "begun", LOW, 100, 9000, accepted=True, **begun), 0.0)
     for number in range(20):  # a grant of `high` every 600 s, of which `low` earns
-        assert "begun" not in where(line.on_tick(600.0 * number))
-        turns(line, 1, 600.0 * number, first=number + 1)
+        assert "begun" not in where(queue.on_tick(600.0 * number))
+        turns(queue, 1, 600.0 * number, first=number + 1)
     last_s = 600.0 * 19
-    assert line.on_tick(last_s + MAX_WAIT_S + BEGUN_WAIT_S - 0.1) == []
-    assert where(line.on_tick(last_s + MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "timeout"}
+    assert queue.on_tick(last_s + MAX_WAIT_S + BEGUN_WAIT_S - 0.1) == []
+    assert where(queue.on_tick(last_s + MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "timeout"}
 
 
 def test_without_a_minimum_share_what_has_begun_times_out_when_its_class_gets_nothing() -> None:
-    line = busy(min_share=0.0)
-    line.on_arrive(of("a", "begun", LOW, 100, 900, accepted=True, preempted=1), 0.0)
+    queue = busy(min_share=0.0)
+    queue.on_arrive(of("a", "begun", LOW, 100, 900, accepted=True, preempted=1), 0.0)
     for number in range(7):
-        turns(line, 1, 100.0 * number, first=number + 1)
-    assert where(line.on_tick(MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "timeout"}
+        turns(queue, 1, 100.0 * number, first=number + 1)
+    assert where(queue.on_tick(MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "timeout"}
 
 
 def test_what_has_begun_is_refused_after_the_longest_wait_when_no_replica_can_run_it_any_more() -> None:
-    line = busy()
-    line.on_arrive(of("a", "begun", LOW, 100, 900, accepted=True, preempted=1), 0.0)
-    set_replica(line, "a", 1, 1.0, 500)
+    queue = busy()
+    queue.on_arrive(of("a", "begun", LOW, 100, 900, accepted=True, preempted=1), 0.0)
+    set_replica(queue, "a", 1, 1.0, 500)
     for number in range(7):
-        turns(line, 1, 100.0 * number + 1.0, first=number + 1)
-    assert where(line.on_tick(MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "too_large"}
+        turns(queue, 1, 100.0 * number + 1.0, first=number + 1)
+    assert where(queue.on_tick(MAX_WAIT_S + BEGUN_WAIT_S)) == {"begun": "too_large"}
 
 
 def test_a_wait_elsewhere_does_not_count_for_what_has_begun() -> None:
     """The quota actor has started anew, and does not know when the class was served."""
-    line = busy()
+    queue = busy()
     waited_s = 10 * BEGUN_WAIT_S
-    assert line.on_arrive(arrival("begun", LOW, accepted=True, preempted=1), 1.0, waited_s) == []
-    assert line.on_tick(MAX_WAIT_S) == []
+    assert queue.on_arrive(arrival("begun", LOW, accepted=True, preempted=1), 1.0, waited_s) == []
+    assert queue.on_tick(MAX_WAIT_S) == []

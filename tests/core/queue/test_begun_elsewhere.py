@@ -19,7 +19,7 @@ def counter(queue: Admission, tenant: str) -> float:
     return queue.queue.class_queues[NORMAL].tenant_queues[tenant].counter
 
 
-def test_it_takes_nothing_more_of_the_pool_and_its_end_returns_what_is_told() -> None:
+def test_it_takes_nothing_more_of_the_pool_and_its_end_returns_what_is_reported() -> None:
     queue = admission(e=4)
     holder = Holder("r0")
     pool = queue.capacity.replicas["e"].pool

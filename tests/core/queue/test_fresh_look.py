@@ -17,9 +17,9 @@ from tests.core.queue.events import CRITICAL, HIGH, LOW
 ENGINES = ("e0", "e1", "e2")
 
 
-def fresh_look(line: Admission, now: float) -> list[Action]:
+def fresh_look(admission: Admission, now: float) -> list[Action]:
     """What is granted once the line has to look anew; nothing has happened."""
-    return [one for one in line.on_kv_debt("none of this name", None, now) if isinstance(one, Grant)]
+    return [one for one in admission.on_kv_debt("none of this name", None, now) if isinstance(one, Grant)]
 
 
 class History:
@@ -38,26 +38,26 @@ class History:
             draw.choice([5, 200]), draw.choice([20.0, 60.0]), min_share=draw.choice([0.05, 0.2, 0.3]), tenants=weights,
             guard_slots_share=draw.choice([0, 0, 0.25]),
         )  # fmt: skip
-        self.line = Admission(policy)
+        self.admission = Admission(policy)
         self.waiting: dict[str, Arrival] = {}
         self.running: dict[str, Arrival] = {}
         self.stopping: set[str] = set()
         self.elsewhere = Holder("elsewhere")
         for engine in ENGINES:
-            self.take(set_replica(self.line, engine, draw.choice([1, 2, 4]), 0.0, draw.choice([None, 60, 200])))
+            self.take(set_replica(self.admission, engine, draw.choice([1, 2, 4]), 0.0, draw.choice([None, 60, 200])))
 
     def take(self, actions: list[Action]) -> None:
-        for one in actions:
-            if isinstance(one, Grant):
-                self.running[one.request_id] = self.waiting.pop(one.request_id)
-            elif isinstance(one, Refuse):
-                del self.waiting[one.request_id]
-            elif isinstance(one, Preempt):
-                self.stopping.add(one.request_id)
+        for action in actions:
+            if isinstance(action, Grant):
+                self.running[action.request_id] = self.waiting.pop(action.request_id)
+            elif isinstance(action, Refuse):
+                del self.waiting[action.request_id]
+            elif isinstance(action, Preempt):
+                self.stopping.add(action.request_id)
 
     def arrive(self, arrival: Arrival) -> None:
         self.waiting[arrival.request_id] = arrival
-        self.take(self.line.on_arrive(arrival, self.now))
+        self.take(self.admission.on_arrive(arrival, self.now))
 
     def new(self) -> None:
         draw = self.draw
@@ -80,14 +80,14 @@ class History:
     def end(self, name: str) -> Arrival:
         self.stopping.discard(name)
         arrival = self.running.pop(name)
-        self.take(self.line.on_done(name, self.now, self.draw.choice([None, 3]), self.draw.choice([None, 9])))
+        self.take(self.admission.on_done(name, self.now, self.draw.choice([None, 3]), self.draw.choice([None, 9])))
         return arrival
 
     def step(self) -> None:
         draw = self.draw
-        line = self.line
+        admission = self.admission
         self.now += draw.choice([0.0, 0.0, 0.01, 0.2, 1.5, 6.0])
-        self.take(line.on_tick(self.now))
+        self.take(admission.on_tick(self.now))
         kind = draw.random()
         if kind < 0.45:
             self.new()
@@ -105,21 +105,21 @@ class History:
             self.stopping.discard(name)
             self.waiting.pop(name, None)
             self.running.pop(name, None)
-            self.take(line.on_cancel(name, self.now))
+            self.take(admission.on_cancel(name, self.now))
         elif kind < 0.9 and self.running:
-            self.take(line.on_progress(draw.choice(list(self.running)), draw.randrange(20), self.now))
+            self.take(admission.on_progress(draw.choice(list(self.running)), draw.randrange(20), self.now))
         elif kind < 0.95:
             size = draw.choice([0, 1, 3]), self.now, draw.choice([None, 60, 200])
             engine = draw.choice(ENGINES)
             elsewhere = draw.choice([(0, 0), (1, 10)])
-            self.take(set_replica(line, engine, *size))
-            pool = line.capacity.replicas[engine].pool
+            self.take(set_replica(admission, engine, *size))
+            pool = admission.capacity.replicas[engine].pool
             pool.give_back(self.elsewhere, 1, 10)
             if pool.free_slots >= elsewhere[0] and pool.space.free() >= elsewhere[1]:
                 pool.charge(self.elsewhere, *elsewhere)
-            self.take(line.on_returned(self.now))
+            self.take(admission.on_returned(self.now))
         else:
-            self.take(line.on_kv_debt(draw.choice(ENGINES), draw.choice([None, *RequestClass]), self.now))
+            self.take(admission.on_kv_debt(draw.choice(ENGINES), draw.choice([None, *RequestClass]), self.now))
 
 
 @pytest.mark.parametrize("seed", [349, 374, *range(10)])
@@ -127,25 +127,25 @@ def test_a_fresh_look_grants_nothing_that_waits_already(seed: int) -> None:
     history = History(seed)
     for _ in range(250):
         history.step()
-        assert fresh_look(history.line, history.now) == []
+        assert fresh_look(history.admission, history.now) == []
 
 
 def test_the_replica_of_a_request_that_has_begun_is_open_again_once_it_leaves() -> None:
-    line = Admission(QueuePolicy(100, 600.0, min_share=0.3))
-    set_replica(line, "a", 10, 0.0, 200)
-    set_replica(line, "b", 2, 0.0, 90)
-    line.on_arrive(Arrival("runs", HIGH, "h", cost_tokens=130, prompt_tokens=1, only_replica="a"), 0.0)
-    line.on_arrive(Arrival("older", LOW, "t", cost_tokens=100, prompt_tokens=1), 0.0)
+    admission = Admission(QueuePolicy(100, 600.0, min_share=0.3))
+    set_replica(admission, "a", 10, 0.0, 200)
+    set_replica(admission, "b", 2, 0.0, 90)
+    admission.on_arrive(Arrival("runs", HIGH, "h", cost_tokens=130, prompt_tokens=1, only_replica="a"), 0.0)
+    admission.on_arrive(Arrival("older", LOW, "t", cost_tokens=100, prompt_tokens=1), 0.0)
     begun = Arrival("begun", LOW, "t", cost_tokens=100, prompt_tokens=1, produced_tokens=60, accepted=True)
-    line.on_arrive(begun, 1.0)
+    admission.on_arrive(begun, 1.0)
     for number in range(20):
         name = f"high{number}"
         now = 2.0 + number
-        line.on_arrive(Arrival(name, HIGH, "h", 3, cost_tokens=60, prompt_tokens=1), now)
-        if name in line.queue.by_id:
+        admission.on_arrive(Arrival(name, HIGH, "h", 3, cost_tokens=60, prompt_tokens=1), now)
+        if name in admission.queue.by_id:
             break
-        line.on_done(name, now, 1, 1)
-    assert list(line.queue.by_id) == ["older", "begun", name]  # it is due, and replica a is held for it
-    assert [one.request_id for one in line.on_cancel("begun", now + 1.0)] == [name]
-    assert fresh_look(line, now + 1.0) == []
-    assert line.on_arrive(Arrival("critical", CRITICAL, "c", cost_tokens=1, prompt_tokens=1), now + 2.0)
+        admission.on_done(name, now, 1, 1)
+    assert list(admission.queue.by_id) == ["older", "begun", name]  # it is due, and replica a is held for it
+    assert [one.request_id for one in admission.on_cancel("begun", now + 1.0)] == [name]
+    assert fresh_look(admission, now + 1.0) == []
+    assert admission.on_arrive(Arrival("critical", CRITICAL, "c", cost_tokens=1, prompt_tokens=1), now + 2.0)

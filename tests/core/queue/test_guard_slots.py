@@ -19,8 +19,8 @@ SLOTS = 8
 LONG_S = 600.0  # many fade times: what was granted before is forgotten
 
 
-def line(share: float = 0.25, slots: int = SLOTS, trickle: float = 0.0) -> Admission:
-    made = Admission(QueuePolicy(1000, 3600.0, min_share=trickle, guard_slots_share=share))
+def make_queue(share: float = 0.25, slots: int = SLOTS, min_share: float = 0.0) -> Admission:
+    made = Admission(QueuePolicy(1000, 3600.0, min_share=min_share, guard_slots_share=share))
     set_replica(made, "r", slots, 0.0)
     return made
 
@@ -44,20 +44,20 @@ def with_high(made: Admission, count: int) -> None:
 
 @pytest.mark.parametrize(("count", "free"), [(0, 0), (1, 2), (2, 3), (6, 7), (11, 8)])
 def test_the_more_of_the_load_high_is_the_more_stays_free_for_it(count: int, free: int) -> None:
-    made = line(share=0.5, slots=16)
+    made = make_queue(share=0.5, slots=16)
     with_high(made, count)
     assert len(granted(arrive(made, *names("n", 40), now=10.0))) == 16 - free
     assert len(granted(arrive(made, *names("h", 40), cls=HIGH, now=10.0))) == free
 
 
 def test_no_more_than_the_share_stays_free() -> None:
-    made = line(share=0.25)
+    made = make_queue(share=0.25)
     with_high(made, 6)
     assert len(granted(arrive(made, *names("n", 20), now=10.0))) == SLOTS - 2
 
 
 def test_what_was_kept_is_given_out_once_high_stays_away() -> None:
-    made = line(share=0.5)
+    made = make_queue(share=0.5)
     with_high(made, SLOTS // 2)
     arrive(made, *names("n", 20), now=10.0)
     assert len(granted(made.on_done("n0", 10.1))) == 1
@@ -65,7 +65,7 @@ def test_what_was_kept_is_given_out_once_high_stays_away() -> None:
 
 
 def test_critical_may_take_what_is_kept() -> None:
-    made = line(share=0.5)
+    made = make_queue(share=0.5)
     with_high(made, SLOTS // 2)
     arrive(made, *names("l", 20), cls=LOW, now=10.0)
     assert granted(arrive(made, "h", cls=HIGH, now=10.1)) == ["h"]
@@ -73,7 +73,7 @@ def test_critical_may_take_what_is_kept() -> None:
 
 
 def test_free_guard_slots_are_no_room_so_a_lower_class_stops() -> None:
-    made = line(share=0.25)
+    made = make_queue(share=0.25)
     with_high(made, 6)
     arrivals = [arrival(f"l{number}", LOW, preemptible=True) for number in range(12)]
     low = granted([action for one in arrivals for action in made.on_arrive(one, 10.0)])
@@ -88,7 +88,7 @@ def test_free_guard_slots_are_no_room_so_a_lower_class_stops() -> None:
 
 
 def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
-    made = line(share=0.25)
+    made = make_queue(share=0.25)
     with_high(made, 6)
     for number in range(12):
         made.on_arrive(arrival(f"l{number}", LOW, preemptible=True), 10.0)
@@ -102,7 +102,7 @@ def test_no_request_stops_for_slots_that_are_then_kept_for_high() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_for_a_class_below_the_guarded_ones_only_what_has_run_a_while_stops(share: float) -> None:
-    made = line(share=share)
+    made = make_queue(share=share)
     with_high(made, 6)
     for number in range(12):
         made.on_arrive(arrival(f"l{number}", LOW, preemptible=True), 10.0)
@@ -114,13 +114,13 @@ def test_for_a_class_below_the_guarded_ones_only_what_has_run_a_while_stops(shar
 
 
 def test_off_by_default() -> None:
-    made = line(share=QueuePolicy(1, 1.0).guard_slots_share)
+    made = make_queue(share=QueuePolicy(1, 1.0).guard_slots_share)
     with_high(made, SLOTS // 2)
     assert len(granted(arrive(made, *names("n", 20), now=10.0))) == SLOTS
 
 
 def test_a_replica_too_small_for_it_keeps_nothing() -> None:
-    made = line(share=0.5, slots=1)
+    made = make_queue(share=0.5, slots=1)
     for n in range(9):
         arrive(made, f"h{n}", cls=HIGH, now=float(n))
         made.on_done(f"h{n}", n + 0.9)
@@ -128,16 +128,16 @@ def test_a_replica_too_small_for_it_keeps_nothing() -> None:
 
 
 def test_a_request_of_all_slots_still_runs() -> None:
-    made = line(share=0.5)
+    made = make_queue(share=0.5)
     with_high(made, SLOTS // 2)
     assert where(arrive(made, "whole", slots=SLOTS, now=10.0)) == {"whole": "r"}
 
 
-def test_the_trickle_goes_into_it() -> None:
+def test_the_minimum_share_goes_into_it() -> None:
     """High has all slots but those that are kept, for ever, and never waits: only the trickle lets `low` run."""
 
-    def served(trickle: float) -> int:
-        made = line(share=0.5, trickle=trickle)
+    def served(min_share: float) -> int:
+        made = make_queue(share=0.5, min_share=min_share)
         taken = 0
         with_high(made, 6)
         arrive(made, *names("h", SLOTS // 2), cls=HIGH, now=10.0)
@@ -153,12 +153,12 @@ def test_the_trickle_goes_into_it() -> None:
                     made.on_done(name, now)
         return taken
 
-    assert served(trickle=0.0) == 0
-    assert served(trickle=0.05) >= 4
+    assert served(min_share=0.0) == 0
+    assert served(min_share=0.05) >= 4
 
 
-def test_who_comes_below_it_is_told_a_wait() -> None:
-    made = line(share=0.5)
+def test_who_comes_below_it_is_given_a_wait() -> None:
+    made = make_queue(share=0.5)
     with_high(made, SLOTS // 2)
     ran = granted(arrive(made, *names("n", SLOTS), now=10.0))
     assert len(ran) < SLOTS
@@ -178,8 +178,8 @@ def test_it_is_never_all_there_is(share: float, slots: int, part: float) -> None
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_it_grows_with_the_part_of_the_load(one: float, other: float) -> None:
-    assert guard_slots(0.5, 1000, min(one, other)) <= guard_slots(0.5, 1000, max(one, other))
+def test_it_grows_with_the_part_of_the_load(first: float, other: float) -> None:
+    assert guard_slots(0.5, 1000, min(first, other)) <= guard_slots(0.5, 1000, max(first, other))
 
 
 Step = tuple[RequestClass, int, bool]
@@ -188,7 +188,7 @@ Step = tuple[RequestClass, int, bool]
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(RequestClass), st.integers(1, 4), st.booleans()), max_size=60))
 def test_everybody_runs_in_the_end_whatever_is_kept(steps: list[Step]) -> None:
-    made = line(share=0.5, trickle=0.05)
+    made = make_queue(share=0.5, min_share=0.05)
     running = []
     done = set[str]()
     now = 0.0

@@ -10,7 +10,7 @@ from serve_app.types import RequestClass
 from tests.core.queue.events import CRITICAL, HIGH, LOW, NORMAL, of, where
 
 
-def line(min_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
+def make_queue(min_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
     made = Admission(QueuePolicy(100, 60.0, min_share=min_share))
     for engine, (slots, kv_tokens) in engines.items():
         set_replica(made, engine, slots, 0.0, kv_tokens)
@@ -18,7 +18,7 @@ def line(min_share: float = 0.0, **engines: tuple[int, int]) -> Admission:
 
 
 def test_a_request_runs_on_its_one_engine_only_and_others_go_around_it() -> None:
-    made = line(a=(1, 1000), b=(1, 1000))
+    made = make_queue(a=(1, 1000), b=(1, 1000))
     assert where(made.on_arrive(of("t", "first", only_replica="b"), 0.0)) == {"first": "b"}
     assert made.on_arrive(of("t", "second", only_replica="b"), 0.0) == []
     assert where(made.on_arrive(of("t", "free"), 0.0)) == {"free": "a"}
@@ -28,7 +28,7 @@ def test_a_request_runs_on_its_one_engine_only_and_others_go_around_it() -> None
 
 
 def test_a_request_does_not_run_where_its_router_cannot_reach() -> None:
-    made = line(a=(2, 1000), b=(1, 1000))
+    made = make_queue(a=(2, 1000), b=(1, 1000))
     avoiding = {"affinity": "a", "avoid_replicas": frozenset({"a"})}
     assert where(made.on_arrive(of("t", "one", **avoiding), 0.0)) == {"one": "b"}
     assert made.on_arrive(of("t", "two", **avoiding), 0.0) == []
@@ -37,7 +37,7 @@ def test_a_request_does_not_run_where_its_router_cannot_reach() -> None:
 
 
 def test_a_constrained_head_keeps_no_engine_that_it_could_not_use() -> None:
-    made = line(a=(4, 1000), b=(4, 1000))
+    made = make_queue(a=(4, 1000), b=(4, 1000))
     made.on_arrive(of("t", "runs", HIGH, output=890, only_replica="b"), 0.0)
     assert made.on_arrive(of("t", "large", HIGH, output=890, only_replica="b"), 0.0) == []
     assert where(made.on_arrive(of("t", "small"), 0.0)) == {"small": "a"}  # else `a` has more free, and were kept
@@ -45,17 +45,17 @@ def test_a_constrained_head_keeps_no_engine_that_it_could_not_use() -> None:
     assert where(made.on_done("runs", 1.0)) == {"large": "b", "small there": "b"}
 
 
-def with_sessions(line: Admission, replica: str, tokens: int, now: float = 0.0) -> list[Action]:
+def with_sessions(make_queue: Admission, replica: str, tokens: int, now: float = 0.0) -> list[Action]:
     """Sessions hold so many KV tokens of a replica from now on."""
-    pool = line.capacity.replicas[replica].pool
+    pool = make_queue.capacity.replicas[replica].pool
     pool.space.hold(tokens - pool.space.held)
-    return line.on_pool(replica, pool, now, session_kv=tokens)
+    return make_queue.on_pool(replica, pool, now, session_kv=tokens)
 
 
 @pytest.mark.parametrize("min_share", [0.0, 0.3])
 def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(min_share: float) -> None:
     """Sessions hold 700 of 1,000 tokens; a `low` request of 500 held up everybody for its whole wait."""
-    made = line(min_share, a=(4, 1000))
+    made = make_queue(min_share, a=(4, 1000))
     with_sessions(made, "a", 700)
     assert made.on_arrive(of("t", "large", LOW, output=490), 0.0) == []
     assert where(made.on_arrive(of("t", "low", LOW, output=90), 1.0)) == {"low": "a"}
@@ -66,8 +66,8 @@ def test_what_only_a_session_s_end_can_free_does_not_idle_an_engine(min_share: f
     assert where(with_sessions(made, "a", 0, now=3.0)) == {"large": "a"}
 
 
-def test_who_waited_in_vain_for_a_session_s_end_is_told_so() -> None:
-    made = line(a=(4, 1000))
+def test_who_waited_in_vain_for_a_session_s_end_is_notified() -> None:
+    made = make_queue(a=(4, 1000))
     with_sessions(made, "a", 700)
     made.on_arrive(of("t", "large", output=490), 0.0)
     (refusal,) = made.on_tick(60.0)
@@ -79,7 +79,7 @@ def test_who_waited_in_vain_for_a_session_s_end_is_told_so() -> None:
 
 
 def test_a_request_for_an_engine_that_is_gone_waits_for_it() -> None:
-    made = line(a=(4, 1000))
+    made = make_queue(a=(4, 1000))
     made.on_arrive(of("t", "waits", only_replica="b"), 0.0)
     made.on_arrive(of("t", "in vain", only_replica="c"), 0.0)
     assert where(set_replica(made, "b", 1, 5.0, 1000)) == {"waits": "b"}
@@ -89,7 +89,7 @@ def test_a_request_for_an_engine_that_is_gone_waits_for_it() -> None:
 
 
 def test_growth_of_a_class_stops_this_class_and_those_below_and_none_above() -> None:
-    made = line(min_share=0.3, a=(4, 1000))
+    made = make_queue(min_share=0.3, a=(4, 1000))
     made.on_kv_debt("a", NORMAL, 0.0)
     assert made.on_arrive(of("t", "low", LOW), 0.0) == []
     assert made.on_arrive(of("t", "normal"), 0.0) == []
@@ -105,7 +105,7 @@ def test_growth_of_a_class_stops_this_class_and_those_below_and_none_above() -> 
 
 
 def test_debt_goes_with_its_engine() -> None:
-    made = line(a=(4, 1000))
+    made = make_queue(a=(4, 1000))
     made.on_kv_debt("a", CRITICAL, 0.0)
     made.on_kv_debt("unknown", CRITICAL, 0.0)
     made.on_replica_gone("a", 1.0)
@@ -116,7 +116,7 @@ def test_debt_goes_with_its_engine() -> None:
 
 
 def test_what_another_engine_has_begun_has_a_part_of_its_answer_and_may_wait_longer() -> None:
-    made = line(a=(1, 1000))
+    made = make_queue(a=(1, 1000))
     made.on_arrive(of("t", "runs"), 0.0)
     made.on_arrive(of("t", "new"), 1.0)
     made.on_arrive(of("t", "begun", fingerprint="f"), 1.0)

@@ -39,46 +39,46 @@ SPANS_S = (0.03, 0.2, 1.0, 2.5, 31.0)
 
 
 def fleet(reference: bool, min_share: float, sizes: list[tuple[int, int | None]]) -> Fleet:
-    line = Admission(QueuePolicy(100, MAX_WAIT_S, min_share=min_share))
+    admission = Admission(QueuePolicy(100, MAX_WAIT_S, min_share=min_share))
     if reference:
-        scheduler = line.scheduler
+        scheduler = admission.scheduler
         scheduler.preemption = ReferencePreemption(  # type: ignore[assignment]
             scheduler.queue.class_queues, scheduler.capacity, scheduler.guard_slots
         )
-    found = Fleet(line)
+    found = Fleet(admission)
     for replica, (slots, kv_tokens) in zip(REPLICAS, sizes, strict=False):
-        found.take(set_replica(line, replica, slots, 0.0, kv_tokens))
+        found.take(set_replica(admission, replica, slots, 0.0, kv_tokens))
     return found
 
 
-def play(one: Fleet, number: int, step: tuple[Any, ...]) -> None:
+def play(fleet: Fleet, number: int, step: tuple[Any, ...]) -> None:
     kind, level, slots, tokens, choice, where = step
-    names = list(one.running)
+    names = list(fleet.running)
     replica = REPLICAS[choice % 3]
     if kind == "arrive":
         arrival = Arrival(
             f"q{number}", level, f"t{choice % 3}", slots, tokens + choice % 40, prompt_tokens=tokens,
             preemptible=choice % 5 > 0, **where,
         )  # fmt: skip
-        one.arrive(arrival)
+        fleet.arrive(arrival)
     elif kind == "fill":
         for more in range(2 + choice % 4):
-            one.arrive(Arrival(f"q{number}.{more}", LOW, "t0", 1, tokens, prompt_tokens=tokens, preemptible=True))
+            fleet.arrive(Arrival(f"q{number}.{more}", LOW, "t0", 1, tokens, prompt_tokens=tokens, preemptible=True))
     elif kind == "progress" and names:
-        one.running[names[choice % len(names)]].tokens += tokens
-        one.take(one.line.on_progress(names[choice % len(names)], tokens, one.now))
+        fleet.running[names[choice % len(names)]].tokens += tokens
+        fleet.take(fleet.queue.on_progress(names[choice % len(names)], tokens, fleet.now))
     elif kind == "end" and names:
-        one.end(names[choice % len(names)])
-    elif kind == "obey" and one.to_stop:
-        one.obey(one.to_stop[choice % len(one.to_stop)])
+        fleet.end(names[choice % len(names)])
+    elif kind == "obey" and fleet.to_stop:
+        fleet.obey(fleet.to_stop[choice % len(fleet.to_stop)])
     elif kind == "wait":
-        one.tick_until(one.now + SPANS_S[choice % len(SPANS_S)])
+        fleet.tick_until(fleet.now + SPANS_S[choice % len(SPANS_S)])
     elif kind == "size":
-        one.take(set_replica(one.line, replica, choice % 5, one.now, 20 + tokens * 2))
+        fleet.take(set_replica(fleet.queue, replica, choice % 5, fleet.now, 20 + tokens * 2))
     elif kind == "debt":
-        one.take(one.line.on_kv_debt(replica, level if choice % 2 else None, one.now))
+        fleet.take(fleet.queue.on_kv_debt(replica, level if choice % 2 else None, fleet.now))
     elif kind == "lose" and not choice % 4:
-        one.lose(replica)
+        fleet.lose(replica)
 
 
 @settings(max_examples=300, deadline=None)
@@ -92,8 +92,8 @@ def test_what_stops_is_what_a_walk_over_all_of_them_finds(
 ) -> None:
     fleets = [fleet(reference, min_share, sizes) for reference in (False, True)]
     for number, step in enumerate(history):
-        for one in fleets:
-            play(one, number, step)
+        for each_fleet in fleets:
+            play(each_fleet, number, step)
         ours, reference = fleets
         assert ours.to_stop == reference.to_stop
         assert ours.running.keys() == reference.running.keys()
@@ -103,16 +103,18 @@ def test_what_stops_is_what_a_walk_over_all_of_them_finds(
 def decision_steps(running: int, age_s: float, least_tokens: int = 10) -> int:
     """Of a request that arrives and stops one of so many `low` ones, whose grants were within this time."""
     draw = random.Random(1)
-    line = Admission(QueuePolicy(1_000, MAX_WAIT_S))
+    admission = Admission(QueuePolicy(1_000, MAX_WAIT_S))
     for number in range(running // 50):
-        set_replica(line, f"replica-{number}", 50, 0.0, 100_000)
+        set_replica(admission, f"replica-{number}", 50, 0.0, 100_000)
     for number in range(running):
         tokens = draw.randrange(least_tokens, 1_500)
         arrival = Arrival(f"r{number}", LOW, "t", 1, tokens + 100, prompt_tokens=tokens, preemptible=True)
-        line.on_arrive(arrival, age_s * number / running)
+        admission.on_arrive(arrival, age_s * number / running)
     found: list[Any] = []
-    line.on_arrive(Arrival("first", NORMAL, "t", cost_tokens=100), age_s + 5.0)  # what changed since is followed once
-    count = steps(lambda: found.extend(line.on_arrive(Arrival("second", HIGH, "t", cost_tokens=100), age_s + 5.0)))
+    admission.on_arrive(
+        Arrival("first", NORMAL, "t", cost_tokens=100), age_s + 5.0
+    )  # what changed since is followed once
+    count = steps(lambda: found.extend(admission.on_arrive(Arrival("second", HIGH, "t", cost_tokens=100), age_s + 5.0)))
     assert [type(action) for action in found] == [Preempt]
     return count
 

@@ -47,7 +47,7 @@ class PreemptionMachine(RuleBasedStateMachine):
     def start(self, max_queued: int, min_share: float, sizes: list[tuple[int, int | None]]) -> None:
         self.fleet = Fleet(Admission(QueuePolicy(max_queued, MAX_WAIT_S, min_share=min_share)))
         for replica, (slots, kv_tokens) in zip(REPLICAS, sizes, strict=False):
-            self.fleet.take(set_replica(self.fleet.line, replica, slots, 0.0, kv_tokens))
+            self.fleet.take(set_replica(self.fleet.queue, replica, slots, 0.0, kv_tokens))
 
     @rule(
         of=st.tuples(classes, tenants),
@@ -82,7 +82,7 @@ class PreemptionMachine(RuleBasedStateMachine):
     def progress(self, choice: int, tokens: int) -> None:
         name = list(self.fleet.running)[choice % len(self.fleet.running)]
         self.fleet.running[name].tokens += tokens
-        self.fleet.take(self.fleet.line.on_progress(name, tokens, self.fleet.now))
+        self.fleet.take(self.fleet.queue.on_progress(name, tokens, self.fleet.now))
 
     @precondition(lambda self: self.fleet.to_stop)
     @rule(choice=st.integers(0, 1000))
@@ -104,7 +104,7 @@ class PreemptionMachine(RuleBasedStateMachine):
         name = list(self.fleet.waiting)[choice % len(self.fleet.waiting)]
         del self.fleet.waiting[name]
         self.fleet.ended[name] += 1
-        self.fleet.take(self.fleet.line.on_cancel(name, self.fleet.now))
+        self.fleet.take(self.fleet.queue.on_cancel(name, self.fleet.now))
 
     @rule(span=spans)
     def wait(self, span: float) -> None:
@@ -112,7 +112,7 @@ class PreemptionMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), slots=st.integers(0, 4), kv_tokens=st.none() | st.integers(20, 120))
     def set_size(self, replica: str, slots: int, kv_tokens: int | None) -> None:
-        self.fleet.take(set_replica(self.fleet.line, replica, slots, self.fleet.now, kv_tokens))
+        self.fleet.take(set_replica(self.fleet.queue, replica, slots, self.fleet.now, kv_tokens))
 
     @rule(replica=st.sampled_from(REPLICAS))
     def lose(self, replica: str) -> None:
@@ -120,12 +120,12 @@ class PreemptionMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), level=st.none() | classes)
     def kv_debt(self, replica: str, level: RequestClass | None) -> None:
-        self.fleet.take(self.fleet.line.on_kv_debt(replica, level, self.fleet.now))
+        self.fleet.take(self.fleet.queue.on_kv_debt(replica, level, self.fleet.now))
 
     @invariant()
     def check_slots(self) -> None:
         """What the forecast takes for slots that stops can free."""
-        seen = self.fleet.line.scheduler.preemption.slots_below
+        seen = self.fleet.queue.scheduler.preemption.slots_below
         for level in RequestClass:
             runs = [run for run in self.fleet.running.values() if run.arrival.preemptible and not run.was_due]
             assert seen(level) == sum(run.arrival.slots for run in runs if run.arrival.request_class < level)
@@ -157,20 +157,20 @@ def played(history: list[Any], min_share: float) -> Fleet:
     """A history in which each stop is obeyed at once; checked after each step."""
     fleet = Fleet(Admission(QueuePolicy(10_000, MAX_WAIT_S, min_share=min_share)))
     for replica in REPLICAS[:2]:
-        fleet.take(set_replica(fleet.line, replica, 2, 0.0))
+        fleet.take(set_replica(fleet.queue, replica, 2, 0.0))
     for number, (step, level, tenant, choice, span, where) in enumerate(history):
         names = list(fleet.running)
         if step == "arrive":
             preemptible = choice % 5 > 0
             fleet.arrive(Arrival(f"q{number}", level, tenant, prompt_tokens=choice, preemptible=preemptible, **where))
         elif step == "progress" and names:
-            fleet.take(fleet.line.on_progress(names[choice % len(names)], 5, fleet.now))
+            fleet.take(fleet.queue.on_progress(names[choice % len(names)], 5, fleet.now))
         elif step == "end" and names:
             fleet.end(names[choice % len(names)])
         elif step == "drop" and choice % 3 == 0:
             fleet.lose("c")
         elif step == "size":
-            fleet.take(set_replica(fleet.line, REPLICAS[choice % 3], choice % 4, fleet.now))
+            fleet.take(set_replica(fleet.queue, REPLICAS[choice % 3], choice % 4, fleet.now))
         elif step == "wait":
             fleet.tick_until(fleet.now + span, obey=True)
         fleet.obey_all()
@@ -189,7 +189,7 @@ def check_none_waits_for_a_lower_one(fleet: Fleet) -> None:
             and fleet.could_run(arrival, run)
         ]
         # A replica above its size: the last ones that stop there bring it down to its size, not below.
-        within = [name for name in lower if fleet.line.capacity.replicas[fleet.running[name].replica].slots_left >= 0]
+        within = [name for name in lower if fleet.queue.capacity.replicas[fleet.running[name].replica].slots_left >= 0]
         assert not within, f"{arrival} waits while {within} run"
 
 
@@ -209,7 +209,7 @@ def test_no_more_stop_than_those_that_wait_need(
 ) -> None:
     """All have one slot, and none has stopped yet: each stop is the room of one waiting request above its class."""
     fleet = Fleet(Admission(QueuePolicy(10_000, MAX_WAIT_S, min_share=0.0)))
-    fleet.take(set_replica(fleet.line, "a", max(1, len(running)), 0.0))
+    fleet.take(set_replica(fleet.queue, "a", max(1, len(running)), 0.0))
     for number, (level, preemptible) in enumerate(running):
         fleet.arrive(Arrival(f"r{number}", level, "t", preemptible=preemptible))
     fleet.now += RESUMED_S
@@ -241,13 +241,13 @@ def test_those_that_stop_are_the_cheapest_that_make_room(
         have = [run for run in fleet.running.values() if run.replica == where]
         total = sum(run.arrival.slots for run in have) + size, sum(run.arrival.cost for run in have) + prompt + 40
         fleet.now = 10.0 - age_s if not number else max(fleet.now, 10.0 - age_s)
-        fleet.take(set_replica(fleet.line, where, total[0], fleet.now, total[1]))
+        fleet.take(set_replica(fleet.queue, where, total[0], fleet.now, total[1]))
         level = RequestClass.LOW if number % 3 else RequestClass.NORMAL
         fleet.arrive(
             Arrival(name, level, "t", size, prompt + 40, prompt_tokens=prompt, only_replica=where, preemptible=True)
         )
         fleet.running[name].tokens += made
-        fleet.take(fleet.line.on_progress(name, made, fleet.now))
+        fleet.take(fleet.queue.on_progress(name, made, fleet.now))
     fleet.now = 10.0
     fleet.arrive(Arrival("w", HIGH, "t", slots, tokens))
     enough = subsets_that_make_room(fleet, slots, tokens)

@@ -143,23 +143,23 @@ def test_a_place_has_at_most_one_request_and_nothing_of_it_remains(steps: list[t
     place = session_place()
     now = 0.0
     is_open = True
-    for what, number, cost in steps:
+    for action, number, cost in steps:
         now += 1.0
         name = f"q{number}"
-        if what == "arrive" and name not in queue.scheduler.running and name not in queue.queue.by_id:
+        if action == "arrive" and name not in queue.scheduler.running and name not in queue.queue.by_id:
             queue.on_arrive(request(name, cost, level=RequestClass(number % 4)), now, place=place if is_open else None)
-        elif what == "done":
+        elif action == "done":
             queue.on_done(name, now)
-        elif what == "cancel":
+        elif action == "cancel":
             queue.on_cancel(name, now)
-        elif what == "end":
+        elif action == "end":
             is_open = False
             queue.end_session(LEASE)
-        there = queue.scheduler.in_places
-        assert place.pool.used_slots == len(there) <= 1
-        assert place.pool.used_tokens == sum(run.arrival.cost for run in there.values())
+        in_places = queue.scheduler.in_places
+        assert place.pool.used_slots == len(in_places) <= 1
+        assert place.pool.used_tokens == sum(run.arrival.cost for run in in_places.values())
         fits = [one for one in queue.queue.by_id.values() if one.place is not None and one.cost <= TOKENS]
-        assert not fits or there, "the place is free and a request waits that fits"
+        assert not fits or in_places, "the place is free and a request waits that fits"
         assert queue.capacity.used == sum(run.place is None for run in queue.scheduler.running.values()) <= 1
     for name in list(queue.scheduler.running) + list(queue.queue.by_id):
         queue.on_cancel(name, now)

@@ -70,88 +70,88 @@ def test_a_large_head_saves_up_while_small_requests_of_other_tenants_pass() -> N
 
 
 def test_who_waited_longest_is_judged_by_age_and_not_by_the_order_of_arrival() -> None:
-    line = admission(a=1)
-    arrive(line, "runs", now=100.0)
-    arrive(line, "young", now=100.0)
-    line.on_arrive(arrival("old", HIGH), 101.0, waited_s=50.0)
-    assert line.next_due() == 111.0
-    assert where(line.on_tick(111.0)) == {"old": "timeout"}
-    assert line.snapshot(111.0).oldest_wait_s == 11.0
+    queue = admission(a=1)
+    arrive(queue, "runs", now=100.0)
+    arrive(queue, "young", now=100.0)
+    queue.on_arrive(arrival("old", HIGH), 101.0, waited_s=50.0)
+    assert queue.next_due() == 111.0
+    assert where(queue.on_tick(111.0)) == {"old": "timeout"}
+    assert queue.snapshot(111.0).oldest_wait_s == 11.0
 
 
 def test_a_request_that_was_accepted_goes_before_younger_ones_of_its_tenant() -> None:
-    line = admission(a=1)
-    arrive(line, "runs", now=100.0)
-    arrive(line, "young", "younger", now=100.0)
-    line.on_arrive(arrival("again", accepted=True), 101.0, waited_s=20.0)
-    line.on_arrive(arrival("between", accepted=True), 101.0, waited_s=10.0)
-    assert [line.status(name, 101.0).position for name in ("again", "between", "young", "younger")] == [1, 2, 3, 4]  # type: ignore[union-attr]
+    queue = admission(a=1)
+    arrive(queue, "runs", now=100.0)
+    arrive(queue, "young", "younger", now=100.0)
+    queue.on_arrive(arrival("again", accepted=True), 101.0, waited_s=20.0)
+    queue.on_arrive(arrival("between", accepted=True), 101.0, waited_s=10.0)
+    assert [queue.status(name, 101.0).position for name in ("again", "between", "young", "younger")] == [1, 2, 3, 4]  # type: ignore[union-attr]
     order = []
     running = "runs"
-    while actions := line.on_done(running, 102.0):
+    while actions := queue.on_done(running, 102.0):
         running = actions[0].request_id
         order.append(running)
     assert order == ["again", "between", "young", "younger"]
 
 
-def test_a_restated_request_is_refused_by_neither_a_full_line_nor_a_forecast() -> None:
-    line = admission(max_queued=3, max_wait_s=20.0, a=1)
-    arrive(line, "runs")
-    line.on_done("runs", 10.0)  # a slot comes free every ten seconds
-    arrive(line, "runs again", "one", "two", now=10.0)
-    (late,) = line.on_arrive(arrival("new"), 10.0)
+def test_a_restated_request_is_refused_by_neither_a_full_queue_nor_a_forecast() -> None:
+    queue = admission(max_queued=3, max_wait_s=20.0, a=1)
+    arrive(queue, "runs")
+    queue.on_done("runs", 10.0)  # a slot comes free every ten seconds
+    arrive(queue, "runs again", "one", "two", now=10.0)
+    (late,) = queue.on_arrive(arrival("new"), 10.0)
     assert isinstance(late, Refuse)
     assert late.reason is RefusalReason.TIMEOUT
     for number in range(5):
-        assert line.on_arrive(arrival(f"restated {number}", accepted=True), 10.0, waited_s=5.0) == []
+        assert queue.on_arrive(arrival(f"restated {number}", accepted=True), 10.0, waited_s=5.0) == []
 
 
 # Who is refused for the longest wait.
 
 
 def test_who_cannot_start_within_the_longest_wait_is_refused_on_arrival() -> None:
-    line = admission(max_wait_s=20.0, a=1)
-    arrive(line, "runs")
-    line.on_done("runs", 10.0)
-    assert where(arrive(line, "runs again", "next", now=10.0)) == {"runs again": "a"}
-    refusals = arrive(line, "third", "fourth", now=10.0)
+    queue = admission(max_wait_s=20.0, a=1)
+    arrive(queue, "runs")
+    queue.on_done("runs", 10.0)
+    assert where(arrive(queue, "runs again", "next", now=10.0)) == {"runs again": "a"}
+    refusals = arrive(queue, "third", "fourth", now=10.0)
     assert where(refusals) == {"fourth": "timeout"} or where(refusals) == {"third": "timeout", "fourth": "timeout"}
 
 
 def test_a_class_under_full_overload_from_above_is_refused_only_beyond_what_its_minimum_share_serves() -> None:
-    line = Admission(QueuePolicy(10_000, 60.0, min_share=0.1))
-    set_replica(line, "a", 10, 0.0)
+    queue = Admission(QueuePolicy(10_000, 60.0, min_share=0.1))
+    set_replica(queue, "a", 10, 0.0)
     running = [f"h{number}" for number in range(10)]
-    arrive(line, *running, cls=HIGH)
+    arrive(queue, *running, cls=HIGH)
     made = 10
     now = 0.0
     for _ in range(100):  # ten slots of a second each, all taken by `high`, of whom hundreds wait
         now += 1.0
-        arrive(line, *(f"h{made + number}" for number in range(12)), cls=HIGH, now=now)
+        arrive(queue, *(f"h{made + number}" for number in range(12)), cls=HIGH, now=now)
         made += 12
         ended, running = running, []
         for name in ended:
-            running += where(line.on_done(name, now))
+            running += where(queue.on_done(name, now))
     names = [f"low{number}" for number in range(200)]
-    refused = where([action for name in names for action in line.on_arrive(of("t", name, LOW), now)])
+    refused = where([action for name in names for action in queue.on_arrive(of("t", name, LOW), now)])
     assert 50 <= len(names) - len(refused) <= 70  # one a second for 60 s
 
 
 def test_a_class_s_share_is_not_lost_with_the_tenants_who_give_up() -> None:
     """A hundred tenants wait one after the other, none for as long as it takes to earn a request by itself."""
-    line = Admission(patient(min_share=0.1))
-    set_replica(line, "a", 1, 0.0)
-    arrive(line, "h0", cls=HIGH)
+    queue = Admission(patient(min_share=0.1))
+    set_replica(queue, "a", 1, 0.0)
+    arrive(queue, "h0", cls=HIGH)
     running = "h0"
     served = 0
     for turn in range(1, 200):
-        arrive(line, f"h{turn}", cls=HIGH)
+        arrive(queue, f"h{turn}", cls=HIGH)
         for number in range(2):
-            line.on_arrive(of(f"t{turn}.{number}", f"l{turn}.{number}", LOW, prompt=0, output=1), 0.0)
+            queue.on_arrive(of(f"t{turn}.{number}", f"l{turn}.{number}", LOW, prompt=0, output=1), 0.0)
         if turn > 5:
             for number in range(2):
                 if (name := f"l{turn - 5}.{number}") != running:
-                    line.on_cancel(name, 0.0)
-        running = next(iter(where(line.on_done(running, 0.0))))
+                    queue.on_cancel(name, 0.0)
+        running = next(iter(where(queue.on_done(running, 0.0))))
         served += running.startswith("l")
     assert 15 <= served <= 20

@@ -120,7 +120,7 @@ def test_every_reason_of_a_wait_has_a_sentence(reason: WaitReason) -> None:
     assert json.loads(json.dumps(traced(WAITED, waited_for=reason).to_json_fields()))["waited_for"] == reason.value
 
 
-def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -> None:
+def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_answered() -> None:
     assert explain(REFUSED) == [
         "req-2: low request of acme to llama, refused after 4 ms.",
         "Waited 0 ms.",
@@ -130,12 +130,12 @@ def test_a_refusal_is_explained_with_its_reason_and_what_the_client_was_told() -
 
 
 def test_a_request_that_was_stopped_or_moved_says_so() -> None:
-    told = " ".join(explain(traced(WAITED, preempted=2, moved=1)))
-    assert "Stopped 2 times while it ran, for requests before it" in told
-    assert "Moved once off a replica that was taken away" in told
+    reported = " ".join(explain(traced(WAITED, preempted=2, moved=1)))
+    assert "Stopped 2 times while it ran, for requests before it" in reported
+    assert "Moved once off a replica that was taken away" in reported
 
 
-def test_a_stream_that_lost_its_replica_is_told_where_it_went_on_and_why_it_ended() -> None:
+def test_a_stream_that_lost_its_replica_is_informed_where_it_went_on_and_why_it_ended() -> None:
     moved = traced(WAITED, losses=2, continued=(("llama#3", 0.31), ("llama#4", 2.0)))
     assert explain(moved)[3] == (
         "Its stream lost its replica in the middle: continued on llama#3 after 310 ms, continued on llama#4 after "
@@ -151,7 +151,7 @@ def test_a_stream_that_lost_its_replica_is_told_where_it_went_on_and_why_it_ende
         assert line.startswith(f"Its stream lost its replica in the middle: not continued ({reason.value}): ")
 
 
-def test_a_service_level_is_told_with_what_became_of_it() -> None:
+def test_a_service_level_is_reported_with_what_became_of_it() -> None:
     served = replace(WAITED, itl_s=0.0171, longest_gap_s=0.25, slo=SloVerdict.TTFT, ttft_slo_s=2.0, itl_slo_s=0.05)
     lines = explain(served)
     assert lines[2].endswith("; first token after 2.3 s, then 17 ms a token with a pause of 250 ms at most.")
@@ -272,14 +272,14 @@ def test_a_client_s_name_for_a_request_is_forgotten_with_it(added: list[tuple[st
     kept = Receipts(most)
     for request_id, client_id in added:
         kept.add(replace(WAITED, request_id=request_id, client_id=client_id))
-        there = {one.client_id: one.request_id for one in kept.kept.values()}
+        kept_ids = {one.client_id: one.request_id for one in kept.kept.values()}
         for name in "uvw":
             found = kept.find(name, None)
-            assert (None if found is None else found.request_id) in (there.get(name), None)
+            assert (None if found is None else found.request_id) in (kept_ids.get(name), None)
         assert len(kept.by_client) <= 2 * len(kept.kept)  # of its tenant, and of all
 
 
-def test_a_repeat_of_a_kept_answer_is_said_to_have_run_nowhere() -> None:
+def test_a_repeat_of_a_kept_answer_is_reported_to_have_run_nowhere() -> None:
     assert explain(replace(REFUSED, outcome=Outcome.OK, refused=None))[1].endswith("nothing ran.")
 
 

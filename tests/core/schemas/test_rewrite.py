@@ -94,9 +94,9 @@ def test_a_reference_may_name_any_part_of_the_schema(pointer: str) -> None:
 
 
 def test_two_plain_objects_become_one() -> None:
-    one = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     other = {"properties": {"a": {"minimum": 3}, "b": {"type": "string"}}, "required": ["b"]}
-    assert enforced({"allOf": [one, other]}, PATH) == {
+    assert enforced({"allOf": [schema, other]}, PATH) == {
         "type": "object",
         "properties": {"a": {"type": "integer", "minimum": 3}, "b": {"type": "string"}},
         "required": ["a", "b"],
@@ -116,11 +116,11 @@ def test_a_pattern_of_names_that_may_not_be_there_leaves_none() -> None:
 
 
 def test_schemas_of_one_of_must_exclude_each_other() -> None:
-    said = {"type": "object", "properties": {"t": {"const": "a"}}}
+    reported = {"type": "object", "properties": {"t": {"const": "a"}}}
     other = {"type": "object", "properties": {"t": {"const": "b"}}}
-    assert refused({"oneOf": [said, other]}).param == f"{PATH}.oneOf"  # an object without `t` satisfies both
-    assert enforced({"oneOf": [{**said, "required": ["t"]}, other]}, PATH)
-    discriminated = {"oneOf": [said, other], "discriminator": {"propertyName": "t"}}
+    assert refused({"oneOf": [reported, other]}).param == f"{PATH}.oneOf"  # an object without `t` satisfies both
+    assert enforced({"oneOf": [{**reported, "required": ["t"]}, other]}, PATH)
+    discriminated = {"oneOf": [reported, other], "discriminator": {"propertyName": "t"}}
     assert all(one["required"] == ["t"] for one in enforced(discriminated, PATH)["anyOf"])
 
 

@@ -26,7 +26,7 @@ def test_while_nobody_waits_a_router_grants_by_itself() -> None:
     world = connected()
     req = world.arrive("r0", LOW)
     assert (req.state, req.here) == ("runs", True)
-    assert world.wire == []
+    assert world.in_transit == []
 
 
 def test_an_arrival_without_credit_is_granted_within_one_exchange() -> None:
@@ -35,7 +35,7 @@ def test_an_arrival_without_credit_is_granted_within_one_exchange() -> None:
     assert [req.here for req in reqs] == [True, True, False, False]
     world.settle(1)
     assert [req.state for req in reqs] == ["runs"] * 4
-    assert not world.quota.queue.actor_sessions.state.contended
+    assert not world.quota.queue.router_sessions.state.contended
 
 
 def test_who_waits_gets_what_another_router_does_not_use() -> None:
@@ -67,7 +67,7 @@ def test_credit_comes_back_to_the_routers_once_nobody_waits() -> None:
     world = connected(slots=2, routers=2)
     reqs = [world.arrive("r0", LOW) for _ in range(3)]
     world.settle(1)
-    assert world.routers["r1"].line.accounts.credit("e")[0] == 0
+    assert world.routers["r1"].queue.accounts.credit("e")[0] == 0
     for req in reqs[:2]:
         world.finish("r0", f"q{req.number}")
     world.settle(1)
@@ -81,19 +81,19 @@ def test_credit_comes_back_to_the_routers_once_nobody_waits() -> None:
 
 def test_a_dead_routers_requests_and_credit_come_back() -> None:
     world = connected(slots=2, routers=2)
-    mine = [world.arrive("r0", LOW) for _ in range(2)]
+    arrived = [world.arrive("r0", LOW) for _ in range(2)]
     world.settle(1)
     waits = [world.arrive("r0", HIGH) for _ in range(2)]
     other = world.arrive("r1", LOW)
     world.settle(2)
-    assert [req.state for req in (*mine, *waits, other)] == ["runs"] * 2 + ["waits"] * 3
+    assert [req.state for req in (*arrived, *waits, other)] == ["runs"] * 2 + ["waits"] * 3
     world.routers["r0"].alive = False
     world.routers["r0"].running.clear()
     for _ in range(6):
         world.wait(1.0)
         world.settle(1)
     assert other.state == "runs"
-    assert list(world.quota.queue.actor_sessions.sessions) == ["r1"]
+    assert list(world.quota.queue.router_sessions.by_router) == ["r1"]
     assert {one.engine for one in world.quota.queue.requests.by_ticket.values()} == {"e"}
 
 
@@ -103,7 +103,7 @@ def test_the_actors_death_loses_nothing_and_grants_nothing_twice() -> None:
     waits = [world.arrive("r0", LOW), world.arrive("r1", HIGH)]
     world.settle(2)
     world.crash()
-    world.perform(world.routers["r0"], world.routers["r0"].line.on_lost(world.now))
+    world.perform(world.routers["r0"], world.routers["r0"].queue.on_lost(world.now))
     world.settle(6)
     assert [req.state for req in (*runs, *waits)] == ["runs", "runs", "waits", "waits"]
     world.finish("r0", f"q{runs[0].number}")
@@ -145,7 +145,7 @@ def test_where_all_engines_are_closed_after_the_actors_death_routers_go_on_from_
     world.finish("r1", f"q{reqs[1].number}")
     assert reqs[2].state == "runs", "from what its own request has given back"
     last = world.arrive("r0", LOW)
-    assert (last.state, world.routers["r0"].line.pending.count(MODEL)) == ("waits", 1)
+    assert (last.state, world.routers["r0"].queue.pending.count(MODEL)) == ("waits", 1)
     world.settle_one("r2")
     world.settle(3)
     assert last.state == "runs"
@@ -156,7 +156,7 @@ def test_a_router_goes_on_from_its_credit_while_the_actor_is_away_and_not_for_ev
     world = connected(slots=8, routers=2)
     world.crash()
     router = world.routers["r0"]
-    world.perform(router, router.line.on_lost(world.now))
+    world.perform(router, router.queue.on_lost(world.now))
     reqs = [world.arrive("r0", LOW), world.arrive("r0", LOW), world.arrive("r0", LOW), world.arrive("r0", HIGH)]
     assert [req.state for req in reqs] == ["runs", "runs", "waits", "waits"]
     world.finish("r0", f"q{reqs[0].number}")
@@ -171,8 +171,8 @@ def test_a_router_goes_on_from_its_credit_while_the_actor_is_away_and_not_for_ev
 
 def reach(world: World, router: str, engine: str, usable: bool) -> None:
     """A router ejects an engine, or takes it back."""
-    one = world.routers[router]
-    world.perform(one, one.line.set_reachability(MODEL, engine, usable, world.now))
+    peer = world.routers[router]
+    world.perform(peer, peer.queue.set_reachability(MODEL, engine, usable, world.now))
 
 
 def with_one_that_lost_its_way() -> World:
@@ -190,7 +190,7 @@ def test_a_router_that_has_lost_its_way_takes_the_engines_from_nobody() -> None:
     world.settle(2)
     assert [req.state for req in reqs] == ["runs", "runs"], "nobody waits for one that cannot run"
     assert waits.state == "waits"
-    assert [one["replicas"] for one in figures(world.quota, world.now)["lines"]] == [["e"]]
+    assert [one["replicas"] for one in figures(world.quota, world.now)["queues"]] == [["e"]]
     world.accounted()
 
 
@@ -223,13 +223,13 @@ def test_who_waits_is_not_sent_where_its_router_cannot_go_any_more() -> None:
     world.settle(2)
     reach(world, "r1", "f", usable=False)
     world.settle(2)
-    there = world.arrive("r0", LOW)
+    handed_in = world.arrive("r0", LOW)
     world.settle(2)
     for req in running:
         world.finish("r0", f"q{req.number}")
     world.settle(2)
     assert [(req.state, req.engine) for req in waits] == [("runs", "e"), ("waits", ""), ("waits", "")]
-    assert (there.state, there.engine) == ("runs", "f"), "no class above it can have that"
+    assert (handed_in.state, handed_in.engine) == ("runs", "f"), "no class above it can have that"
     world.bring_to_rest()
 
 
@@ -287,16 +287,16 @@ def test_where_nobody_may_wait_every_slot_is_everybody_s(policy: QueuePolicy) ->
     world.accounted()
 
 
-def test_a_line_in_which_nobody_may_wait_any_more_takes_its_credit_back() -> None:
+def test_a_queue_in_which_nobody_may_wait_any_more_takes_its_credit_back() -> None:
     world = connected(slots=2, routers=2)
     for name in ("r0", "r1"):
-        world.routers[name].line.serve(MODEL, QueuePolicy(max_queued=0, max_wait_s=60.0))
+        world.routers[name].queue.serve(MODEL, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(2)
     reqs = [world.arrive("r0", LOW), world.arrive("r0", LOW)]
     world.settle(1)
     assert [req.state for req in reqs] == ["runs", "runs"]
     for name in ("r0", "r1"):
-        world.routers[name].line.serve(MODEL, world.policy)
+        world.routers[name].queue.serve(MODEL, world.policy)
     for req in reqs:
         world.finish("r0", f"q{req.number}")
     world.settle(6)
@@ -307,10 +307,10 @@ def restated(world: World) -> None:
     """The actor dies, and its routers tell the next one who waits."""
     world.crash()
     for router in world.routers.values():
-        world.perform(router, router.line.on_lost(world.now))
+        world.perform(router, router.queue.on_lost(world.now))
 
 
-def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_by_a_full_line() -> None:
+def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_by_a_full_queue() -> None:
     world = World({"e": (2, 1000)}, 2, QueuePolicy(max_queued=4, max_wait_s=60.0))
     world.settle(4)
     running = [world.arrive("r0", NORMAL, tenant="t") for _ in range(2)]
@@ -327,8 +327,8 @@ def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_b
     world.settle(4)
     assert [req.state for req in old] == ["waits"] * 4
     requests = world.quota.queue.requests.by_ticket.values()
-    line = {one.arrival.request_id: one.arrival for one in requests if not one.engine}
-    assert [arrival.accepted for arrival in line.values()].count(True) == 4
+    router_queue = {one.arrival.request_id: one.arrival for one in requests if not one.engine}
+    assert [arrival.accepted for arrival in router_queue.values()].count(True) == 4
     since = {one.arrived_s for one in world.quota.queue.requests.by_ticket.values() if not one.engine}
     assert min(since) == pytest.approx(old[0].arrived_s, abs=0.01)
     assert {req.state for req in young} <= {"waits", "refused"}
@@ -340,7 +340,7 @@ def test_who_waited_is_taken_by_the_next_actor_as_old_as_it_is_and_not_refused_b
 def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     world = World({"e": (2, 1000)}, 1)
     world.settle(4)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     held = [world.arrive("r0", LOW) for _ in range(2)]
     world.settle(2)
     first = world.arrive("r0", NORMAL)
@@ -348,11 +348,11 @@ def test_a_router_alone_goes_by_the_true_arrival_of_who_waits_anew() -> None:
     world.now += 0.1
     second = world.arrive("r0", NORMAL)
     world.settle(1)
-    line.set_reachability(MODEL, "e", False, world.now)
-    told = line.pending.by_request_id.get(f"q{first.number}")
-    assert told is not None
-    line.on_action(Grant(told.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
-    head = line.pending.first(MODEL)
+    router_queue.set_reachability(MODEL, "e", False, world.now)
+    reported = router_queue.pending.by_request_id.get(f"q{first.number}")
+    assert reported is not None
+    router_queue.on_action(Grant(reported.ticket, "e", 0.0), world.now)  # where it cannot go: it waits anew
+    head = router_queue.pending.first(MODEL)
     assert head is not None
     assert head.request_id == f"q{first.number}"
     assert second.state == "waits"

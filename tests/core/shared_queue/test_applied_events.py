@@ -37,7 +37,7 @@ def fails(act: Callable[..., Any], is_it: Callable[..., bool], *, after: bool) -
 
 
 def sessions(world: World) -> dict[str, int]:
-    return {name: router.line.router_session.incarnation for name, router in world.routers.items()}
+    return {name: router.queue.router_session.incarnation for name, router in world.routers.items()}
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -48,7 +48,7 @@ def test_an_arrival_that_fails_is_refused_and_all_sessions_go_on(after: bool) ->
     begun = sessions(world)
     requests = world.quota.queue.requests
     broken = world.arrive("r1", RequestClass.HIGH)
-    ticket = world.routers["r1"].line.pending.by_request_id[f"q{broken.number}"].ticket
+    ticket = world.routers["r1"].queue.pending.by_request_id[f"q{broken.number}"].ticket
     requests.arrive = fails(requests.arrive, lambda _, __, arrival, *___: arrival.request_id == ticket, after=after)  # type: ignore[method-assign]
     waits = [world.arrive(name, RequestClass.NORMAL) for name in ("r0", "r1")]
     world.settle(2)
@@ -106,7 +106,7 @@ def one_granted_by_the_actor(world: World) -> tuple[str, str]:
     world.settle(2)
     world.finish("r0", request_ids[0])
     world.settle(2)
-    running = world.routers["r0"].line.in_flight.running
+    running = world.routers["r0"].queue.in_flight.running
     return next((request_id, run.ticket) for request_id, run in running.items() if run.is_known)
 
 
@@ -120,7 +120,7 @@ def test_an_end_with_impossible_tokens_ends_its_router_s_session_and_no_other(to
     world = connected(slots=2, routers=3)
     request_id, _ = one_granted_by_the_actor(world)
     begun = sessions(world)
-    session = world.routers["r0"].line.router_session
+    session = world.routers["r0"].queue.router_session
 
     def end_request(event: messages.Done) -> None:
         session.put(event._replace(prompt_tokens=tokens[0], output_tokens=tokens[1]))
@@ -138,7 +138,7 @@ def test_an_end_that_fails_in_its_queue_ends_its_router_s_session_and_no_other(m
     runs, _ = one_granted_by_the_actor(world)
     begun = sessions(world)
     called = list[str]()
-    waits = next(iter(world.routers["r0"].line.pending.by_request_id))
+    waits = next(iter(world.routers["r0"].queue.pending.by_request_id))
 
     def is_first(ticket: str, *_: Any) -> bool:
         called.append(ticket)
@@ -164,14 +164,14 @@ def test_a_charge_that_fails_is_refused_and_the_others_are_decided(after: bool) 
     first, second = world.routers.values()
     scopes = {"key:k": Limits(requests_per_minute=600)}
     begun = [router.core.router_session.incarnation for router in (first, second)]
-    told: list[Any] = []
-    names = [world.ask(router.name, scopes, done=told.append) for router in (first, second) for _ in range(3)]
+    reported: list[Any] = []
+    names = [world.ask(router.name, scopes, done=reported.append) for router in (first, second) for _ in range(3)]
     ticket = first.core.limits.pending[names[0]].ticket
     limits.on_event = fails(
         limits.on_event, lambda _, event, *__: isinstance(event, LimitRequest) and event.ticket == ticket, after=after
     )
     world.run(1.0)
-    decided = {one.request_id: type(one) for one in told}
+    decided = {one.request_id: type(one) for one in reported}
     assert decided.pop(names[0]) is (Charged if after else Refusal)
     assert set(decided.values()) == {Charged}
     assert decided.keys() == set(names[1:])
@@ -191,11 +191,11 @@ def test_slots_of_charges_that_fail_half_way_are_free_again(monkeypatch: pytest.
         return left[0] >= 0
 
     monkeypatch.setattr(lending, "credit", fails(lending.credit, is_first, after=False))
-    told: list[Any] = []
+    reported: list[Any] = []
     for _ in range(4):
-        world.ask(name, {"key:k": Limits(max_concurrent=2)}, done=told.append)
+        world.ask(name, {"key:k": Limits(max_concurrent=2)}, done=reported.append)
         world.run(1.0)
-    assert [type(one) for one in told] == [Refusal, Refusal, Charged, Charged]
+    assert [type(one) for one in reported] == [Refusal, Refusal, Charged, Charged]
     assert world.actor.queue.limits.scopes["key:k"].pools[Kind.CONCURRENT].level == 0.0
 
 
@@ -211,9 +211,9 @@ def test_an_error_after_which_the_books_do_not_agree_ends_all_sessions() -> None
     world.finish("r0", f"q{runs.number}")
     with pytest.raises(Broken):
         world.settle(1)
-    world.wire.clear()
+    world.in_transit.clear()
     for router in world.routers.values():
-        world.perform(router, router.line.on_lost(world.now))
+        world.perform(router, router.queue.on_lost(world.now))
     world.settle(6)
     assert all(now > begun[name] for name, now in sessions(world).items())
     assert waits.state == "runs"

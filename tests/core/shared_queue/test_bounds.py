@@ -41,15 +41,15 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
     # the queue grants each of them
     world = World({"e": (running, 10**6)}, 1, QueuePolicy(max_queued=0, max_wait_s=60.0))
     world.settle(4)
-    line = world.routers["r0"].line
-    link = world.routers["r0"].line.router_session
+    queue = world.routers["r0"].queue
+    link = world.routers["r0"].queue.router_session
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(running)]
     world.settle(8)
     assert all(req.state == "runs" for req in reqs)
-    tickets = {run.ticket: f"q{number}" for number, run in enumerate(line.in_flight.running.values(), 1)}
+    tickets = {run.ticket: f"q{number}" for number, run in enumerate(queue.in_flight.running.values(), 1)}
     incarnation = link.incarnation
-    told_at = dict.fromkeys(tickets, world.now)
-    most_kept = most_said = 0
+    reported_at = dict.fromkeys(tickets, world.now)
+    most_kept = most_reported = 0
     oldest_s = 0.0
     answer: Message | None = None
     begun = world.now
@@ -58,22 +58,22 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
         step += 1
         if not step % TOKENS_AT_ONCE:
             for request_id in world.routers["r0"].running:
-                line.in_flight.progress(request_id, TOKENS_AT_ONCE)
+                queue.in_flight.progress(request_id, TOKENS_AT_ONCE)
         if answer is not None:
             world.deliver(answer)
         world.finish("r0", next(iter(world.routers["r0"].running)))
         world.arrive("r0", NORMAL, 1, 100)
-        told = line.next_message(world.now)
-        assert told is not None
-        for event in told.events:
-            if isinstance(event, TokenProgress) and event.ticket in told_at:
-                oldest_s = max(oldest_s, world.now - told_at[event.ticket])
-                told_at[event.ticket] = world.now
-        most_said, most_kept = (
-            max(most_said, len(told.events)),
+        reported = queue.next_message(world.now)
+        assert reported is not None
+        for event in reported.events:
+            if isinstance(event, TokenProgress) and event.ticket in reported_at:
+                oldest_s = max(oldest_s, world.now - reported_at[event.ticket])
+                reported_at[event.ticket] = world.now
+        most_reported, most_kept = (
+            max(most_reported, len(reported.events)),
             max(most_kept, len(link.sending) + len(link.progress)),
         )
-        answer = world.deliver(Message("r0", world.now, told))
+        answer = world.deliver(Message("r0", world.now, reported))
         world.now += ROUND_TRIP_S
         if not step % 25:
             world.wait(0.0)
@@ -81,7 +81,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
             for name in world.reports:
                 world.engine_speaks(name)
     assert link.incarnation == incarnation, "no reset"
-    assert most_said <= BATCH
+    assert most_reported <= BATCH
     assert most_kept <= running + 2 * BATCH, "memory is flat"
     assert oldest_s <= 2 * running / BATCH * ROUND_TRIP_S + 0.5, "each of them is told of in its turn"
 
@@ -90,7 +90,7 @@ def test_2000_running_at_50_tokens_a_second_reset_nothing(span_s: float) -> None
 def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: bool) -> None:
     world = World({"e": (500, 10**6)}, 1, QueuePolicy(max_queued=20_000, max_wait_s=600.0))
     world.settle(4)
-    link = world.routers["r0"].line.router_session
+    link = world.routers["r0"].queue.router_session
     incarnation = link.incarnation
     for number in range(9000):
         world.arrive("r0", list(RequestClass)[number % 4], 1, 100)
@@ -99,7 +99,7 @@ def test_9000_that_wait_in_one_router_take_two_incarnations_at_most(restart: boo
     if restart:
         world.crash()
         for router in world.routers.values():
-            world.perform(router, router.line.on_lost(world.now))
+            world.perform(router, router.queue.on_lost(world.now))
     serve_all(world, 60)
     assert outcomes(world) == {"done": 9000}
     assert link.incarnation <= incarnation + 2
@@ -111,9 +111,9 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     world = World({"e": (50, 10**6)}, 1, QueuePolicy(max_queued=1000, max_wait_s=600.0))
     world.settle(4)
     router = world.routers["r0"]
-    link = router.line.router_session
-    incarnation = router.line.router_session.incarnation
-    router.line.on_lost(world.now)
+    link = router.queue.router_session
+    incarnation = router.queue.router_session.incarnation
+    router.queue.on_lost(world.now)
     refusals: list[Refuse] = []
     perform = world.perform
 
@@ -124,7 +124,7 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
     world.perform = noting  # type: ignore[method-assign]
     for _ in range(9000):
         world.arrive("r0", NORMAL, 1, 100)
-    assert router.line.pending.count(MODEL) == 1000
+    assert router.queue.pending.count(MODEL) == 1000
     assert {(one.reason.value, bool(one.retry_after_s)) for one in refusals} == {("queue_full", True)}
     assert {one.full for one in refusals} == {"1000 of 1000 requests wait"}
     assert len(link.sending) <= ARRIVAL_WINDOW
@@ -138,10 +138,10 @@ def test_9000_that_come_while_the_actor_is_away_wait_within_the_models_bounds_an
 
 def test_tokens_that_wait_are_bounded_too_and_what_was_accepted_is_not_refused() -> None:
     world = World({"e": (1, 100)}, 1, QueuePolicy(max_queued=100, max_wait_s=60.0, max_queued_tokens=250))
-    line = world.routers["r0"].line
+    queue = world.routers["r0"].queue
     reqs = [world.arrive("r0", NORMAL, 1, 100) for _ in range(5)]
     assert [req.state for req in reqs] == ["waits"] * 3 + ["refused"] * 2
-    assert line.on_arrive(MODEL, Arrival("again", NORMAL, "t", 1, 100, accepted=True), world.now) == []
+    assert queue.on_arrive(MODEL, Arrival("again", NORMAL, "t", 1, 100, accepted=True), world.now) == []
 
 
 def test_who_asks_often_where_it_stands_asks_the_actor_once_an_answer() -> None:
@@ -150,10 +150,10 @@ def test_who_asks_often_where_it_stands_asks_the_actor_once_an_answer() -> None:
     world.arrive("r0", LOW)
     waits = world.arrive("r0", HIGH)
     world.settle(2)
-    line = world.routers["r0"].line
+    queue = world.routers["r0"].queue
     for _ in range(3 * WINDOW):
-        line.status(f"q{waits.number}")
-    told = line.next_message(world.now)
-    assert told is not None
-    assert sum(isinstance(event, StatusRequest) for event in told.events) == 1
-    assert len(line.router_session.sending) < ARRIVAL_WINDOW
+        queue.status(f"q{waits.number}")
+    reported = queue.next_message(world.now)
+    assert reported is not None
+    assert sum(isinstance(event, StatusRequest) for event in reported.events) == 1
+    assert len(queue.router_session.sending) < ARRIVAL_WINDOW

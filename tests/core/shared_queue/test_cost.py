@@ -19,16 +19,16 @@ from tests.core.shared_queue.world import MODEL, World
 
 def review_steps(sessions: int) -> int:
     """Of a look at the sessions that wait, beside so many open ones on two engines, which take no more."""
-    there = World({"e0": (4, 10_000), "e1": (4, 10_000)}, 1)
-    there.settle(6)
+    world = World({"e0": (4, 10_000), "e1": (4, 10_000)}, 1)
+    world.settle(6)
     for number in range(sessions + 4):
-        wait_until = there.now + 60.0 if number >= sessions else None
+        wait_until = world.now + 60.0 if number >= sessions else None
         name = session_name("t", f"s{number}")
         ask = SessionRequest(name, MODEL, 10, 60.0, per_engine=sessions // 2, wait_until=wait_until)
-        there.quota.on_open_session(ask, there.now)
-    admission = there.quota.queue.session_admission
+        world.quota.on_open_session(ask, world.now)
+    admission = world.quota.queue.session_admission
     assert len(admission.waiting()) == 4
-    return steps(lambda: admission.on_tick(there.now))
+    return steps(lambda: admission.on_tick(world.now))
 
 
 def test_a_look_at_the_sessions_that_wait_does_not_look_at_the_open_ones() -> None:
@@ -158,8 +158,8 @@ def router_end_steps(running: int, *, begins_again: bool) -> int:
     assert sum(bool(one.engine) for one in requests.by_ticket.values()) == running
     if begins_again:
         again = Router(ends.name, names)  # it counts its tickets from the beginning
-        told = RouterMessage(again.name, 2, quota.epoch, 1, (*again.first, again.arrive()), 0, 0)
-        most = most_steps(quota, lambda: quota.on_exchange(told, 0.1), 0.1)
+        message = RouterMessage(again.name, 2, quota.epoch, 1, (*again.first, again.arrive()), 0, 0)
+        most = most_steps(quota, lambda: quota.on_exchange(message, 0.1), 0.1)
     else:
         quota.queue.applied.unsure.add(ends.name)
         most = most_steps(quota, lambda: other.say(quota, (), 0.1), 0.1)

@@ -80,7 +80,7 @@ steps = st.lists(
 def test_every_item_is_taken_once_and_in_order(script: list[tuple[str, int]]) -> None:
     sending: SendBuffer[int] = SendBuffer()
     receiving: ReceiveBuffer[int] = ReceiveBuffer()
-    wire: list[Batch] = []
+    connection: list[Batch] = []
     acks: list[int] = [0]
     put = 0
     taken = []
@@ -90,15 +90,15 @@ def test_every_item_is_taken_once_and_in_order(script: list[tuple[str, int]]) ->
                 put += 1
                 sending.put(put)
         elif step == "send":
-            wire.append(sending.next_batch())
+            connection.append(sending.next_batch())
         elif step == "again":
             sending.resend_unacked()
         elif step == "ack":
             sending.on_ack(acks[-1])
         elif step == "old ack":
             sending.on_ack(acks[len(acks) // 2])
-        elif argument < len(wire):
-            seq, items = wire[argument] if step == "repeat" else wire.pop(argument)
+        elif argument < len(connection):
+            seq, items = connection[argument] if step == "repeat" else connection.pop(argument)
             if step != "lose":
                 taken += receiving.accept(seq, items)
                 acks.append(receiving.last_taken)

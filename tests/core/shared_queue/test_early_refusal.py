@@ -36,19 +36,19 @@ def measured(
     return world
 
 
-def told(world: World, name: str) -> RouterMessage:
+def message_of(world: World, name: str) -> RouterMessage:
     """What a router has to say now."""
-    found = world.routers[name].line.next_message(world.now)
+    found = world.routers[name].queue.next_message(world.now)
     assert found is not None
     return found
 
 
 def test_figures_refuse_at_once_who_cannot_be_served_in_time() -> None:
     world = measured(NORMAL)
-    before = len(world.wire)
+    before = len(world.in_transit)
     hopeless = world.arrive("r1", NORMAL, deadline_s=0.1)
-    assert (hopeless.state, len(world.wire)) == ("refused", before)
-    assert world.routers["r1"].line.next_message(world.now) is None
+    assert (hopeless.state, len(world.in_transit)) == ("refused", before)
+    assert world.routers["r1"].queue.next_message(world.now) is None
     assert world.arrive("r1", NORMAL).state == "waits"
 
 
@@ -58,7 +58,7 @@ def test_a_router_that_refuses_by_figures_says_how_many_wait_of_how_many() -> No
         world.arrive("r0", HIGH)
         world.settle(2)
     world.settle(2)
-    refused = world.routers["r1"].line.on_arrive(MODEL, Arrival("probe", LOW, "t", 1, 10), world.now)
+    refused = world.routers["r1"].queue.on_arrive(MODEL, Arrival("probe", LOW, "t", 1, 10), world.now)
     assert [(one.reason, one.full) for one in refused if isinstance(one, Refuse)] == [
         (RefusalReason.QUEUE_FULL, "10 of 10 requests wait")
     ]
@@ -89,10 +89,10 @@ def test_whoever_was_handed_in_meanwhile_counts_at_once_and_only_once() -> None:
     assert world.arrive("r0", NORMAL, deadline_s=9.0, tenant="light").state == "waits"
 
 
-def test_an_arrival_is_answered_with_the_line_as_it_is_then() -> None:
+def test_an_arrival_is_answered_with_the_queue_as_it_is_then() -> None:
     world = measured(LOW)
     world.arrive("r0", NORMAL, tenant="light")
-    reply = world.quota.on_exchange(told(world, "r0"), world.now)
+    reply = world.quota.on_exchange(message_of(world, "r0"), world.now)
     (figures,) = reply.figures
     queued = figures.classes[NORMAL]
     assert (queued.waiting, queued.backlog.slots, queued.tenant_slots) == (1, 1, {"light": 1})
@@ -103,15 +103,15 @@ def test_an_arrival_is_answered_with_the_line_as_it_is_then() -> None:
 def test_a_request_has_no_position_before_the_actor_has_taken_it_and_what_it_refuses_never_has_one() -> None:
     world = World({"e": (1, 1000)}, 1, QueuePolicy(max_queued=1, max_wait_s=60.0))
     world.settle(4)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     assert world.arrive("r0", NORMAL).state == "runs"
     waits = world.arrive("r0", NORMAL)
     refused = world.arrive("r0", NORMAL)
     ids = [f"q{req.number}" for req in (waits, refused)]
-    assert [line.status(request_id) for request_id in ids] == [None, None]
+    assert [router_queue.status(request_id) for request_id in ids] == [None, None]
     world.settle_one("r0")
     assert (waits.state, refused.state) == ("waits", "refused")
-    found = line.status(ids[0])
+    found = router_queue.status(ids[0])
     assert found is not None
     assert found.position == 1
 
@@ -119,38 +119,38 @@ def test_a_request_has_no_position_before_the_actor_has_taken_it_and_what_it_ref
 def test_while_the_actor_is_away_a_request_it_has_not_taken_has_the_position_of_its_router() -> None:
     world = World({"e": (1, 1000)}, 1)
     world.settle(4)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     world.arrive("r0", NORMAL)
     waits = world.arrive("r0", NORMAL)
-    world.wire.clear()
-    line.on_lost(world.now)
-    found = line.status(f"q{waits.number}")
+    world.in_transit.clear()
+    router_queue.on_lost(world.now)
+    found = router_queue.status(f"q{waits.number}")
     assert found is not None
     assert found.position == 1
 
 
 def test_an_older_answer_that_comes_late_changes_no_figures() -> None:
     world = measured(LOW)
-    link = world.routers["r0"].line.router_session
+    link = world.routers["r0"].queue.router_session
     replies = []
     for _ in range(2):
         world.arrive("r0", NORMAL, tenant="light")
-        replies.append(world.quota.on_exchange(told(world, "r0"), world.now))
+        replies.append(world.quota.on_exchange(message_of(world, "r0"), world.now))
     for reply in reversed(replies):
-        world.routers["r0"].line.on_reply(reply, world.now, world.now)
+        world.routers["r0"].queue.on_reply(reply, world.now, world.now)
         assert link.figures[MODEL].classes[NORMAL].waiting == 2
 
 
-def test_figures_of_a_line_end_with_it() -> None:
+def test_figures_of_a_queue_end_with_it() -> None:
     world = measured(LOW, routers=1)
     router = world.routers["r0"]
-    assert MODEL in router.line.router_session.figures
+    assert MODEL in router.queue.router_session.figures
     for request_id in list(router.requests):
         if router.requests[request_id].state == "waits":
             world.cancel("r0", request_id)
     world.settle(4)
-    assert router.line.router_session.figures == {}
-    assert world.quota.queue.actor_sessions.figures_by_model == {}
+    assert router.queue.router_session.figures == {}
+    assert world.quota.queue.router_sessions.figures_by_model == {}
 
 
 def test_beyond_some_tenants_a_router_asks_instead_of_refusing_by_half_of_what_counts() -> None:
@@ -159,7 +159,7 @@ def test_beyond_some_tenants_a_router_asks_instead_of_refusing_by_half_of_what_c
         for _ in range(2):
             world.arrive("r0", NORMAL, tenant=f"n{number}")
     world.settle(2)
-    assert world.routers["r0"].line.router_session.figures[MODEL].classes[NORMAL].tenant_slots is None
+    assert world.routers["r0"].queue.router_session.figures[MODEL].classes[NORMAL].tenant_slots is None
     sure = world.arrive("r0", NORMAL, deadline_s=30.0, tenant="n0")
     assert sure.state == "refused", "every tenant of the others goes before a single one"
     asked = world.arrive("r0", NORMAL, deadline_s=90.0, tenant="n0")
@@ -176,7 +176,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(STEPS, STEPS, st.sampled_from((HIGH, NORMAL, LOW)), st.sampled_from(TENANTS), st.sampled_from((0.8, 1.25)))
-def test_a_router_refuses_exactly_whom_the_line_would(
+def test_a_router_refuses_exactly_whom_the_queue_would(
     before: list[tuple[RequestClass, str, int, int]],
     since: list[tuple[RequestClass, str, int, int]],
     level: RequestClass,
@@ -195,23 +195,23 @@ def test_a_router_refuses_exactly_whom_the_line_would(
             for request_id in list(world.routers["r0"].running)[:finished]:
                 world.finish("r0", request_id)
             world.settle(2 if finished else 1)  # the figures after an end come with the next answer
-    line = world.routers["r0"].line
-    here = copy.deepcopy(line)
-    if line.router_session.is_urgent:
-        reply = world.quota.on_exchange(told(world, "r0"), world.now)
+    router_queue = world.routers["r0"].queue
+    here = copy.deepcopy(router_queue)
+    if router_queue.router_session.is_urgent:
+        reply = world.quota.on_exchange(message_of(world, "r0"), world.now)
         assume(not any(isinstance(action, Refuse) for action in reply.actions))  # else the router counts too many
-    assume(not line.router_session.is_urgent)
+    assume(not router_queue.router_session.is_urgent)
     admission = world.quota.queue.models.by_name[MODEL].admission
     wait_s = admission.forecast.arrival_wait_s(level, 1, tenant)
-    assume(wait_s is not None and wait_s > 0.5 and line.router_session.figures)
+    assume(wait_s is not None and wait_s > 0.5 and router_queue.router_session.figures)
     assert wait_s is not None
     assume(abs(wait_s - WEIGHTS.max_wait_s) > 0.1 * WEIGHTS.max_wait_s)
     deadline = world.now + patience * wait_s
     arrival = Arrival("probe", level, tenant, 1, 10, deadline)
-    by_line = [one for one in admission.on_arrive(arrival, world.now) if isinstance(one, Refuse)]
+    by_queue = [one for one in admission.on_arrive(arrival, world.now) if isinstance(one, Refuse)]
     by_router = here.early_refusal.refusal_reason(MODEL, arrival, world.now)
-    assert by_router == (by_line[0].reason if by_line else None)
+    assert by_router == (by_queue[0].reason if by_queue else None)
     assert by_router in (None, RefusalReason.DEADLINE, RefusalReason.TIMEOUT)
     if by_router is not None:
         retry_s = here.early_refusal.refusal(MODEL, arrival, by_router).retry_after_s
-        assert retry_s == pytest.approx(by_line[0].retry_after_s, rel=0.1)
+        assert retry_s == pytest.approx(by_queue[0].retry_after_s, rel=0.1)

@@ -34,18 +34,18 @@ def full(world: World) -> list[str]:
 
 def answer(world: World, name: str) -> Message:
     """The actor's answer to what a router has to say, which is yet to arrive."""
-    told = world.routers[name].line.next_message(world.now, beat=True)
-    assert told is not None
-    reply = world.deliver(Message(name, world.now, told))
+    reported = world.routers[name].queue.next_message(world.now, beat=True)
+    assert reported is not None
+    reply = world.deliver(Message(name, world.now, reported))
     assert reply is not None
     return reply
 
 
 def begun(world: World) -> Message:
     """The first message of another incarnation of the first router, which the actor has answered."""
-    line = world.routers["r0"].line
-    line.begin_incarnation(line.router_session.epoch, world.now)
-    first = line.next_message(world.now)
+    router_queue = world.routers["r0"].queue
+    router_queue.begin_incarnation(router_queue.router_session.epoch, world.now)
+    first = router_queue.next_message(world.now)
     assert first is not None
     message = Message("r0", world.now, first)
     reply = world.deliver(message)
@@ -72,12 +72,12 @@ def test_a_grant_that_comes_too_late_is_not_used() -> None:
     world.accounted()
 
 
-def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_said_again() -> None:
+def test_a_grant_in_an_answer_that_nobody_waits_for_any_more_is_repeated() -> None:
     world = connected()
     running = full(world)
     waits = world.arrive("r1", HIGH)
     answer(world, "r1")
-    given_up = world.routers["r1"].line.router_session.watch_message()
+    given_up = world.routers["r1"].queue.router_session.watch_message()
     world.finish("r0", running[0])
     world.settle_one("r0")
     swallowed = world.quota.on_watch(given_up, world.now, timed_out=True)
@@ -96,13 +96,13 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
     world.finish("r0", running[0])
     world.settle_one("r0")
     old = answer(world, "r1")
-    line = world.routers["r1"].line
-    line.begin_incarnation(line.router_session.epoch, world.now)
+    router_queue = world.routers["r1"].queue
+    router_queue.begin_incarnation(router_queue.router_session.epoch, world.now)
     assert old.reply is not None
     forged = old.reply._replace(seq=1, actions=(CreditChange("e", 1, 1),))  # a number that the new one expects
-    before = line.accounts.credit("e")
+    before = router_queue.accounts.credit("e")
     world.deliver(replace(old, reply=forged))
-    assert (waits.state, line.accounts.credit("e")) == ("waits", before)
+    assert (waits.state, router_queue.accounts.credit("e")) == ("waits", before)
     world.settle(4)
     assert waits.state == "runs"
     world.accounted()
@@ -111,7 +111,7 @@ def test_an_answer_to_an_older_incarnation_changes_nothing() -> None:
 def test_a_message_of_a_session_that_was_begun_by_an_old_message_is_stale() -> None:
     world = connected(routers=1)
     first = begun(world)
-    world.routers["r0"].line.serve("other", world.policy)
+    world.routers["r0"].queue.serve("other", world.policy)
     world.settle(1)
     world.wait(6.0)  # it falls silent, and its session is gone
     world.deliver(first)  # the network had kept this
@@ -126,7 +126,7 @@ def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first
     world.settle(2)
     world.arrive("r0", LOW)  # of this the first message says nothing
     world.settle(2)
-    world.quota.queue.actor_sessions.end("r0")
+    world.quota.queue.router_sessions.end("r0")
     reply = world.deliver(first)
     assert reply is not None
     assert reply.reply is not None
@@ -138,7 +138,7 @@ def test_an_incarnation_that_was_ended_is_not_begun_again_by_a_copy_of_its_first
 
 def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor() -> None:
     world = connected()
-    assert world.routers["r0"].line.accounts.credit("e")[0] == 1
+    assert world.routers["r0"].queue.accounts.credit("e")[0] == 1
     for _ in range(12):
         world.settle_one("r1")
         world.wait(0.4)  # r0 is silent
@@ -152,14 +152,14 @@ def test_credit_of_a_router_that_was_silent_is_not_claimed_from_the_next_actor()
         world.settle_one("r0")  # first
         world.settle_one("r1")
     assert world.quota.queue.accounts.account("r1", "e")[0] == 2
-    assert world.routers["r0"].line.accounts.credit("e")[0] == 0
+    assert world.routers["r0"].queue.accounts.credit("e")[0] == 0
     world.settle(4)
     world.finish("r1", f"q{both.number}")
     world.settle(8)
     world.accounted()
 
 
-def test_what_is_handed_in_after_a_crash_comes_in_by_age_whoever_is_heard_first() -> None:
+def test_what_is_handed_in_after_a_crash_comes_in_by_age_whichever_router_reports_first() -> None:
     world = connected()
     running = full(world)
     old = world.arrive("r1", NORMAL)
@@ -180,23 +180,23 @@ def test_no_credit_is_given_while_somebody_waits() -> None:
     running = full(world)
     world.arrive("r0", LOW)
     world.settle(1)
-    line = world.routers["r1"].line
+    router_queue = world.routers["r1"].queue
     world.finish("r0", running[0])
-    assert line.accounts.credit("e") == (0, 0)
-    line.router_session.put(CreditRequest("e", 0, 0))
-    told = answer(world, "r1")
-    assert told.reply is not None
-    assert [(one.slots, one.tokens) for one in told.reply.actions if isinstance(one, CreditGrant)] == [(0, 0)]
-    world.deliver(told)
+    assert router_queue.accounts.credit("e") == (0, 0)
+    router_queue.router_session.put(CreditRequest("e", 0, 0))
+    reported = answer(world, "r1")
+    assert reported.reply is not None
+    assert [(one.slots, one.tokens) for one in reported.reply.actions if isinstance(one, CreditGrant)] == [(0, 0)]
+    world.deliver(reported)
     world.settle(4)
     for request_id in list(world.routers["r0"].running):
         world.finish("r0", request_id)
     world.settle(8)
-    assert line.accounts.credit("e")[0] > 0
+    assert router_queue.accounts.credit("e")[0] > 0
     world.accounted()
 
 
-def test_an_engine_that_was_taken_for_gone_is_used_once_all_have_said_what_runs_there() -> None:
+def test_an_engine_that_was_taken_for_gone_is_used_once_all_have_reported_what_runs_there() -> None:
     world = connected()
     full(world)
     waits = world.arrive("r1", HIGH)
@@ -221,9 +221,9 @@ def test_a_router_that_was_long_without_the_actor_has_little_to_say() -> None:
     full(world)
     for _ in range(4200):
         world.cancel("r0", f"q{world.arrive('r0', LOW).number}")
-    assert len(router.line.router_session.sending) <= ARRIVAL_WINDOW
+    assert len(router.queue.router_session.sending) <= ARRIVAL_WINDOW
     world.settle(4)
-    assert len(router.line.router_session.sending) == 0
+    assert len(router.queue.router_session.sending) == 0
     world.accounted()
 
 
@@ -240,41 +240,45 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             world.finish(name, f"q{req.number}")
     world.settle(4)
     world.bring_to_rest()
-    lines = world.quota.queue
+    actor_queue = world.quota.queue
     kept = [
-        lines.requests.postponed.by_router,
-        lines.published.calm_at,
-        lines.requests.by_ticket,
-        lines.requests.grants_to_retry,
-        *(one.requests for one in lines.requests.incarnations.by_router.values()),
-        lines.requests.incarnations.ended,
+        actor_queue.requests.postponed.by_router,
+        actor_queue.published.calm_at,
+        actor_queue.requests.by_ticket,
+        actor_queue.requests.grants_to_retry,
+        *(one.requests for one in actor_queue.requests.incarnations.by_router.values()),
+        actor_queue.requests.incarnations.ended,
     ]
     assert [len(one) for one in kept] == [0] * len(kept)
     for name in world.routers:
         world.routers[name].alive = False
     world.wait(10.0)
-    assert (len(lines.actor_sessions.sessions), lines.models.by_name, lines.models.by_engine) == (0, {}, {})
+    assert (len(actor_queue.router_sessions.by_router), actor_queue.models.by_name, actor_queue.models.by_engine) == (
+        0,
+        {},
+        {},
+    )
     assert [lease.lease_id for lease in world.quota.ledger.leases()] == ["e"]
 
 
 def test_a_stale_reply_says_nothing_else() -> None:
     world = connected(routers=1)
-    told = world.routers["r0"].line.next_message(world.now, beat=True)
-    assert told is not None
-    reply = world.quota.on_exchange(told._replace(epoch=0), world.now)
-    assert reply == ActorReply(1, told.incarnation, 0, 1, (), None, is_stale=True, takes_begun=True)
-    assert MODEL in {one.model for one in world.routers["r0"].line.accounts.by_engine.values()}
+    reported = world.routers["r0"].queue.next_message(world.now, beat=True)
+    assert reported is not None
+    reply = world.quota.on_exchange(reported._replace(epoch=0), world.now)
+    assert reply == ActorReply(1, reported.incarnation, 0, 1, (), None, is_stale=True, takes_begun=True)
+    assert MODEL in {one.model for one in world.routers["r0"].queue.accounts.by_engine.values()}
 
 
 def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_same_count() -> None:
     world = connected(slots=2)
     running = full(world)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     for request_id in running:  # one of credit, one of the line
-        line.in_flight.grow(request_id, 500, world.now)
-        told = line.next_message(world.now)
-        if told is not None:
-            late = world.deliver(Message("r0", world.now, told))
+        router_queue.in_flight.grow(request_id, 500, world.now)
+        reported = router_queue.next_message(world.now)
+        if reported is not None:
+            late = world.deliver(Message("r0", world.now, reported))
             world.finish("r0", request_id)
             assert late is not None
             world.deliver(late)
@@ -284,27 +288,27 @@ def test_a_request_that_ends_while_it_is_given_more_leaves_both_sides_with_the_s
 
 def test_who_leaves_is_charged_what_was_made_and_not_what_was_expected() -> None:
     world = connected(slots=1, routers=1)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     (first,) = full(world)
     waits = world.arrive("r0", LOW)
     world.settle(2)
-    line.in_flight.progress(first, 3)
+    router_queue.in_flight.progress(first, 3)
     world.cancel("r0", first)
-    line.in_flight.progress(first, 1)  # too late
-    told = line.next_message(world.now, beat=True)
-    assert told is not None
-    used = [one for one in told.events if isinstance(one, Done)]
+    router_queue.in_flight.progress(first, 1)  # too late
+    reported = router_queue.next_message(world.now, beat=True)
+    assert reported is not None
+    used = [one for one in reported.events if isinstance(one, Done)]
     assert [one.output_tokens for one in used] == [3]
     world.deliver(answer(world, "r0"))
-    line.on_lost(world.now)
+    router_queue.on_lost(world.now)
     world.settle(2)
     assert waits.state == "runs"
     last = f"q{waits.number}"
-    line.in_flight.progress(last, 2)
+    router_queue.in_flight.progress(last, 2)
     world.cancel("r0", last)
-    told = line.next_message(world.now)
-    assert told is not None
-    assert [one.output_tokens for one in told.events if isinstance(one, Done)] == [2]
+    reported = router_queue.next_message(world.now)
+    assert reported is not None
+    assert [one.output_tokens for one in reported.events if isinstance(one, Done)] == [2]
 
 
 def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None:
@@ -313,15 +317,15 @@ def test_an_error_in_the_middle_of_a_message_loses_nothing_of_the_rest() -> None
     waits = world.arrive("r0", HIGH)
     leaves = world.arrive("r0", LOW)
     world.settle(2)
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     world.cancel("r0", f"q{leaves.number}")  # a word at which the actor fails
     world.finish("r0", running[1])
-    told = line.next_message(world.now)
-    assert told is not None
+    reported = router_queue.next_message(world.now)
+    assert reported is not None
     with mock.patch.object(world.quota.queue.requests, "cancel", side_effect=RuntimeError("no luck")):
-        world.deliver(Message("r0", world.now, told))
+        world.deliver(Message("r0", world.now, reported))
     assert "no luck" in "".join(world.quota.queue.take_notes())
-    world.perform(world.routers["r0"], line.on_lost(world.now))
+    world.perform(world.routers["r0"], router_queue.on_lost(world.now))
     world.settle(4)
     assert waits.state == "runs"
     world.accounted()
@@ -366,7 +370,7 @@ def test_an_actor_that_stood_still_takes_no_router_for_deaf(stood_s: float) -> N
     world.arrive("r1", HIGH)
     world.settle(2)
     world.quota.on_tick(world.now)
-    world.quota.queue.actor_sessions.send("r1", CreditChange("e", 0, 0))  # something to hear
+    world.quota.queue.router_sessions.send("r1", CreditChange("e", 0, 0))  # something to hear
     world.quota.on_tick(world.now)
     world.now += stood_s
     world.quota.on_tick(world.now)

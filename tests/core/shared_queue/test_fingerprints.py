@@ -34,7 +34,7 @@ def begun(world: World, name: str, fingerprint: str) -> Req:
     router = world.routers[name]
     req = router.requests[f"q{number}"] = Req(number, LOW, 1, 10, world.now)
     req.arrival = Arrival(f"q{number}", LOW, "t", 1, 10, accepted=True, fingerprint=fingerprint)
-    world.perform(router, router.line.on_arrive(MODEL, req.arrival, world.now))
+    world.perform(router, router.queue.on_arrive(MODEL, req.arrival, world.now))
     return req
 
 
@@ -107,12 +107,12 @@ def test_after_a_crash_of_the_actor_it_still_goes_on_at_an_equal_engine_alone() 
 
 def test_while_the_actor_is_away_a_router_sends_it_where_it_knows_the_fingerprint_and_serves_the_others() -> None:
     world = mixed(e="old", f="new")
-    accounts = world.routers["r0"].line.accounts
+    accounts = world.routers["r0"].queue.accounts
     accounts.set_fingerprint("e", "old")
     accounts.set_fingerprint("f", "new")
     world.give_up("r0")
     waits = begun(world, "r0", "older")
-    there = begun(world, "r0", "new")
+    before = begun(world, "r0", "new")
     other = world.arrive("r0", LOW)
-    assert (waits.state, there.state, there.engine) == ("waits", "runs", "f")
+    assert (waits.state, before.state, before.engine) == ("waits", "runs", "f")
     assert other.state == "runs", "it does not wait behind one that no engine here may take"

@@ -84,8 +84,8 @@ class History:
     def obey(self) -> None:
         for name, router in self.world.routers.items():
             for request_id, req in list(router.running.items()):
-                is_told = req.arrival is not None and req.stops > req.arrival.preempted
-                if is_told and self.stops is not None and self.stops.random() < 0.3:
+                is_stopped = req.arrival is not None and req.stops > req.arrival.preempted
+                if is_stopped and self.stops is not None and self.stops.random() < 0.3:
                     self.world.obey(name, request_id)
 
     def cancel(self, name: str) -> None:
@@ -102,7 +102,7 @@ class History:
     def grow(self, name: str) -> None:
         running = list(self.world.routers[name].running)
         if running:
-            self.world.routers[name].line.in_flight.grow(
+            self.world.routers[name].queue.in_flight.grow(
                 self.draw.choice(running), self.draw.randint(1, 20), self.world.now
             )
 
@@ -113,19 +113,19 @@ class History:
         self.world.watch(name)
 
     def deliver(self, name: str) -> None:
-        wire = self.world.wire
-        if wire:
-            index = self.draw.randrange(len(wire)) if self.draw.random() < 0.5 else 0
-            answer = self.world.deliver(wire[index] if self.draw.random() < 0.15 else wire.pop(index))
+        connection = self.world.in_transit
+        if connection:
+            index = self.draw.randrange(len(connection)) if self.draw.random() < 0.5 else 0
+            answer = self.world.deliver(connection[index] if self.draw.random() < 0.15 else connection.pop(index))
             if answer is not None:
-                wire.append(answer)
+                connection.append(answer)
 
     def deliver_all(self, name: str) -> None:
         self.world.settle(1)
 
     def lose(self, name: str) -> None:
-        if self.world.wire:
-            lost = self.world.wire.pop(self.draw.randrange(len(self.world.wire)))
+        if self.world.in_transit:
+            lost = self.world.in_transit.pop(self.draw.randrange(len(self.world.in_transit)))
             if self.draw.random() < 0.5:
                 self.give_up(lost.router)
 
@@ -143,8 +143,8 @@ class History:
 
     def begin_again(self, name: str) -> None:
         """A router's incarnation ends, and what it runs goes on."""
-        line = self.world.routers[name].line
-        line.begin_incarnation(line.router_session.epoch, self.world.now)
+        router_queue = self.world.routers[name].queue
+        router_queue.begin_incarnation(router_queue.router_session.epoch, self.world.now)
 
     def end_session(self, name: str) -> None:
         """The actor ends a router's session, as after an event that has failed."""
@@ -152,7 +152,7 @@ class History:
 
     def eject(self, name: str) -> None:
         router = self.world.routers[name]
-        self.world.perform(router, router.line.set_reachability(MODEL, "e1", self.draw.random() < 0.5, self.world.now))
+        self.world.perform(router, router.queue.set_reachability(MODEL, "e1", self.draw.random() < 0.5, self.world.now))
 
     def replace(self, name: str) -> None:
         self.world.end_engine(f"e{self.engines}")
@@ -173,7 +173,7 @@ class History:
 
     def draw_on(self, name: str) -> None:
         """A request of a session of which its router has heard."""
-        known = list(self.world.routers[name].line.sessions.values())
+        known = list(self.world.routers[name].queue.sessions.values())
         if known:
             lease = self.draw.choice(known).lease
             req = self.world.arrive(
@@ -186,7 +186,7 @@ class History:
 
 
 def look_at(seeds: Sequence[int]) -> None:
-    here = there = stopped = 0
+    here = elsewhere = stopped = 0
     for seed in seeds:
         try:
             world = History(seed, routers=(1, 3, 3, 20)[seed % 4], stops=seed not in FOUND_BEFORE).run()
@@ -194,10 +194,10 @@ def look_at(seeds: Sequence[int]) -> None:
             raise AssertionError(f"history {seed}") from error
         granted = [req for router in world.routers.values() for req in router.requests.values() if req.granted_s >= 0]
         here += sum(req.here for req in granted)
-        there += sum(not req.here for req in granted)
+        elsewhere += sum(not req.here for req in granted)
         stopped += sum(req.stops for req in granted)
     assert here > len(seeds) / 4, "routers hardly grant by themselves: this looks at nothing"
-    assert there > len(seeds) / 4
+    assert elsewhere > len(seeds) / 4
     assert stopped > len(seeds) / 4
 
 

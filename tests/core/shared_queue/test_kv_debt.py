@@ -26,7 +26,7 @@ def running(slots: int = 4, tokens: int = 300, requests: int = 3) -> tuple[World
 
 
 def owed(world: World, request_id: str) -> int:
-    return world.routers["r0"].line.in_flight.running[request_id].owed_tokens
+    return world.routers["r0"].queue.in_flight.running[request_id].owed_tokens
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["granted from credit", "granted by the line"])
@@ -41,10 +41,10 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
     world.settle(6)
     assert {req.state for req in lows} == {"runs"}
     ids = [f"q{req.number}" for req in lows]
-    line = world.routers["r0"].line
+    router_queue = world.routers["r0"].queue
     for _ in range(12):  # 15,360 tokens beyond their 4,000
         for request_id in ids:
-            line.in_flight.grow(request_id, 64, world.now)
+            router_queue.in_flight.grow(request_id, 64, world.now)
         world.settle(1)
     assert sum(owed(world, one) for one in ids) > 1000
     same = world.arrive("r1", LOW, tokens=200)
@@ -65,7 +65,7 @@ def test_what_low_answers_have_outgrown_their_estimates_by_holds_up_no_critical(
 
 def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_comes_free_is_its() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.in_flight.grow(first, 250, world.now)
+    world.routers["r0"].queue.in_flight.grow(first, 250, world.now)
     world.settle(4)
     assert owed(world, first) == 250
     small = world.arrive("r1", HIGH, tokens=10)
@@ -84,7 +84,7 @@ def test_nobody_of_its_class_begins_while_one_that_runs_is_owed_tokens_and_what_
 @pytest.mark.parametrize("end", ["done", "cancelled"])
 def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) -> None:
     world, (first, *others) = running()
-    world.routers["r0"].line.in_flight.grow(first, 500, world.now)
+    world.routers["r0"].queue.in_flight.grow(first, 500, world.now)
     waits = world.arrive("r1", HIGH, tokens=100)
     world.settle(4)
     assert waits.state == "waits"
@@ -98,9 +98,9 @@ def test_the_end_of_a_request_that_is_owed_tokens_lets_others_begin(end: str) ->
     world.accounted()
 
 
-def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
+def test_what_is_owed_is_repeated_to_the_next_actor() -> None:
     world, (first, second, third) = running()
-    world.routers["r0"].line.in_flight.grow(first, 350, world.now)
+    world.routers["r0"].queue.in_flight.grow(first, 350, world.now)
     world.settle(4)
     world.crash()
     world.settle(8)
@@ -116,7 +116,7 @@ def test_what_is_owed_is_said_again_to_the_next_actor() -> None:
 
 def test_a_router_that_is_gone_is_owed_nothing() -> None:
     world, (first, *_) = running()
-    world.routers["r0"].line.in_flight.grow(first, 350, world.now)
+    world.routers["r0"].queue.in_flight.grow(first, 350, world.now)
     waits = world.arrive("r1", HIGH, tokens=10)
     world.settle(4)
     assert waits.state == "waits"
@@ -138,14 +138,14 @@ def test_the_first_is_given_first_and_a_later_smaller_one_does_not_pass_it() -> 
     assert not growth.due("e", HIGH), "a higher class waits"
     assert growth.due("e", LOW) == [(first, 15), (later, 1)]
     assert growth.debts.keys() == {"e", "f"}
-    for who, _ in growth.due("e", LOW):
-        growth.end("e", who)
+    for debtor, _ in growth.due("e", LOW):
+        growth.end("e", debtor)
     assert growth.debts.keys() == {"f"}
     assert growth.forget_routers(["s"]) == ["f"]
     assert not growth.debts
 
 
-def test_what_requests_hold_is_told_with_the_beats() -> None:
+def test_what_requests_hold_is_reported_with_the_beats() -> None:
     world, ids = running()
     assert world.quota.queue.in_use("e") == (3, 900)
     for request_id in ids:

@@ -66,5 +66,5 @@ def test_requests_of_every_model_are_queued_again_in_turn_when_their_router_reac
     for model in models.values():
         model.avoid_cache.clear()
     avoided.on_reachability("r0")
-    first = [one for _ in range(3) if (one := avoided.next_outdated()) is not None]
+    first = [outdated for _ in range(3) if (outdated := avoided.next_outdated()) is not None]
     assert [(one.queue.name, one.arrived_s) for one in first] == [("big", 0.0), ("small", MANY - 1), ("big", 1.0)]

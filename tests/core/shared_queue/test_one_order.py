@@ -51,15 +51,15 @@ class Timed:
         """What is to be said goes on its way; who was woken hears it over its watch."""
         for name in self.world.routers:
             self.world.speak(name, beat=not next(self.order) % 500)
-        for name in self.world.quota.queue.actor_sessions.take_woken():
+        for name in self.world.quota.queue.router_sessions.take_woken():
             router = self.world.routers[name]
-            told = router.line.router_session.watch_message()
-            reply = self.world.quota.on_watch(told, self.world.now, timed_out=False)
+            reported = router.queue.router_session.watch_message()
+            reply = self.world.quota.on_watch(reported, self.world.now, timed_out=False)
             if reply is not None:
                 self.send(Message(name, self.world.now, None, reply))
-        for message in self.world.wire:
+        for message in self.world.in_transit:
             self.send(message)
-        self.world.wire.clear()
+        self.world.in_transit.clear()
 
     def send(self, message: Message) -> None:
         self.at(self.world.now + DELAY_S, lambda: self.receive(message))

@@ -44,21 +44,21 @@ def tokens(size_gb: int) -> int:
 
 def test_three_sessions_of_20_gb_and_then_one_of_25_where_the_middle_one_was() -> None:
     plain = PlainAllocator(DEVICE_GB * GB)
-    there = World({"e0": (4, POOL_TOKENS)}, 1)
-    there.settle(6)
+    world = World({"e0": (4, POOL_TOKENS)}, 1)
+    world.settle(6)
     for number, size_gb in enumerate(SIZES_GB):
         assert plain.allocate(f"s{number}", size_gb * GB)
-        opened(there, f"s{number}", tokens(size_gb))
+        opened(world, f"s{number}", tokens(size_gb))
     # 60 are taken, and of 80 a tenth is kept for requests that grow, so it is too much
     with pytest.raises(InsufficientMemory, match="KV tokens asked"):
-        there.quota.on_open_session(ask("last", tokens(LAST_GB)), there.now)
+        world.quota.on_open_session(ask("last", tokens(LAST_GB)), world.now)
     assert not plain.allocate("last", LAST_GB * GB)
 
     del plain.parts["s1"]
-    there.quota.queue.close_session(session_name("t0", "s1"), there.now)
-    there.settle(3)
+    world.quota.queue.close_session(session_name("t0", "s1"), world.now)
+    world.settle(3)
     assert plain.free == 40 * GB
     assert not plain.allocate("last", LAST_GB * GB)  # two holes of 20
-    last = opened(there, "last", tokens(LAST_GB))
+    last = opened(world, "last", tokens(LAST_GB))
     assert last.request.tokens * DEVICE_GB * GB / POOL_TOKENS == pytest.approx(LAST_GB * GB, rel=1e-4)
-    assert [one.request.session_id for one in there.quota.sessions.all()] == ["t0 s0", "t0 s2", "t0 last"]
+    assert [one.request.session_id for one in world.quota.sessions.all()] == ["t0 s0", "t0 s2", "t0 last"]

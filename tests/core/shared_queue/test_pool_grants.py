@@ -42,8 +42,8 @@ def test_a_queue_knows_at_once_what_a_session_that_it_has_granted_holds() -> Non
     for request in (runs, waits):
         world.finish("r0", f"q{request.number}")
         world.speak("r0")
-        while world.wire:
-            answer = world.deliver(world.wire.pop(0))
+        while world.in_transit:
+            answer = world.deliver(world.in_transit.pop(0))
             if answer is not None:
                 world.hear(answer)
     assert ask.session_id in world.quota.sessions.by_session_id

@@ -34,15 +34,15 @@ def full(world: World, name: str = "r0", level: RequestClass = LOW) -> list[Req]
 
 def obey_all(world: World) -> int:
     """All requests that were told to stop do so; returns how many."""
-    told = [
+    reported = [
         (name, request_id)
         for name, router in world.routers.items()
         for request_id, req in router.running.items()
         if req.arrival is not None and req.stops > req.arrival.preempted
     ]
-    for name, request_id in told:
+    for name, request_id in reported:
         world.obey(name, request_id)
-    return len(told)
+    return len(reported)
 
 
 def stop_in(message: Message) -> bool:
@@ -67,7 +67,7 @@ def test_a_request_stops_at_another_router_and_goes_on_when_there_is_room() -> N
     world.bring_to_rest()
 
 
-def test_a_message_that_says_so_is_said_again_when_it_is_lost_and_counts_once_when_it_comes_twice() -> None:
+def test_a_message_that_says_so_is_repeated_when_it_is_lost_and_counts_once_when_it_comes_twice() -> None:
     world = connected()
     low = full(world)
     world.arrive("r1", HIGH)
@@ -84,7 +84,7 @@ def test_a_message_that_says_so_is_said_again_when_it_is_lost_and_counts_once_wh
     world.bring_to_rest()
 
 
-def test_a_request_that_ends_while_it_is_told_to_stop_is_not_stopped() -> None:
+def test_a_request_that_ends_while_it_is_asked_to_stop_is_not_stopped() -> None:
     world = connected(slots=1)
     (low,) = full(world)
     high = world.arrive("r1", HIGH)
@@ -104,8 +104,8 @@ def test_a_stop_of_the_incarnation_before_is_ignored_and_the_run_is_stopped_in_t
     world.settle_one("r1")
     late = answer(world, "r0")
     assert stop_in(late)
-    line = world.routers["r0"].line
-    line.begin_incarnation(line.router_session.epoch, world.now)
+    queue = world.routers["r0"].queue
+    queue.begin_incarnation(queue.router_session.epoch, world.now)
     world.deliver(late)
     assert low.stops == 0
     world.settle(4)
@@ -159,11 +159,11 @@ def test_what_runs_unknown_to_the_actor_is_announced_as_soon_as_a_request_waits(
     world.settle_one("r1")
     assert low.stops == 0, "the actor does not know it"
     world.watch("r0")
-    answered = world.deliver(world.wire.pop(0))
+    answered = world.deliver(world.in_transit.pop(0))
     assert answered is not None
     world.deliver(answered)
     world.speak("r0")  # no heartbeat is due
-    answered = world.deliver(world.wire.pop(0))
+    answered = world.deliver(world.in_transit.pop(0))
     assert answered is not None
     world.deliver(answered)
     assert low.stops == 1
@@ -183,7 +183,7 @@ def test_without_the_actor_low_requests_run_on_credit() -> None:
     world.give_up("r0")
     low = world.arrive("r0", LOW)
     assert (low.state, low.here) == ("runs", True)
-    assert world.now < world.routers["r0"].line.credit_valid_until <= world.now + FENCE_S
+    assert world.now < world.routers["r0"].queue.credit_valid_until <= world.now + FENCE_S
     world.bring_to_rest()
 
 
@@ -237,8 +237,8 @@ def test_a_router_leaves_it_to_the_actor_how_long_a_request_waits_that_has_begun
         world.wait(FENCE_S / 2)
         assert low.state == "waits"
     for router in world.routers.values():
-        world.perform(router, router.line.on_lost(world.now))
+        world.perform(router, router.queue.on_lost(world.now))
     world.now += 10.0 + BEGUN_WAIT_S + 2 * FENCE_S
     router = world.routers["r0"]
-    world.perform(router, router.line.on_tick(world.now))
+    world.perform(router, router.queue.on_tick(world.now))
     assert low.state == "refused"

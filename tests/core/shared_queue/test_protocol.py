@@ -53,7 +53,7 @@ class Network(RuleBasedStateMachine):
     def grow(self, name: str, data: st.DataObject, tokens: int) -> None:
         running = list(self.world.routers[name].running)
         if running:
-            self.world.routers[name].line.in_flight.grow(data.draw(st.sampled_from(running)), tokens, self.world.now)
+            self.world.routers[name].queue.in_flight.grow(data.draw(st.sampled_from(running)), tokens, self.world.now)
 
     @rule(name=names, beat=st.booleans())
     def speak(self, name: str, beat: bool) -> None:
@@ -66,11 +66,11 @@ class Network(RuleBasedStateMachine):
     @rule(index=st.integers(0, 5), keep=st.booleans())
     def deliver(self, index: int, keep: bool) -> None:
         """A message arrives; `keep`: it will do so once more."""
-        wire = self.world.wire
-        if index < len(wire):
-            answer = self.world.deliver(wire[index] if keep else wire.pop(index))
+        connection = self.world.in_transit
+        if index < len(connection):
+            answer = self.world.deliver(connection[index] if keep else connection.pop(index))
             if answer is not None:
-                wire.append(answer)
+                connection.append(answer)
 
     @rule()
     def deliver_all(self) -> None:
@@ -80,8 +80,8 @@ class Network(RuleBasedStateMachine):
     @rule(index=st.integers(0, 5), noticed=st.booleans())
     def lose(self, index: int, noticed: bool) -> None:
         """A message is lost, and its router may notice that."""
-        if index < len(self.world.wire):
-            name = self.world.wire.pop(index).router
+        if index < len(self.world.in_transit):
+            name = self.world.in_transit.pop(index).router
             if noticed:
                 self.world.give_up(name)
 
@@ -106,7 +106,7 @@ class Network(RuleBasedStateMachine):
     @rule(name=names, usable=st.booleans())
     def eject(self, name: str, usable: bool) -> None:
         router = self.world.routers[name]
-        self.world.perform(router, router.line.set_reachability(MODEL, "e1", usable, self.world.now))
+        self.world.perform(router, router.queue.set_reachability(MODEL, "e1", usable, self.world.now))
 
     @rule()
     def replace_engine(self) -> None:
@@ -137,10 +137,10 @@ QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None, suppres
 LONG = settings(QUICK, max_examples=3000, stateful_step_count=100)
 
 
-def test_one_line_whatever_the_network_does() -> None:
+def test_one_queue_whatever_the_network_does() -> None:
     run_state_machine_as_test(Network, settings=QUICK)
 
 
 @pytest.mark.long
-def test_one_line_whatever_the_network_does_long() -> None:
+def test_one_queue_whatever_the_network_does_long() -> None:
     run_state_machine_as_test(Network, settings=LONG)

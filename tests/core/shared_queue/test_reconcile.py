@@ -52,7 +52,7 @@ ACTOR_STEPS: list[tuple[type, str]] = [
     (RequestPool, "give_back"),
     (kv_debt.KvDebt, "end"),
     (kv_debt.KvDebt, "add"),
-    (delivery.ActorSessions, "reply"),
+    (delivery.ActorRouterSessions, "reply"),
     (requests.ActorRequests, "arrive"),
     (requests.ActorRequests, "begun"),
     (requests.ActorRequests, "done"),
@@ -107,9 +107,9 @@ class Faults:
         try:
             act(*given, **more)
         except Broken:
-            self.world.wire.clear()
+            self.world.in_transit.clear()
             for router in self.world.routers.values():
-                self.tried(self.world.perform, router, router.line.on_lost(self.world.now))
+                self.tried(self.world.perform, router, router.queue.on_lost(self.world.now))
 
     def run(self) -> World:
         world = self.world
@@ -120,8 +120,8 @@ class Faults:
                 router = world.routers[name]
                 self.tried(world.arrive, name, draw.choice(list(RequestClass)), 1, draw.randint(1, 400))
                 if router.running and draw.random() < 0.5:
-                    self.tried(router.line.in_flight.progress, draw.choice(list(router.running)), 3)
-                    self.tried(router.line.in_flight.grow, draw.choice(list(router.running)), 40, world.now)
+                    self.tried(router.queue.in_flight.progress, draw.choice(list(router.running)), 3)
+                    self.tried(router.queue.in_flight.grow, draw.choice(list(router.running)), 40, world.now)
                 if router.running and draw.random() < 0.6:
                     self.tried(world.finish, name, draw.choice(list(router.running)))
                 waiting = [one for one, req in router.requests.items() if req.state == "waits"]
@@ -134,7 +134,7 @@ class Faults:
 def end_all(world: World) -> None:
     """The network is well, every client leaves, and some beats pass; what only one side knows is ended by these."""
     for router in world.routers.values():
-        router.line.on_lost(world.now)
+        router.queue.on_lost(world.now)
         router.requests.clear()  # all have left; some were told to the line, and some were not
         router.running.clear()
     world.perform = lambda router, actions: None  # type: ignore[method-assign]
@@ -142,8 +142,8 @@ def end_all(world: World) -> None:
         for name in world.routers:
             world.speak(name, beat=True)
             world.watch(name)
-            while world.wire:
-                answer = world.deliver(world.wire.pop(0))
+            while world.in_transit:
+                answer = world.deliver(world.in_transit.pop(0))
                 if answer is not None:
                     world.deliver(answer)
                     world.speak(name)
@@ -161,9 +161,9 @@ def test_an_error_at_any_step_loses_no_slot_and_no_token(step: tuple[type, str],
         end_all(world)
         assert world.quota.queue.requests.by_ticket == {}
         for name, router in world.routers.items():
-            assert len(router.line.in_flight.running) == router.line.pending.count("m") == 0
-            assert router.line.in_flight.held("e") == ("e", 0, 0)
-            assert router.line.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
+            assert len(router.queue.in_flight.running) == router.queue.pending.count("m") == 0
+            assert router.queue.in_flight.held("e") == ("e", 0, 0)
+            assert router.queue.accounts.credit("e") == world.quota.queue.accounts.account(name, "e")
         free = world.quota.queue.accounts.free("e")
         lent = [world.quota.queue.accounts.account(name, "e") for name in world.routers]
         assert tuple(free[one] + sum(had[one] for had in lent) for one in range(2)) == (4, 900)

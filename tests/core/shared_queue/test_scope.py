@@ -30,7 +30,7 @@ STEPS = {
 }
 
 
-def fails_once(there: Any, name: str, *, after: bool, is_it: Callable[..., bool] = lambda *_: True) -> list[str]:
+def fails_once(target: Any, name: str, *, after: bool, is_it: Callable[..., bool] = lambda *_: True) -> list[str]:
     """Break a method's next call; returns a list that then has an entry."""
     called: list[str] = []
 
@@ -40,7 +40,7 @@ def fails_once(there: Any, name: str, *, after: bool, is_it: Callable[..., bool]
         called.append(name)
         return True
 
-    setattr(there, name, fails(getattr(there, name), is_first, after=after))
+    setattr(target, name, fails(getattr(target, name), is_first, after=after))
     return called
 
 
@@ -103,7 +103,7 @@ def test_a_request_that_cannot_be_queued_again_is_refused_and_the_others_are_ser
     assert {req.state for req in reqs} == {"waits"}
     begun = sessions(world)
     admission = world.quota.queue.models.by_name[MODEL].admission
-    ticket = world.routers["r1"].line.pending.by_request_id[f"q{reqs[0].number}"].ticket
+    ticket = world.routers["r1"].queue.pending.by_request_id[f"q{reqs[0].number}"].ticket
     called = fails_once(admission, "on_arrive", after=after, is_it=lambda arrival, *_: arrival.request_id == ticket)
     world.notice("r1")
     world.settle(2)
@@ -153,10 +153,10 @@ def test_a_request_of_a_router_that_has_ended_is_out_of_its_queue_though_that_fa
     world.settle(2)
     left, waits = (world.arrive(name, RequestClass.NORMAL) for name in ("r1", "r0"))
     world.settle(2)
-    ticket = world.routers["r1"].line.pending.by_request_id[f"q{left.number}"].ticket
+    ticket = world.routers["r1"].queue.pending.by_request_id[f"q{left.number}"].ticket
     begun = sessions(world)
     admission = world.quota.queue.models.by_name[MODEL].admission
-    called = fails_once(admission, "on_cancel", after=False, is_it=lambda one, _: one == ticket)
+    called = fails_once(admission, "on_cancel", after=False, is_it=lambda cancelled, _: cancelled == ticket)
     world.quota.queue.remove_routers(["r1"], world.now)
     assert called
     assert ticket not in admission.queue.by_id
@@ -207,7 +207,7 @@ def test_a_broken_step_raises_what_it_raised_if_the_books_do_not_agree() -> None
     queue.engines.reclaim = break_books  # type: ignore[assignment, method-assign]
     with pytest.raises(Broken):
         queue.on_tick(world.now)
-    assert not queue.actor_sessions.sessions
+    assert not queue.router_sessions.by_router
 
 
 @pytest.mark.parametrize("is_close", [False, True])

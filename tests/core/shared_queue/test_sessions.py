@@ -40,7 +40,7 @@ TOKENS = 1000
 LIMIT = 900
 
 
-def world(engines: int = 1, routers: int = 1, slots: int = 4) -> World:
+def make_world(engines: int = 1, routers: int = 1, slots: int = 4) -> World:
     """Engines with routers that know of them and of each other."""
     found = World({f"e{number}": (slots, TOKENS) for number in range(engines)}, routers)
     found.settle(6)
@@ -51,164 +51,164 @@ def ask(name: str, tokens: int, **more: object) -> SessionRequest:
     return SessionRequest(session_name("t0", name), MODEL, tokens, **({"ttl_s": 60.0} | more))  # type: ignore[arg-type]
 
 
-def opened(there: World, name: str, tokens: int, **more: object) -> Session:
+def opened(world: World, name: str, tokens: int, **more: object) -> Session:
     """A session of which all routers have heard."""
-    session = there.quota.on_open_session(ask(name, tokens, **more), there.now)
-    there.settle(3)
+    session = world.quota.on_open_session(ask(name, tokens, **more), world.now)
+    world.settle(3)
     if session is None:
-        session = there.quota.queue.session_admission.take_outcomes()[session_name("t0", name)]  # type: ignore[assignment]
+        session = world.quota.queue.session_admission.take_outcomes()[session_name("t0", name)]  # type: ignore[assignment]
     assert isinstance(session, Session)
     return session
 
 
-def lease(there: World, name: str) -> str:
-    return there.routers["r0"].line.sessions[session_name("t0", name)].lease
+def lease(world: World, name: str) -> str:
+    return world.routers["r0"].queue.sessions[session_name("t0", name)].lease
 
 
 # Opening
 
 
 def test_a_session_has_its_tokens_and_they_are_nobody_elses() -> None:
-    there = world()
-    session = opened(there, "s", 600)
+    world = make_world()
+    session = opened(world, "s", 600)
     assert (session.engine, session.request.tokens, session.request.session_id) == ("e0", 600, "t0 s")
     with pytest.raises(InsufficientMemory, match="400 KV tokens asked"):
-        there.quota.on_open_session(ask("t", 400), there.now)
-    assert there.quota.queue.session_admission.waiting() == []
+        world.quota.on_open_session(ask("t", 400), world.now)
+    assert world.quota.queue.session_admission.waiting() == []
 
 
 def test_it_is_on_the_engine_with_most_tokens_free() -> None:
-    there = world(engines=2)
-    assert opened(there, "s", 600).engine != opened(there, "t", 500).engine
+    world = make_world(engines=2)
+    assert opened(world, "s", 600).engine != opened(world, "t", 500).engine
 
 
 def test_one_that_could_never_fit_is_refused_at_once_by_name_even_if_it_would_wait() -> None:
-    there = world()
+    world = make_world()
     with pytest.raises(BadRequest, match=str(LIMIT)) as refused:
-        there.quota.on_open_session(ask("s", LIMIT + 1, wait_until=there.now + 100.0), there.now)
+        world.quota.on_open_session(ask("s", LIMIT + 1, wait_until=world.now + 100.0), world.now)
     assert refused.value.code == "session_too_large"
     assert "t0" not in refused.value.message
     with pytest.raises(Unavailable, match="no engine of 'other'"):
-        there.quota.on_open_session(replace(ask("s", 1), model="other"), there.now)
+        world.quota.on_open_session(replace(ask("s", 1), model="other"), world.now)
 
 
 def test_credit_that_routers_keep_comes_back_for_a_session_that_would_not_wait() -> None:
-    there = world(routers=2)
-    assert there.quota.ledger.free("e0") < LIMIT, "routers have credit"
-    assert there.quota.on_open_session(ask("s", LIMIT), there.now) is None
-    there.settle(4)
-    assert there.quota.sessions.by_session_id.get("t0 s") is not None
+    world = make_world(routers=2)
+    assert world.quota.ledger.free("e0") < LIMIT, "routers have credit"
+    assert world.quota.on_open_session(ask("s", LIMIT), world.now) is None
+    world.settle(4)
+    assert world.quota.sessions.by_session_id.get("t0 s") is not None
 
 
 def test_one_that_would_not_wait_is_refused_after_the_recall_where_the_tokens_are_in_use() -> None:
-    there = world()
+    world = make_world()
     for _ in range(2):
-        there.arrive("r0", LOW, tokens=300)
-    there.settle(2)
+        world.arrive("r0", LOW, tokens=300)
+    world.settle(2)
     with pytest.raises(InsufficientMemory):
-        there.quota.on_open_session(ask("s", 500), there.now)
-    there.arrive("r0", LOW, tokens=50)
-    assert there.quota.on_open_session(ask("s", 300, wait_until=there.now + RECALL_S), there.now) is None
-    there.settle(20)
-    (outcome,) = there.quota.queue.session_admission.take_outcomes().values()
+        world.quota.on_open_session(ask("s", 500), world.now)
+    world.arrive("r0", LOW, tokens=50)
+    assert world.quota.on_open_session(ask("s", 300, wait_until=world.now + RECALL_S), world.now) is None
+    world.settle(20)
+    (outcome,) = world.quota.queue.session_admission.take_outcomes().values()
     assert isinstance(outcome, InsufficientMemory)
 
 
 def test_one_that_only_a_sessions_end_can_serve_waits_and_costs_nobody_anything() -> None:
-    there = world()
-    opened(there, "s", 600)
-    there.settle(12)
-    credit = there.routers["r0"].line.accounts.credit("e0")
-    word = there.quota.queue.actor_sessions.state
-    assert there.quota.on_open_session(ask("large", 500, wait_until=there.now + 30.0), there.now) is None
-    there.settle(6)
-    assert there.quota.queue.actor_sessions.state == word, "nobody is told that somebody waits"
-    assert there.routers["r0"].line.accounts.credit("e0") == credit
-    assert there.arrive("r0", LOW).here
-    there.quota.queue.close_session("t0 s", there.now)
-    there.settle(4)
-    assert there.quota.sessions.by_session_id.get("t0 large") is not None
+    world = make_world()
+    opened(world, "s", 600)
+    world.settle(12)
+    credit = world.routers["r0"].queue.accounts.credit("e0")
+    word = world.quota.queue.router_sessions.state
+    assert world.quota.on_open_session(ask("large", 500, wait_until=world.now + 30.0), world.now) is None
+    world.settle(6)
+    assert world.quota.queue.router_sessions.state == word, "nobody is told that somebody waits"
+    assert world.routers["r0"].queue.accounts.credit("e0") == credit
+    assert world.arrive("r0", LOW).here
+    world.quota.queue.close_session("t0 s", world.now)
+    world.settle(4)
+    assert world.quota.sessions.by_session_id.get("t0 large") is not None
 
 
 def test_an_opening_waits_as_its_class_and_its_tenant() -> None:
-    there = world(slots=1)
-    running = there.arrive("r0", NORMAL, tokens=700)
-    there.settle(2)
-    assert there.quota.on_open_session(ask("s", 500, wait_until=there.now + 30.0, request_class=LOW), there.now) is None
-    higher = there.arrive("r0", HIGH, tokens=600)
-    there.settle(2)
-    there.finish("r0", f"q{running.number}")
-    there.settle(4)
+    world = make_world(slots=1)
+    running = world.arrive("r0", NORMAL, tokens=700)
+    world.settle(2)
+    assert world.quota.on_open_session(ask("s", 500, wait_until=world.now + 30.0, request_class=LOW), world.now) is None
+    higher = world.arrive("r0", HIGH, tokens=600)
+    world.settle(2)
+    world.finish("r0", f"q{running.number}")
+    world.settle(4)
     assert higher.state == "runs"
-    assert there.quota.sessions.by_session_id.get("t0 s") is None
-    there.finish("r0", f"q{higher.number}")
-    there.settle(4)
-    assert there.quota.sessions.by_session_id.get("t0 s") is not None
-    there.quota.queue.close_session("t0 s", there.now)
-    there.bring_to_rest()
+    assert world.quota.sessions.by_session_id.get("t0 s") is None
+    world.finish("r0", f"q{higher.number}")
+    world.settle(4)
+    assert world.quota.sessions.by_session_id.get("t0 s") is not None
+    world.quota.queue.close_session("t0 s", world.now)
+    world.bring_to_rest()
 
 
 def test_two_that_are_granted_in_the_same_moment_both_have_their_tokens() -> None:
-    there = world()
-    running = there.arrive("r0", NORMAL, tokens=900)
-    there.settle(2)
+    world = make_world()
+    running = world.arrive("r0", NORMAL, tokens=900)
+    world.settle(2)
     for name in ("a", "b"):
-        assert there.quota.on_open_session(ask(name, 400, wait_until=there.now + 30.0), there.now) is None
-    behind = there.arrive("r0", LOW, tokens=300)
-    there.settle(2)
-    there.finish("r0", f"q{running.number}")
-    there.settle(2)
-    assert [there.quota.sessions.by_session_id.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
+        assert world.quota.on_open_session(ask(name, 400, wait_until=world.now + 30.0), world.now) is None
+    behind = world.arrive("r0", LOW, tokens=300)
+    world.settle(2)
+    world.finish("r0", f"q{running.number}")
+    world.settle(2)
+    assert [world.quota.sessions.by_session_id.get(f"t0 {name}") is not None for name in ("a", "b")] == [True, True]
     assert behind.state == "waits"
     for name in ("a", "b"):
-        there.quota.queue.close_session(f"t0 {name}", there.now)
-    there.bring_to_rest()
+        world.quota.queue.close_session(f"t0 {name}", world.now)
+    world.bring_to_rest()
 
 
-def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_line() -> None:
-    there = world()
+def test_an_engine_takes_no_more_sessions_than_it_has_places_beside_its_queue() -> None:
+    world = make_world()
     for number in range(2):
-        opened(there, f"s{number}", 10, per_engine=2)
+        opened(world, f"s{number}", 10, per_engine=2)
     with pytest.raises(InsufficientMemory, match="2 sessions are open there, 2 at most"):
-        there.quota.on_open_session(ask("s2", 10, per_engine=2), there.now)
-    assert there.quota.on_open_session(ask("s2", 10, per_engine=2, wait_until=there.now + 10.0), there.now) is None
-    there.quota.queue.close_session("t0 s0", there.now)
-    assert there.quota.sessions.by_session_id.get("t0 s2") is not None
+        world.quota.on_open_session(ask("s2", 10, per_engine=2), world.now)
+    assert world.quota.on_open_session(ask("s2", 10, per_engine=2, wait_until=world.now + 10.0), world.now) is None
+    world.quota.queue.close_session("t0 s0", world.now)
+    assert world.quota.sessions.by_session_id.get("t0 s2") is not None
 
 
 def test_a_tenant_has_no_more_sessions_than_it_may_and_keeps_nobody_else_from_his() -> None:
-    there = world()
+    world = make_world()
     for number in range(2):
-        opened(there, f"s{number}", 10, per_tenant=2)
+        opened(world, f"s{number}", 10, per_tenant=2)
     with pytest.raises(Overloaded) as refused:
-        there.quota.on_open_session(ask("s2", 10, per_tenant=2), there.now)
+        world.quota.on_open_session(ask("s2", 10, per_tenant=2), world.now)
     assert refused.value.code == "too_many_sessions"
     other = replace(ask("s2", 10, per_tenant=2), session_id=session_name("another t0", "s2"))
-    assert there.quota.on_open_session(other, there.now) is not None
-    assert opened(there, "s1", 10, per_tenant=2).request.tokens == 10  # the same again
+    assert world.quota.on_open_session(other, world.now) is not None
+    assert opened(world, "s1", 10, per_tenant=2).request.tokens == 10  # the same again
 
 
 def test_the_same_ask_again_is_the_same_session_and_another_is_a_conflict() -> None:
-    there = world()
-    first = opened(there, "s", 100)
-    assert opened(there, "s", 100).expires_at > first.expires_at
-    assert len(there.quota.sessions.by_session_id.values()) == 1
+    world = make_world()
+    first = opened(world, "s", 100)
+    assert opened(world, "s", 100).expires_at > first.expires_at
+    assert len(world.quota.sessions.by_session_id.values()) == 1
     with pytest.raises(LeaseConflict, match="open with 100 KV tokens"):
-        there.quota.on_open_session(ask("s", 200), there.now)
+        world.quota.on_open_session(ask("s", 200), world.now)
 
 
-def test_nothing_is_reserved_until_all_routers_have_said_what_they_hold() -> None:
-    there = world()
-    before = opened(there, "s", 100, requested_size="0.1 GB", granted_bytes=77)
-    there.crash()
-    for name in there.reports:
-        there.engine_speaks(name)
+def test_nothing_is_reserved_until_all_routers_have_reported_what_they_hold() -> None:
+    world = make_world()
+    before = opened(world, "s", 100, requested_size="0.1 GB", granted_bytes=77)
+    world.crash()
+    for name in world.reports:
+        world.engine_speaks(name)
     with pytest.raises(Unavailable) as early:
-        there.quota.on_open_session(ask("t", 100), there.now)
+        world.quota.on_open_session(ask("t", 100), world.now)
     assert early.value.code == RECOVERING
-    assert replace(there.quota.sessions.view("t0 s"), expires_at=before.expires_at) == before
-    there.settle(6)
-    assert there.quota.on_open_session(ask("t", 100), there.now) is not None
+    assert replace(world.quota.sessions.view("t0 s"), expires_at=before.expires_at) == before
+    world.settle(6)
+    assert world.quota.on_open_session(ask("t", 100), world.now) is not None
 
 
 @pytest.mark.parametrize(("tokens", "ttl_s"), [(0, 1.0), (1, 0.0)])
@@ -220,108 +220,108 @@ def test_an_ask_that_makes_no_sense_is_refused(tokens: int, ttl_s: float) -> Non
 def test_while_the_actor_is_away_a_request_runs_on_its_sessions_engine_while_there_is_credit_and_holds_up_nobody() -> (
     None
 ):
-    there = world(engines=2)
-    pool = opened(there, "s", 100).engine
-    there.give_up("r0")
-    steps = [there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s")) for _ in range(3)]
+    world = make_world(engines=2)
+    pool = opened(world, "s", 100).engine
+    world.give_up("r0")
+    steps = [world.arrive("r0", NORMAL, tokens=10, session=lease(world, "s")) for _ in range(3)]
     other = "e0" if pool == "e1" else "e1"
     assert [(one.state, one.engine) for one in steps] == [("runs", pool), ("runs", pool), ("runs", other)]
-    assert there.arrive("r0", NORMAL, tokens=10).state == "runs"
-    there.bring_to_rest()
+    assert world.arrive("r0", NORMAL, tokens=10).state == "runs"
+    world.bring_to_rest()
 
 
 def test_while_the_actor_is_away_a_request_whose_sessions_engine_is_gone_runs_anywhere() -> None:
-    there = world(engines=2)
-    pool = opened(there, "s", 100).engine
-    there.give_up("r0")
-    there.end_engine(pool)
-    there.notice("r0")
-    step = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
+    world = make_world(engines=2)
+    pool = opened(world, "s", 100).engine
+    world.give_up("r0")
+    world.end_engine(pool)
+    world.notice("r0")
+    step = world.arrive("r0", NORMAL, tokens=10, session=lease(world, "s"))
     assert step.state == "runs"
     assert step.engine != pool
-    there.bring_to_rest()
+    world.bring_to_rest()
 
 
-def test_an_opener_is_answered_when_the_routers_have_heard() -> None:
-    there = world(routers=2)
-    there.quota.on_open_session(ask("s", 10), there.now)
-    heard = there.quota.queue.actor_sessions.acknowledgement_check()
-    there.settle_one("r0")
-    assert not heard()
-    there.settle(2)
-    assert heard()
+def test_an_opener_is_answered_when_the_routers_know_the_session() -> None:
+    world = make_world(routers=2)
+    world.quota.on_open_session(ask("s", 10), world.now)
+    received = world.quota.queue.router_sessions.acknowledgement_check()
+    world.settle_one("r0")
+    assert not received()
+    world.settle(2)
+    assert received()
 
 
 # Ending
 
 
 def test_use_renews_a_session_and_silence_ends_it() -> None:
-    there = world()
-    opened(there, "s", 100, ttl_s=3.0)
+    world = make_world()
+    opened(world, "s", 100, ttl_s=3.0)
     for _ in range(4):
-        step = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
-        there.settle(8)
-        there.finish("r0", f"q{step.number}")
-    assert there.quota.sessions.by_session_id.get("t0 s") is not None
-    long = there.arrive("r0", NORMAL, tokens=10, session=lease(there, "s"))
-    there.settle(40)
-    assert there.quota.sessions.by_session_id.get("t0 s") is not None, "a request of it runs"
-    there.finish("r0", f"q{long.number}")
-    there.settle(40)
+        step = world.arrive("r0", NORMAL, tokens=10, session=lease(world, "s"))
+        world.settle(8)
+        world.finish("r0", f"q{step.number}")
+    assert world.quota.sessions.by_session_id.get("t0 s") is not None
+    long = world.arrive("r0", NORMAL, tokens=10, session=lease(world, "s"))
+    world.settle(40)
+    assert world.quota.sessions.by_session_id.get("t0 s") is not None, "a request of it runs"
+    world.finish("r0", f"q{long.number}")
+    world.settle(40)
     with pytest.raises(LeaseNotFound) as gone:
-        there.quota.sessions.renew("t0 s", there.now)
+        world.quota.sessions.renew("t0 s", world.now)
     assert (gone.value.code, "t0" in gone.value.message) == ("session_not_found", False)
 
 
 def test_a_closed_session_keeps_what_its_requests_hold_until_they_end() -> None:
-    there = world()
-    opened(there, "s", 600)
-    step = there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
-    there.settle(1)
-    before = lease(there, "s")
-    there.quota.queue.close_session("t0 s", there.now)
+    world = make_world()
+    opened(world, "s", 600)
+    step = world.arrive("r0", NORMAL, tokens=200, session=lease(world, "s"))
+    world.settle(1)
+    before = lease(world, "s")
+    world.quota.queue.close_session("t0 s", world.now)
     with pytest.raises(LeaseNotFound):
-        there.quota.sessions.view("t0 s")
-    assert there.quota.ledger.lease(before).amount == 200
-    assert opened(there, "s", 300).request.tokens == 300
-    there.finish("r0", f"q{step.number}")
-    there.settle(2)
-    assert before not in there.quota.ledger
-    there.bring_to_rest()
+        world.quota.sessions.view("t0 s")
+    assert world.quota.ledger.lease(before).amount == 200
+    assert opened(world, "s", 300).request.tokens == 300
+    world.finish("r0", f"q{step.number}")
+    world.settle(2)
+    assert before not in world.quota.ledger
+    world.bring_to_rest()
 
 
 def test_a_closed_session_that_falls_silent_is_ended_once() -> None:
-    there = world()
-    opened(there, "s", 600, ttl_s=2.0)
-    there.arrive("r0", NORMAL, tokens=200, session=lease(there, "s"))
-    there.settle(1)
-    before = lease(there, "s")
-    there.quota.queue.close_session("t0 s", there.now)
-    assert before in [one.lease_id for one in there.quota.ledger.expire(there.now + 2.5)]
-    assert "e0" in there.quota.ledger, "of which the engine is not silent"
-    assert there.quota.sessions.end_unused() == []
-    there.quota.sessions.forget(before)
-    assert there.quota.sessions.end_unused() == []
+    world = make_world()
+    opened(world, "s", 600, ttl_s=2.0)
+    world.arrive("r0", NORMAL, tokens=200, session=lease(world, "s"))
+    world.settle(1)
+    before = lease(world, "s")
+    world.quota.queue.close_session("t0 s", world.now)
+    assert before in [one.lease_id for one in world.quota.ledger.expire(world.now + 2.5)]
+    assert "e0" in world.quota.ledger, "of which the engine is not silent"
+    assert world.quota.sessions.end_unused() == []
+    world.quota.sessions.forget(before)
+    assert world.quota.sessions.end_unused() == []
 
 
 def test_a_session_ends_with_its_engine_and_its_waiting_requests_go_on_as_any_other() -> None:
-    there = world(engines=2, slots=1)
-    pool = opened(there, "s", 100).engine
-    held = [there.arrive("r0", NORMAL, tokens=10) for _ in range(2)]
-    there.settle(2)
-    first, second = (there.arrive("r0", NORMAL, tokens=60, session=lease(there, "s")) for _ in range(2))
-    there.settle(1)
+    world = make_world(engines=2, slots=1)
+    pool = opened(world, "s", 100).engine
+    held = [world.arrive("r0", NORMAL, tokens=10) for _ in range(2)]
+    world.settle(2)
+    first, second = (world.arrive("r0", NORMAL, tokens=60, session=lease(world, "s")) for _ in range(2))
+    world.settle(1)
     assert (first.state, second.state) == ("runs", "waits")
-    there.end_engine(pool)
-    there.notice("r0")
-    for one in held:
-        if one.engine != pool and one.engine:
-            there.finish("r0", f"q{one.number}")
-    there.settle(6)
+    world.end_engine(pool)
+    world.notice("r0")
+    for name in held:
+        if name.engine != pool and name.engine:
+            world.finish("r0", f"q{name.number}")
+    world.settle(6)
     assert second.state == "runs"
     assert second.engine != pool
-    assert there.routers["r0"].line.sessions == {}
-    assert not any(kind is EntryKind.SESSION for kind, _ in there.stored)
+    assert world.routers["r0"].queue.sessions == {}
+    assert not any(kind is EntryKind.SESSION for kind, _ in world.stored)
 
 
 # What it costs
@@ -332,9 +332,9 @@ def calls_of_an_exchange(waits: bool) -> int:
     quota = Quota(1, {}, 0.0)
     quota.on_devices([Device("n", number, 100, 0) for number in range(200)], 0.0)
     for number in range(200):
-        told = EngineReport(f"e{number}", MODEL, (Rank("n", number),), 100, 100, slots=4, measures=False)
-        holds = quota.on_engine(told, 0.0).holds
-        quota.on_engine(replace(told, holds=holds, kv_tokens=TOKENS, kv_bytes=1), 0.0)
+        report = EngineReport(f"e{number}", MODEL, (Rank("n", number),), 100, 100, slots=4, measures=False)
+        holds = quota.on_engine(report, 0.0).holds
+        quota.on_engine(replace(report, holds=holds, kv_tokens=TOKENS, kv_bytes=1), 0.0)
     reaches = [EngineReachability(MODEL, f"e{number}", True) for number in range(200)]
     for router in range(20):
         begin = (Hello(()), ModelPolicy(MODEL, QueuePolicy(max_queued=10, max_wait_s=60.0)), *reaches)
@@ -352,10 +352,10 @@ def calls_of_an_exchange(waits: bool) -> int:
     for seq in (1, 2):  # the second: what the session's coming has changed is told
         calls = 0
         for router in range(20):
-            told = RouterMessage(f"r{router}", 1, 1, len(reaches) + 2 + seq, (GiveBack("e0", 0, 0),), 0, 0)
+            report = RouterMessage(f"r{router}", 1, 1, len(reaches) + 2 + seq, (GiveBack("e0", 0, 0),), 0, 0)
             sys.setprofile(count)
             try:
-                quota.on_exchange(told, 0.001 * seq)
+                quota.on_exchange(report, 0.001 * seq)
             finally:
                 sys.setprofile(None)
     return calls

@@ -11,7 +11,7 @@ from serve_app.core.queue import Grant
 from serve_app.core.shared_queue import messages
 from serve_app.core.shared_queue.states import (
     REQUEST,
-    SESSION,
+    ROUTER_SESSION,
     TABLES,
     TICKET,
     OwnEvent,
@@ -19,9 +19,9 @@ from serve_app.core.shared_queue.states import (
     RequestAction,
     RequestState,
     RequestStep,
-    SessionReply,
-    SessionState,
-    SessionStep,
+    RouterSessionReply,
+    RouterSessionState,
+    RouterSessionStep,
     StateTable,
     TicketEvent,
     TicketState,
@@ -94,7 +94,7 @@ def test_an_illegal_message_of_the_other_side_leaves_the_state_as_it_is(table: S
 @pytest.mark.parametrize(
     ("table", "state", "event"),
     [
-        (SESSION, SessionState.BOOKED, SessionReply.BOOKED),
+        (ROUTER_SESSION, RouterSessionState.BOOKED, RouterSessionReply.BOOKED),
         (REQUEST, RequestState.RUNNING, RequestAction.GRANT),
         (REQUEST, RequestState.SUBMITTED, RequestAction.TOKENS),
         (TICKET, TicketState.RUNNING, TicketEvent.ARRIVE),
@@ -106,11 +106,16 @@ def test_only_a_faulty_peer_sends_these(table: StateTable[Any], state: Any, even
 
 
 def test_a_session_is_booked_once_and_lost_and_found_as_often_as_calls_fail() -> None:
-    state = SessionState.NEW
+    state = RouterSessionState.NEW
     seen = []
-    events: list[OwnEvent | PeerEvent] = [SessionReply.OTHER, SessionReply.BOOKED, SessionStep.LOST, SessionReply.OTHER]
-    for event in [*events, SessionReply.STALE]:
-        state = SESSION.after(state, event)
+    events: list[OwnEvent | PeerEvent] = [
+        RouterSessionReply.OTHER,
+        RouterSessionReply.BOOKED,
+        RouterSessionStep.LOST,
+        RouterSessionReply.OTHER,
+    ]
+    for event in [*events, RouterSessionReply.STALE]:
+        state = ROUTER_SESSION.after(state, event)
         seen.append(state.name)
     assert seen == ["NEW", "BOOKED", "ALONE", "BOOKED", "NEW"]
 
@@ -128,8 +133,8 @@ def test_an_event_that_its_requests_state_does_not_have_ends_its_routers_session
     world.settle(2)
     assert (runs.state, waits.state) == ("runs", "waits")
     before = sessions(world)
-    line = world.routers["r1"].line
-    line.router_session.put(messages.Done(line.pending.by_request_id[f"q{waits.number}"].ticket, 1, 1))
+    router_queue = world.routers["r1"].queue
+    router_queue.router_session.put(messages.Done(router_queue.pending.by_request_id[f"q{waits.number}"].ticket, 1, 1))
     world.settle(4)
     (note,) = world.quota.queue.take_notes()
     assert "Request at the actor: '`Done`' while WAITING" in note
@@ -147,13 +152,13 @@ def test_an_action_that_its_requests_state_does_not_have_is_named_and_changes_no
     world = connected(slots=1, routers=1)
     runs = world.arrive("r0", RequestClass.NORMAL)
     world.settle(2)
-    line = world.routers["r0"].line
-    ticket = line.in_flight.running[f"q{runs.number}"].ticket
-    world.quota.queue.actor_sessions.send("r0", Grant(ticket, "e", 0.0))
+    router_queue = world.routers["r0"].queue
+    ticket = router_queue.in_flight.running[f"q{runs.number}"].ticket
+    world.quota.queue.router_sessions.send("r0", Grant(ticket, "e", 0.0))
     world.settle(2)
-    (failed,) = line.applied.failed
+    (failed,) = router_queue.applied.failed
     assert str(failed.error) == "Request in the router: '`Grant`' while RUNNING"
-    line.applied.failed.clear()
+    router_queue.applied.failed.clear()
     world.finish("r0", f"q{runs.number}")
     world.settle(4)
     world.accounted()
@@ -165,5 +170,5 @@ def test_the_end_of_a_request_that_waits_is_a_fault_of_the_caller() -> None:
     world.settle(2)
     waits = world.arrive("r0", RequestClass.NORMAL)
     with pytest.raises(UnexpectedEvent, match="'it ends' while SUBMITTED"):
-        world.routers["r0"].line.on_done(f"q{waits.number}", world.now, 1, 1)
-    assert world.routers["r0"].line.on_done("unknown", world.now, 1, 1) == []
+        world.routers["r0"].queue.on_done(f"q{waits.number}", world.now, 1, 1)
+    assert world.routers["r0"].queue.on_done("unknown", world.now, 1, 1) == []

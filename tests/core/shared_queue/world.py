@@ -25,8 +25,8 @@ class Router:
     """A router and what it runs."""
 
     name: str
-    line: RouterQueue
-    heard: int = -1  # the latest of the actor's replies that it took
+    queue: RouterQueue
+    last_reply: int = -1  # the latest of the actor's replies that it took
     alive: bool = True
     requests: dict[str, Req] = field(default_factory=dict)
     running: dict[str, Req] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Message:
 
     router: str
     sent_at: float
-    told: RouterMessage | None
+    content: RouterMessage | None
     reply: ActorReply | None = None
     watch: bool = False
     stamp: int = -1  # of the actor's replies
@@ -57,9 +57,9 @@ class World(WorldChecks):
         self.stored: dict[CheckpointKey, object] = {}
         self.size: dict[str, tuple[int, int]] = {}
         self.reports: dict[str, EngineReport] = {}
-        self.wire: list[Message] = []
+        self.in_transit: list[Message] = []
         self.waits_since: dict[str, tuple[RequestClass, int]] = {}  # in the actor's line: ticket -> class, stamp
-        self.said_of = {}
+        self.reported_of = {}
         self.short: set[str] = set()  # routers of whose accounts not all could be booked
         self.excused: set[str] = set()  # routers silent for too long: what they run may be on another's tokens
         self.incarnations = itertools.count(10, 10)
@@ -100,26 +100,28 @@ class World(WorldChecks):
     def notice(self, name: str) -> None:
         """A router sees which engines there are."""
         router = self.routers[name]
-        for engine in [one for one in router.line.accounts.by_engine if one not in self.reports]:
-            self.perform(router, router.line.set_reachability(MODEL, engine, False, self.now))
-            router.line.in_flight.drop_engine(engine)
+        for engine in [one for one in router.queue.accounts.by_engine if one not in self.reports]:
+            self.perform(router, router.queue.set_reachability(MODEL, engine, False, self.now))
+            router.queue.in_flight.drop_engine(engine)
             for request_id in [one for one, req in router.running.items() if req.engine in ("", engine)]:
-                if request_id not in router.line.in_flight.running:
+                if request_id not in router.queue.in_flight.running:
                     router.running.pop(request_id).state = "done"
         for engine in self.reports:
-            if engine not in router.line.accounts.by_engine:
-                self.perform(router, router.line.set_reachability(MODEL, engine, True, self.now))
+            if engine not in router.queue.accounts.by_engine:
+                self.perform(router, router.queue.set_reachability(MODEL, engine, True, self.now))
 
     def restart_router(self, name: str) -> None:
         self.excused.discard(name)
         self.routers[name] = self.start_router(name)
-        self.wire = [message for message in self.wire if message.router != name or message.told is not None]
+        self.in_transit = [
+            message for message in self.in_transit if message.router != name or message.content is not None
+        ]
 
     def start_router(self, name: str) -> Router:
         router = Router(name, RouterQueue(name, next(self.incarnations)))
-        router.line.serve(MODEL, self.policy)
+        router.queue.serve(MODEL, self.policy)
         for engine in self.reports:
-            router.line.set_reachability(MODEL, engine, True, self.now)
+            router.queue.set_reachability(MODEL, engine, True, self.now)
         return router
 
     def store(self) -> None:
@@ -158,34 +160,34 @@ class World(WorldChecks):
         arrival = req.arrival = Arrival(
             request_id, request_class, tenant, slots, tokens, deadline, session=session, preemptible=self.preemptible
         )
-        self.perform(router, router.line.on_arrive(MODEL, arrival, self.now))
+        self.perform(router, router.queue.on_arrive(MODEL, arrival, self.now))
         return req
 
     def arrive_in_order(self, name: str, level: RequestClass, slots: int, tokens: int, left_s: float | None) -> None:
         """An arrival that does not pass one of a higher class of which its router has heard, however indirectly."""
         router = self.routers[name]
-        alone = router.line.alone
-        heard = router.heard
+        alone = router.queue.alone
+        received = router.last_reply
         req = self.arrive(name, level, slots, tokens, left_s)
         if req.here and not alone:
             for request_class, stamp in self.waits_since.values():
-                assert request_class <= level or stamp > heard, "it passes one that its router has heard of"
+                assert request_class <= level or stamp > received, "it passes one that its router has heard of"
 
     def give_up(self, name: str) -> None:
         """A router thinks that an answer does not come any more."""
         router = self.routers[name]
-        self.perform(router, router.line.on_lost(self.now))
+        self.perform(router, router.queue.on_lost(self.now))
 
     def cancel(self, name: str, request_id: str) -> None:
         router = self.routers[name]
         router.requests[request_id].state = "cancelled"
         router.running.pop(request_id, None)
-        self.perform(router, router.line.on_cancel(request_id, self.now))
+        self.perform(router, router.queue.on_cancel(request_id, self.now))
 
     def finish(self, name: str, request_id: str) -> None:
         router = self.routers[name]
         router.running.pop(request_id).state = "done"
-        self.perform(router, router.line.on_done(request_id, self.now, 5, 5))
+        self.perform(router, router.queue.on_done(request_id, self.now, 5, 5))
         if not router.running:
             self.excused.discard(name)
 
@@ -195,13 +197,13 @@ class World(WorldChecks):
         req = router.running.pop(request_id)
         assert req.arrival is not None
         assert req.stops > req.arrival.preempted
-        self.perform(router, router.line.on_done(request_id, self.now, 5, 5))
+        self.perform(router, router.queue.on_done(request_id, self.now, 5, 5))
         age_s = self.now - req.arrived_s
         req.arrival = replace(req.arrival, preempted=req.stops, accepted=True, age_s=age_s, session=None, deadline=None)
         req.state = "waits"
         req.here = False
         req.place = None
-        self.perform(router, router.line.on_arrive(MODEL, req.arrival, self.now))
+        self.perform(router, router.queue.on_arrive(MODEL, req.arrival, self.now))
 
     def perform(self, router: Router, actions: list[Action]) -> None:
         for action in actions:
@@ -217,7 +219,7 @@ class World(WorldChecks):
             req.engine = action.replica_id
             req.granted_s = self.now
             router.running[action.request_id] = req
-            run = router.line.in_flight.running.get(action.request_id)
+            run = router.queue.in_flight.running.get(action.request_id)
             req.here = run is not None and not run.is_known
             req.place = None if run is None else run.place
             if router.name not in self.excused:
@@ -225,21 +227,23 @@ class World(WorldChecks):
 
     def check_room(self, engine: str) -> None:
         """What runs fits, requests of routers apart that were silent for too long, or whose engine has ended."""
-        heard = [one for one in self.routers.values() if one.name not in self.excused]
-        runs = [req for one in heard for req in one.running.values() if req.engine == engine]
+        received = [one for one in self.routers.values() if one.name not in self.excused]
+        runs = [req for one in received for req in one.running.values() if req.engine == engine]
         if engine not in self.reports:
             return
         slots, tokens = self.size[engine]
         sessions = [one for one in self.quota.sessions.all() if one.engine == engine]
         leases = {(name := one.request.session_id): self.quota.sessions.by_session_id.get(name) for one in sessions}
-        there = {one.lease for one in leases.values() if one is not None}
-        used = sum(req.tokens for req in runs if req.place is None or req.place.engine not in there)
+        present = {one.lease for one in leases.values() if one is not None}
+        used = sum(req.tokens for req in runs if req.place is None or req.place.engine not in present)
         assert sum(req.slots for req in runs if req.place is None) <= slots, f"more sequences on {engine} than it has"
         assert used + sum(one.request.tokens for one in sessions) <= tokens, f"more tokens on {engine} than it has"
-        for one in leases.values():
-            places = [req.place for req in runs if one is not None and req.place and req.place.engine == one.lease]
+        for lease in leases.values():
+            places = [req.place for req in runs if lease is not None and req.place and req.place.engine == lease.lease]
             assert len(places) <= 1, "two requests have the one place of a session"
-            assert one is None or all(place.tokens <= one.request.tokens for place in places), "a session is overdrawn"
+            assert lease is None or all(place.tokens <= lease.request.tokens for place in places), (
+                "a session is overdrawn"
+            )
 
     # Sessions
 
@@ -262,37 +266,39 @@ class World(WorldChecks):
         router = self.routers[name]
         if beat:
             alive = {one: req.state == "runs" for one, req in router.requests.items() if req.state in ("waits", "runs")}
-            actions, lost = router.line.reconcile(alive, self.now)
+            actions, lost = router.queue.reconcile(alive, self.now)
             assert self.faulty or (actions, lost) == ([], []), "both sides knew the same"
             self.perform(router, actions)
-        told = router.line.next_message(self.now, beat=beat)
-        if told is not None:
-            self.wire.append(Message(name, self.now, told))
+        reported = router.queue.next_message(self.now, beat=beat)
+        if reported is not None:
+            self.in_transit.append(Message(name, self.now, reported))
 
     def watch(self, name: str) -> None:
-        self.wire.append(Message(name, self.now, self.routers[name].line.router_session.watch_message(), watch=True))
+        self.in_transit.append(
+            Message(name, self.now, self.routers[name].queue.router_session.watch_message(), watch=True)
+        )
 
     def deliver(self, message: Message) -> Message | None:
         """A message arrives. Returns the actor's answer, not yet on its way."""
         if message.reply is not None:
             self.hear(message)
             return None
-        assert message.told is not None
-        self.check_order(message.told)
+        assert message.content is not None
+        self.check_order(message.content)
         if message.watch:
-            reply = self.quota.on_watch(message.told, self.now, timed_out=True)
+            reply = self.quota.on_watch(message.content, self.now, timed_out=True)
         else:
-            reply = self.quota.on_exchange(message.told, self.now)
+            reply = self.quota.on_exchange(message.content, self.now)
         self.store()
         assert reply is not None
         for action in reply.actions:
             if isinstance(action, Booked):
                 (self.short.add if action.shortfall else self.short.discard)(message.router)
         stamp = next(self.stamps)
-        self.look_at_lines(stamp)
+        self.look_at_queues(stamp)
         return Message(message.router, message.sent_at, None, reply, stamp=stamp)
 
-    def look_at_lines(self, stamp: int) -> None:
+    def look_at_queues(self, stamp: int) -> None:
         """Remember since which of the actor's replies each request waits in its line."""
         known = self.quota.queue.requests.by_ticket
         waits = {ticket: request.arrival for ticket, request in known.items() if not request.engine}
@@ -304,23 +310,23 @@ class World(WorldChecks):
     def hear(self, message: Message) -> None:
         router = self.routers[message.router]
         assert message.reply is not None
-        line = router.line
+        router_queue = router.queue
         reply = message.reply
-        session = line.router_session
+        session = router_queue.router_session
         same = (reply.epoch, reply.incarnation) == (session.epoch, session.incarnation)
         current = same and not reply.is_stale
-        self.perform(router, line.on_reply(message.reply, message.sent_at, self.now))
+        self.perform(router, router_queue.on_reply(message.reply, message.sent_at, self.now))
         if current and self.now < message.sent_at + FENCE_S:
-            router.heard = max(router.heard, message.stamp)
+            router.last_reply = max(router.last_reply, message.stamp)
         else:
-            router.heard = router.heard if current else -1
+            router.last_reply = router.last_reply if current else -1
 
     def settle_one(self, name: str) -> None:
         """One router speaks and hears, and nobody else."""
         self.speak(name, beat=True)
         self.watch(name)
-        while self.wire:
-            answer = self.deliver(self.wire.pop(0))
+        while self.in_transit:
+            answer = self.deliver(self.in_transit.pop(0))
             if answer is not None:
                 self.deliver(answer)
                 self.speak(name)
@@ -333,12 +339,12 @@ class World(WorldChecks):
                 if router.alive:
                     self.speak(name, beat=True)
                     self.watch(name)
-            while self.wire:
-                answer = self.deliver(self.wire.pop(0))
+            while self.in_transit:
+                answer = self.deliver(self.in_transit.pop(0))
                 if answer is not None:
                     self.deliver(answer)
                     self.speak(answer.router)
-                for name in self.quota.queue.actor_sessions.take_woken():
+                for name in self.quota.queue.router_sessions.take_woken():
                     self.watch(name)
             self.wait(0.15)
 
@@ -354,8 +360,8 @@ class World(WorldChecks):
             self.quota.on_tick(self.now)
             self.store()
             for router in self.routers.values():
-                self.perform(router, router.line.on_tick(self.now))
-        self.look_at_lines(next(self.stamps))
+                self.perform(router, router.queue.on_tick(self.now))
+        self.look_at_queues(next(self.stamps))
         for router in self.routers.values():
             if router.running and not self.quota.ledger.knows(router.name):
                 self.excused.add(router.name)
@@ -363,11 +369,11 @@ class World(WorldChecks):
     def bring_to_rest(self) -> None:
         """The network is well again and everybody speaks: all who wait are served in turn, and all is accounted for."""
         for name, router in self.routers.items():
-            self.perform(router, router.line.on_lost(self.now))  # whatever was lost, its call ends some time
+            self.perform(router, router.queue.on_lost(self.now))  # whatever was lost, its call ends some time
             self.notice(name)
             for engine in self.reports:
                 self.perform(
-                    self.routers[name], self.routers[name].line.set_reachability(MODEL, engine, True, self.now)
+                    self.routers[name], self.routers[name].queue.set_reachability(MODEL, engine, True, self.now)
                 )
         self.wait(0.6)
         self.quota.queue.session_admission.take_outcomes()
@@ -378,12 +384,12 @@ class World(WorldChecks):
         self.settle(2)
         opened = {one.lease for one in self.quota.sessions.by_session_id.values()}
         for router in self.routers.values():
-            assert {one.lease for one in router.line.sessions.values()} == opened, "a router knows other sessions"
-        for one in [
+            assert {one.lease for one in router.queue.sessions.values()} == opened, "a router knows other sessions"
+        for core in [
             *self.quota.queue.session_admission.waiting(),
             *(one.request for one in self.quota.sessions.by_session_id.values()),
         ]:
-            self.quota.queue.close_session(one.session_id, self.now)
+            self.quota.queue.close_session(core.session_id, self.now)
         for _ in range(200):
             self.settle(2)
             for name, router in self.routers.items():
@@ -393,11 +399,11 @@ class World(WorldChecks):
                 break
         self.settle(4)
         assert list(self.quota.ledger.leases(LeaseKind.SESSION)) == []
-        assert not any(router.line.sessions for router in self.routers.values())
+        assert not any(router.queue.sessions for router in self.routers.values())
         notes = self.quota.queue.take_notes()
         assert not notes, f"{notes}: accounts were always what the routers went by"
         states = {req.state for one in self.routers.values() for req in one.requests.values()}
         assert states <= {"done", "refused", "cancelled"}
         self.accounted()
         assert self.quota.queue.requests.by_ticket == {}
-        assert not any(router.line.in_flight.running for router in self.routers.values())
+        assert not any(router.queue.in_flight.running for router in self.routers.values())

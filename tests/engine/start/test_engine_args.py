@@ -71,8 +71,8 @@ def test_no_gpu_is_asked_for_on_cpu_machines_or_by_a_simulated_engine_that_was_n
 def test_a_simulated_engine_gets_the_gpus_it_was_given_wherever_it_was_built(build: Platform) -> None:
     given = model(engine="simulated", tensor_parallel_size=2, gpus_per_rank=1)
     # the configuration travels to routers and replicas with every default written out
-    for one in (given, ModelSettings.model_validate(given.model_dump(mode="json"))):
-        assert placement(one, build)["placement_group_bundles"] == [{"CPU": 1.0, "GPU": 1.0}] * 2
+    for settings in (given, ModelSettings.model_validate(given.model_dump(mode="json"))):
+        assert placement(settings, build)["placement_group_bundles"] == [{"CPU": 1.0, "GPU": 1.0}] * 2
 
 
 def test_the_kind_of_gpu_is_asked_for_with_the_gpu_alone() -> None:

@@ -33,8 +33,8 @@ class Actor:
         self.reply = reply
         self.words: list[EngineReport] = []
 
-    def __call__(self, told: EngineReport) -> EngineReply:
-        self.words.append(told)
+    def __call__(self, report: EngineReport) -> EngineReply:
+        self.words.append(report)
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
@@ -157,7 +157,7 @@ def test_an_engine_that_gets_no_memory_in_time_says_what_was_missing_and_lets_go
     assert actor.last.gone
 
 
-def test_an_engine_that_is_told_to_end_while_it_waits_leaves_the_line_at_once() -> None:
+def test_an_engine_that_is_asked_to_end_while_it_waits_leaves_the_queue_at_once() -> None:
     actor = Actor(EngineReply(why="3 free"))
 
     async def scenario() -> None:
@@ -239,7 +239,7 @@ def test_an_engine_that_runs_may_stand_still_for_as_long_as_it_likes() -> None:
     grant.end()
 
 
-def test_an_engine_that_is_to_make_room_is_told_to_drain() -> None:
+def test_an_engine_that_is_to_make_room_is_asked_to_drain() -> None:
     actor = Actor(EngineReply(HOLDS, may_load=True))
     ends = Ends()
     grant = obtained(actor, ends)
@@ -267,7 +267,7 @@ def test_words_go_on_while_the_event_loop_is_held_up() -> None:
     asyncio.run(scenario())
 
 
-def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer(
+def test_the_end_is_reported_once_and_does_not_hang_on_an_actor_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_grant, "LAST_REPORT_S", 0.1)
@@ -275,7 +275,7 @@ def test_the_end_is_said_once_and_does_not_hang_on_an_actor_that_does_not_answer
     actor = Actor(EngineReply(HOLDS, may_load=True))
     grant = obtained(actor)
 
-    def stuck(told: EngineReport) -> EngineReply:
+    def stuck(report: EngineReport) -> EngineReply:
         hangs.wait(SOON_S)
         return EngineReply()
 

@@ -61,7 +61,7 @@ def run(home: Path, hub: Hub, program: str, *arguments: str, **environment: str)
     return done.stdout
 
 
-def test_the_hub_s_answers_are_told_apart(hub: Hub, tmp_path: Path) -> None:
+def test_the_hub_s_answers_are_distinguished(hub: Hub, tmp_path: Path) -> None:
     paths = ("org/open", "org/gated", "org/absent", "not/an/id", "org/broken")
     opened, gated, absent, nonsense, broken = asked(tmp_path, hub, *paths)
     assert opened == {

@@ -76,7 +76,7 @@ def test_a_phase_that_nobody_saw_in_time_is_counted_all_the_same(
     assert phases.seconds == {"environment": 1.0, "loading": 2.0, "memory": 2.5, "compile": 0.5}
 
 
-def test_the_next_start_is_told_how_long_the_last_one_took(
+def test_the_next_start_is_informed_how_long_the_last_one_took(
     make: Callable[..., StartPhases], clock: Clock, tmp_path: Path
 ) -> None:
     first = make()
@@ -139,14 +139,16 @@ def test_of_a_download_the_hub_is_asked_for_the_whole_and_only_its_files_count(
     (blobs / "one").write_bytes(b"1" * 30)
     (blobs / "two.1234abcd.incomplete").write_bytes(b"2" * 7)  # of an attempt that was cut off
     (blobs / "two.5678abcd.incomplete").write_bytes(b"2" * 12)
-    told = phases.now(0)
-    assert told is not None
-    assert (told.phase, told.done_bytes, told.total_bytes) == ("downloading", 542, None), "the hub has not answered"
+    reported = phases.now(0)
+    assert reported is not None
+    assert (reported.phase, reported.done_bytes, reported.total_bytes) == ("downloading", 542, None), (
+        "the hub has not answered"
+    )
     answer.set()
 
     def whole() -> bool:
-        told = phases.now(0)
-        return told is not None and (told.done_bytes, told.total_bytes) == (42, 2 * GB)
+        received = phases.now(0)
+        return received is not None and (received.done_bytes, received.total_bytes) == (42, 2 * GB)
 
     asyncio.run(until(whole, SOON_S, "the hub's answer is told"))
     assert len(asked) == 1

@@ -30,7 +30,7 @@ class AwayError(RayError):
     """What the actor's caller sees while it is not there."""
 
 
-async def there() -> dict[str, Any]:
+async def current() -> dict[str, Any]:
     return FIGURES
 
 
@@ -55,13 +55,13 @@ async def silent() -> dict[str, Any]:
     return {}
 
 
-def who(*, admin: bool) -> Identity:
+def identity_of(*, admin: bool) -> Identity:
     return Identity("tenant", RequestClass.CRITICAL, RequestClass.NORMAL, admin=admin)
 
 
-def asked(path: str, figures: GetFigures = there, *, admin: bool = True) -> Answer:
+def asked(path: str, figures: GetFigures = current, *, admin: bool = True) -> Answer:
     local = LocalRoutes({}, scraped, figures, receipt, no_usage)
-    return asyncio.run(local.answer(routes.resolve("GET", path), who(admin=admin)))
+    return asyncio.run(local.answer(routes.resolve("GET", path), identity_of(admin=admin)))
 
 
 def test_an_operator_sees_the_ledger() -> None:

@@ -325,7 +325,7 @@ def test_a_batch_that_is_over_cannot_be_cancelled(status: BatchStatus) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/batches", f"/v1/batches/{UNKNOWN_BATCH}", "/v1/files", f"/v1/files/{UNKNOWN_FILE}"]
 )
-def test_a_store_that_is_away_is_said_so(path: str) -> None:
+def test_a_store_that_is_away_is_reported(path: str) -> None:
     async def scenario(lane: Lane) -> None:
         lane.store.away = True
         reply = await lane.request("GET", path)

@@ -176,7 +176,7 @@ def test_the_list_has_the_keys_of_the_file_too(store: FakeStore) -> None:
     with_keys(store, scenario)
 
 
-def test_the_limits_that_hold_for_a_key_are_told(store: FakeStore) -> None:
+def test_the_limits_that_hold_for_a_key_are_reported(store: FakeStore) -> None:
     async def scenario(client: Client) -> None:
         made = await create(client, limits=LIMITS, batch_limits={"max_concurrent": 3})
         assert made["batch_limits"] == {"max_concurrent": 3}
@@ -221,8 +221,8 @@ def test_a_tenants_key_gets_nothing_and_its_body_is_not_read(store: FakeStore) -
 def test_a_wrong_field_is_named_and_nothing_is_made(store: FakeStore) -> None:
     async def scenario(client: Client) -> None:
         found = [(await client.post(GOOD | fields, KEYS, key=ADMIN)) for fields, _ in WRONG_FIELDS]
-        told = [(reply.status, reply.error["param"]) for reply in found]
-        assert told == [(400, param) for _, param in WRONG_FIELDS]
+        reported = [(reply.status, reply.error["param"]) for reply in found]
+        assert reported == [(400, param) for _, param in WRONG_FIELDS]
         assert await store.keys() == []
 
     with_keys(store, scenario)
@@ -369,12 +369,12 @@ def test_a_key_may_use_the_models_that_it_names_and_sees_no_others(store: FakeSt
         for key, allowed in ((other, False), (same, True), (none, False)):
             asked = await client.post(ask("Hello"), key=key["key"])
             listed = json.loads((await client.get("/v1/models", key=key["key"])).body)["data"]
-            one = await client.get(f"/v1/models/{MODEL}", key=key["key"])
+            answer = await client.get(f"/v1/models/{MODEL}", key=key["key"])
             assert [card["id"] for card in listed] == ([MODEL] if allowed else [])
-            assert [reply.status for reply in (asked, one)] == [200 if allowed else 403] * 2
+            assert [reply.status for reply in (asked, answer)] == [200 if allowed else 403] * 2
             if not allowed:
                 session = await client.post({"model": MODEL, "kv_tokens": 64}, "/v1/sessions", key=key["key"])
-                codes = {(reply.error["code"], reply.error["param"]) for reply in (asked, one, session)}
+                codes = {(reply.error["code"], reply.error["param"]) for reply in (asked, answer, session)}
                 assert codes == {("model_not_allowed", "model")}
         unknown = await client.post(ask("Hello") | {"model": "no-such"}, key=same["key"])
         assert (unknown.status, unknown.error["code"]) == (403, "model_not_allowed")

@@ -46,7 +46,7 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         assert 'serve_app_slots{router="router",model="sim",replica="r1",state="granted"} 1.0' in scraped
         assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
         await cancel(task)
-        cluster.kill("r1", told=False)
+        cluster.kill("r1", reported=False)
         assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
 
     run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.2})
@@ -80,8 +80,8 @@ async def statuses(role: dict[str, Any], cluster: FakeCluster, *paths: str) -> t
 def test_a_scraper_s_key_reads_metrics_alone() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         closed = ("/v1/files", "/v1/batches", "/v1/sessions/x", "/admin/usage", "/admin/keys", "/admin/requests/x")
-        client, told = await statuses({"metrics": True}, cluster, *OPEN, *closed)
-        assert told == dict.fromkeys(OPEN, 200) | dict.fromkeys(closed, 403)
+        client, reported = await statuses({"metrics": True}, cluster, *OPEN, *closed)
+        assert reported == dict.fromkeys(OPEN, 200) | dict.fromkeys(closed, 403)
         assert json.loads((await client.get("/v1/models", key=ROLE_KEY)).body)["data"] == []
         chat = await client.post(ask("may I?", model=MODEL), key=ROLE_KEY)
         assert (chat.status, chat.error["code"]) == (403, "model_not_allowed")
@@ -92,8 +92,8 @@ def test_a_scraper_s_key_reads_metrics_alone() -> None:
 @pytest.mark.parametrize("more", [{"models": [MODEL]}, {"admin": True}], ids=["names a model", "is an operator's"])
 def test_a_scraper_s_key_that_names_models_or_is_an_operator_s_may_use_them(more: dict[str, Any]) -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        client, told = await statuses({"metrics": True, **more}, cluster, *OPEN)
-        assert told == dict.fromkeys(OPEN, 200)
+        client, reported = await statuses({"metrics": True, **more}, cluster, *OPEN)
+        assert reported == dict.fromkeys(OPEN, 200)
         assert (await client.post(ask("may I?", model=MODEL), key=ROLE_KEY)).status == 200
 
     run(scenario)
@@ -105,8 +105,8 @@ def test_readiness_names_no_model_that_the_key_may_not_use() -> None:
         keys = {"sk-of-the-model-0123": [MODEL], "sk-of-another-01234": ["other"]}
         auth = AuthSettings.model_validate({"keys": [{"key": key, "models": models} for key, models in keys.items()]})
         client.edge.configure(client.edge.settings.model_copy(update={"auth": auth}))
-        told = [(await client.get("/ready", key=key)).error["message"] for key in keys]
-        assert told == [f"no replica of {MODEL} is running", "no replica of any model is running"]
+        reported = [(await client.get("/ready", key=key)).error["message"] for key in keys]
+        assert reported == [f"no replica of {MODEL} is running", "no replica of any model is running"]
 
     run(scenario)
 
@@ -115,23 +115,23 @@ def test_readiness_names_no_model_that_the_key_may_not_use() -> None:
 def test_a_model_that_has_never_started_has_its_configured_length_or_null(configured: int | None) -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await Client(cluster).start()  # without a replica
-        one = json.loads((await client.get(f"/v1/models/{MODEL}")).body)
+        document = json.loads((await client.get(f"/v1/models/{MODEL}")).body)
         (listed,) = json.loads((await client.get("/v1/models")).body)["data"]
-        assert one == listed
-        assert one["max_model_len"] == configured
+        assert document == listed
+        assert document["max_model_len"] == configured
 
     run(scenario, model(max_model_len=configured))
 
 
-def test_the_version_that_runs_is_told_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_that_runs_is_reported_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     running = importlib.metadata.version("serve-app")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9")
     local_routes.versions.cache_clear()
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
-        told = json.loads((await client.get("/version")).body)
-        assert told["version"] == running
+        document = json.loads((await client.get("/version")).body)
+        assert document["version"] == running
 
     try:
         run(scenario)

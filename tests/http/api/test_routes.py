@@ -62,7 +62,7 @@ def test_the_model_list_with_a_slash_is_no_model_without_a_name() -> None:
         ("DELETE", "/v1/models/a/b", ("GET", "HEAD")),
     ],
 )
-def test_a_wrong_method_is_told_which_are_right(method: str, path: str, allow: tuple[str, ...]) -> None:
+def test_a_wrong_method_is_answered_with_the_right_ones(method: str, path: str, allow: tuple[str, ...]) -> None:
     with pytest.raises(MethodNotAllowed) as caught:
         resolve(method, path)
     assert caught.value.allow == allow

@@ -49,9 +49,9 @@ def open_(
     routes = SessionRoutes(book, lines_of(model or ModelSettings(name="m")))  # type: ignore[arg-type]
     sent = None if header is None else header.encode()
     route = HttpRoute(SessionCall.OPEN)
-    status, _, told = asyncio.run(routes.answer(route, WHO, sent, body, per_tenant))
+    status, _, reported = asyncio.run(routes.answer(route, WHO, sent, body, per_tenant))
     assert status == 201
-    return json.loads(told), book
+    return json.loads(reported), book
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_routes_of_a_session(method: str, path: str, target: SessionCall, ar
     ("method", "path", "allow"),
     [("POST", "/v1/sessions/a", ("GET", "HEAD", "DELETE")), ("GET", "/v1/sessions/a/renew", ("POST",))],
 )
-def test_a_wrong_method_of_a_session_is_told_the_right_ones(method: str, path: str, allow: tuple[str, ...]) -> None:
+def test_a_wrong_method_of_a_session_is_given_the_right_ones(method: str, path: str, allow: tuple[str, ...]) -> None:
     with pytest.raises(MethodNotAllowed) as wrong:
         resolve(method, path)
     assert wrong.value.allow == allow

@@ -131,10 +131,10 @@ class Client(threading.Thread):
     def assembled(self) -> tuple[str, set[tuple[str, int]], list[str]]:
         """What its reader puts together: the text, the id and time of its chunks, the reasons of its end. How many
         tokens a chunk has differs from run to run."""
-        told = [json.loads(line.removeprefix(b"data: ")) for line in self.lines]
-        choices = [choice for event in told for choice in event["choices"]]
+        reported = [json.loads(line.removeprefix(b"data: ")) for line in self.lines]
+        choices = [choice for event in reported for choice in event["choices"]]
         reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-        return "".join(one["text"] for one in choices), {(event["id"], event["created"]) for event in told}, reasons
+        return "".join(one["text"] for one in choices), {(event["id"], event["created"]) for event in reported}, reasons
 
 
 def crowd(stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> list[Client]:
@@ -155,10 +155,10 @@ def uncut(clients: list[Client]) -> int:
     return sum(not client.ended for client in clients)
 
 
-@pytest.mark.parametrize("who", [engines, routers])
-def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: Stack, who: Any) -> None:
+@pytest.mark.parametrize("owner", [engines, routers])
+def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: Stack, owner: Any) -> None:
     clients = crowd(idle, LONG)
-    still = who(idle)[0]
+    still = owner(idle)[0]
     os.kill(still, signal.SIGSTOP)
     try:
         time.sleep(STILL_S)  # bound: what is tested
@@ -193,12 +193,12 @@ def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_oth
         within(FILL_S, lambda: running(idle), float(STREAMS), "sequences running")
         os.kill(still, signal.SIGSTOP)
         try:
-            told = Counter(answer.result().status_code for answer in answers)
+            counter = Counter(answer.result().status_code for answer in answers)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(still, signal.SIGKILL)
 
-    assert told == {200: STREAMS}
+    assert counter == {200: STREAMS}
 
 
 def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_happened(idle: Stack) -> None:
@@ -211,8 +211,8 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
 
     text, _, reasons = undisturbed.assembled()
     for client in clients:
-        told = client.assembled()
-        assert (told[0], told[2], len(told[1])) == (text, reasons, 1)
+        reported = client.assembled()
+        assert (reported[0], reported[2], len(reported[1])) == (text, reasons, 1)
     # the queue spreads them evenly over the engines, as far as three routers can
     assert migrations(idle) - before >= STREAMS // 4
 
@@ -239,15 +239,18 @@ def test_who_has_no_ticket_is_cut_at_an_engine_s_port(idle: Stack) -> None:
     assert all(answer == b"" or b"HTTP/2" in answer or answer[3:4] in b"\x04\x07" for answer in answers.values())
 
 
-def shown_nonsense(one: Listener) -> bytes:
+def shown_nonsense(listener: Listener) -> bytes:
     """What the port says to a wrong ticket before it cuts. TimeoutError: it does not cut."""
-    address = "127.0.0.1" if one.address in ("0.0.0.0", "::") else one.address
-    said = b""
-    with socket.create_connection((address, one.port), timeout=IDLE_S) as end, contextlib.suppress(ConnectionError):
+    address = "127.0.0.1" if listener.address in ("0.0.0.0", "::") else listener.address
+    reported = b""
+    with (
+        socket.create_connection((address, listener.port), timeout=IDLE_S) as end,
+        contextlib.suppress(ConnectionError),
+    ):
         end.sendall(TICKET_BYTES.to_bytes(HEADER_BYTES) + secrets.token_bytes(TICKET_BYTES))
         while data := end.recv(2**16):
-            said += data
-    return said
+            reported += data
+    return reported
 
 
 async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
@@ -256,7 +259,7 @@ async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
     draw = random.Random(seed)
     statuses: Counter[str] = Counter()
 
-    async def one() -> None:
+    async def ask() -> None:
         body = {
             "model": WIDE,
             "prompt": "hi",
@@ -278,7 +281,7 @@ async def storm(stack: Stack, count: int, seed: int) -> Counter[str]:
 
     async def worker() -> None:
         for _ in left:
-            await one()
+            await ask()
 
     left = iter(range(count))
     await asyncio.gather(*(worker() for _ in range(AT_ONCE)))

@@ -27,9 +27,9 @@ def send(
     and `requests` send it."""
     parts = urlsplit(stack.base_url)
     data = json.dumps(body).encode()
-    told = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": str(len(data))}
-    told |= stack.headers(key) | dict(headers or {})
-    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in told.items()) + "\r\n"
+    reported = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": str(len(data))}
+    reported |= stack.headers(key) | dict(headers or {})
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in reported.items()) + "\r\n"
     connection = socket.create_connection((parts.hostname, parts.port), timeout=REQUEST_TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if in_two:
