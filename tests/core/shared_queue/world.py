@@ -332,6 +332,10 @@ class World(WorldChecks):
                 self.speak(name)
         self.now += 0.1
 
+    def _opened_sessions(self) -> set[str]:
+        """The leases of the sessions that are open at the actor."""
+        return {session.lease for session in self.quota.sessions.by_session_id.values()}
+
     def settle(self, rounds: int = 12) -> None:
         """Deliver everything, again and again, with every router speaking; time passes a little."""
         for _ in range(rounds):
@@ -382,7 +386,11 @@ class World(WorldChecks):
         for session in self.quota.sessions.all():
             self.quota.sessions.renew(session.request.session_id, self.now)
         self.settle(2)
-        opened = {one.lease for one in self.quota.sessions.by_session_id.values()}
+        known = [{lease.lease for lease in router.queue.sessions.values()} for router in self.routers.values()]
+        opened = self._opened_sessions()
+        if any(leases != opened for leases in known):  # one ended in the last round: its news come with the next
+            self.settle(1)
+            assert self._opened_sessions() == opened, "a session ended at rest"
         for router in self.routers.values():
             assert {one.lease for one in router.queue.sessions.values()} == opened, "a router knows other sessions"
         for core in [
