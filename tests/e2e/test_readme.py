@@ -13,21 +13,18 @@ import pytest
 from serve_app.settings import load
 from tests.e2e.joined import cluster_of
 from tests.e2e.stack import Stack
+from tests.test_docs import DOCUMENTS, text_of
 
-ROOT = Path(__file__).parents[2]
-ARCHIVE = ROOT / "docs/archive"  # dated: what it shows is of releases that are gone
-PAGES = sorted(file for file in (ROOT / "docs").rglob("*.md") if ARCHIVE not in file.parents)
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 EXAMPLE_S = 60  # bound of one example; each takes a second or two on an idle machine
 
 
 def blocks(language: str) -> dict[str, str]:
     """The fenced blocks of a language in all documents, by document and number."""
     return {
-        f"{document.relative_to(ROOT)}-{number}": block
+        f"{document}-{number}": block
         for document in DOCUMENTS
         for number, block in enumerate(
-            re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL), start=1
+            re.findall(rf"^```{language}\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL), start=1
         )
     }
 

@@ -30,13 +30,13 @@ def with_quota_figures(state: Mapping[str, Any], figures: Mapping[str, Any]) -> 
     waits = []
     deaths = []
     overuse = []
-    for messages in state["models"]:
-        model = dict(messages)
+    for known in state["models"]:
+        model = dict(known)
         model["replicas"] = [
             one
             | {"start": starts.get(one["id"])}
             | ({"state": DRAINING, "drain": drains[one["id"]]} if one["id"] in drains else {})
-            for one in messages["replicas"]
+            for one in known["replicas"]
         ]
         replicas = {replica["id"] for replica in model["replicas"]}
         if model["name"] in short:

@@ -419,8 +419,9 @@ class Admission:
             return [self._remove_and_refuse(waiting, late)]
         gone = self.queue.evict_for(self.scheduler.policy, waiting)
         if gone is None:
-            refused = self._remove_and_refuse(waiting, RefusalReason.QUEUE_FULL)
-            return [replace(refused, full=self.queue.exceeded(self.scheduler.policy, waiting))]
+            self.queue.remove(waiting.arrival.request_id)
+            full = self.queue.exceeded(self.scheduler.policy, waiting)
+            return [self._refuse(waiting.arrival, RefusalReason.QUEUE_FULL, full)]
         refusals: list[Action] = [self._refuse(one.arrival, RefusalReason.SHED) for one in gone]
         return refusals + self._grant_waiting() if gone else []
 
@@ -482,12 +483,12 @@ class Admission:
         self.queue.remove(waiting.arrival.request_id)
         return self._refuse(waiting.arrival, reason)
 
-    def _refuse(self, arrival: Arrival, reason: RefusalReason) -> Refuse:
+    def _refuse(self, arrival: Arrival, reason: RefusalReason, full: str = "") -> Refuse:
         self._refused[reason] += 1
         if reason is RefusalReason.TOO_LARGE:
             return Refuse(arrival.request_id, reason, None)
         if self._no_slots_since is not None:
-            return Refuse(arrival.request_id, reason, self._replica_start.remaining_s(self._now))
+            return Refuse(arrival.request_id, reason, self._replica_start.remaining_s(self._now), full)
         wait_s = self.forecast.arrival_wait_s(arrival.request_class, arrival.slots, arrival.tenant)
         retry_s = DEFAULT_RETRY_AFTER_S if wait_s is None else min(wait_s, MAX_RETRY_AFTER_S)
-        return Refuse(arrival.request_id, reason, retry_s)
+        return Refuse(arrival.request_id, reason, retry_s, full)
