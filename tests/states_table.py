@@ -24,11 +24,12 @@ def tables() -> str:
 
 def _table(table: StateTable[Any]) -> str:
     lines = [f"**{table.title}.** " + " ".join(f"{state.name}: {state.value}." for state in table.states), ""]
-    lines += ["| state | event | then | effect |", "| --- | --- | --- | --- |"]
+    lines += ["| state | event | then |", "| --- | --- | --- |"]
     for row in table.rows:
         states = "any" if len(row.states) == len(table.states) else _names(row.states)
         events = "; ".join(event.value for event in row.events)
-        lines.append(f"| {states} | {events} | {'' if row.then is None else row.then.name} | {row.effect} |")
+        then = "" if row.then is None else f"**{row.then.name}**"
+        lines.append(f"| {states} | {events} | {': '.join(filter(None, (then, row.effect)))} |")
     return "\n".join([*lines, "", f"Illegal: {_illegal(table)}.", ""])
 
 
