@@ -29,7 +29,7 @@ EXIT_NOTHING_RUNS = 3
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
-CONFIG_HELP = "YAML configuration; `serve-app help settings` lists what it may have."
+CONFIG_HELP = "YAML configuration (see `serve-app help settings`)."
 ConfigOption = Annotated[Path, typer.Option("--config", help=CONFIG_HELP)]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 AddressOption = Annotated[

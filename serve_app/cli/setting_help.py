@@ -1,6 +1,6 @@
-"""`serve-app help SETTING`: the rows of docs/reference/settings.md, which an installed package has a copy of.
+"""`serve-app help SETTING`: the items of docs/reference/settings.md, which an installed package has a copy of.
 
-Invariant: what is shown is the document's own row; nothing is told in two places.
+Invariant: what is shown is the document's own text; nothing is told in two places.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from serve_app.errors import BadRequest
 from serve_app.settings import nearest
 
 ALL = "settings"
-WORDS = ("required", "not set")  # in place of a default
-ROW = re.compile(r"^\| `([\w.<>\[\]]+)` \| (.*?) \| (.*) \|$", re.MULTILINE)
+NOT_SET = "not set"
+WORDS = ("required", NOT_SET)  # in place of a default
+ITEM = re.compile(r"^- `([\w.<>\[\]]+)`(?: \((.*?)\))?: (.*)$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -37,9 +38,7 @@ class Row:
 def rows() -> list[Row]:
     """All settings, in the document's order."""
     text = resources.files("serve_app.settings").joinpath("settings.md").read_text(encoding="utf-8")
-    return [
-        Row(name, default, LINK.sub(r"\1", meaning).replace(r"\|", "|")) for name, default, meaning in ROW.findall(text)
-    ]
+    return [Row(name, default or NOT_SET, LINK.sub(r"\1", meaning)) for name, default, meaning in ITEM.findall(text)]
 
 
 def matching(name: str, known: Sequence[Row]) -> list[Row]:
@@ -68,7 +67,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _is_like(path: Sequence[str], asked: Sequence[str]) -> bool:
-    """Whether they are the same, where `<tenant>` in the table stands for any name, and one name at least is equal."""
+    """Whether they are the same, where `<tenant>` stands for any name, and one name at least is equal."""
     if len(path) != len(asked):
         return False
     pairs = list(zip(path, asked, strict=True))

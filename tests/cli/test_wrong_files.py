@@ -18,7 +18,8 @@ from serve_app.cli.check.findings import WORDS
 from serve_app.cli.commands import app
 from serve_app.engine import ensure_tiny_model
 from serve_app.settings import GB
-from tests.first_hour.documents import ERRORS, FILE, MODEL, WRONG, WrongConfiguration, section, wrong_configurations
+from tests.first_hour.documents import ERRORS, FILE, MODEL, WrongConfiguration, wrong_configurations
+from tests.generated.findings import EXAMPLES
 from tests.requires import requires
 
 requires("linux")
@@ -77,16 +78,23 @@ def test_a_wrong_file_is_reported_word_for_word_and_ends_with_the_status_of_its_
     assert done.exit_code == (2 if "error: " in wrong["said"] else 0)
 
 
+def test_the_output_in_the_documents_is_printed_word_for_word(check: Callable[[str], Result]) -> None:
+    (output,) = re.findall(
+        rf"^\$ serve-app check {FILE}\n(error: .*?)^```", ERRORS.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert check(EXAMPLES["unknown_key"]).stdout == output
+
+
 def test_thirty_more_files_are_wrong_each_in_another_way() -> None:
     assert len({wrong["said"] for wrong in MORE}) == len({wrong["text"] for wrong in MORE}) == len(MORE) >= 30
 
 
 def test_there_are_twelve_each_of_another_kind() -> None:
-    """No row of the table is lost to a mistake in its form."""
-    rows = [line for line in section(ERRORS, WRONG).splitlines() if line.startswith("| `")]
-    assert [one.code for one in FILES] == [line.split("`")[1] for line in rows]
-    assert len({one.code for one in FILES}) == len(FILES) == 12
-    assert {WORDS[one.code].severity for one in FILES} == {"error"}
+    """No example is lost to a mistake in its form, and of each the whole output is known, too."""
+    assert {wrong.code: wrong.text for wrong in FILES} == EXAMPLES
+    assert len(FILES) == len(EXAMPLES) == 12
+    assert {WORDS[wrong.code].severity for wrong in FILES} == {"error"}
+    assert {wrong.text for wrong in FILES} <= {wrong["text"] for wrong in MORE}
 
 
 def test_other_words_than_the_documents_are_seen() -> None:

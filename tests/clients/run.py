@@ -1,4 +1,4 @@
-"""Run real clients against a stack of the tests, and print the table of docs/reference/clients.md and its notes.
+"""Run real clients against a stack of the tests, and print the list of docs/reference/clients.md and its notes.
 
     python -m tests.clients.run PYTHON NODE_FOLDER    # the interpreter that has the clients; a folder with node_modules
 
@@ -88,25 +88,34 @@ def checked(command: list[str], folder: Path, environment: dict[str, str]) -> li
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def table(found: Sequence[Found]) -> Iterator[str]:
-    """A row for each client, a column for each check: `works`, `works [n]` with a note below, or the error."""
-    rows: dict[str, dict[str, Found]] = {}
+def listed(found: Sequence[Found]) -> Iterator[str]:
+    """An item for each client: whether all its checks work, which of them have an error or a note below, and which it
+    lacks."""
+    by_client: dict[str, dict[str, Found]] = {}
     for check in found:
-        rows.setdefault(f"{check['client']} {check['version']}", {})[str(check["check"])] = check
+        by_client.setdefault(f"{check['client']} {check['version']}", {})[str(check["check"])] = check
     notes: list[str] = []
-    yield f"| client | {' | '.join(COLUMNS)} |"
-    yield "| --- |" + " --- |" * len(COLUMNS)
-    for client, checks in rows.items():
-        cells = []
+    for client, checks in by_client.items():
+        parts: dict[str, list[str]] = {"failed": [], "noted": [], "lacking": []}
         for column in COLUMNS:
-            check = checks.get(column, {"error": "-", "note": None})
-            if check["note"] is not None and check["note"] not in notes:
-                notes.append(check["note"])
-            noted = "" if check["note"] is None else f" [{notes.index(check['note']) + 1}]"
-            cells.append(check["error"] or f"works{noted}")
-        yield f"| {client} | {' | '.join(cells)} |"
+            result = checks.get(column)
+            if result is None:
+                parts["lacking"].append(f"`{column}`")
+            elif result["error"] is not None:
+                parts["failed"].append(f"`{column}`: {result['error']}")
+            elif result["note"] is not None:
+                notes += [] if result["note"] in notes else [result["note"]]
+                parts["noted"].append(f"`{column}` [{notes.index(result['note']) + 1}]")
+        yield f"- {client}: {'; '.join(_phrases(**parts))}"
     yield ""
     yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
+
+
+def _phrases(failed: list[str], noted: list[str], lacking: list[str]) -> Iterator[str]:
+    yield "fails" if failed else "works"
+    yield from (", ".join(names) for names in (failed, noted) if names)
+    if lacking:
+        yield f"has no {', '.join(lacking)}"
 
 
 def main(python: str, node_folder: str) -> int:
@@ -121,7 +130,7 @@ def main(python: str, node_folder: str) -> int:
         others = ";".join(column for column in COLUMNS if column != OVERLOAD)
         found += of_all_languages(python, node_folder, environment | {"CLIENTS_CHECKS": others})
         failed = bench.failure(target)
-    print(*table(found), f"vllm bench serve: {failed or 'works'}", sep="\n")
+    print(*listed(found), f"vllm bench serve: {failed or 'works'}", sep="\n")
     return int(failed is not None or any(one["error"] for one in found))
 
 

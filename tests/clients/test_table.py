@@ -1,4 +1,4 @@
-"""The table of docs/reference/clients.md has a cell for every check of a real client, and the pinned versions."""
+"""The list of docs/reference/clients.md has every check of each real client, and the pinned versions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ import re
 from pathlib import Path
 
 from tests.clients.checks.common import COLUMNS
-from tests.clients.run import CHECKS, table
+from tests.clients.run import CHECKS, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs/reference/clients.md").read_text()
 NODE = " (Node)"
 EXACT = re.compile(r"\d+(\.\d+)+")
-NOTED = re.compile(r"works( \[(\d+)\])?")
+CLIENT = re.compile(
+    r"^- (\S+(?: \(Node\))?) (\d[\d.]*): works(?:; ((?:`[^`]+` \[\d+\](?:, )?)+))?(?:; has no ((?:`[^`]+`(?:, )?)+))?$",
+    re.MULTILINE,
+)
 
 
 def documented() -> dict[tuple[str, str], dict[str, str]]:
-    """The cells of the table by column, by client and version."""
-    heads = f"| client | {' | '.join(COLUMNS)} |"
-    rows = DOCUMENT.partition(f"{heads}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    """Of each client and version its checks: `works`, or `works [n]` with the number of a note."""
     found = {}
-    for row in rows:
-        client, *cells = row.strip("| ").split(" | ")
-        name, _, version = client.rpartition(" ")
-        found[name, version] = dict(zip(COLUMNS, cells, strict=True))
+    for name, version, noted, lacking in CLIENT.findall(DOCUMENT):
+        notes = dict(re.findall(r"`([^`]+)` (\[\d+\])", noted))
+        absent = re.findall(r"`([^`]+)`", lacking)
+        assert {*notes, *absent} <= set(COLUMNS), (name, noted, lacking)
+        assert not {*notes} & {*absent}, (name, noted, lacking)
+        found[name, version] = {
+            column: f"works {notes[column]}" if column in notes else "works"
+            for column in COLUMNS
+            if column not in absent
+        }
     return found
 
 
@@ -53,23 +60,23 @@ def pinned() -> dict[str, str]:
     return found | {f"{name}{NODE}": version for name, version in packages.items()}
 
 
-def test_the_table_has_a_cell_for_each_check() -> None:
-    rows = {client: cells for (client, _), cells in documented().items()}
-    assert {client: {name for name, cell in cells.items() if cell != "-"} for client, cells in rows.items()} == checks()
+def test_the_list_has_the_checks_of_each_client() -> None:
+    assert {client: set(works) for (client, _), works in documented().items()} == checks()
 
 
-def test_each_cell_works_and_its_note_is_there() -> None:
+def test_every_check_is_explained_and_no_other() -> None:
+    items = DOCUMENT.partition("\nWhat is checked:\n\n")[2].partition("\n\n")[0]
+    heads = re.findall(r"^- ([^:]*): ", items, re.MULTILINE)
+    assert sorted(name for head in heads for name in re.findall(r"`([^`]+)`", head)) == sorted(COLUMNS)
+
+
+def test_each_note_is_there() -> None:
     notes = re.findall(r"^(\d+)\. ", DOCUMENT, re.MULTILINE)
-    used = set()
-    for client, cells in documented().items():
-        for column, cell in cells.items():
-            match = NOTED.fullmatch(cell)
-            assert cell == "-" or match, (client, column, cell)
-            used |= {match[2]} if match else set()
-    assert used - {None} == set(notes)
+    used = {number for works in documented().values() for cell in works.values() for number in re.findall(r"\d+", cell)}
+    assert used == set(notes)
 
 
-def test_the_table_has_the_pinned_versions() -> None:
+def test_the_list_has_the_pinned_versions() -> None:
     versions = pinned()
     assert all(EXACT.fullmatch(version) for version in versions.values())
     for client, version in documented():
@@ -84,8 +91,7 @@ def test_equal_notes_have_one_number_and_a_failure_is_shown() -> None:
         {"client": "b", "version": "2", "check": second, "note": "M.", "error": None},
         {"client": "b", "version": "2", "check": third, "note": None, "error": "boom"},
     ]
-    heads, _, row_a, row_b, empty, *notes = table(found)
-    assert heads.startswith(f"| client | {first} |")
-    assert row_a.startswith("| a 1 | works [1] | - |")
-    assert row_b.startswith("| b 2 | works [1] | works [2] | boom |")
+    item_a, item_b, empty, *notes = listed(found)
+    assert item_a.startswith(f"- a 1: works; `{first}` [1]; has no `{second}`, `{third}`, ")
+    assert item_b.startswith(f"- b 2: fails; `{third}`: boom; `{first}` [1], `{second}` [2]; has no ")
     assert (empty, notes) == ("", ["1. N.", "2. M."])

@@ -12,9 +12,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ERRORS = ROOT / "docs" / "reference" / "errors.md"
 TUTORIAL = ROOT / "docs" / "tutorials" / "three-teams.md"
-WRONG = "## Twelve wrong files"
+FINDINGS = "## Findings of check"
 TEAMS = "## 1. Write the configuration"
-ROW = re.compile(r"^\| `(\w+)` \| `([^`]+)` \| `(.+)`<br>`(-> .+)` \|$", re.MULTILINE)
+EXAMPLE = re.compile(r"^- `(\w+)`: (.+) (-> .+)\. Example: `([^`]+)`$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{\w+\}")
 FILE = "my.yaml"  # its name in the documents
 MODEL = "my-model"  # the folder of a model in the documents: here a copy of the built-in one
@@ -53,11 +53,12 @@ def section(document: Path, heading: str) -> str:
 
 
 def wrong_configurations() -> list[WrongConfiguration]:
-    return [WrongConfiguration(code, text, row) for code, text, *row in _rows()]
-
-
-def _rows() -> list[tuple[str, str, str, str]]:
-    return ROW.findall(section(ERRORS, WRONG))
+    """The findings that have an example of a file."""
+    examples = EXAMPLE.findall(section(ERRORS, FINDINGS))
+    return [
+        WrongConfiguration(code, text, (f"error: {{path}}: {message}", remedy))
+        for code, message, remedy, text in examples
+    ]
 
 
 def three_teams() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write all tables into their pages."""
+"""Write all lists into their pages."""
 
 from __future__ import annotations
 

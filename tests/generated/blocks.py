@@ -1,12 +1,10 @@
-"""Tables in a page: each stands between two comments, and all else in the page is written by hand."""
+"""Lists in a page: each stands between two comments, and all else in the page is written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 
 class NoBlock(ValueError):
-    """The page lacks the comments of a table."""
+    """The page lacks the comments of a list."""
 
 
 def begin(name: str) -> str:
@@ -28,9 +26,3 @@ def written(page: str, name: str, content: str) -> str:
     if not (first and last):
         raise NoBlock(name)
     return f"{before}{first}\n{content.strip()}\n\n{last}{after}"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown. Cells may hold no line break; a bar in a cell is written `\\|` by its maker."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -22,7 +22,7 @@ GIVEN_AGAIN = "may be given again"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument or option, as a row of a table. `shown`: with the form of its value."""
+    """An argument or option. `shown`: with the form of its value, and `...` if it may be given again."""
 
     shown: str
     default: str
@@ -63,15 +63,15 @@ def _parameter(found: Any) -> Parameter:
     values = _values(found.type_descriptor.annotation)
     if isinstance(values, list):
         text += " One of " + ", ".join(f"`{value}`" for value in values) + "."
-    if found.multiple and GIVEN_AGAIN not in text:
-        text += f" It {GIVEN_AGAIN}."
+    text = text.replace(f"; {GIVEN_AGAIN}", "")
     if found.envvar:
         text += f" Else the variable `{found.envvar}`."
     if is_argument:
         name = found.metavar or found.name.upper()
         return Parameter(name if found.required else f"[{name}]", _default(found), text, True)
     value = "" if not values else f" {found.metavar or (values if isinstance(values, str) else 'NAME')}"
-    names = [*found.opts, *found.secondary_opts]
+    value += "..." if found.multiple else ""
+    names = ["/".join([*found.opts, *found.secondary_opts])] if found.secondary_opts else found.opts
     return Parameter(", ".join(f"`{name}{value}`" for name in names), _default(found), text, False)
 
 
@@ -97,25 +97,20 @@ def _one_line(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
-def overview() -> str:
-    """The list of all commands."""
-    return "\n".join(f"- [`{command.usage}`](#{_anchor(command)}): {command.text}" for command in commands())
-
-
-def options() -> str:
-    """The options that many commands share, then a section for each command with parameters of its own."""
+def sections() -> str:
+    """The options that many commands share, then a section for each command."""
     found = commands()
     shared = _shared(found)
     parts = [f"### {SHARED_HEADING}", "", *(f"{_item(each)} {_users(each, found)}" for each in shared)]
     for command in found:
         own = [each for each in command.parameters if each not in shared]
-        if own:
-            parts += ["", f"### {NAME} {command.name}", "", *(_item(each) for each in own)]
+        parts += ["", f"### `{command.usage}`", "", command.text]
+        parts += ["", *map(_item, own)] if own else []
     return "\n".join(parts)
 
 
 def _shared(found: list[Command]) -> list[Parameter]:
-    users = Counter(each for command in found for each in command.parameters if not each.is_argument)
+    users = Counter(each for command in found for each in command.parameters)
     return [each for each, count in users.items() if count >= SHARED_FROM]
 
 
@@ -134,7 +129,9 @@ def _users(parameter: Parameter, found: list[Command]) -> str:
 
 
 def _takes(command: Command, parameter: Parameter) -> bool:
-    """Whether it has an option of this name, be it described in other words."""
+    """Whether it has this argument, or an option of this name, be it described in other words."""
+    if parameter.is_argument:
+        return parameter in command.parameters
     return any(each.shown == parameter.shown for each in command.parameters)
 
 
@@ -142,12 +139,8 @@ def _in_backticks(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _anchor(command: Command) -> str:
-    has_own = any(each not in _shared(commands()) for each in command.parameters)
-    return f"{NAME}-{command.name.replace(' ', '-')}" if has_own else SHARED_HEADING.lower().replace(" ", "-")
-
-
 def _item(found: Parameter) -> str:
+    """A required argument is seen from the usage; a required option says so in place of a default."""
     shown = f"`{found.shown}`" if found.is_argument else found.shown
-    default = found.default and (f" ({found.default})" if found.default == REQUIRED else f" (default {found.default})")
+    default = f" ({found.default})" if found.default and not found.is_argument else ""
     return f"- {shown}{default}: {found.text}"

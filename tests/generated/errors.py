@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from serve_app.core.queue import RefusalReason, Refuse, refusal_error
 from serve_app.errors import BadRequest, ConfigError, RateLimited, ServeAppError
 from serve_app.http.error_responses import NO_RETRY, error_response
 from serve_app.system import haproxy
-from tests.generated.blocks import table
 
 ROOT = Path(__file__).resolve().parents[2]
 # what is raised there is an exit status, a message in a log, or an error of a call from Python
@@ -162,20 +162,22 @@ def repeat(status: int, code: str, name: str) -> str:
 
 
 def answers() -> str:
-    """The table. Two classes of one status and code are one row."""
-    rows: dict[tuple[int, str], list[str]] = {}
+    """A list for each status. Behind the status stand the usual class and repeat, in an item what differs."""
+    classes_of: dict[tuple[int, str], list[str]] = {}
     for status, code, name in sorted(found()):
-        rows.setdefault((status, code), []).append(name)
-    order = list(MEANINGS)
-    keys = sorted(rows, key=lambda row: (row[0], order.index(row[1])))
-    lines = [
-        (
-            str(status),
-            f"`{code}`",
-            ", ".join(rows[status, code]),
-            MEANINGS[code],
-            repeat(status, code, rows[status, code][0]),
-        )
-        for status, code in keys
-    ]
-    return table(("status", "code", "class", "meaning", "repeat"), lines)
+        classes_of.setdefault((status, code), []).append(name)
+    parts = []
+    for status in sorted({status for status, _ in classes_of}):
+        rows = [
+            (code, ", ".join(names), repeat(status, code, names[0]))
+            for code in MEANINGS
+            if (names := classes_of.get((status, code)))
+        ]
+        _, usual_class, usual_repeat = (Counter(column).most_common(1)[0][0] for column in zip(*rows, strict=True))
+        parts += ["", f"**{status}** `{usual_class}`, repeat: {usual_repeat}", ""]
+        for code, names, again in rows:
+            differs = [f"`{names}`"] if names != usual_class else []
+            differs += [f"repeat: {again}"] if again != usual_repeat else []
+            in_parentheses = f" ({', '.join(differs)})" if differs else ""
+            parts.append(f"- `{code}`{in_parentheses}: {MEANINGS[code]}")
+    return "\n".join(parts)

@@ -32,9 +32,10 @@ def brief(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(one.code, one.path) for one in findings]
 
 
-def test_the_table_of_findings_is_the_codes() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (error|warning) \| (.*) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    assert rows == [(code, words.severity, words.message, words.remedy) for code, words in WORDS.items()]
+def test_the_list_of_findings_is_the_codes() -> None:
+    item = re.compile(r"^- `(\w+)`(?: \((warning)\))?: (.*) -> (.*?)(?:\. Example: `.*`)?$", re.MULTILINE)
+    items = [(code, severity or "error", *texts) for code, severity, *texts in item.findall(DOCUMENT.read_text())]
+    assert items == [(code, words.severity, words.message, words.remedy) for code, words in WORDS.items()]
 
 
 def test_every_mistake_is_reported_at_once_with_near_names(tmp_path: Path) -> None:
