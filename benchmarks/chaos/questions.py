@@ -53,7 +53,7 @@ def questions(count: int, apis: tuple[Api, ...], tokens: tuple[int, int], model:
 def _fields(api: Api, stream: bool, prompts: tuple[str, ...], tokens: int, draw: random.Random) -> dict[str, Any]:
     """What the body has beside what all have."""
     if api is Api.RESPONSES:
-        return {"input": prompts[0], "max_output_tokens": tokens}
+        return {"input": prompts[0], "max_output_tokens": tokens, "ignore_eos": True}
     body: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
     if stream:
         body["stream_options"] = {"include_usage": True}

@@ -60,7 +60,7 @@ from benchmarks.overload.plan import parse_arguments as parse
 from benchmarks.overload.plot import plot
 from benchmarks.overload.report import build, print_tables, progress_line
 from benchmarks.overload.stage import Theatre
-from serve_app.engine import ensure_tiny_model
+from serve_app.engine import default_root, ensure_tiny_model
 
 LEVELS_FILE = "levels.json"
 CONDITIONS_FILE = "conditions.json"
@@ -176,10 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("two cores are needed")
         return 1
     signal.signal(signal.SIGTERM, on_terminate)
-    tiny = ensure_tiny_model()
-    path = deepened(tiny, plan.depth, tiny.with_name(f"{tiny.name}-x{plan.depth}"))
-    model = ModelChoice(str(path), max_model_len=MAX_MODEL_LEN, max_num_seqs=plan.max_num_seqs)
     folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
+    path = deepened(ensure_tiny_model(), plan.depth, default_root())
+    model = ModelChoice(str(path), max_model_len=MAX_MODEL_LEN, max_num_seqs=plan.max_num_seqs)
     theatre = Theatre(model, folder, console, plan, (cores[0], cores[1]))
     try:
         lengths(options.data, model.max_model_len)

@@ -8,12 +8,13 @@ Modules are exported unloaded: vLLM's own processes and the grammar compiler imp
 not load the others, which need Ray, pydantic or numpy.
 """
 
-from serve_app.engine.tiny_model import WORDS, ensure_tiny_model
+from serve_app.engine.tiny_model import WORDS, default_root, ensure_tiny_model
 
 __all__ = [
     "WORDS",
     "batch_figures",
     "batched_engine",
+    "default_root",
     "deployment",
     "ensure_tiny_model",
     "simulated",

@@ -22,7 +22,7 @@ def greedy() -> tuple[Teacher, Any, list[int], list[int], list[float]]:
     teacher = Teacher(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompt = teacher.prompt("Ten stones and a window", chat=True)
+    prompt = teacher.prompt("What is serve-app?", chat=True)  # its answer is longer than `TOKENS`
     made = list[int]()
     margins = list[float]()
     for _ in range(TOKENS):
@@ -53,7 +53,7 @@ def test_one_token_fewer_more_or_another_is_none() -> None:
 
 def test_another_token_within_the_bound_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher, _, prompt, made, margins = greedy()
-    monkeypatch.setattr("benchmarks.chaos.near_tie.LOGIT", max(margins) + 1e-6)
+    monkeypatch.setattr("benchmarks.chaos.near_tie.LOGIT", margins[-1] + 1e-6)
     second = int(torch.topk(teacher_logits(prompt + made[:-1]), 2).indices[1])
     assert teacher.is_near_tie(prompt, text_of([*made[:-1], second]), TOKENS)
 

@@ -16,7 +16,8 @@ from serve_app.engine.tiny_model import LAYERS
 
 def test_each_layer_is_there_so_many_times_and_all_else_once(tmp_path: Path) -> None:
     tiny = ensure_tiny_model()
-    deep = deepened(tiny, 3, tmp_path / "deep")
+    deep = deepened(tiny, 3, tmp_path)
+    assert deepened(tiny, 3, tmp_path) == deep
     assert json.loads((deep / "config.json").read_text())["num_hidden_layers"] == 3 * LAYERS
     before = load_file(tiny / "model.safetensors")
     after = load_file(deep / "model.safetensors")
@@ -30,4 +31,4 @@ def test_each_layer_is_there_so_many_times_and_all_else_once(tmp_path: Path) -> 
 
 def test_less_than_once_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 times"):
-        deepened(ensure_tiny_model(), 0, tmp_path / "deep")
+        deepened(ensure_tiny_model(), 0, tmp_path)

@@ -24,6 +24,7 @@ from tests.fakes.engines import MODEL
 
 CREATED = 1_700_000_000
 TOKENS = 28
+SCHEMA_TOKENS = 200  # of an answer with a schema, at most: a model may put white space around each value
 CUTS = 5  # of a scenario, at most
 TRIES = 4  # of an undisturbed run: on a busy machine an answer comes in fewer messages than there are cuts
 MESSAGES = {"messages": [{"role": "user", "content": "Tell me of the river and the stone."}]}
@@ -34,8 +35,9 @@ WEATHER = {
     "properties": {
         "city": {"type": "string", "maxLength": 12},
         "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 5},
+        "station": {"type": "string", "pattern": "^([a-z][0-9]){8}$"},  # 16 tokens at least, whatever the model says
     },
-    "required": ["city", "days"],
+    "required": ["city", "days", "station"],
     "additionalProperties": False,
 }
 TOOL = {"name": "weather", "description": "The weather.", "parameters": WEATHER}
@@ -43,18 +45,24 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER,
 SIGNS = {"structured_outputs": {"regex": "(é|ü|€|\N{GRINNING FACE}|\N{CJK UNIFIED IDEOGRAPH-4E2D}){9}"}}
 PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_tokens": 9}
 SEEDED = {"temperature": 1.0, "seed": 11}
+GO_ON = {"ignore_eos": True}  # where an answer has to have many tokens: the model may end it before
 
 CHAT: dict[str, dict[str, Any]] = {
-    "chat": USAGE,
-    "chat_logprobs": {"logprobs": True, "top_logprobs": 3},
-    "chat_seeded_pair": {"n": 2} | SEEDED | USAGE,
-    "chat_characters": SIGNS | {"logprobs": True, "top_logprobs": 1},
-    "chat_schema": {"response_format": SCHEMA, "max_tokens": 60},
-    "chat_schema_pair": {"response_format": SCHEMA, "max_tokens": 60, "n": 2} | SEEDED,
-    "chat_tool": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 60},
-    "chat_tool_cached": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"} | USAGE,
-    "chat_penalties": PENALTIES,
-    "chat_penalties_seeded": PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
+    "chat": GO_ON | USAGE,
+    "chat_end": {"max_tokens": 2 * TOKENS} | USAGE,  # the only one that may end before, and without a grammar
+    "chat_logprobs": GO_ON | {"logprobs": True, "top_logprobs": 3},
+    "chat_seeded_pair": GO_ON | {"n": 2} | SEEDED | USAGE,
+    "chat_characters": SIGNS | {"logprobs": True, "top_logprobs": 1, "max_tokens": 40},  # a sign has at most four
+    "chat_schema": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS},
+    "chat_schema_pair": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS, "n": 2} | SEEDED,
+    "chat_tool": {
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": "required",
+        "max_tokens": SCHEMA_TOKENS,
+    },
+    "chat_tool_cached": GO_ON | {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"} | USAGE,
+    "chat_penalties": GO_ON | PENALTIES,
+    "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
 }
 COMPLETION: dict[str, dict[str, Any]] = {
     "completion": USAGE,
@@ -64,11 +72,18 @@ COMPLETION: dict[str, dict[str, Any]] = {
     "completion_token_ids": {"return_token_ids": True},
 }
 RESPONSES: dict[str, dict[str, Any]] = {
-    "responses": {},
-    "responses_tool": {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": 60},
+    "responses": GO_ON,
+    "responses_tool": {
+        "tools": [{"type": "function"} | TOOL],
+        "tool_choice": "required",
+        "max_output_tokens": SCHEMA_TOKENS,
+    },
 }
 INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
-    "responses_logprobs": (Operation.RESPONSES, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "responses_logprobs": (
+        Operation.RESPONSES,
+        GO_ON | {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ),
     "prompt_logprobs": (Operation.COMPLETION, {"echo": True, "logprobs": 1}),
 }
 
@@ -79,7 +94,7 @@ def request(name: str, operation: Operation, more: dict[str, Any]) -> Submit:
         case Operation.CHAT:
             body |= MESSAGES | {"max_tokens": TOKENS}
         case Operation.COMPLETION:
-            body |= PROMPT | {"max_tokens": TOKENS}
+            body |= PROMPT | {"max_tokens": TOKENS} | GO_ON
         case Operation.RESPONSES:
             body |= {"input": "Tell me of the river and the stone.", "max_output_tokens": TOKENS}
     return Submit(1, name, operation, body | more, cache_salt="s", created=CREATED)
@@ -148,6 +163,12 @@ async def cut(backend: EngineBackend, asked: Submit) -> dict[str, Any]:
     return {"undisturbed": summary(undisturbed, failure, undisturbed), "cuts": cuts}
 
 
+def late_in(text: str) -> str:
+    """A stop string over several tokens that is whole only late in the text: ten characters before its end."""
+    sizes = range(30, len(text) + 1)
+    return next(text[-size:-10] for size in sizes if text.index(text[-size:-10]) == len(text) - size)
+
+
 def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
     for operation, found in (
         (Operation.CHAT, CHAT), (Operation.COMPLETION, COMPLETION), (Operation.RESPONSES, RESPONSES)
@@ -161,7 +182,7 @@ async def cut_streams(backend: EngineBackend) -> dict[str, Any]:
     plain = summary(*(await messages(backend, request("text", Operation.COMPLETION, {}))), [])["text"]
     chunks = [json.loads(event.removeprefix("data: ")) for event in plain.split("\n\n")[:-2]]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    stop = {"stop": [text[-30:-10]]}  # over several tokens, late in the text
+    stop = {"stop": [late_in(text)]}
     for name, operation, more in [*scenarios(), ("completion_stop", Operation.COMPLETION, stop)]:
         found[name] = await cut(backend, request(name, operation, more))
     for name, (operation, more) in INEXACT.items():
@@ -193,6 +214,6 @@ def wrong(asked: Submit) -> dict[str, Submit]:
         "unknown_choice": but(groups=[[1, *group[1:]] for group in asked.groups]),
         "empty_group": but(groups=[[0], *asked.groups]),
         "against_the_grammar": but(groups=[[0, token] for token in reversed([token for _, token, *_ in asked.groups])]),
-        "beyond_the_end": but(groups=asked.groups * 9, events=asked.events),
+        "beyond_the_end": but(groups=asked.groups * SCHEMA_TOKENS, events=asked.events),
         "no_stream": but(body=asked.body | {"stream": False}),
     }  # fmt: skip

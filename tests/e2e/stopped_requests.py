@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from serve_app.engine.vllm_adapter.continuing import AnswerIdentity
-from tests.e2e.continued_streams import CREATED, PENALTIES, SCHEMA, SEEDED, TOOL, USAGE
+from tests.e2e.continued_streams import CREATED, GO_ON, PENALTIES, SCHEMA, SCHEMA_TOKENS, SEEDED, TOOL, USAGE, late_in
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
 
@@ -28,18 +28,22 @@ ENGINE_S = 500.0  # for the whole: an engine starts in minutes where others run 
 PROMPT = "Tell me of the river and the stone, and of the bridge between them."  # more than one block of the KV cache
 
 CHATS: dict[str, dict[str, Any]] = {
-    "chat": {},
-    "chat_schema": {"response_format": SCHEMA, "max_tokens": 60},
-    "chat_tool": {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 60},
-    "chat_penalties_seeded": PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
+    "chat": GO_ON,
+    "chat_schema": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS},
+    "chat_tool": {
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": "required",
+        "max_tokens": SCHEMA_TOKENS,
+    },
+    "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
 }
 STREAMED: dict[str, dict[str, Any]] = {
-    "chat_pair": {"n": 2} | SEEDED,
-    "chat_logprobs": {"logprobs": True, "top_logprobs": 2},
+    "chat_pair": GO_ON | {"n": 2} | SEEDED,
+    "chat_logprobs": GO_ON | {"logprobs": True, "top_logprobs": 2},
 }
 STAYING: dict[str, tuple[str, dict[str, Any]]] = {
-    "whole_pair": (CHAT, {"n": 2} | SEEDED),
-    "whole_logprobs": (CHAT, {"logprobs": True}),
+    "whole_pair": (CHAT, GO_ON | {"n": 2} | SEEDED),
+    "whole_logprobs": (CHAT, GO_ON | {"logprobs": True}),
     "whole_sampled_logprobs": (COMPLETIONS, {"logprobs": 0}),
     "streamed_prompt_logprobs": (COMPLETIONS, {"logprobs": 1, "echo": True, "stream": True}),
 }
@@ -50,7 +54,7 @@ def body(path: str, more: dict[str, Any]) -> dict[str, Any]:
     if path == CHAT:
         asked |= {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
     elif path == COMPLETIONS:
-        asked |= {"prompt": PROMPT, "max_tokens": TOKENS}
+        asked |= {"prompt": PROMPT, "max_tokens": TOKENS} | GO_ON
     else:
         asked |= {"input": PROMPT, "max_output_tokens": TOKENS}
     asked |= more
@@ -104,18 +108,16 @@ def requests(stop: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         stream = {"stream": kind == "streamed"}
         found |= {f"{kind}_{name}": (CHAT, more | stream) for name, more in CHATS.items()}
         found[f"{kind}_completion"] = COMPLETIONS, {"stop": stop} | stream
-        found[f"{kind}_responses"] = RESPONSES, stream
-        found[f"{kind}_responses_tool"] = (
-            RESPONSES,
-            {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": 60} | stream,
-        )
+        found[f"{kind}_responses"] = RESPONSES, GO_ON | stream
+        tool = {"tools": [{"type": "function"} | TOOL], "tool_choice": "required", "max_output_tokens": SCHEMA_TOKENS}
+        found[f"{kind}_responses_tool"] = RESPONSES, tool | stream
     return found | {f"streamed_{name}": (CHAT, more | {"stream": True}) for name, more in STREAMED.items()}
 
 
 async def stop_requests(client: Client) -> dict[str, Any]:
     found: dict[str, Any] = {"staying": {}, "stopped": {}}
     plain = json.loads((await client.post(body(COMPLETIONS, {}), COMPLETIONS)).body)["choices"][0]["text"]
-    for name, (path, more) in requests([plain[-30:-10]]).items():  # over several tokens, late in the text
+    for name, (path, more) in requests([late_in(plain)]).items():
         asked = body(path, more)
         first = {"max_output_tokens" if path == RESPONSES else "max_tokens": PENALTIES["min_tokens"]}
         await stopped(client, path, asked | first, [])  # after it, the prompt is cached
@@ -130,7 +132,7 @@ async def stop_requests(client: Client) -> dict[str, Any]:
 
 async def queued(client: Client) -> dict[str, Any]:
     """As many requests as the engine has slots, streams and whole answers, and then two of a higher class."""
-    asked = [body(CHAT, {"stream": number % 2 == 0, "max_tokens": 70 + number}) for number in range(SLOTS)]
+    asked = [body(CHAT, GO_ON | {"stream": number % 2 == 0, "max_tokens": 70 + number}) for number in range(SLOTS)]
     undisturbed = [await stopped(client, CHAT, one, []) for one in asked]
     steps = client.engine_steps()
     tasks = [asyncio.create_task(stopped(client, CHAT, one, [])) for one in asked]

@@ -47,6 +47,7 @@ def test_answers_are_those_over_http(llm: Client, client: openai.OpenAI) -> None
 
 def test_the_responses_api_is_that_over_http(llm: Client, client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": TINY, "input": "The river", "max_output_tokens": 12, "temperature": 0}
+    asked["extra_body"] = {"ignore_eos": True}
     over = client.responses.create(**asked)
     assert llm.sync.openai.responses.create(**asked).output_text == over.output_text
     with llm.sync.openai.responses.stream(**asked) as stream:

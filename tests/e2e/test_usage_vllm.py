@@ -65,7 +65,9 @@ def test_a_stream_that_its_client_leaves_counts_with_its_prompt_and_what_was_gen
     stack: Stack, batch_client: openai.OpenAI, batch_key: str
 ) -> None:
     before = stored(stack, batch_key)
-    stream = batch_client.completions.create(model=TINY, prompt="a b c", max_tokens=1500, stream=True)
+    stream = batch_client.completions.create(
+        model=TINY, prompt="a b c", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
     for _ in zip(range(5), stream, strict=False):
         pass
     stream.close()

@@ -14,6 +14,7 @@ from typing import Any
 import openai
 
 from benchmarks.common.arms import free_port
+from serve_app.engine import ensure_tiny_model
 from tests.first_hour import documents
 from tests.first_hour.asking import QUESTION, Endpoint, Streaming, require
 from tests.first_hour.documents import WrongConfiguration
@@ -161,7 +162,7 @@ class FirstHour:
         """The check says what docs/reference/errors.md says. It may say more: what a small machine lacks for it."""
         model = self._newcomer.home / documents.MODEL
         if not model.exists():
-            shutil.copytree(self._newcomer.built_in_model(), model)
+            shutil.copytree(ensure_tiny_model(), model)
         self._newcomer.file(documents.FILE, wrong.text)
         reported = self._newcomer.serve_app("check", documents.FILE, status=2, folder=self._newcomer.home)
         if not wrong.is_reported_in(reported):

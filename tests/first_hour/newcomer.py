@@ -103,10 +103,6 @@ class Newcomer:
         path.write_text(text)
         return str(path)
 
-    def built_in_model(self) -> Path:
-        """Where serve-app has put its built-in model in HOME."""
-        return next(file.parent for file in sorted(self.home.glob(".cache/serve-app/models/tiny-*/config.json")))
-
     def processes(self) -> list[psutil.Process]:
         """Everything that runs with this HOME."""
         found = []

@@ -175,8 +175,8 @@ def answers() -> str:
         ]
         _, usual_class, usual_repeat = (Counter(column).most_common(1)[0][0] for column in zip(*rows, strict=True))
         parts += ["", f"**{status}** `{usual_class}`, repeat: {usual_repeat}", ""]
-        for code, names, again in rows:
-            differs = [f"`{names}`"] if names != usual_class else []
+        for code, class_names, again in rows:
+            differs = [f"`{class_names}`"] if class_names != usual_class else []
             differs += [f"repeat: {again}"] if again != usual_repeat else []
             in_parentheses = f" ({', '.join(differs)})" if differs else ""
             parts.append(f"- `{code}`{in_parentheses}: {MEANINGS[code]}")

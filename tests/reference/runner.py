@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from serve_app.engine import ensure_tiny_model
 from tests.reference import sources
+from tests.reference.noise import noise_model
 from tests.reference.verdict import Outcome, Plan
 
 MODEL = "tiny"
@@ -40,8 +40,9 @@ def prepare(plan: Plan, target: Path) -> None:
 
 
 def ending_model(folder: Path) -> None:
-    """The tiny model, changed so that its answers end by themselves, as those of a model do that has learned to."""
-    shutil.copytree(ensure_tiny_model(), folder)
+    """The tiny model with the text of `reference.yaml`: noise, which ends by itself, as the answers of a model do that
+    has learned to."""
+    noise_model(folder)
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][end] *= END_SCALE

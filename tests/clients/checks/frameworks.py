@@ -107,7 +107,7 @@ def langchain_structured() -> None:
 
 def langchain_turns() -> None:
     for api in ({}, {"use_responses_api": True}, {"output_version": "responses/v1"}, {"output_version": "v1"}):
-        short = langchain(**api, max_tokens=5).bind_tools([Weather])
+        short = langchain(**api, max_tokens=5).bind_tools([Weather], tool_choice="none")
         for stream in (False, True):
             history: list[Any] = [SystemMessage(BRIEF), HumanMessage(PARTS)]
             first = answered(langchain(**api).bind_tools([Weather], tool_choice="any"), history, stream)

@@ -243,7 +243,7 @@ const checks = {
       const statelessly = { openai: { store: false } };
       for (const [chosen, providerOptions] of [[compatible(), {}], [responses, statelessly]])
         for (const answered of [whole, streamed]) {
-          const asked = { model: chosen, tools, system: brief, maxOutputTokens: 5, maxRetries: 0, providerOptions };
+          const asked = { model: chosen, tools, toolChoice: "none", system: brief, maxOutputTokens: 5, maxRetries: 0, providerOptions };
           const history = [{ role: "user", content: parts }];
           const called = await answered({ ...asked, messages: history, toolChoice: "required", maxOutputTokens: tokens });
           history.push(...called.response.messages);

@@ -108,7 +108,7 @@ def litellm_responses() -> None:
 
 
 def litellm_chat_turns(stream: bool) -> None:
-    asked = {"tools": [WEATHER_TOOL], "stream": stream}
+    asked = {"tools": [WEATHER_TOOL], "tool_choice": "none", "stream": stream}
 
     def answered(messages: list[Any], **more: Any) -> Any:
         answer = litellm_call(**asked | more, messages=messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,4 +117,9 @@ def test_the_built_in_model_passes_as_a_folder_of_its_own() -> None:
     found = of(ensure_tiny_model())
     assert (found.problem, found.has_template) == (None, True)
     assert of("tiny").has_template
-    assert of("tiny").config == {name: value for name, value in (found.config or {}).items() if "token_id" not in name}
+    assert shape_in(of("tiny").config) == shape_in(found.config)
+
+
+def shape_in(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A configuration without the ids of tokens."""
+    return {name: value for name, value in (config or {}).items() if "token_id" not in name}
