@@ -176,9 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("two cores are needed")
         return 1
     signal.signal(signal.SIGTERM, on_terminate)
-    folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
     path = deepened(ensure_tiny_model(), plan.depth, default_root())
     model = ModelChoice(str(path), max_model_len=MAX_MODEL_LEN, max_num_seqs=plan.max_num_seqs)
+    folder = Path(tempfile.mkdtemp(prefix="serve-bench-"))
     theatre = Theatre(model, folder, console, plan, (cores[0], cores[1]))
     try:
         lengths(options.data, model.max_model_len)
