@@ -32,7 +32,7 @@ help: ## show this list
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  MODEL=ID       serve, gpu-check: a Hugging Face id or a folder; default: the built-in tiny model, whose text is noise'
+	@echo '  MODEL=ID       serve, gpu-check: a Hugging Face id or a folder; default: the built-in model tiny'
 	@echo '  CONFIG=FILE    serve: a YAML configuration'
 	@echo '  PORT=N         serve: the port of the endpoint'
 	@echo '  PYTHON=python3.12  the Python that .venv is made from'

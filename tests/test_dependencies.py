@@ -3,7 +3,8 @@
 `serve_app` and `autoscaling` import the project's dependencies; `serve_app/batch` the extra `redis` as well;
 `serve_app/engine` the engine's: the extras `cpu` and `gpu`, and what vLLM itself requires, whose versions are vLLM's to
 pin. `benchmarks` are run from a checkout with all extras. `scripts` run before anything is installed, except
-`release`, which runs in `.venv` and imports what the extra `dev` names.
+`release`, which runs in `.venv` and imports what the extra `dev` names, and `tiny`, which trains the built-in model
+with what vLLM requires.
 """
 
 from __future__ import annotations
@@ -99,9 +100,14 @@ def test_the_engine_and_benchmarks_import_what_their_extras_name(folder: str, ex
     assert [line for text, path in modules for line in undeclared(text, path, allowed)] == []
 
 
-def test_scripts_import_nothing_that_has_to_be_installed_but_the_one_that_makes_releases() -> None:
-    allowed = {path: declared("dev") if path == "scripts/release.py" else set() for _, path in sources("scripts")}
+def test_scripts_import_nothing_that_has_to_be_installed_but_those_that_run_in_a_whole_environment() -> None:
+    requires("vllm")
+    allowed = {path: set[str]() for _, path in sources("scripts")}
     assert "scripts/release.py" in allowed
+    allowed["scripts/release.py"] = declared("dev")
+    training = [path for path in allowed if path.startswith("scripts/tiny/")]
+    assert training
+    allowed |= dict.fromkeys(training, declared("cpu") | required_by_vllm())
     assert [line for text, path in sources("scripts") for line in undeclared(text, path, allowed[path])] == []
 
 

@@ -45,13 +45,14 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER,
 SIGNS = {"structured_outputs": {"regex": "(é|ü|€|\N{GRINNING FACE}|\N{CJK UNIFIED IDEOGRAPH-4E2D}){9}"}}
 PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "min_tokens": 9}
 SEEDED = {"temperature": 1.0, "seed": 11}
+PAIR = {"temperature": 2.0, "seed": 11, "n": 2}  # hot enough for two answers that differ, however sure a model is
 GO_ON = {"ignore_eos": True}  # where an answer has to have many tokens: the model may end it before
 
 CHAT: dict[str, dict[str, Any]] = {
     "chat": GO_ON | USAGE,
     "chat_end": {"max_tokens": 2 * TOKENS} | USAGE,  # the only one that may end before, and without a grammar
     "chat_logprobs": GO_ON | {"logprobs": True, "top_logprobs": 3},
-    "chat_seeded_pair": GO_ON | {"n": 2} | SEEDED | USAGE,
+    "chat_seeded_pair": GO_ON | PAIR | USAGE,
     "chat_characters": SIGNS | {"logprobs": True, "top_logprobs": 1, "max_tokens": 40},  # a sign has at most four
     "chat_schema": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS},
     "chat_schema_pair": {"response_format": SCHEMA, "max_tokens": SCHEMA_TOKENS, "n": 2} | SEEDED,

@@ -99,5 +99,5 @@ async def seen(backend: EngineBackend) -> dict[str, Any]:
         "refused": await ask(backend, "third", ATTACKS[4]),
         "refused_stream": await ask(backend, "third", ATTACKS[5], stream=True),
         "refused_size": await ask(backend, "third", ATTACKS[0]),
-        "ambiguous": await ask(backend, "third", AMBIGUOUS, tokens=900),
+        "ambiguous": await ask(backend, "third", AMBIGUOUS, tokens=900, min_tokens=900),
     }

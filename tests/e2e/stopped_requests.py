@@ -13,7 +13,18 @@ import json
 from typing import Any
 
 from serve_app.engine.vllm_adapter.continuing import AnswerIdentity
-from tests.e2e.continued_streams import CREATED, GO_ON, PENALTIES, SCHEMA, SCHEMA_TOKENS, SEEDED, TOOL, USAGE, late_in
+from tests.e2e.continued_streams import (
+    CREATED,
+    GO_ON,
+    PAIR,
+    PENALTIES,
+    SCHEMA,
+    SCHEMA_TOKENS,
+    SEEDED,
+    TOOL,
+    USAGE,
+    late_in,
+)
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, COMPLETIONS, Client, Reply
 from tests.fakes.engines import MODEL, until
 
@@ -38,11 +49,11 @@ CHATS: dict[str, dict[str, Any]] = {
     "chat_penalties_seeded": GO_ON | PENALTIES | SEEDED | {"top_p": 0.9, "top_k": 50},
 }
 STREAMED: dict[str, dict[str, Any]] = {
-    "chat_pair": GO_ON | {"n": 2} | SEEDED,
+    "chat_pair": GO_ON | PAIR,
     "chat_logprobs": GO_ON | {"logprobs": True, "top_logprobs": 2},
 }
 STAYING: dict[str, tuple[str, dict[str, Any]]] = {
-    "whole_pair": (CHAT, GO_ON | {"n": 2} | SEEDED),
+    "whole_pair": (CHAT, GO_ON | PAIR),
     "whole_logprobs": (CHAT, GO_ON | {"logprobs": True}),
     "whole_sampled_logprobs": (COMPLETIONS, {"logprobs": 0}),
     "streamed_prompt_logprobs": (COMPLETIONS, {"logprobs": 1, "echo": True, "stream": True}),
