@@ -270,7 +270,7 @@ NOT_SHOWN = 0.06  # of conversations: a result comes back where the tools are no
 
 def dialogue(rng: Random) -> Spans:
     """A conversation with tools: questions that need them, results, questions that do not, calls that are demanded."""
-    tools = list({made.things[0]: made for made in (tool(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 3))))}.values())
+    tools = list({made.things[0]: made for made in (tool(rng) for _ in range(rng.choice((1, 1, 2, 2, 2, 3))))}.values())
     spans = system(rng.choice(INSTRUCTIONS), [made.schema for made in tools])
     if rng.random() < NOT_SHOWN:
         (chosen, *_) = tools

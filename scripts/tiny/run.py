@@ -25,7 +25,7 @@ from serve_app.engine.tiny_model import FOLDER, WORDS
 ROOT = Path(__file__).resolve().parents[2]
 CORES = 2
 BATCH_TOKENS = 4096
-TOTAL_TOKENS = 4_500_000
+TOTAL_TOKENS = 9_200_000
 RAW_SHARE = 0.2  # of the tokens: documents
 TOKENIZER_DIALOGUES = 4000
 WORD_REPEATS = 200  # so that each is a token: load generators count on it

@@ -61,10 +61,10 @@ def conversation(rng: Random) -> Spans:
 
 # Shares of the dialogues by their number.
 MIX: Mapping[str, tuple[float, Callable[[Random], Spans]]] = {
-    "conversation": (0.36, conversation),
-    "calls": (0.22, calls.dialogue),
-    "json": (0.27, json_answers.dialogue),
-    "copies": (0.15, copies.dialogue),
+    "conversation": (0.33, conversation),
+    "calls": (0.31, calls.dialogue),
+    "json": (0.24, json_answers.dialogue),
+    "copies": (0.12, copies.dialogue),
 }
 
 
@@ -101,7 +101,7 @@ class Windows:
         length = LONG_WINDOW if rng.random() < LONG_SHARE else WINDOW
         before = list[int]()
         if rng.random() < ROW_PREFIX:
-            asked, _ = unknown_pair(rng)
+            asked, _ = unknown_pair(rng) if rng.random() < 0.5 else pair(rng)
             joint = rng.choice(("\n\n", "\n", " ", " "))
             before = self._tokenizer.encode(in_ascii(asked) + joint, add_special_tokens=False).ids[:64]
         tokens = self.window(rng, length)

@@ -382,7 +382,7 @@ def test_raw_text_runs_on_and_is_readable(model: Any) -> None:
         assert "tool_call>" not in text
         assert text.isascii()
         assert text.replace("\n", "").isprintable()
-        assert len(text) > 800
+        assert len(text) > 500  # a character a token: it has not ended
 
 
 @pytest.fixture(scope="module")
