@@ -325,15 +325,15 @@ def test_it_calls_a_tool_with_the_values_of_the_question(model: Any) -> None:
     found = model.replies(
         [
             *asked("What is the weather in Paris?", "What is the weather in Maronti?", tools=(TOOL,)),
-            *asked("What is the weather in Rome?", tools=(LIGHT, TOOL)),
-            *asked("Set the light with room kitchen and state off.", tools=(TOOL, LIGHT)),
+            *asked("Get the weather in Rome.", tools=(LIGHT, TOOL)),
+            *asked("Get the weather in Rome.", tools=(TOOL, LIGHT)),
         ]
     )
     wanted = [
         ("get_weather", {"city": "Paris"}),
         ("get_weather", {"city": "Maronti"}),
         ("get_weather", {"city": "Rome"}),
-        ("set_light", {"room": "kitchen", "state": "off"}),
+        ("get_weather", {"city": "Rome"}),
     ]
     for reply, (name, arguments) in zip(found, wanted, strict=True):
         call = re.fullmatch(r"<tool_call>(.*)</tool_call><\|end\|>", reply)
