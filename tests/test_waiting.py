@@ -109,7 +109,8 @@ def test_a_wait_ends_at_its_bound_in_seconds_of_the_quiet_machine(slowness: floa
 
 def test_a_wait_tells_what_was_found_and_how_long_it_took() -> None:
     world = World(4.0).measured()
-    met = world.machine.wait_until(world.looks(0.0, lambda passed_s: passed_s >= 2.0 and "there"), 1.0, "it")
+    look = world.looks(0.0, lambda passed_s: passed_s >= 2.0 and "there")
+    met = world.machine.wait_until(look, 1.0, "it", poll_s=0.25)
     assert (met.found, met.wall_s, met.quiet_s) == ("there", pytest.approx(2.0), pytest.approx(0.5))
 
 

@@ -28,10 +28,11 @@ T = TypeVar("T")
 PERIOD_S = 0.5  # between two pieces of work: they take 2 % of a core
 ITERATIONS = 200_000
 ITERATION_S = 50e-9  # one of `WORK` on the quiet machine
-WORK_S = (
-    ITERATIONS * ITERATION_S
-)  # above the slice that a kernel gives to a process: the wait for a core is measured, too
+# 10 ms: above the slice that a kernel gives to a process, so that the wait for a core is in it. On a busy machine 2 ms
+# were found as short as ever, while all else took four times as long.
+WORK_S = ITERATIONS * ITERATION_S
 SAMPLES = 5  # the slowness is their median: one pause of the machine changes nothing
+FIRST_SAMPLES = 3
 SLOWEST = 8.0  # a wait that does not end at all ends then
 POLL_S = 0.02  # between two looks
 # Names of a module, as the program had that measured `ITERATION_S`: those of a function are three times as fast.
@@ -163,7 +164,8 @@ _STARTING = threading.Lock()
 @functools.cache
 def _measured() -> Machine:
     machine = Machine(lambda: exec(WORK, {"n": ITERATIONS}))
-    machine.measure()
+    for _ in range(FIRST_SAMPLES):
+        machine.measure()
     threading.Thread(target=machine.measure_for_ever, name="slowness", daemon=True).start()
     return machine
 
