@@ -18,7 +18,7 @@ QUESTIONS: Mapping[str, str] = {
     "Who are you?": "tiny",
     "How large are you?": "2.6 million parameters",
     "What can you do?": "call a tool",
-    "How do I start the server?": "Run make serve",
+    "How do I start serve-app?": "Run make serve",
     "How do I load a real model?": "MODEL=",
     "Do I need a GPU?": "CPU",
     "Which clients can I use?": "OpenAI API",
@@ -50,7 +50,9 @@ PERSON: Mapping[str, Any] = {
 }
 CALLED = "What is the weather in Paris?"
 DESCRIBED = "Maria is 31 years old."
-BOLD, GREY, PLAIN = "\x1b[1m", "\x1b[90m", "\x1b[0m"
+BOLD = "\x1b[1m"
+GREY = "\x1b[90m"
+PLAIN = "\x1b[0m"
 ANSWER_S = 60  # bound of one answer; each takes less than a second on an idle machine
 
 

@@ -118,7 +118,7 @@ def test_the_sdk_s_stream_helper_understands_the_tool_call(client: openai.OpenAI
     with client.chat.completions.stream(
         model=TINY,
         messages=prompts.chat(3),
-        tools=TOOLS,
+        tools=TOOLS[:1],  # the SDK parses arguments of strict tools alone
         tool_choice="required",
         parallel_tool_calls=False,
         max_tokens=ROOM,
@@ -144,7 +144,7 @@ def test_a_call_in_the_text_is_parsed_as_hermes_writes_it(client: openai.OpenAI,
     asked: dict[str, Any] = {
         "model": TINY,
         "messages": prompts.chat(4),
-        "tools": TOOLS,
+        "tools": TOOLS[1:],  # vLLM joins the grammar of a strict one with the given grammar
         "tool_choice": "auto",
         "max_tokens": ROOM,
         "temperature": 0,
