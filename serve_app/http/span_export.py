@@ -57,6 +57,8 @@ class SpanExport:
         }
         self._resource = Resource.create(ours).merge(OTELResourceDetector().detect())
         self._scope = InstrumentationScope(attributes.SCOPE, RELEASE, attributes.SCHEMA_URL)
+        # Its warnings are about `tracestate` as clients send it: any client could fill the log.
+        logging.getLogger(TraceState.__module__).setLevel(logging.ERROR)
         self._accepted = 0  # spans that were handed to the SDK
         self._is_closed = False
 
