@@ -47,7 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "serve_app.core.batching",
         "serve_app.core.batches",
     ),
-    ("serve_app.core.shared_queue",),
+    ("serve_app.core.shared_queue", "serve_app.core.spans"),
     ("serve_app.core.quota",),
     ("serve_app.settings", "serve_app.transport", "serve_app.store"),
     ("serve_app.router", "serve_app.quota", "autoscaling.policies"),

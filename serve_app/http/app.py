@@ -61,6 +61,7 @@ class RouterApp:
             await send({"type": "lifespan.startup.complete"})
             await receive()  # Serve sends it once the last request has ended
             await self.parts.usage.close()
+            await self._calls.close()
             await send({"type": "lifespan.shutdown.complete"})
         else:  # a websocket: not supported
             await send({"type": "websocket.close", "code": 1000})

@@ -25,6 +25,7 @@ from serve_app.http.keys import RowOwner
 from serve_app.http.malformed_requests import install_strict_protocol
 from serve_app.http.python_calls import AnswerPiece, CallKind, HttpRequest, make_request, make_route_request
 from serve_app.http.stored_keys import FIRST_LIST_S, KeyFollower, KeyList
+from serve_app.http.tracing import load_exporter
 from serve_app.names import BLOCKED_PREFIX, GRANTED_PREFIX, ROUTER, ROWS_PREFIX, WAITING_PREFIX, deployment_of
 from serve_app.quota import QuotaActor, kv_store
 from serve_app.ray_adapter import (
@@ -128,6 +129,7 @@ class RouterReplica:
             self._keyed_runs,
             self._follower,
             lane,
+            name=name,
         )
         self._app = RouterApp(settings, parts)
         self._bridge = AsgiBridge(self._app)
@@ -157,6 +159,8 @@ class RouterReplica:
         if config == self._config:
             return
         settings = parse(config)
+        if settings.traces.endpoint is not None:
+            await asyncio.to_thread(load_exporter)  # here, or requests would wait while it loads
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
         if settings.batch.files_url != self._files_url:

@@ -32,8 +32,10 @@ from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
 from serve_app.http.split_body import split_body
+from serve_app.http.tracing import RequestTracing, reopened
 from serve_app.router import RequestRuns
 from serve_app.settings import Settings
+from serve_app.system import TRACE_ID
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Identity, Operation, RequestClass
 
@@ -50,6 +52,7 @@ class EngineCalls:
         self._salt = functools.cache(functools.partial(tenant_salt, parts.salt_secret))
         self.estimator = Estimator()
         self._limits = RequestLimits(parts.limits, parts.metrics, keys)
+        self._tracing: RequestTracing | None = None
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
@@ -57,6 +60,12 @@ class EngineCalls:
         self._limits.configure(settings)
         self.estimator.quantile = settings.admission.output_quantile
         self._service_levels = settings.admission.service_levels
+        self._tracing = reopened(self._tracing, settings.traces, self._parts.name)
+
+    async def close(self) -> None:
+        """Send the spans that wait."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.export.close)
 
     async def run(
         self,
@@ -68,15 +77,7 @@ class EngineCalls:
         query: dict[str, Any] | None,
     ) -> None:
         """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
-        client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
-        exchange.request_id = secrets.token_hex(16)
-        exchange.operation = operation
-        record = RequestRecord(
-            exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
-        )
-        record.recorder = exchange
-        record.key_id = identity.key_id
-        record.trace.is_row = identity.is_row
+        record = self._record_arrival(operation, identity, headers, exchange)
         http = self._settings.http
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
@@ -110,12 +111,34 @@ class EngineCalls:
                 body_fingerprint = await thread.run(sent_bytes, lambda: fingerprint(operation, body))
                 await self._run_keyed(call, body_fingerprint)
 
+    def _record_arrival(
+        self, operation: Operation, identity: Identity, headers: HeaderMap, exchange: HttpExchange
+    ) -> RequestRecord:
+        """The record of a request that arrives now, under an id of its own."""
+        client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
+        exchange.request_id = secrets.token_hex(16)
+        exchange.operation = operation
+        record = RequestRecord(
+            exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
+        )
+        record.recorder = exchange
+        record.key_id = identity.key_id
+        record.trace.is_row = identity.is_row
+        if self._tracing is not None:
+            self._tracing.begin(record, headers, exchange)
+        return record
+
     def _record_end(self, record: RequestRecord) -> None:
-        """Report the ended request to the metrics, the receipts and the cost estimator."""
+        """Report the ended request to the metrics, the receipts, the cost estimator and its trace."""
+        now = time.monotonic()
+        tracing = self._tracing
+        timeline = record.runs.timeline
+        if tracing is not None and timeline is not None:
+            tracing.decide(record, timeline, now)
         self._parts.metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         self._parts.usage.end(record.request_id, record.use())
         self._parts.metrics.count_continued(record.model, record.request_class, record.trace)
-        receipt = record.receipt(time.monotonic())
+        receipt = record.receipt(now)
         self._parts.receipts.add(receipt)
         self._parts.metrics.count_served(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
@@ -127,12 +150,15 @@ class EngineCalls:
                     given = (cost.prompt_tokens, cost.output_tokens)
                     used = (use.prompt_tokens, use.output_tokens)
                     self._parts.metrics.count_estimated(part.model, part.tenant, given, used)
+        if tracing is not None and timeline is not None:
+            tracing.send(record, timeline, receipt)
 
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
         record = call.record
 
         async def run(exchange: HttpExchange) -> None:
+            TRACE_ID.set(record.trace.trace_id or "")
             with recorded(record, exchange, self._record_end):
                 await self._run(replace(call, exchange=exchange, comments=None))
 
@@ -174,7 +200,8 @@ class EngineCalls:
                 await self._run_queued(part, accepted=has_begun)
 
         for number, (body, measure) in enumerate(call.split.parts):
-            runs = RequestRuns(replace(record.trace))
+            timeline = record.runs.timeline
+            runs = RequestRuns(replace(record.trace), timeline=None if timeline is None else timeline.part())
             part = replace(record, request_id=f"{record.request_id}-{number}", runs=runs)
             own = PromptExchange(merged, number)
             parts.append(replace(call, record=part, body=body, measure=measure, part=own))

@@ -28,6 +28,9 @@ CLIENT_ID_HEADER = b"x-request-id"  # the client's, or HAProxy's own; Serve send
 REQUEST_ID_HEADER = b"x-serve-app-request-id"
 NO_RETRY = (b"x-should-retry", b"false")  # OpenAI's SDKs read it; by themselves they repeat a 409 and a 429 in vain
 MAX_RETRY_AFTER_S = 86_400.0  # a day; longer waits are sent as a day
+# The place of the request in its trace, in the form of `traceparent`. A draft of W3C's has this header for answers, and
+# OpenTelemetry's libraries send it. A trace that is decided at its end may be sampled although the flag is not set.
+TRACE_HEADER = b"traceresponse"
 _RETRY_MS = b"retry-after-ms"
 _RATE_LIMIT_FIGURES = ("limit", "remaining", "reset")
 EXPOSED_HEADERS = (
@@ -36,6 +39,7 @@ EXPOSED_HEADERS = (
     b"x-idempotent-replay",
     CLIENT_ID_HEADER,
     REQUEST_ID_HEADER,
+    TRACE_HEADER,
     NO_RETRY[0],
     b"retry-after",
     _RETRY_MS,

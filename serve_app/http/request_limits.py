@@ -130,6 +130,9 @@ class RequestLimits:
             yield
             return
         prices = self._prices_of(record.model)
+        timeline = record.runs.timeline
+        if timeline is not None:
+            timeline.limits_at = time.monotonic()
         left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
@@ -139,6 +142,8 @@ class RequestLimits:
             raise
         except TimeoutError:
             raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
+        if timeline is not None:
+            timeline.limits_until = time.monotonic()
         record.trace.limit_wait_s = charged.waited_s
         if charged.waited_s:
             self._metrics.count_limit_wait(record.model, record.tenant, charged.waited_s)

@@ -124,7 +124,8 @@ class RequestRecord:
         self.submitted_at = max((part.submitted_at for part in parts if part.submitted_at is not None), default=None)
         if usages:
             self.usage = _sum(usages)
-        self.runs = RequestRuns(RequestTrace.total([part.trace for part in parts]))
+        total = RequestTrace.total([part.trace for part in parts])
+        self.runs = RequestRuns(total, timeline=self.runs.timeline)
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""

@@ -62,6 +62,7 @@ class HttpExchange:
         self.operation = Operation.CHAT
         self._headers: Headers = []
         self.limit_headers: Callable[[], Headers] = list  # asked for when the answer begins
+        self.trace_headers: tuple[Header, ...] = ()
 
     @property
     def head(self) -> tuple[int, Headers]:
@@ -79,7 +80,8 @@ class HttpExchange:
             event = sse_error(json.loads(body), self.operation)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        headers = [*headers, *times, *self.limit_headers(), (b"content-length", b"%d" % len(body))]
+        length = (b"content-length", b"%d" % len(body))
+        headers = [*headers, *times, *self.limit_headers(), *self.trace_headers, length]
         if self.request_id:
             headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -162,7 +164,8 @@ class HttpExchange:
         if self._has_begun_stream:
             return
         self._has_begun_stream = True
-        headers = [*headers, *self.limit_headers(), (REQUEST_ID_HEADER, self.request_id.encode())]
+        own = (REQUEST_ID_HEADER, self.request_id.encode())
+        headers = [*headers, *self.limit_headers(), *self.trace_headers, own]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 

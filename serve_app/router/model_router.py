@@ -226,6 +226,7 @@ class ModelRouter:
         with self._count_active():
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             while True:
+                runs.on_queued(time.monotonic())
                 await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
                 async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
                     self._check_open()
@@ -263,7 +264,7 @@ class ModelRouter:
         has_run = runs.has_run
         budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once)
         now = time.monotonic()
-        runs.queued_at = now if runs.queued_at is None else runs.queued_at
+        runs.on_queued(now)
         arrival = replace(
             request,
             affinity=affinity,
@@ -305,7 +306,7 @@ class ModelRouter:
             grant: released as soon as the replica is done with the request, before a slow client has read everything;
                 `on_ended` is called then, too. None: the work takes no slot.
         """
-        runs.trace.replica_id = replica_id
+        runs.on_replica(replica_id, time.monotonic())
         stream: ResponseStream | None = None
         failure: ServeAppError | None = None
         reporter = ResultReporter(self.replica_set, replica_id, time.monotonic())
@@ -314,6 +315,8 @@ class ModelRouter:
             if stream is None:
                 return  # the connection broke before the request was submitted
             on_ended()
+            if runs.timeline is not None:
+                runs.timeline.on_done(time.monotonic())
             if stream.error is not None:
                 reporter.on_error(stream.error, connection_lost=stream.connection_lost)
                 reporter.report()  # first: the slots of a replica that is ejected now are not granted again
@@ -342,7 +345,7 @@ class ModelRouter:
                 reporter.on_error(error)
         finally:
             reporter.report()
-        return runs.result(failure, stream, limit, time.monotonic(), engines_continue=self._continues)
+        return runs.on_ended(failure, stream, limit, time.monotonic(), engines_continue=self._continues)
 
     @property
     def _continues(self) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from serve_app.core.continuation import NotContinued, why_not_continued
 from serve_app.core.queue import Arrival
 from serve_app.core.receipts import RequestTrace, TokenPace
+from serve_app.core.spans import AttemptEnd, RequestTimeline
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.transport import NOT_CONTINUABLE, STOPPED, ResponseStream, Submit, TokenUsage
 
@@ -94,6 +95,7 @@ class RequestRuns:
         interrupted_at: when its stream lost an engine and was not continued yet; None: it was.
         keeps_place: see `Preempt`, of the last time that it was stopped.
         pace: when the tokens of its latest run came, and of those that this continued.
+        timeline: notes the moments of its runs for its trace; None: traces are off.
     """
 
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -103,6 +105,7 @@ class RequestRuns:
     interrupted_at: float | None = None
     keeps_place: bool = True
     pace: TokenPace = field(default_factory=TokenPace)
+    timeline: RequestTimeline | None = None
 
     @property
     def has_run(self) -> bool:
@@ -121,6 +124,21 @@ class RequestRuns:
             return request
         cost = max(0, request.cost_tokens + prompt.prompt_tokens - request.prompt_tokens)
         return replace(request, prompt_tokens=prompt.prompt_tokens, cost_tokens=cost)
+
+    def on_queued(self, now: float) -> None:
+        """It waits for a replica, for the first time or again."""
+        self.queued_at = now if self.queued_at is None else self.queued_at
+        if self.timeline is not None:
+            self.timeline.on_queued(now)
+
+    def on_replica(self, replica_id: str, now: float) -> None:
+        """It has a replica for its next run."""
+        trace = self.trace
+        trace.replica_id = replica_id
+        if self.timeline is not None:
+            earlier = 0 if self.to_continue is None else self.to_continue.tokens
+            self.timeline.on_waited(trace.waited_for, trace.waited_s)
+            self.timeline.on_begun(now, replica_id, trace.route or "", earlier)
 
     def begin(self, submit: Submit) -> Submit:
         """A run begins; returns its request, which continues what earlier runs have produced."""
@@ -183,6 +201,8 @@ class RequestRuns:
     def on_refused(self, refused: ServeAppError, error: ServeAppError | None) -> ServeAppError | None:
         """The queue has refused it after a run with this error (None: it has not run); returns the error that its
         client gets. None: no engine may continue what it has produced, its client has nothing, and it begins anew."""
+        if self.timeline is not None:
+            self.timeline.on_refused(refused.code)
         is_other_model = refused.code == NOT_CONTINUABLE
         if is_other_model and not self.client_has_part:
             self.to_continue = None
@@ -196,6 +216,8 @@ class RequestRuns:
         """A run was stopped, and is continued if it has produced something. `is_drained`: since its replica drains."""
         if stream is not None and stream.can_be_continued:
             self.to_continue = stream
+        if is_drained and self.timeline is not None:
+            self.timeline.attempts[-1].end = AttemptEnd.MOVED
         if is_drained:
             self.trace.moved += 1
         else:
@@ -219,9 +241,29 @@ class RequestRuns:
         elif result.error.code == NOT_CONTINUABLE:
             self.to_continue = None
 
+    def on_ended(
+        self,
+        error: ServeAppError | None,
+        stream: ResponseStream | None,
+        limit: LossLimit,
+        now: float,
+        *,
+        engines_continue: bool,
+    ) -> RunResult:
+        """A run has ended; returns how, as `result` decides it."""
+        result = self.result(error, stream, limit, now, engines_continue=engines_continue)
+        if self.timeline is not None:
+            end = AttemptEnd.PREEMPTED if result.end is RunEnd.STOPPED else AttemptEnd(result.end.value)
+            self.timeline.on_ended(now, end, "" if error is None else error.code)
+            if stream is not None:
+                self.timeline.on_tokens(stream.tokens, stream.pace.first_at)
+        return result
+
     def on_first_frame(self, now: float) -> None:
         """The first frame of a run has come: if its stream was interrupted, it is continued now."""
         trace = self.trace
+        if self.timeline is not None:
+            self.timeline.on_first_frame(now)
         if self.interrupted_at is not None and trace.replica_id is not None:
             trace.continued += ((trace.replica_id, now - self.interrupted_at),)
             self.interrupted_at = None

@@ -37,6 +37,7 @@ from serve_app.settings.settings import (
     LimitSettings,
     QuotaSettings,
     Settings,
+    TraceSettings,
     examine,
     parse,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "RedisStreamSettings",
     "Settings",
     "SimulatedSettings",
+    "TraceSettings",
     "application",
     "as_change",
     "changes",

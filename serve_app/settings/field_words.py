@@ -74,6 +74,7 @@ FIELD_WORDS: Mapping[str, str] = {
     "master_key": "auth.keys[].key with admin: true",
     "api_key": "auth.keys[].key",
     "request_timeout": "admission.max_wait_s for the wait; a request that runs is not cut off",
+    "otlp_traces_endpoint": "traces.endpoint, for the spans of the routers; the engines send none",
     "tool_call_parser": "models[].tool_parser",
 }
 # Words of what is not done here: why, or what is done instead.

@@ -55,6 +55,8 @@ DEFAULT_GUARD_SLOTS_SHARE = 0.25  # at most; more costs throughput and, beside p
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
+DEFAULT_SAMPLE_RATIO = 0.01  # of traces; with 10 requests a second 8,640 traces a day, beside the failed and slow ones
+DEFAULT_SLOW_S = 10.0  # to the first token; people have given up by then
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
 ClassName = Literal["low", "normal", "high", "critical"]
@@ -290,6 +292,31 @@ class StoreSettings(FrozenSettings):
         return url
 
 
+class TraceSettings(FrozenSettings):
+    """Spans of requests, for a collector that speaks OpenTelemetry's protocol (OTLP) over HTTP."""
+
+    endpoint: str | None = Field(None, min_length=1)  # without `/v1/traces`; None: no traces
+    # Of the traces that no caller has decided about. Those of failed and slow requests are always sent.
+    sample_ratio: float = Field(DEFAULT_SAMPLE_RATIO, ge=0, le=1)
+    slow_s: float = Field(DEFAULT_SLOW_S, gt=0, le=MAX_SECONDS)  # to the first token, or to the end without one
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_url(cls, endpoint: str | None) -> str | None:
+        if endpoint is None:
+            return None
+        parsed = urlsplit(endpoint)
+        _ = parsed.port  # raises ValueError for what is none
+        if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.query or parsed.fragment:
+            raise ValueError("must be the address of a collector, such as http://collector:4318")
+        if parsed.username is not None:
+            raise ValueError(
+                "must hold no password, since whoever may look at Serve sees the configuration: "
+                "put it into OTEL_EXPORTER_OTLP_HEADERS on every node"
+            )
+        return endpoint
+
+
 class RouterSettings(FrozenSettings):
     """The router deployment."""
 
@@ -309,6 +336,7 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
+    traces: TraceSettings = TraceSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")

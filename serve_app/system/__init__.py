@@ -24,10 +24,12 @@ from serve_app.system.processes import (
     this_process,
 )
 from serve_app.system.tls import TLS_VARIABLES, Certificate, Tls
+from serve_app.system.trace_id import TRACE_ID
 
 __all__ = [
     "LOG_SOURCES",
     "TLS_VARIABLES",
+    "TRACE_ID",
     "Certificate",
     "Check",
     "FallbackHaproxy",

@@ -171,7 +171,7 @@ class Client:
 
     Args:
         routers: how many router replicas there are; `name` tells them apart.
-        admission, http: settings; limits: of the key `KEY`.
+        admission, http, traces: settings; limits: of the key `KEY`.
         keyed_runs: of this router, if others share its claims.
         charges: whether the quota actor charges the limits; else nothing does.
     """
@@ -184,6 +184,7 @@ class Client:
         *,
         admission: dict[str, Any] | None = None,
         http: dict[str, Any] | None = None,
+        traces: dict[str, Any] | None = None,
         limits: dict[str, Any] | None = None,
         keyed_runs: KeyedRuns | None = None,
         charges: bool = False,
@@ -197,6 +198,7 @@ class Client:
             "auth": {"keys": keys},
             "admission": admission or {},
             "http": http or {},
+            "traces": traces or {},
             "models": (cluster.settings,),
         }
         settings = Settings.model_validate(reported)

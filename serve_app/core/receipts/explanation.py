@@ -114,6 +114,8 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append(f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}.")
     if receipt.granted or cost.prompt_tokens or cost.output_tokens:
         lines.append(_tokens(receipt))
+    if trace.trace_id is not None:
+        lines.append(f"Trace {trace.trace_id}, {'' if trace.trace_sampled else 'not '}sampled.")
     return lines
 
 

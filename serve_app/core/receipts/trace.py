@@ -92,6 +92,8 @@ class RequestTrace:
         continued: the replicas on which its stream continued after a loss, each with the seconds until it did.
         not_continued: why its stream ended when it lost its replica.
         kv_token_s: KV tokens held, times seconds.
+        trace_id: of OpenTelemetry's trace, in hex; None: traces are off.
+        trace_sampled: whether its spans go to the collector.
     """
 
     measure: RequestMeasure = NOT_MEASURED
@@ -110,6 +112,8 @@ class RequestTrace:
     continued: tuple[tuple[str, float], ...] = ()
     not_continued: NotContinued | None = None
     kv_token_s: float = 0.0
+    trace_id: str | None = None
+    trace_sampled: bool = False
 
     @classmethod
     def total(cls, parts: Sequence[RequestTrace]) -> RequestTrace:

@@ -30,6 +30,7 @@ class RouterParts:
         follower: follows the keys of the store.
         batches: where batches and their files are.
         body_thread: works on large bodies.
+        name: the id of this router.
     """
 
     models: Mapping[str, ModelRouter]
@@ -44,3 +45,4 @@ class RouterParts:
     follower: KeyFollower
     batches: BatchLane
     body_thread: BodyThread = field(default_factory=BodyThread)
+    name: str = "router"

@@ -113,6 +113,13 @@ def test_a_wait_is_explained_by_who_was_ahead() -> None:
     ]
 
 
+@pytest.mark.parametrize(("sampled", "end"), [(True, "sampled."), (False, "not sampled.")])
+def test_the_last_sentence_tells_the_trace(sampled: bool, end: str) -> None:
+    receipt = traced(WAITED, trace_id="4bf92f3577b34da6a3ce929d0e0e4736", trace_sampled=sampled)
+    assert explain(receipt)[-1] == f"Trace 4bf92f3577b34da6a3ce929d0e0e4736, {end}"
+    assert receipt.to_json_fields()["trace_sampled"] is sampled
+
+
 @pytest.mark.parametrize("reason", WaitReason)
 def test_every_reason_of_a_wait_has_a_sentence(reason: WaitReason) -> None:
     line = explain(traced(WAITED, ahead=(), waited_for=reason))[1]

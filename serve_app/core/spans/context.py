@@ -1,0 +1,64 @@
+"""The place of a request in its trace, as W3C Trace Context has it (https://www.w3.org/TR/trace-context/). Pure.
+
+Invariant: a header that is not valid counts as none; then the request begins a trace of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+MAX_STATE_CHARS = 512  # of `tracestate`: what the specification wants passed on at least
+SAMPLED = 0x01  # the flag of `traceparent`
+
+# Version, trace id, parent id, flags; a version after 00 may have more behind them, ff is none. Zeros name nothing.
+_TRACEPARENT = re.compile(
+    rb"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})(?P<span>[0-9a-f]{16})"
+    rb"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanContext:
+    """The span of a request, in its trace.
+
+    Args:
+        trace_id: 128 bits; span_id: of the request's own span, 64 bits.
+        parent_id: the caller's span; None: the trace begins here.
+        is_parent_sampled: the caller's decision; None: there is no caller.
+        state: the caller's `tracestate`, passed on as it is.
+    """
+
+    trace_id: int
+    span_id: int
+    parent_id: int | None = None
+    is_parent_sampled: bool | None = None
+    state: str = ""
+
+    @property
+    def trace_hex(self) -> str:
+        return f"{self.trace_id:032x}"
+
+    def header(self, *, is_sampled: bool) -> str:
+        """The form of `traceparent`, with this span in it."""
+        return f"00-{self.trace_hex}-{self.span_id:016x}-{SAMPLED if is_sampled else 0:02x}"
+
+
+def begin_context(traceparent: bytes | None, tracestate: bytes | None, rng: random.Random) -> SpanContext:
+    """The context of a request that arrives with these headers. `rng` makes its ids."""
+    found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent.strip(b" \t"))
+    if found is None or (found["version"] == b"00" and found["more"] is not None):
+        return SpanContext(rng.getrandbits(128) or 1, new_span_id(rng))
+    state = b"" if tracestate is None else tracestate.strip(b" \t")
+    return SpanContext(
+        int(found["trace"], 16),
+        new_span_id(rng),
+        int(found["span"], 16),
+        bool(int(found["flags"], 16) & SAMPLED),
+        state.decode("latin-1") if len(state) <= MAX_STATE_CHARS else "",
+    )
+
+
+def new_span_id(rng: random.Random) -> int:
+    return rng.getrandbits(64) or 1
