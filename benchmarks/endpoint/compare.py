@@ -6,7 +6,8 @@ after the other. FOLDER gets LiteLLM's environment: Python's venv with `PACKAGE`
 What tells an endpoint of tenants and classes:
 
     vllm     nothing of tenants; `priority: 0, 1, 2`, and `--scheduling-policy priority`
-    litellm  `user`, since keys of its own need a database, with one key; `priority: 0, 1, 2`
+    litellm  one key and `user`, since keys of its own need a database; `priority: 0, 1, 2`. It keeps a priority above 0
+             for its own scheduler, and the engine does not see it (1.100.1)
     ours     a key for each tenant, which may claim class high; `priority: "high"`
 
 The levels of the classes and the load of `benchmarks.overload` are those of vLLM's own server for all three. The lines

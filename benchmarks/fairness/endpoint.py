@@ -186,15 +186,16 @@ def service_figures(seen: Seen, plan: EndpointPlan) -> tuple[dict[str, float | N
         return found, dict.fromkeys(names, NO_USAGE.format(**uncounted))
     answers = answers_of(seen, tenants)
     try:
-        found["service_ratio"] = service_ratio(answers, plan.span)
+        ratio = service_ratio(answers, plan.span)
     except ValueError as error:
         return found, dict.fromkeys(names, str(error))
     found["tokens_per_s"] = tokens_per_s(answers, plan.span)
     moments = np.linspace(plan.span.begin_s, plan.span.end_s, MOMENTS)
     found["max_service_diff"] = largest_difference(accumulated(answers, moments), waits_of(seen, tenants, moments))
     reasons = {}
-    if not math.isfinite(found["service_ratio"]):
-        found["service_ratio"] = None
+    if math.isfinite(ratio):
+        found["service_ratio"] = ratio
+    else:
         reasons["service_ratio"] = "a tenant got no service"
     if plan.span.length_s >= WINDOW_S:
         found["max_diff_over_rate"] = judge(answers, plan.span).max_diff_over_rate

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks.endpoint import compare
 from benchmarks.endpoint.compare import ROWS, table
 from benchmarks.endpoint.traffic import Seen
 from benchmarks.fairness import endpoint as fairness
@@ -338,3 +341,44 @@ def test_the_table_has_a_column_for_each_endpoint() -> None:
     assert lines[2].endswith("| 0 | not measured |")
     assert lines[-1].endswith("| 12 (3 of 4) | 12 (3 of 4) |")
     assert all(first.count("|") == second.count("|") for first, second in pairwise(lines))
+
+
+@dataclass
+class FakeArm:
+    """A fake server in place of one of the compared."""
+
+    url: str
+    api_key: str
+    stop: Callable[[], None]
+
+
+def test_the_comparison_asks_each_endpoint_in_its_own_way_for_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoints: dict[str, FakeEndpoint] = {}
+
+    def start(label: str, *_: Any, keys: Sequence[Mapping[str, Any]] = (), **__: Any) -> FakeArm:
+        tenants = {each["key"]: each["tenant"] for each in keys} or {"the-key": "everybody"}
+        endpoints[label] = FakeEndpoint(tenants, order=by_service if keys else None)
+        running = ExitStack()
+        url = running.enter_context(serving(endpoints[label]))
+        return FakeArm(url, "the-key", running.close)
+
+    monkeypatch.setattr(compare, "start", start)
+    monkeypatch.setattr(compare, "installed", lambda folder, console: folder / "litellm")
+    monkeypatch.setattr(compare, "start_proxy", lambda command, engine, model, logs: start("litellm"))
+    monkeypatch.setattr(compare, "ensure_tiny_model", lambda: tmp_path)
+    sizes = ["--seconds", "0.4", "--prompt-words", "3-6", "--answer-tokens", "4-8", "--clients", "3", "--quick"]
+    options = fairness_main.parser_of().parse_args(["--compare", str(tmp_path), *sizes])
+    assert compare.compare(tmp_path, options, CONSOLE) == 0
+    shown = capfd.readouterr().out
+    results = last_line(shown)["results"]
+    assert list(results) == ["vllm", "litellm", "ours"]
+    assert "|  | vllm | litellm | ours |" in shown.splitlines()
+    first, *others = (result["overload"]["levels"] for result in results.values())
+    assert all(levels["capacity_requests_per_s"] == first["capacity_requests_per_s"] for levels in others)
+    asked = {name: {asked.body.get("priority") for asked in fake.asked} for name, fake in endpoints.items()}
+    assert asked == {"vllm": {None, 0, 1, 2}, "litellm": {None, 0, 1, 2}, "ours": {None, "high", "normal", "low"}}
+    assert {asked.tenant for asked in endpoints["ours"].asked} == {"light", "heavy"}
+    assert {asked.body.get("user") for asked in endpoints["litellm"].asked} == {"light", "heavy"}
+    assert all(asked.body["ignore_eos"] for fake in endpoints.values() for asked in fake.asked)
