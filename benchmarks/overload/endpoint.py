@@ -186,10 +186,15 @@ def build(
         "failed": sum(one["failed"] for one in figures.values()),
         "generator_late_p99_ms": worst_lateness_ms(figures.values()),
         "not_measured": reasons,
-        "levels": levels.as_json(),
+        "levels": shown(levels),
         "windows": {ENDPOINT: figures},
         "conditions": dict(conditions),
     }
+
+
+def shown(levels: Levels) -> dict[str, Any]:
+    """The levels without the deadlines, which are not sent here."""
+    return {name: level for name, level in levels.as_json().items() if name != "deadline_ms"}
 
 
 def measure(plan: EndpointPlan, console: Console) -> dict[str, Any]:
@@ -197,7 +202,7 @@ def measure(plan: EndpointPlan, console: Console) -> dict[str, Any]:
     spans = plan.spans() | {"closed": plan.closed, "multiples": plan.multiples}
     conditions = here(**as_conditions(plan.target, plan.size, plan.seed, **spans))
     levels = find_levels(plan)
-    console.print_json(data=levels.as_json())
+    console.print_json(data=shown(levels))
     windows: dict[float, tuple[Window, Seen]] = {}
     for multiple in plan.multiples:
         seen = seen_at(plan, levels, multiple)
