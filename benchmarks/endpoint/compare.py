@@ -158,8 +158,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         waits = [
             result["overload"]["windows"][overload.ENDPOINT][load]["ttft_ms"]["high"] for result in results.values()
         ]
-        rows.append((title, *(f"{_cell(wait['p50'])} ({wait['n']} of {wait['offered']})" for wait in waits)))
+        rows.append((title, *map(_first_token, waits)))
     return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _first_token(wait: Mapping[str, Any]) -> str:
+    median = f"{wait['p50']:g} " if wait["n"] else ""
+    return f"{median}({wait['n']} of {wait['offered']})"
 
 
 def _cell(value: float | str | None) -> str:

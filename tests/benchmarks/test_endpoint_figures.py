@@ -333,12 +333,14 @@ def test_a_command_without_an_answer_ends_with_1(capfd: pytest.CaptureFixture[st
 
 def test_the_table_has_a_column_for_each_endpoint() -> None:
     wait = {"p50": 12.0, "n": 3, "offered": 4}
-    loads = {load: {"ttft_ms": {HIGH: wait}} for load in ("0.5", "4")}
+    nobody = {"p50": None, "n": 0, "offered": 4}
+    loads = {load: {"ttft_ms": {HIGH: each}} for load, each in (("0.5", nobody), ("4", wait))}
     figures = {name: float(number) for number, (_, _, name) in enumerate(ROWS)}
     result = {"fairness": figures, "overload": figures | {"windows": {overload.ENDPOINT: loads}}}
     lines = table({"a": result, "b": result | {"fairness": figures | {"service_ratio": None}}})
     assert lines[0] == "|  | a | b |"
     assert lines[2].endswith("| 0 | not measured |")
+    assert lines[-2].endswith("| (0 of 4) | (0 of 4) |")
     assert lines[-1].endswith("| 12 (3 of 4) | 12 (3 of 4) |")
     assert all(first.count("|") == second.count("|") for first, second in pairwise(lines))
 
