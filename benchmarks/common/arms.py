@@ -30,6 +30,8 @@ from serve_app.engine.start import environment
 OURS = "ours"
 VLLM = "vllm"
 LIMITED = "limited"
+LITELLM = "litellm"  # a proxy before another arm; see `benchmarks.endpoint.compare`
+READY_PATHS = {OURS: "/ready", VLLM: "/health", LITELLM: "/health/liveliness"}
 KINDS = (OURS, VLLM, LIMITED)
 FAR = {"requests_per_minute": 60_000, "tokens_per_minute": 60_000_000, "max_concurrent": 1_000}  # never reached
 HOST = "127.0.0.1"
@@ -189,7 +191,7 @@ def start(
         own = {"limits": FAR} if kind == LIMITED else {}
         arm = _spawn_ours(label, model, folder, keys, admission or {}, environment or {}, own)
     try:
-        _await_ready(arm, timeout_s)
+        await_ready(arm, timeout_s)
     except BaseException:
         arm.stop()
         raise
@@ -264,7 +266,8 @@ def _spawn_ours(
     return Arm(label, OURS, port, key, process, log, instance, signal.SIGINT)
 
 
-def _await_ready(arm: Arm, timeout_s: float) -> None:
+def await_ready(arm: Arm, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Return when an arm answers. BenchmarkError: it ended or did not answer in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if arm.process.poll() is not None:
@@ -282,7 +285,7 @@ def _is_ready(arm: Arm) -> bool:
             return False
         arm.port = int(str(status["url"]).rstrip("/").rpartition(":")[2])
     try:
-        return get(arm, "/ready" if arm.kind == OURS else "/health")[0] == 200
+        return get(arm, READY_PATHS[arm.kind])[0] == 200
     except requests.RequestException:
         return False
 

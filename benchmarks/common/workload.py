@@ -45,12 +45,12 @@ def prompts(seed: int) -> Iterator[str]:
         yield f"{rng.getrandbits(64):016x} {' '.join(words)}"
 
 
-def post(where: str, path: str, api_key: str, body: Mapping[str, Any] | bytes, **headers: str) -> bytes:
-    """A request as HTTP/1.1 on the wire; `where` is host and port."""
+def post(where: str, path: str, api_key: str, body: Mapping[str, Any] | bytes, /, **headers: str) -> bytes:
+    """A request as HTTP/1.1 on the wire; `where` is host and port. Without a key it has no authorization."""
     data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
     fields = {
         "host": where,
-        "authorization": f"Bearer {api_key}",
+        **({"authorization": f"Bearer {api_key}"} if api_key else {}),
         "content-type": "application/json",
         "content-length": str(len(data)),
         **headers,

@@ -15,6 +15,9 @@ two experiments (`benchmarks.fairness.metric` has the paper and the figures, `.t
                           of light clients under `fifo`, over ours. Light is who asks for less than one of 27 equal
                           parts of what can be served (`light_clients`). Bar: 10
 
+With `--url` any OpenAI-compatible endpoint is measured instead (`benchmarks.fairness.endpoint` has its figures), and
+with `--compare FOLDER` three of them on this machine (`benchmarks.endpoint.compare`).
+
 `simulated` has every arm by experiment with its spread over seeds, `real` the run on the engine. What the engine can
 serve is measured first, on the simulated one in overload, on the real one in a closed loop.
 """
@@ -40,15 +43,19 @@ from benchmarks.common.output import write_json
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.stats import shorten
 from benchmarks.common.traces import DATA, Request, TraceMissingError
+from benchmarks.endpoint.compare import compare
+from benchmarks.endpoint.size import add_size_arguments
+from benchmarks.endpoint.target import add_target_arguments, is_asked_for
+from benchmarks.fairness import endpoint
 from benchmarks.fairness.metric import Answer, Span, first_token_waits, judge, light_clients, p99, worth
 from benchmarks.fairness.plot import plot
 from benchmarks.fairness.real import QUICK_REAL, REAL, RealPlan, on_vllm
 from benchmarks.fairness.simulation import ARMS, FIFO, OURS, Arm, Shape, capacity, play
-from benchmarks.fairness.trace import Lengths, azure_lengths, skewed, two_clients
+from benchmarks.fairness.trace import BACKLOG, SKEW, Lengths, azure_lengths, skewed, two_clients
 
 TWO = "two clients"
 MANY = "27 clients"
-OVERLOAD = {TWO: 2.6, MANY: 1.25}  # VTC's: 4.5 requests/s where 1.7 are served; 753 s to serve the 600 s of its trace
+OVERLOAD = {TWO: BACKLOG, MANY: SKEW}
 # VTC's real trace has ten minutes; estimates are learned in the first one
 LENGTH_S = 600.0
 WARM_S = 60.0
@@ -205,49 +212,66 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.print(table)
 
 
-def plan_of(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    """The command line; exits with code 2 and a message when it makes no sense."""
+def parser_of() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under two minutes: two seeds, two arms, a short real run")
     parser.add_argument("--simulated-only", action="store_true", help="no real engine")
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seeds", type=int, help="how many")
     parser.add_argument("--data", type=Path, default=DATA, help="where the trace is")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a plot of service over time, first seed")
+    add_target_arguments(parser)
+    add_size_arguments(parser)
+    parser.add_argument("--kv-tokens", type=int, help="of a batch of the endpoint, for VTC's bound")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="a plot of service over time, two clients, first seed"
+        "--compare", type=Path, metavar="FOLDER", help="with LiteLLM's environment in FOLDER, made there"
     )
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    """What a command line without an endpoint asks for."""
     count = given.seeds or (QUICK_SEEDS if given.quick else SEEDS)
     real = None if given.simulated_only else QUICK_REAL if given.quick else REAL
     seeds = tuple(range(given.seed, given.seed + count))
-    return Plan(seeds, (FIFO, OURS) if given.quick else ARMS, real=real), given
+    return Plan(seeds, (FIFO, OURS) if given.quick else ARMS, real=real)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be."""
-    plan, given = plan_of(sys.argv[1:] if arguments is None else arguments)
+    parser = parser_of()
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     console = Console(stderr=True, width=140, highlight=False)
     signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        if given.compare is not None:
+            return compare(given.compare, given, console)
+        if is_asked_for(parser, given):
+            return endpoint.run(endpoint.plan_of(parser, given), given, console)
+        return run(plan_of(given), given, console)
+    except (BenchmarkError, TraceMissingError) as error:
+        console.print(f"failed: {error}", style="red", markup=False)
+        return 1
+
+
+def run(plan: Plan, given: argparse.Namespace, console: Console) -> int:
+    """Our line on the simulated engine, and on the real one.
+
+    Raises:
+        BenchmarkError: the stack failed.
+        TraceMissingError: the lengths are not there.
+    """
     conditions = here(seeds=list(plan.seeds), shape=asdict(plan.shape), overload=OVERLOAD)
     console.print_json(json.dumps(conditions))
-    try:
-        found = simulate(azure_lengths(given.data), plan, console.print)
-    except TraceMissingError as missing:
-        console.print(f"skipped: {missing}")
-        return 1
+    found = simulate(azure_lengths(given.data), plan, console.print)
     result = as_json(found)
     show(console, result)
     if given.plot is not None:
         panels = {name: found.drawn[name] for name in (FIFO.name, OURS.name)}
         title = "service (prompt + 2 x output tokens), two clients with demand 1:2 in overload"
         plot(panels, 0.0, plan.length_s, title, given.plot)
-    real: dict[str, Any] | None = None
-    if plan.real is not None:
-        try:
-            real = on_vllm(plan.real, plan.seeds[0], console)
-        except BenchmarkError as error:
-            console.print(f"failed: {error}", style="red", markup=False)
-            return 1
+    real = None if plan.real is None else on_vllm(plan.real, plan.seeds[0], console)
     keys = result["keys"][OURS.name]
     write_json({**keys, "bars": BARS, "simulated": result, "real": real, "conditions": conditions})
     return 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ STRIDE_S = 5.0  # between the beginnings of two windows
 P99 = 0.99
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,24 @@ def differences(served: Floats, asked: Floats) -> Floats:
     behind = served.max(axis=0, keepdims=True) - served
     result: Floats = np.minimum(behind, np.abs(asked - served)).sum(axis=0)
     return result
+
+
+def largest_difference(served: Floats, waiting: Flags) -> float:
+    """The largest difference of service between two clients over any time in which both always had requests waiting,
+    in input tokens: what VTC's theorem 4.4 bounds (`vtc_bound`). Clients are rows, moments columns."""
+    largest = 0.0
+    for first, second in combinations(range(len(served)), 2):
+        ahead = served[first] - served[second]
+        both = waiting[first] & waiting[second]
+        edges = np.flatnonzero(np.diff(both, prepend=False, append=False))
+        for begin, end in edges.reshape(-1, 2):
+            largest = max(largest, float(np.ptp(ahead[begin:end])))
+    return largest
+
+
+def vtc_bound(longest_prompt_tokens: float, kv_tokens: float) -> float:
+    """Theorem 4.4 of VTC, with the tokens that a batch of the engine can hold."""
+    return 2 * max(INPUT_WEIGHT * longest_prompt_tokens, OUTPUT_WEIGHT * kv_tokens)
 
 
 def service_of(answers: Sequence[Answer], span: Span, input_weight: float, output_weight: float) -> Floats:

@@ -31,13 +31,12 @@ from benchmarks.common.stats import shorten
 from benchmarks.common.traces import Request
 from benchmarks.common.workload import post
 from benchmarks.fairness.metric import WINDOW_S, Answer, Span, judge, service_ratio, tokens_per_s
-from benchmarks.fairness.trace import HEAVY, LIGHT, Lengths, two_clients
+from benchmarks.fairness.trace import BACKLOG, HEAVY, LIGHT, Lengths, two_clients
 from serve_app.engine import ensure_tiny_model
 
 FIFO_ARM = "fifo"
 FAIR_ARM = "ours"
 TENANTS = {FIFO_ARM: {LIGHT: "everybody", HEAVY: "everybody"}, FAIR_ARM: {LIGHT: LIGHT, HEAVY: HEAVY}}
-OVERLOAD = 2.6
 SLOTS = 4  # few, so that the overload is hundreds of waiting connections and not thousands
 CLOSED = 3 * SLOTS  # clients of the closed loop: some always wait
 PROMPT_TOKENS = (16, 128)
@@ -160,7 +159,7 @@ async def measure(arm: Arm, keys: Mapping[str, Mapping[str, str]], model: str, p
     console.print(f"  the stack ends {per_s:.2f} requests/s")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in TENANTS}
     for number in range(plan.rounds):
-        requests = two_clients(seed + number, lengths, OVERLOAD * per_s, plan.length_s)
+        requests = two_clients(seed + number, lengths, BACKLOG * per_s, plan.length_s)
         for name in list(TENANTS)[:: -1 if number % 2 else 1]:
             answers = await Loader(arm.port, keys[name], model, seed).open(requests, asyncio.sleep(plan.length_s))
             found[name].append(figures(answers, plan))
@@ -209,7 +208,7 @@ def on_vllm(plan: RealPlan, seed: int, console: Console) -> dict[str, Any]:
         "throughput_over_fifo": shorten(speeds[FAIR_ARM] / speeds[FIFO_ARM]),
         "arms": found,
         "capacity_requests_per_s": shorten(per_s),
-        "overload": OVERLOAD,
+        "overload": BACKLOG,
         "seed": seed,
         "plan": asdict(plan),
     }

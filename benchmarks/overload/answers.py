@@ -215,8 +215,8 @@ class Window:
             "foreign": shorten(self.raw["foreign_s"] / self.window_s),
         }
 
-    def figures(self) -> dict[str, Any]:
-        """All of it, plain for JSON."""
+    def seen_figures(self) -> dict[str, Any]:
+        """What clients see of any server, plain for JSON."""
         groups = {group: self.of_group(group) for group in GROUPS}
         return {
             "offered_per_s": shorten(len(self.inside) / self.window_s),
@@ -228,12 +228,17 @@ class Window:
             "goodput_tokens_per_s": shorten(self.goodput),
             "tokens_per_s": shorten(self.throughput),
             "granted_share": self.granted_share(),
+            "generator_late_ms": quantiles([one.late_ms for one in self.inside]),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """All of it, with what the server says of itself."""
+        return self.seen_figures() | {
             "abandoned": self.abandoned(),
             "refusals": self.refusals(),
             "waited_ms": quantiles([one.wait_s * 1e3 for one in self.decisions if one.granted]),
             "preemptions": self.raw["engine"]["preemptions"],
             "cpu": self.cpu(),
-            "generator_late_ms": quantiles([one.late_ms for one in self.inside]),
             "left_afterwards": self.raw["left"],
             "rss_mb": self.raw["rss_mb"],
             "failed": self.raw["failed"],

@@ -25,6 +25,8 @@ granted shares of clients who stay.
 `ours` is measured in rounds, each with all multiples, and what is told of a multiple is of all its rounds together:
 what the speed of the machine does in the meantime it does to all of them.
 
+With `--url` any OpenAI-compatible endpoint is measured instead (`benchmarks.overload.endpoint`).
+
 Prints conditions, progress and tables, and as its last line one JSON object. With `--raw` each window is kept in a file
 and not measured again where the folder has it: a run can be interrupted, and go on.
 """
@@ -51,6 +53,7 @@ from benchmarks.common.output import write_json
 from benchmarks.common.run import CONSOLE_WIDTH
 from benchmarks.common.stage import on_terminate
 from benchmarks.common.traces import TraceMissingError
+from benchmarks.overload import endpoint
 from benchmarks.overload.answers import Answer, Window, quantile
 from benchmarks.overload.deep_model import deepened
 from benchmarks.overload.offered_load import lengths
@@ -168,9 +171,15 @@ def run(theatre: Theatre, plan: Plan, kept: Kept, console: Console) -> tuple[lis
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when figures were got, whatever they are; 1 when they could not be, or requests failed."""
     options = parse(sys.argv[1:] if arguments is None else arguments, str(__doc__))
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
+    if options.target is not None:
+        try:
+            return endpoint.run(endpoint.plan_of(options), options, console)
+        except BenchmarkError as error:
+            console.print(f"failed: {error}", style="red", markup=False)
+            return 1
     plan = plan_of(options)
     began = time.monotonic()
-    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else CONSOLE_WIDTH)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         console.print("two cores are needed")

@@ -72,24 +72,24 @@ def scaled(rows: Lengths, longest: int) -> Lengths:
     return [(prompt, output) for prompt, output in made if prompt + output + SPARE_TOKENS <= longest]
 
 
-def offers(drawn_from: Lengths, rate: float, span_s: float, seed: int) -> list[Offer]:
-    """The arrivals of `span_s` seconds at `rate` requests a second."""
+def offers(drawn_from: Lengths, rate: float, span_s: float, seed: int, tenants: int = TENANTS) -> list[Offer]:
+    """The arrivals of `span_s` seconds at `rate` requests a second, of so many tenants alike."""
     draw = random.Random(seed)
     at_s = 0.0
     found: list[Offer] = []
     while (at_s := at_s + draw.expovariate(rate)) < span_s:
         group = draw.choices(GROUPS, GROUP_SHARES)[0]
-        found.append(Offer(len(found), at_s, group, draw.randrange(TENANTS), *draw.choice(drawn_from)))
+        found.append(Offer(len(found), at_s, group, draw.randrange(tenants), *draw.choice(drawn_from)))
     return found
 
 
-def endless(drawn_from: Lengths, seed: int) -> Iterator[Offer]:
+def endless(drawn_from: Lengths, seed: int, tenants: int = TENANTS) -> Iterator[Offer]:
     """Requests without moments, for a closed loop."""
     draw = random.Random(seed)
     number = 0
     while True:
         group = draw.choices(GROUPS, GROUP_SHARES)[0]
-        yield Offer(number, 0.0, group, draw.randrange(TENANTS), *draw.choice(drawn_from))
+        yield Offer(number, 0.0, group, draw.randrange(tenants), *draw.choice(drawn_from))
         number += 1
 
 

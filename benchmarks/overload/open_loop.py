@@ -9,7 +9,7 @@ times count from that moment, so a generator that is late itself is not hidden. 
 within its group's patience closes its connection; one that is refused does not come back. With `clients` set it is a
 closed loop instead: so many at a time, without patience. With `staying` set it is one whose clients each keep to a
 group, with so many for each; who is refused waits its Retry-After and asks the same again, and its times count from the
-first time.
+first time. `play` does the same with requests that another module has made (`benchmarks.endpoint.traffic`).
 
 Invariant: every request that was sent ends as exactly one `Ended`, and none of them holds back another.
 """
@@ -22,7 +22,7 @@ import json
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,12 +33,14 @@ import uvloop
 from benchmarks.common.loadgen import own_cpu_s
 from benchmarks.common.output import write_json, write_line
 from benchmarks.overload.offered_load import GROUPS, Label, Offer, endless, lengths, offers, request_bytes, text
-from benchmarks.overload.open_loop_client import Client, Ended, Flight
+from benchmarks.overload.open_loop_client import Client, Ended, Flight, Load
 
 DRAIN_S = 90.0  # after the last arrival: nothing that was granted runs longer than a tenth of it
 IDLE_S = 2.0  # of a connection that is used again; servers close theirs after five
 CLOSED_MOST = 20_000  # requests of a closed loop, made beforehand: more than any machine here serves in one
 RETRY_S = 1.0  # of a client that stays and was told no Retry-After
+STILL_REFUSED = "still refused at the end"  # of a client who stays
+HUNG = "hung"  # of a request that had not ended when the drain was over
 MAX_SAMPLES = 5  # of failures: enough to see what went wrong
 
 
@@ -62,20 +64,25 @@ class Spec:
     patience_s: dict[str, float]
     staying: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def closed(self) -> bool:
-        return bool(self.clients or self.staying)
-
-    @property
-    def span_s(self) -> float:
-        return self.warmup_s + self.window_s + self.tail_s
+    def load(self) -> Load:
+        return Load(
+            host=self.host,
+            port=self.port,
+            warmup_s=self.warmup_s,
+            window_s=self.window_s,
+            tail_s=self.tail_s,
+            drain_s=DRAIN_S,
+            clients=self.clients,
+            staying=self.staying,
+            patience_s=self.patience_s,
+        )
 
     def offered(self) -> list[Offer]:
         """All requests of the run, in the order in which they are sent."""
         drawn_from = lengths(Path(self.folder), self.longest)
-        if self.closed:
+        if self.clients or self.staying:
             return list(islice(endless(drawn_from, self.seed), CLOSED_MOST))
-        return offers(drawn_from, self.rate, self.span_s, self.seed)
+        return offers(drawn_from, self.rate, self.load().span_s, self.seed)
 
     def label(self, offer: Offer) -> Label:
         return Label(*self.labels[offer.group][offer.tenant])
@@ -83,15 +90,17 @@ class Spec:
 
 @dataclass(slots=True)
 class Run:
-    """What all clients share."""
+    """What all clients share. `on_edge` hears of the edges of the window, `begin` and `end`."""
 
-    spec: Spec
+    load: Load
     queue: Iterator[tuple[Offer, bytes]]
     loop: asyncio.AbstractEventLoop
     over: asyncio.Future[None]
+    on_edge: Callable[[str], None]
     began: float = 0.0
     cpu_s: float = 0.0
     cut: bool = False  # nothing new is sent
+    exhausted: bool = False  # before its time: a closed loop has sent all that was made for it
     flying: int = 0
     flights: list[Flight] = field(default_factory=list)
     idle: list[Client] = field(default_factory=list)
@@ -101,16 +110,16 @@ class Run:
     refusals: int = 0  # of those who stay
 
     def start(self) -> None:
-        spec = self.spec
+        load = self.load
         self.began = self.loop.time()
-        self.loop.call_later(spec.warmup_s, self._open_window)
-        self.loop.call_later(spec.warmup_s + spec.window_s, self._close_window)
-        self.loop.call_later(spec.span_s, self._cut)
-        self.loop.call_later(spec.span_s + DRAIN_S, self._give_up)
-        if spec.closed:
-            for group in [group for group, count in spec.staying.items() for _ in range(count)]:
+        self.loop.call_later(load.warmup_s, self._open_window)
+        self.loop.call_later(load.warmup_s + load.window_s, self._close_window)
+        self.loop.call_later(load.span_s, self._cut)
+        self.loop.call_later(load.span_s + load.drain_s, self._give_up)
+        if load.closed:
+            for group in [group for group, count in load.staying.items() for _ in range(count)]:
                 self._next(group)
-            for _ in range(spec.clients):
+            for _ in range(load.clients):
                 self._next()
         else:
             self._schedule()
@@ -134,7 +143,12 @@ class Run:
             return
         waiting = self.by_group.setdefault(group, deque())
         while not waiting:
-            offer, data = next(self.queue)
+            made = next(self.queue, None)
+            if made is None:
+                self.exhausted = True
+                self._cut()
+                return
+            offer, data = made
             self.by_group.setdefault(offer.group if group else group, deque()).append((offer, data))
         self._send(*waiting.popleft(), self.loop.time())
 
@@ -159,9 +173,10 @@ class Run:
                 client.begin(flight, data)
                 return
             client.transport.close()
+        load = self.load
         new = Client(self)
         new.begin(flight, data)
-        task = self.loop.create_task(self.loop.create_connection(lambda: new, self.spec.host, self.spec.port))
+        task = self.loop.create_task(self.loop.create_connection(lambda: new, load.host, load.port, ssl=load.tls))
         self.connecting.add(task)
         task.add_done_callback(lambda done: self._connected(done, flight))
 
@@ -174,7 +189,7 @@ class Run:
         """The first end of a request counts."""
         if flight.ended:
             return
-        if self.spec.staying and outcome is Ended.REFUSED and not self.cut:
+        if self.load.staying and outcome is Ended.REFUSED and not self.cut:
             self.refusals += 1
             number = flight.offer.number
             self.away[number] = flight, flight.data
@@ -186,38 +201,57 @@ class Run:
         if flight.timer is not None:
             flight.timer.cancel()
         self.flying -= 1
-        if self.spec.staying:
+        if self.load.staying:
             self._next(flight.offer.group)
-        elif self.spec.clients:
+        elif self.load.clients:
             self._next()
         if self.cut and not self.flying and not self.over.done():
             self.over.set_result(None)
 
     def leaves_at(self, flight: Flight) -> float | None:
-        return None if self.spec.closed else flight.due + self.spec.patience_s[flight.offer.group]
+        patience_s = self.load.patience_s.get(flight.offer.group)
+        return None if self.load.closed or patience_s is None else flight.due + patience_s
 
     def free(self, client: Client) -> None:
         self.idle.append(client)
 
     def _open_window(self) -> None:
-        write_line("begin")
+        self.on_edge("begin")
         self.cpu_s = own_cpu_s()
 
     def _close_window(self) -> None:
         self.cpu_s = own_cpu_s() - self.cpu_s
-        write_line("end")
+        self.on_edge("end")
 
     def _cut(self) -> None:
         self.cut = True
         for flight, _ in list(self.away.values()):
-            self.end(flight, Ended.REFUSED, "still refused at the end")
+            self.end(flight, Ended.REFUSED, STILL_REFUSED)
         self.away.clear()
+        if self.load.leave_at_end:
+            self._hang_up([flight for flight in self.flights if not flight.first], Ended.ABANDONED, "")
         if not self.flying and not self.over.done():
             self.over.set_result(None)
 
     def _give_up(self) -> None:
-        for flight in self.flights:
-            self.end(flight, Ended.FAILED, "hung")
+        self._hang_up(self.flights, Ended.FAILED, HUNG)
+
+    def _hang_up(self, flights: list[Flight], outcome: Ended, code: str) -> None:
+        for flight in flights:
+            if flight.client is not None:
+                flight.client.leave(flight, outcome, code)
+            self.end(flight, outcome, code)
+
+
+async def play(load: Load, queue: Iterator[tuple[Offer, bytes]], on_edge: Callable[[str], None]) -> Run:
+    """Send the requests of a load in the running loop, to the end of the last of them."""
+    loop = asyncio.get_running_loop()
+    run = Run(load, queue, loop, loop.create_future(), on_edge)
+    run.start()
+    await run.over
+    for client in run.idle:
+        client.transport.close()
+    return run
 
 
 async def drive(spec: Spec) -> dict[str, Any]:
@@ -228,10 +262,8 @@ async def drive(spec: Spec) -> dict[str, Any]:
         (o, request_bytes(o, spec.label(o), f"{spec.name}-{o.number}", where, spec.model, text(o, draw)))
         for o in spec.offered()
     )
-    loop = asyncio.get_running_loop()
-    run = Run(spec, made if spec.closed else iter(list(made)), loop, loop.create_future())
-    run.start()
-    await run.over
+    load = spec.load()
+    run = await play(load, made if load.closed else iter(list(made)), write_line)
     failed = [flight.code for flight in run.flights if flight.outcome is Ended.FAILED]
     return {
         "window_s": spec.window_s,

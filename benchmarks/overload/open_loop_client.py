@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from benchmarks.common.sse import AnswerReader, Usage
@@ -43,6 +45,7 @@ class Flight:
     retry_s: float | None = None  # of its last refusal
     data: bytes = b""  # as it was sent
     timer: asyncio.TimerHandle | None = None
+    client: Client | None = None  # whose connection it went out on last
 
     def row(self, began: float) -> list[Any]:
         """The fields of `overload_answers.Answer`. Of an answer without usage each event counts as a token."""
@@ -65,9 +68,77 @@ class Flight:
         ]
 
 
+Judge = Callable[[Flight, AnswerReader], tuple[Ended, str]]  # how a request ended whose answer is complete, and why
+
+
+def of_known_server(flight: Flight, answer: AnswerReader) -> tuple[Ended, str]:
+    """By our server or vLLM's: exactly the tokens that were asked for, or a refusal with a code."""
+    status = answer.status
+    if status == 200 and not answer.body and flight.usage is not None:
+        if flight.usage.completion_tokens == flight.offer.output_tokens:
+            return Ended.FINISHED, ""
+        return Ended.FAILED, f"{flight.usage.completion_tokens} tokens of {flight.offer.output_tokens}"
+    if status in REFUSING:
+        try:
+            return Ended.REFUSED, str(json.loads(answer.body)["error"]["code"])
+        except (ValueError, KeyError, TypeError):
+            pass  # not one of ours: HAProxy's own, or a server's plain text
+    return Ended.FAILED, f"status {status}: {answer.body[:300]!r}"
+
+
+def of_any_server(flight: Flight, answer: AnswerReader) -> tuple[Ended, str]:
+    """By any server: a stream that says it is done, whatever its length and usage, or a status that refuses."""
+    status = answer.status
+    if status == 200 and not answer.body:
+        return (Ended.FINISHED, "") if answer.done else (Ended.FAILED, "the stream ended without [DONE]")
+    if status in REFUSING:
+        return Ended.REFUSED, f"status {status}"
+    return Ended.FAILED, f"status {status}: {answer.body[:300]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests are sent to one server, and for how long; spans in seconds.
+
+    Args:
+        clients: of a closed loop. With none, and nobody in `staying`, the loop is open.
+        staying: clients of a closed loop by group, who come again when they were refused.
+        patience_s: by group, until a client without a first token leaves an open loop; others do not leave.
+        drain_s: after the load, until what has not ended is hung up on.
+        leave_at_end: clients without a first token leave when the load ends.
+        lenient: answers are any server's (`AnswerReader`).
+    """
+
+    host: str
+    port: int
+    warmup_s: float
+    window_s: float
+    tail_s: float
+    drain_s: float
+    clients: int = 0
+    staying: Mapping[str, int] = field(default_factory=dict)
+    patience_s: Mapping[str, float] = field(default_factory=dict)
+    leave_at_end: bool = False
+    tls: ssl.SSLContext | None = None
+    lenient: bool = False
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.clients or self.staying)
+
+    @property
+    def span_s(self) -> float:
+        return self.warmup_s + self.window_s + self.tail_s
+
+    @property
+    def judge(self) -> Judge:
+        return of_any_server if self.lenient else of_known_server
+
+
 class Clients(Protocol):
     """What a connection needs of the whole."""
 
+    load: Load
     loop: asyncio.AbstractEventLoop
 
     def leaves_at(self, flight: Flight) -> float | None:
@@ -90,18 +161,19 @@ class Client(asyncio.Protocol):
         self.run = run
         self.transport: Any = None
         self.flight: Flight | None = None
-        self.answer = AnswerReader(run.loop.time)
+        self.answer = AnswerReader(run.loop.time, lenient=run.load.lenient)
         self.idle_since = 0.0
         self.waiting = b""
 
     def begin(self, flight: Flight, data: bytes) -> None:
         self.flight = flight
+        flight.client = self
         self.waiting = data
         self.answer.begin()
         flight.retry_s = None
         leaves_at = self.run.leaves_at(flight)
         if leaves_at is not None:
-            flight.timer = self.run.loop.call_at(leaves_at, self._leave, flight)
+            flight.timer = self.run.loop.call_at(leaves_at, self.leave, flight)
         if self.transport is not None:
             self.transport.write(data)
 
@@ -112,13 +184,13 @@ class Client(asyncio.Protocol):
         else:
             self.transport.write(self.waiting)
 
-    def _leave(self, flight: Flight) -> None:
+    def leave(self, flight: Flight, outcome: Ended = Ended.ABANDONED, code: str = "") -> None:
         """The client closes its connection, as a browser does."""
         if self.flight is flight:
             self.flight = None
             if self.transport is not None:
                 self.transport.abort()
-            self.run.end(flight, Ended.ABANDONED)
+            self.run.end(flight, outcome, code)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -142,27 +214,13 @@ class Client(asyncio.Protocol):
 
     def _answered(self, flight: Flight) -> None:
         self.flight = None
-        outcome, code = self._what(flight)
+        outcome, code = self.run.load.judge(flight, self.answer)
         if self.answer.parser.should_keep_alive() and outcome is not Ended.FAILED:
             self.idle_since = self.run.loop.time()
             self.run.free(self)
         else:
             self.transport.close()
         self.run.end(flight, outcome, code)
-
-    def _what(self, flight: Flight) -> tuple[Ended, str]:
-        status = self.answer.status
-        body = self.answer.body
-        if status == 200 and not body and flight.usage is not None:
-            if flight.usage.completion_tokens == flight.offer.output_tokens:
-                return Ended.FINISHED, ""
-            return Ended.FAILED, f"{flight.usage.completion_tokens} tokens of {flight.offer.output_tokens}"
-        if status in REFUSING:
-            try:
-                return Ended.REFUSED, str(json.loads(body)["error"]["code"])
-            except (ValueError, KeyError, TypeError):
-                pass  # not one of ours: HAProxy's own, or a server's plain text
-        return Ended.FAILED, f"status {status}: {body[:300]!r}"
 
     def _fail(self, why: str) -> None:
         flight, self.flight = self.flight, None

@@ -20,6 +20,8 @@ from typing import Any
 
 from benchmarks.common.arms import OURS, VLLM
 from benchmarks.common.traces import DATA
+from benchmarks.endpoint.size import add_size_arguments
+from benchmarks.endpoint.target import add_target_arguments, is_asked_for, target_of
 from benchmarks.overload.offered_load import GROUP_SHARES, GROUPS, HIGH, LOW, NORMAL
 
 FIFO = "fifo"
@@ -159,7 +161,13 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     parser.add_argument("--seed", type=int, default=1, help="of arrivals, lengths and texts")
     parser.add_argument("--raw", type=Path, help="a folder for each window's result; one that is there stands")
     parser.add_argument("--plot", type=Path, help="a file for the plot, .svg or .png")
+    add_target_arguments(parser)
+    add_size_arguments(parser)
+    parser.add_argument(
+        "--unloaded", type=_unloaded, metavar="TTFT_MS,ITL_MS", help="with one client: not measured then"
+    )
     options = parser.parse_args(arguments)
+    options.target = target_of(parser, options, tenants=1) if is_asked_for(parser, options) else None
     options.arms = tuple(arm for arm in ARMS if arm in options.arms.split(","))
     if not options.scale > 0:
         parser.error("--scale must be above 0")
@@ -168,6 +176,12 @@ def parse_arguments(arguments: Sequence[str], description: str) -> argparse.Name
     if not options.arms:
         parser.error(f"--arms takes some of {', '.join(ARMS)}")
     return options
+
+
+def _unloaded(text: str) -> tuple[float, float]:
+    """In the units of `Levels`."""
+    first_ms, gap_ms = (float(part) for part in text.split(","))
+    return first_ms / 1e3, gap_ms
 
 
 def plan_of(options: argparse.Namespace) -> Plan:

@@ -24,12 +24,12 @@ SIZE_INCHES = (10.5, 6.0)
 
 def plot(result: Mapping[str, Any], file: Path) -> None:
     """Write the plot; its format is the file's suffix."""
-    arms = [arm for arm in TITLES if arm in result["windows"]]
+    arms = [arm for arm in TITLES if arm in result["windows"]] or list(result["windows"])
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     axes = figure.subplots(2, len(arms), sharey="row", squeeze=False)
     for column, arm in enumerate(arms):
         _column(axes[0][column], axes[1][column], result["windows"][arm], result["levels"])
-        axes[0][column].set_title(TITLES[arm])
+        axes[0][column].set_title(TITLES.get(arm, arm))
     axes[1][0].set_ylim(bottom=0)  # of all columns, once they are drawn
     axes[0][0].set_ylabel("TTFT p99, ms (of those who got one)")
     axes[1][0].set_ylabel("output tokens/s")

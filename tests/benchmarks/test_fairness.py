@@ -251,10 +251,14 @@ def test_the_benchmark_on_a_tiny_trace_tells_fair_from_order_of_arrival() -> Non
         assert spread["least"] <= spread["median"] <= spread["most"]
 
 
+def plan(*arguments: str) -> Plan:
+    return main.plan_of(main.parser_of().parse_args(arguments))
+
+
 def test_the_command_line_leaves_the_real_engine_out_when_asked() -> None:
-    assert main.plan_of(["--simulated-only", "--seeds", "3", "--seed", "5"])[0].seeds == (5, 6, 7)
-    assert main.plan_of(["--simulated-only"])[0].real is None
-    assert main.plan_of([])[0].real is not None
+    assert plan("--simulated-only", "--seeds", "3", "--seed", "5").seeds == (5, 6, 7)
+    assert plan("--simulated-only").real is None
+    assert plan().real is not None
 
 
 # The picture.
