@@ -21,7 +21,7 @@ from serve_app.http.keys import KeyRing
 from serve_app.http.malformed_requests import check_headers
 from serve_app.http.response import HttpExchange, PieceAnswer, Send
 from serve_app.settings import Settings
-from serve_app.types import Identity, Operation, Outcome, RequestClass
+from serve_app.types import Identity, Operation
 
 logger = logging.getLogger("ray.serve")
 
@@ -82,7 +82,7 @@ class RouterApp:
             else:
                 await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
-            self.parts.metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
+            self.parts.metrics.count_unauthorized()
             await exchange.send_error(error)
         except ServeAppError as error:
             await exchange.send_error(error)

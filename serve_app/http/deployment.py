@@ -163,8 +163,7 @@ class RouterReplica:
             self._files = storage_at(settings.batch.files_url)
             self._files_url = settings.batch.files_url
         self._queue_client.core.set_store(settings.store.url)
-        for model in self._registry.apply(settings):
-            self._metrics.remove_model(model)
+        self._registry.apply(settings)
         self._config = config
 
     async def record_autoscaling_stats(self) -> dict[str, int]:

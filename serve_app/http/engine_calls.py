@@ -112,12 +112,10 @@ class EngineCalls:
 
     def _record_end(self, record: RequestRecord) -> None:
         """Report the ended request to the metrics, the receipts and the cost estimator."""
-        self._parts.metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         self._parts.usage.end(record.request_id, record.use())
-        self._parts.metrics.count_continued(record.model, record.request_class, record.trace)
         receipt = record.receipt(time.monotonic())
         self._parts.receipts.add(receipt)
-        self._parts.metrics.count_served(receipt, is_streamed=record.streamed)
+        self._parts.metrics.count_ended(receipt, is_streamed=record.streamed)
         for part in record.parts or [record]:
             use = part.token_use()
             cost = part.trace.measure.cost

@@ -13,10 +13,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from prometheus_client import generate_latest
+
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
-from serve_app.router.metrics import RouterMetrics
+from serve_app.router.metrics import RouterMetrics, engine_families
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
+from serve_app.transport import EngineLoad
 
 logger = logging.getLogger("ray.serve")
 
@@ -41,26 +44,23 @@ class Scrape:
 
     def here(self) -> Exposition:
         """This router's id and its own metrics."""
-        for model in self._models.values():
-            self._metrics.set_model(model)
+        self._metrics.read(self._models.values())
         return self._router, self._metrics.render()
 
     async def everywhere(self) -> bytes:
         """The metrics of all routers and engines, in Prometheus' text format."""
         # in a context of its own: the calling HTTP request must not decide how replies are read
         others = in_fresh_context(self._others(), "metrics")
-        await asyncio.gather(*(self._read_engines(name, model) for name, model in self._models.items()))
+        models = dict(self._models)
+        loads = await asyncio.gather(*map(_loads, models.values()))
+        engines = {
+            name: by_replica
+            for name, by_replica in zip(models, loads, strict=True)
+            if self._models.get(name) is models[name]  # else it was removed meanwhile
+        }
         found = dict(await others)
         found |= [self.here()]
-        return merged(found) + self._metrics.render_engines()
-
-    async def _read_engines(self, name: str, model: ModelRouter) -> None:
-        """Ask the engines of a model for their load."""
-        replicas = sorted(model.replica_set.running)
-        loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
-        if self._models.get(name) is model:  # else it was removed meanwhile, with its metrics
-            known = {one: load for one, load in zip(replicas, loads, strict=True) if load is not None}
-            self._metrics.set_engines(name, known)
+        return merged(found) + generate_latest(engine_families(engines))
 
     async def _others(self) -> list[Exposition]:
         """What the routers answer, this one perhaps among them."""
@@ -72,6 +72,13 @@ class Scrape:
             return []
         found = await asyncio.gather(*(answer_or_none(answer, "the scrape") for answer in answers))
         return [one for one in found if one is not None]
+
+
+async def _loads(model: ModelRouter) -> dict[str, EngineLoad]:
+    """The loads of the engines of a model that answer, by replica."""
+    replicas = sorted(model.replica_set.running)
+    loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
+    return {replica: load for replica, load in zip(replicas, loads, strict=True) if load is not None}
 
 
 def merged(expositions: Mapping[str, bytes]) -> bytes:

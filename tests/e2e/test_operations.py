@@ -101,7 +101,7 @@ def test_metrics_are_prometheus_text_and_tell_the_slots(stack: Stack, observer: 
         "serve_app_time_to_first_token_seconds",
         "serve_app_waiting",
         "serve_app_slots",
-        "serve_app_engine",
+        "serve_app_engine_running_sequences",
     } <= names
     assert observer.value("serve_app_slots", model=TINY, state="total") == 64
 

@@ -217,7 +217,7 @@ def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:
     after = observers[0].by_router(ended, model=MODEL)
     assert [after[name] - before.get(name, 0) for name in after] == [1] * ROUTERS
     assert [one.by_router(ended, model=MODEL) for one in observers] == [after] * ROUTERS
-    assert observers[0].value("serve_app_engine", model=MODEL, figure="running") == 0
+    assert observers[0].value("serve_app_engine_running_sequences", model=MODEL) == 0
 
 
 def held_beyond_credit(three: Stack) -> list[str]:

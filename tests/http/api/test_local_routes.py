@@ -44,10 +44,11 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         scraped = (await client.get("/metrics")).body.decode()
         assert all(name in scraped for name in SCRAPED)
         assert 'serve_app_slots{router="router",model="sim",replica="r1",state="granted"} 1.0' in scraped
-        assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
+        assert 'serve_app_engine_running_sequences{model="sim",replica="r1"} 1.0' in scraped
         await cancel(task)
         cluster.kill("r1", reported=False)
-        assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
+        gone = (await client.get("/metrics")).body.decode()  # and it does not hang
+        assert "serve_app_engine_running_sequences{" not in gone
 
     run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.2})
 

@@ -1,0 +1,148 @@
+"""Counts the router's metrics (`table`), in Prometheus' format; `router.scrape` answers with those of all routers.
+
+The child of a metric for its labels is found once and kept: that costs a request one look-up for each metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from serve_app.core.receipts import Receipt, RequestTrace, SloVerdict
+from serve_app.router.metrics.families import Families
+from serve_app.router.metrics.model_figures import model_families
+from serve_app.router.metrics.table import Figure, Metric, MetricRow
+from serve_app.router.model_router import ModelRouter
+from serve_app.types import Outcome, RequestClass
+
+# seconds; from an idle tiny model's first token to the longest permitted wait
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class RouterMetrics(Collector):
+    """The metrics of one router replica: in `registry` what it counts, and the figures of its models as they were read
+    last."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # else each counter and histogram has one more sample, which nobody reads
+        self.registry = CollectorRegistry()
+        self._counters = {
+            metric: Counter(row.name, row.help, row.labels, registry=self.registry) for metric, row in _rows("counter")
+        }
+        self._histograms = {
+            metric: Histogram(row.name, row.help, row.labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
+            for metric, row in _rows("histogram")
+        }
+        self._counter_of: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
+        self._histogram_of: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
+        self._figures = Families(Figure)
+        self.registry.register(self)
+
+    def count_unauthorized(self) -> None:
+        """Count a request without a key that is valid."""
+        self._count(Metric.REQUESTS, 1, "", "", RequestClass.NORMAL.label, Outcome.UNAUTHORIZED.value)
+
+    def count_keyed(self, model: str, result: str) -> None:
+        """Count an answered request with an Idempotency-Key: `run`, `restarted`, `joined` or `replayed`."""
+        self._count(Metric.IDEMPOTENT_REQUESTS, 1, model, result)
+
+    def count_granted(self, model: str, request_class: RequestClass, trace: RequestTrace, tokens: int) -> None:
+        """Count a granted request, its wait and its estimated tokens."""
+        priority = request_class.label
+        self._observe(Metric.QUEUE_WAIT, trace.waited_s, model, priority)
+        if trace.waited_for is not None:
+            self._count(Metric.WAITED, trace.waited_s, model, priority, trace.waited_for.value)
+        self._count(Metric.GRANTED_TOKENS, tokens, model, priority)
+
+    def count_limited(self, model: str, tenant: str, reason: str) -> None:
+        """Count a request that a limit refused."""
+        self._count(Metric.LIMITED, 1, model, tenant, reason)
+
+    def count_limit_wait(self, model: str, tenant: str, waited_s: float) -> None:
+        """Count the wait of a request for a limit."""
+        self._count(Metric.LIMIT_WAIT, waited_s, model, tenant)
+
+    def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
+        """Count the time to a first token, as soon as it has come."""
+        self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, model, request_class.label)
+
+    def count_ended(self, receipt: Receipt, *, is_streamed: bool) -> None:
+        """Count an ended request: its outcome, and the first token of an answer that is not streamed; that of a stream
+        was counted when it came."""
+        model = receipt.model
+        priority = receipt.request_class.label
+        self._count(Metric.REQUESTS, 1, model, receipt.tenant, priority, receipt.outcome.value)
+        if receipt.refused is not None:
+            self._count(Metric.REFUSALS, 1, model, receipt.tenant, priority, receipt.refused)
+        if not is_streamed and receipt.first_token_s is not None:
+            self.observe_first_token(model, receipt.request_class, receipt.first_token_s)
+        self._count_continued(receipt)
+        self._count_verdict(receipt)
+
+    def _count_continued(self, receipt: Receipt) -> None:
+        """Count how often a request was stopped for others, and where it continued or why it did not."""
+        model = receipt.model
+        trace = receipt.trace
+        if trace.preempted:
+            self._count(Metric.PREEMPTIONS, trace.preempted, model, receipt.request_class.label)
+        if trace.moved:
+            self._count(Metric.MOVES, trace.moved, model)
+        for _, gap_s in trace.continued:
+            self._count(Metric.MIGRATIONS, 1, model)
+            self._observe(Metric.MIGRATION_GAP, gap_s, model)
+        if trace.not_continued is not None:
+            self._count(Metric.NOT_CONTINUABLE, 1, model, trace.not_continued.value)
+
+    def _count_verdict(self, receipt: Receipt) -> None:
+        """Count the verdict on a generation of a class with a service level, and its output tokens."""
+        if receipt.slo is None:
+            return
+        labels = (receipt.model, receipt.request_class.label)
+        self._count(Metric.SLO_OFFERED, 1, *labels)
+        if receipt.slo is SloVerdict.MET:
+            self._count(Metric.SLO_MET, 1, *labels)
+            self._count(Metric.GOODPUT_TOKENS, receipt.output_tokens or 0, *labels)
+        elif receipt.slo is not SloVerdict.CLIENT_LEFT:
+            self._count(Metric.SLO_MISSED, 1, *labels, receipt.slo.value)
+
+    def count_tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
+        """Count the tokens of an answer."""
+        self._count(Metric.PROMPT_TOKENS, prompt, model, tenant)
+        self._count(Metric.COMPLETION_TOKENS, completion, model, tenant)
+
+    def count_estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
+        """Count the estimated and the used tokens (prompt, output) of an answered generation."""
+        for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
+            self._count(Metric.ESTIMATED_TOKENS, estimate, model, tenant, part)
+            self._count(Metric.USED_TOKENS, actual, model, tenant, part)
+
+    def read(self, models: Iterable[ModelRouter]) -> None:
+        """Read the figures of the models that are served now."""
+        self._figures = model_families(models)
+
+    def collect(self) -> list[Family]:
+        """The figures as they were read last."""
+        return self._figures.collect()
+
+    def render(self) -> bytes:
+        """The exposition text of this router."""
+        return generate_latest(self.registry)
+
+    def _count(self, metric: Metric, amount: float, *labels: str) -> None:
+        child = self._counter_of.get((metric, labels))
+        if child is None:
+            child = self._counter_of[metric, labels] = self._counters[metric].labels(*labels)
+        child.inc(amount)
+
+    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+        child = self._histogram_of.get((metric, labels))
+        if child is None:
+            child = self._histogram_of[metric, labels] = self._histograms[metric].labels(*labels)
+        child.observe(value)
+
+
+def _rows(kind: str) -> Iterator[tuple[Metric, MetricRow]]:
+    return ((metric, metric.value) for metric in Metric if metric.value.type == kind)
