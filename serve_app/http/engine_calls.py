@@ -89,6 +89,7 @@ class EngineCalls:
             )
             record.request_class = wanted.request_class
             record.deadline_s = wanted.deadline_s
+            self._parts.metrics.count_arrived(record.model, record.tenant, record.request_class)
             if operation.generates:
                 record.service_level = self._service_levels.get(wanted.request_class)
                 record.streamed = bool(body.get("stream"))
@@ -115,7 +116,12 @@ class EngineCalls:
         self._parts.usage.end(record.request_id, record.use())
         receipt = record.receipt(time.monotonic())
         self._parts.receipts.add(receipt)
-        self._parts.metrics.count_ended(receipt, is_streamed=record.streamed)
+        self._parts.metrics.count_ended(
+            receipt,
+            is_streamed=record.streamed,
+            takes_slot=record.operation.takes_slot,
+            is_list=bool(record.parts),
+        )
         for part in record.parts or [record]:
             use = part.token_use()
             cost = part.trace.measure.cost

@@ -18,8 +18,7 @@ from serve_app.router.metrics.table import Figure, Metric, MetricRow
 from serve_app.router.model_router import ModelRouter
 from serve_app.types import Outcome, RequestClass
 
-# seconds; from an idle tiny model's first token to the longest permitted wait
-LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+DID_NOT_WAIT = "none"  # in place of a `WaitReason`
 
 
 class RouterMetrics(Collector):
@@ -33,7 +32,7 @@ class RouterMetrics(Collector):
             metric: Counter(row.name, row.help, row.labels, registry=self.registry) for metric, row in _rows("counter")
         }
         self._histograms = {
-            metric: Histogram(row.name, row.help, row.labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
+            metric: Histogram(row.name, row.help, row.labels, registry=self.registry, buckets=row.buckets)
             for metric, row in _rows("histogram")
         }
         self._counter_of: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
@@ -45,6 +44,10 @@ class RouterMetrics(Collector):
         """Count a request without a key that is valid."""
         self._count(Metric.REQUESTS, 1, "", "", RequestClass.NORMAL.label, Outcome.UNAUTHORIZED.value)
 
+    def count_arrived(self, model: str, tenant: str, request_class: RequestClass) -> None:
+        """Count a request whose body was read and understood."""
+        self._count(Metric.ARRIVALS, 1, model, tenant, request_class.label)
+
     def count_keyed(self, model: str, result: str) -> None:
         """Count an answered request with an Idempotency-Key: `run`, `restarted`, `joined` or `replayed`."""
         self._count(Metric.IDEMPOTENT_REQUESTS, 1, model, result)
@@ -52,7 +55,8 @@ class RouterMetrics(Collector):
     def count_granted(self, model: str, request_class: RequestClass, trace: RequestTrace, tokens: int) -> None:
         """Count a granted request, its wait and its estimated tokens."""
         priority = request_class.label
-        self._observe(Metric.QUEUE_WAIT, trace.waited_s, model, priority)
+        reason = DID_NOT_WAIT if trace.waited_for is None else trace.waited_for.value
+        self._observe(Metric.QUEUE_WAIT, trace.waited_s, model, priority, reason)
         if trace.waited_for is not None:
             self._count(Metric.WAITED, trace.waited_s, model, priority, trace.waited_for.value)
         self._count(Metric.GRANTED_TOKENS, tokens, model, priority)
@@ -69,9 +73,13 @@ class RouterMetrics(Collector):
         """Count the time to a first token, as soon as it has come."""
         self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, model, request_class.label)
 
-    def count_ended(self, receipt: Receipt, *, is_streamed: bool) -> None:
-        """Count an ended request: its outcome, and the first token of an answer that is not streamed; that of a stream
-        was counted when it came."""
+    def count_ended(self, receipt: Receipt, *, is_streamed: bool, takes_slot: bool, is_list: bool) -> None:
+        """Count an ended request: its outcome, times and tokens. The first token of a stream was counted when it came.
+
+        Args:
+            takes_slot: else it waits in no queue, and neither its duration nor its tokens say much of the model.
+            is_list: of prompts that ran one by one, so that its times are of several runs.
+        """
         model = receipt.model
         priority = receipt.request_class.label
         self._count(Metric.REQUESTS, 1, model, receipt.tenant, priority, receipt.outcome.value)
@@ -79,15 +87,38 @@ class RouterMetrics(Collector):
             self._count(Metric.REFUSALS, 1, model, receipt.tenant, priority, receipt.refused)
         if not is_streamed and receipt.first_token_s is not None:
             self.observe_first_token(model, receipt.request_class, receipt.first_token_s)
+        if takes_slot and receipt.outcome is Outcome.OK:
+            self._observe(Metric.DURATION, receipt.total_s, model, priority)
+        if takes_slot and receipt.prompt_tokens is not None:
+            self._observe(Metric.REQUEST_PROMPT_TOKENS, receipt.prompt_tokens, model, priority)
+            self._observe(Metric.REQUEST_OUTPUT_TOKENS, receipt.output_tokens or 0, model, priority)
+        self._observe_pace(receipt, is_list=is_list)
         self._count_continued(receipt)
         self._count_verdict(receipt)
+
+    def _observe_pace(self, receipt: Receipt, *, is_list: bool) -> None:
+        """Count the times between tokens, and whose part of the first token was how long."""
+        labels = (receipt.model, receipt.request_class.label)
+        trace = receipt.trace
+        if receipt.itl_s is not None:
+            self._observe(Metric.TIME_PER_TOKEN, receipt.itl_s, *labels)
+        if receipt.longest_gap_s is not None:
+            self._observe(Metric.LONGEST_GAP, receipt.longest_gap_s, *labels)
+        has_one_run = receipt.granted and not (is_list or trace.losses or trace.preempted or trace.moved)
+        if has_one_run and receipt.first_token_s is not None:
+            in_router_s = receipt.wait_s - trace.waited_s - trace.limit_wait_s
+            self._observe(Metric.FIRST_TOKEN_IN_ROUTER, max(0.0, in_router_s), *labels)
+            self._observe(Metric.FIRST_TOKEN_IN_ENGINE, receipt.first_token_s - receipt.wait_s, *labels)
 
     def _count_continued(self, receipt: Receipt) -> None:
         """Count how often a request was stopped for others, and where it continued or why it did not."""
         model = receipt.model
         trace = receipt.trace
+        priority = receipt.request_class.label
+        if trace.losses:
+            self._count(Metric.RETRIES, trace.losses, model, priority)
         if trace.preempted:
-            self._count(Metric.PREEMPTIONS, trace.preempted, model, receipt.request_class.label)
+            self._count(Metric.PREEMPTIONS, trace.preempted, model, priority)
         if trace.moved:
             self._count(Metric.MOVES, trace.moved, model)
         for _, gap_s in trace.continued:
@@ -118,6 +149,8 @@ class RouterMetrics(Collector):
         for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
             self._count(Metric.ESTIMATED_TOKENS, estimate, model, tenant, part)
             self._count(Metric.USED_TOKENS, actual, model, tenant, part)
+            if estimate:
+                self._observe(Metric.ESTIMATE_RATIO, actual / estimate, model, part)
 
     def read(self, models: Iterable[ModelRouter]) -> None:
         """Read the figures of the models that are served now."""

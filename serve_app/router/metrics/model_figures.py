@@ -33,6 +33,8 @@ def _add_queue(families: Families, model: ModelRouter) -> None:
     families.add(Figure.BLOCKED, queue.blocked, name, "memory")
     for request_class, count in queue.core.pending.count_by_class(name).items():
         families.add(Figure.WAITING, count, name, request_class.label)
+    if queue.fill_ratio is not None:
+        families.add(Figure.WAITING_RATIO, queue.fill_ratio, name)
     for reason in RefusalReason:
         families.add(Figure.OLD_REFUSED, queue.refused[reason], name, reason.value)
     for (key, place), count in model.placed.items():

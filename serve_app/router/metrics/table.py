@@ -11,6 +11,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from serve_app.router.metrics import buckets
+
 OF_MODEL = ("model",)
 OF_CLASS = ("model", "priority")
 OF_TENANT = ("model", "tenant")
@@ -19,13 +21,14 @@ OF_REPLICA = ("model", "replica")
 
 class MetricRow(NamedTuple):
     """One metric; the name of a counter is that without `_total`. `is_old`: it goes with the next version, and its
-    help says what has taken its place."""
+    help says what has taken its place. `buckets`: of a histogram."""
 
     name: str
     type: Literal["counter", "histogram", "gauge"]
     labels: tuple[str, ...]
     help: str
     is_old: bool = False
+    buckets: tuple[float, ...] = ()
 
     @property
     def sample_name(self) -> str:
@@ -38,6 +41,12 @@ class Metric(Enum):
 
     __hash__ = object.__hash__  # looked up at each request: `Enum`'s own calls a Python function
 
+    ARRIVALS = MetricRow(
+        "serve_app_arrivals",
+        "counter",
+        (*OF_TENANT, "priority"),
+        "requests that were read and understood, when they arrive",
+    )
     REQUESTS = MetricRow(
         "serve_app_requests", "counter", (*OF_TENANT, "priority", "outcome"), "requests by how they ended"
     )
@@ -53,20 +62,76 @@ class Metric(Enum):
     QUEUE_WAIT = MetricRow(
         "serve_app_queue_wait_seconds",
         "histogram",
-        OF_CLASS,
-        "seconds in the queue before the last grant; a retry counts anew",
+        (*OF_CLASS, "reason"),
+        "seconds in the queue before the last grant, by what for (`waited_for` of a receipt; `none`: it did not wait); "
+        "a retry counts anew",
+        buckets=buckets.QUEUE_WAIT_S,
     )
     WAITED = MetricRow(
         "serve_app_waited_seconds",
         "counter",
         (*OF_CLASS, "reason"),
-        "seconds that granted requests waited in the queue, by what for (`waited_for` of a receipt)",
+        "serve_app_queue_wait_seconds_sum",
+        is_old=True,
     )
     TIME_TO_FIRST_TOKEN = MetricRow(
         "serve_app_time_to_first_token_seconds",
         "histogram",
         OF_CLASS,
         "seconds from arrival to the first token of a generation, streamed or not",
+        buckets=buckets.TIME_TO_FIRST_TOKEN_S,
+    )
+    FIRST_TOKEN_IN_ROUTER = MetricRow(
+        "serve_app_first_token_in_router_seconds",
+        "histogram",
+        OF_CLASS,
+        "the router's part of the first token: from arrival to the replica, without waits; of requests with one run",
+        buckets=buckets.ROUTER_S,
+    )
+    FIRST_TOKEN_IN_ENGINE = MetricRow(
+        "serve_app_first_token_in_engine_seconds",
+        "histogram",
+        OF_CLASS,
+        "the replica's part: from there to the first token; of requests with one run",
+        buckets=buckets.TIME_TO_FIRST_TOKEN_S,
+    )
+    TIME_PER_TOKEN = MetricRow(
+        "serve_app_time_per_output_token_seconds",
+        "histogram",
+        OF_CLASS,
+        "mean seconds between the tokens of a request",
+        buckets=buckets.INTER_TOKEN_LATENCY_S,
+    )
+    LONGEST_GAP = MetricRow(
+        "serve_app_longest_token_gap_seconds",
+        "histogram",
+        OF_CLASS,
+        "longest pause between tokens of a streamed request",
+        buckets=buckets.INTER_TOKEN_LATENCY_S,
+    )
+    DURATION = MetricRow(
+        "serve_app_request_duration_seconds",
+        "histogram",
+        OF_CLASS,
+        "seconds from arrival to the end of an answer (outcome `ok`); without work that takes no slot",
+        buckets=buckets.REQUEST_LATENCY_S,
+    )
+    REQUEST_PROMPT_TOKENS = MetricRow(
+        "serve_app_request_prompt_tokens",
+        "histogram",
+        OF_CLASS,
+        "prompt tokens of a request",
+        buckets=buckets.REQUEST_TOKENS,
+    )
+    REQUEST_OUTPUT_TOKENS = MetricRow(
+        "serve_app_request_output_tokens",
+        "histogram",
+        OF_CLASS,
+        "generated tokens of a request",
+        buckets=buckets.REQUEST_TOKENS,
+    )
+    RETRIES = MetricRow(
+        "serve_app_retries", "counter", OF_CLASS, "runs after the loss of a replica, from the start or continued"
     )
     MOVES = MetricRow(
         "serve_app_moves",
@@ -88,6 +153,7 @@ class Metric(Enum):
         "histogram",
         OF_MODEL,
         "seconds from the loss to the first frame of the next replica",
+        buckets=buckets.CONTINUATION_GAP_S,
     )
     NOT_CONTINUABLE = MetricRow(
         "serve_app_not_continuable",
@@ -113,6 +179,13 @@ class Metric(Enum):
     )
     USED_TOKENS = MetricRow(
         "serve_app_used_tokens", "counter", (*OF_TENANT, "part"), "what answered generations needed"
+    )
+    ESTIMATE_RATIO = MetricRow(
+        "serve_app_estimate_ratio",
+        "histogram",
+        ("model", "part"),
+        "used over estimated tokens of an answered generation",
+        buckets=buckets.ESTIMATE_RATIO,
     )
     SLO_OFFERED = MetricRow("serve_app_slo_offered", "counter", OF_CLASS, "generations of classes with a service level")
     SLO_MET = MetricRow("serve_app_slo_met", "counter", OF_CLASS, "generations served within their service level")
@@ -140,6 +213,12 @@ class Figure(Enum):
     """What a scrape reads from the models of a router."""
 
     WAITING = MetricRow("serve_app_waiting", "gauge", OF_CLASS, "requests that wait")
+    WAITING_RATIO = MetricRow(
+        "serve_app_waiting_ratio",
+        "gauge",
+        OF_MODEL,
+        "requests that wait over `admission.max_queued`; the sum over the routers is 1 when the queue is full",
+    )
     SLOTS = MetricRow(
         "serve_app_slots",
         "gauge",
