@@ -50,6 +50,7 @@ class RouterApp:
         self.keys = KeyRing(settings.auth, self.parts.follower.stored)
         self.settings = settings
         self._calls.configure(settings)
+        self.parts.metrics.configure(settings.metrics.named_tenants, self.keys.count_tenants)
         origins = settings.http.cors_origins
         self._handler: Handler = with_cors(self._handle_http, origins) if origins else self._handle_http
 

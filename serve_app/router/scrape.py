@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from prometheus_client import generate_latest
@@ -44,7 +45,7 @@ class Scrape:
 
     def here(self) -> Exposition:
         """This router's id and its own metrics."""
-        self._metrics.read(self._models.values())
+        self._metrics.read(self._models.values(), time.monotonic())
         return self._router, self._metrics.render()
 
     async def everywhere(self) -> bytes:

@@ -55,6 +55,7 @@ DEFAULT_GUARD_SLOTS_SHARE = 0.25  # at most; more costs throughput and, beside p
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
+DEFAULT_NAMED_TENANTS = 20  # with 3 models and 3 routers less than 50,000 series, which a small Prometheus carries
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
 ClassName = Literal["low", "normal", "high", "critical"]
@@ -263,6 +264,13 @@ class SessionSettings(FrozenSettings):
     per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0, le=MAX_COUNT)
 
 
+class MetricsSettings(FrozenSettings):
+    """The metrics of the routers."""
+
+    # By most use; all others are counted as `other`. Each costs some 80 samples for each model, class and router.
+    named_tenants: int = Field(DEFAULT_NAMED_TENANTS, ge=0, le=1000)
+
+
 POSTGRES_DRIVER = "postgresql+psycopg"  # SQLAlchemy's name of the driver that is installed with this package
 
 
@@ -309,6 +317,7 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
+    metrics: MetricsSettings = MetricsSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.router.metrics import buckets
-from tests.fakes.asgi_client import CHAT, Client, ask, cancel, running, started
+from tests.fakes.asgi_client import BATCH_KEY, CHAT, KEY, Client, ask, cancel, running, started
 from tests.fakes.engines import FakeCluster, model, run, turns
 from tests.http.test_app_receipts import check, leave, receipts
 from tests.requires import requires
@@ -121,6 +121,22 @@ def test_a_queue_that_is_half_full_has_a_ratio_of_a_half() -> None:
             await cancel(asked)
 
     run(scenario, model(slots=1))
+
+
+def test_tenants_without_a_name_are_counted_together() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        named = client.edge.settings.metrics.model_copy(update={"named_tenants": 1})
+        client.edge.configure(client.edge.settings.model_copy(update={"metrics": named}))
+        assert (await client.post(ask("p", 7))).status == 200
+        assert (await client.get("/metrics")).status == 200  # the heaviest is named
+        for key in (KEY, BATCH_KEY):
+            assert (await client.post(ask("p", 3), key=key)).status == 200
+        assert client.figures("serve_app_requests_total", "tenant") == {("other",): 2, ("people",): 1}
+        assert client.figures("serve_app_completion_tokens_total", "tenant") == {("other",): 10, ("people",): 3}
+        assert client.figures("serve_app_request_duration_seconds_count", "tenant") == {("other",): 2, ("people",): 1}
+
+    run(scenario)
 
 
 def test_the_buckets_are_those_of_vllm() -> None:

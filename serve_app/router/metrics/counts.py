@@ -5,13 +5,14 @@ The child of a metric for its labels is found once and kept: that costs a reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from serve_app.core.receipts import Receipt, RequestTrace, SloVerdict
+from serve_app.core.usage import NamedTenants
 from serve_app.router.metrics.families import Families
 from serve_app.router.metrics.model_figures import model_families
 from serve_app.router.metrics.table import Figure, Metric, MetricRow
@@ -19,6 +20,7 @@ from serve_app.router.model_router import ModelRouter
 from serve_app.types import Outcome, RequestClass
 
 DID_NOT_WAIT = "none"  # in place of a `WaitReason`
+CHOICE_S = 60.0  # between two choices of the tenants with names: of 10,000 tenants one takes some ms
 
 
 class RouterMetrics(Collector):
@@ -38,7 +40,16 @@ class RouterMetrics(Collector):
         self._counter_of: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
         self._histogram_of: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
         self._figures = Families(Figure)
+        self._tenants = NamedTenants(0)
+        self._count_tenants: Callable[[], int] = lambda: 0
+        self._chosen_at: float | None = None
         self.registry.register(self)
+
+    def configure(self, named_tenants: int, count_tenants: Callable[[], int]) -> None:
+        """Apply changed settings. `count_tenants`: how many there are."""
+        self._count_tenants = count_tenants
+        self._tenants.limit = named_tenants
+        self._tenants.known = count_tenants()
 
     def count_unauthorized(self) -> None:
         """Count a request without a key that is valid."""
@@ -46,7 +57,7 @@ class RouterMetrics(Collector):
 
     def count_arrived(self, model: str, tenant: str, request_class: RequestClass) -> None:
         """Count a request whose body was read and understood."""
-        self._count(Metric.ARRIVALS, 1, model, tenant, request_class.label)
+        self._count(Metric.ARRIVALS, 1, model, self._tenants.label(tenant), request_class.label)
 
     def count_keyed(self, model: str, result: str) -> None:
         """Count an answered request with an Idempotency-Key: `run`, `restarted`, `joined` or `replayed`."""
@@ -63,15 +74,16 @@ class RouterMetrics(Collector):
 
     def count_limited(self, model: str, tenant: str, reason: str) -> None:
         """Count a request that a limit refused."""
-        self._count(Metric.LIMITED, 1, model, tenant, reason)
+        self._count(Metric.LIMITED, 1, model, self._tenants.label(tenant), reason)
 
     def count_limit_wait(self, model: str, tenant: str, waited_s: float) -> None:
         """Count the wait of a request for a limit."""
-        self._count(Metric.LIMIT_WAIT, waited_s, model, tenant)
+        self._count(Metric.LIMIT_WAIT, waited_s, model, self._tenants.label(tenant))
 
-    def observe_first_token(self, model: str, request_class: RequestClass, seconds: float) -> None:
+    def observe_first_token(self, model: str, tenant: str, request_class: RequestClass, seconds: float) -> None:
         """Count the time to a first token, as soon as it has come."""
-        self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, model, request_class.label)
+        label = self._tenants.label(tenant)
+        self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, model, label, request_class.label)
 
     def count_ended(self, receipt: Receipt, *, is_streamed: bool, takes_slot: bool, is_list: bool) -> None:
         """Count an ended request: its outcome, times and tokens. The first token of a stream was counted when it came.
@@ -82,13 +94,15 @@ class RouterMetrics(Collector):
         """
         model = receipt.model
         priority = receipt.request_class.label
-        self._count(Metric.REQUESTS, 1, model, receipt.tenant, priority, receipt.outcome.value)
+        self._tenants.add(receipt.tenant, 1 + (receipt.prompt_tokens or 0) + (receipt.output_tokens or 0))
+        tenant = self._tenants.label(receipt.tenant)
+        self._count(Metric.REQUESTS, 1, model, tenant, priority, receipt.outcome.value)
         if receipt.refused is not None:
-            self._count(Metric.REFUSALS, 1, model, receipt.tenant, priority, receipt.refused)
+            self._count(Metric.REFUSALS, 1, model, tenant, priority, receipt.refused)
         if not is_streamed and receipt.first_token_s is not None:
-            self.observe_first_token(model, receipt.request_class, receipt.first_token_s)
+            self.observe_first_token(model, receipt.tenant, receipt.request_class, receipt.first_token_s)
         if takes_slot and receipt.outcome is Outcome.OK:
-            self._observe(Metric.DURATION, receipt.total_s, model, priority)
+            self._observe(Metric.DURATION, receipt.total_s, model, tenant, priority)
         if takes_slot and receipt.prompt_tokens is not None:
             self._observe(Metric.REQUEST_PROMPT_TOKENS, receipt.prompt_tokens, model, priority)
             self._observe(Metric.REQUEST_OUTPUT_TOKENS, receipt.output_tokens or 0, model, priority)
@@ -141,20 +155,26 @@ class RouterMetrics(Collector):
 
     def count_tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
         """Count the tokens of an answer."""
+        tenant = self._tenants.label(tenant)
         self._count(Metric.PROMPT_TOKENS, prompt, model, tenant)
         self._count(Metric.COMPLETION_TOKENS, completion, model, tenant)
 
     def count_estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
         """Count the estimated and the used tokens (prompt, output) of an answered generation."""
+        tenant = self._tenants.label(tenant)
         for part, estimate, actual in zip(("prompt", "output"), given, used, strict=True):
             self._count(Metric.ESTIMATED_TOKENS, estimate, model, tenant, part)
             self._count(Metric.USED_TOKENS, actual, model, tenant, part)
             if estimate:
                 self._observe(Metric.ESTIMATE_RATIO, actual / estimate, model, part)
 
-    def read(self, models: Iterable[ModelRouter]) -> None:
-        """Read the figures of the models that are served now."""
+    def read(self, models: Iterable[ModelRouter], now: float) -> None:
+        """Read the figures of the models that are served now, and choose the tenants that are named from now on."""
         self._figures = model_families(models)
+        if self._chosen_at is None or now >= self._chosen_at + CHOICE_S:
+            self._chosen_at = now
+            self._tenants.known = self._count_tenants()
+            self._tenants.choose(now)
 
     def collect(self) -> list[Family]:
         """The figures as they were read last."""

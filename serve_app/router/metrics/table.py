@@ -2,7 +2,8 @@
 
 `Metric` is counted as requests come and end, by `counts`; `Figure` and `EngineFigure` are read at each scrape.
 
-Invariant: labels are bounded; models and tenants come from the configuration, classes and outcomes from enums.
+Invariant: labels are bounded; models come from the configuration, classes and outcomes from enums, and of tenants only
+those of most use are named (`core.usage.named_tenants`).
 Invariant: no two rows have one name, with or without `_total`: in OpenMetrics they would be one family.
 """
 
@@ -77,7 +78,7 @@ class Metric(Enum):
     TIME_TO_FIRST_TOKEN = MetricRow(
         "serve_app_time_to_first_token_seconds",
         "histogram",
-        OF_CLASS,
+        (*OF_TENANT, "priority"),
         "seconds from arrival to the first token of a generation, streamed or not",
         buckets=buckets.TIME_TO_FIRST_TOKEN_S,
     )
@@ -112,7 +113,7 @@ class Metric(Enum):
     DURATION = MetricRow(
         "serve_app_request_duration_seconds",
         "histogram",
-        OF_CLASS,
+        (*OF_TENANT, "priority"),
         "seconds from arrival to the end of an answer (outcome `ok`); without work that takes no slot",
         buckets=buckets.REQUEST_LATENCY_S,
     )
