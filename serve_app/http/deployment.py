@@ -38,6 +38,7 @@ from serve_app.ray_adapter import (
 )
 from serve_app.router import (
     USAGE_FOLDER,
+    ClusterSources,
     LimitClient,
     ModelRegistry,
     QueueClient,
@@ -108,7 +109,8 @@ class RouterReplica:
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
-        self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"))
+        sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
+        self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"), sources)
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)

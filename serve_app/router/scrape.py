@@ -1,10 +1,11 @@
 """One scrape of the metrics of all router replicas, whichever of them answers: only HAProxy has an address to scrape.
 
-The answering router asks the engines for their load, and the other routers for their own metrics. Each sample of a
-router gets the label `router`, as each is a counter of one process; the engines' have none.
+The answering router asks the engines for their load, the other routers for their own metrics, the quota actor for the
+ledger and the store for the batches. Each sample of a router gets the label `router`, as each is a counter of one
+process; the others have none.
 
 Invariant: a scrape ends within twice `other_routers.ANSWER_TIMEOUT_S`; a router that has not answered by then is
-missing in it, and logged.
+missing in it, and logged. What the quota actor or the store has not answered is missing, too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import generate_latest
 
+from serve_app.core.batches import BatchWork
+from serve_app.errors import ServeAppError
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
-from serve_app.router.metrics import RouterMetrics, engine_families
+from serve_app.router.metrics import RouterMetrics, cluster_families, engine_families
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
 from serve_app.transport import EngineLoad
@@ -26,6 +30,18 @@ logger = logging.getLogger("ray.serve")
 
 Exposition = tuple[str, bytes]  # a router's id, and its metrics in Prometheus' text format
 AskAll = Callable[[], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+T = TypeVar("T")
+
+
+class ClusterSources(NamedTuple):
+    """What is asked at a scrape, beside routers and engines. Both may raise NO_ANSWER or a ServeAppError.
+
+    Args:
+        figures: the quota actor's. work: the batches that have not ended, the oldest first.
+    """
+
+    figures: Callable[[], Awaitable[Mapping[str, Any]]]
+    work: Callable[[], Awaitable[Sequence[BatchWork]]]
 
 
 class Scrape:
@@ -35,10 +51,19 @@ class Scrape:
         router: its id.
         models: by name, as they are served now.
         ask_all: asks every router for `here`; the call and the answers may raise NO_ANSWER.
+        sources: of the figures of the whole deployment.
     """
 
-    def __init__(self, router: str, metrics: RouterMetrics, models: Mapping[str, ModelRouter], ask_all: AskAll) -> None:
+    def __init__(
+        self,
+        router: str,
+        metrics: RouterMetrics,
+        models: Mapping[str, ModelRouter],
+        ask_all: AskAll,
+        sources: ClusterSources,
+    ) -> None:
         self._router = router
+        self._sources = sources
         self._metrics = metrics
         self._models = models
         self._ask_all = ask_all
@@ -52,6 +77,8 @@ class Scrape:
         """The metrics of all routers and engines, in Prometheus' text format."""
         # in a context of its own: the calling HTTP request must not decide how replies are read
         others = in_fresh_context(self._others(), "metrics")
+        figures = in_fresh_context(_answer(self._sources.figures, "the quota actor"), "figures")
+        work = in_fresh_context(_answer(self._sources.work, "the store"), "batches")
         models = dict(self._models)
         loads = await asyncio.gather(*map(_loads, models.values()))
         engines = {
@@ -61,7 +88,8 @@ class Scrape:
         }
         found = dict(await others)
         found |= [self.here()]
-        return merged(found) + generate_latest(engine_families(engines))
+        cluster = cluster_families(await figures, await work, time.time())
+        return merged(found) + generate_latest(engine_families(engines)) + generate_latest(cluster)
 
     async def _others(self) -> list[Exposition]:
         """What the routers answer, this one perhaps among them."""
@@ -73,6 +101,16 @@ class Scrape:
             return []
         found = await asyncio.gather(*(answer_or_none(answer, "the scrape") for answer in answers))
         return [one for one in found if one is not None]
+
+
+async def _answer(ask: Callable[[], Awaitable[T]], part: str) -> T | None:
+    """What a part of the deployment answers in time; None: nothing."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await ask()
+    except (ServeAppError, *NO_ANSWER) as error:
+        logger.warning("Scrape did not get the figures of %s, and they are missing: %s", part, error)
+        return None
 
 
 async def _loads(model: ModelRouter) -> dict[str, EngineLoad]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from serve_app.router import RouterMetrics, Scrape, scrape
+from serve_app.core.batches import BatchWork
+from serve_app.errors import StoreAway
+from serve_app.router import ClusterSources, RouterMetrics, Scrape, scrape
 from serve_app.router.scrape import Exposition, merged
 
 
@@ -46,6 +49,25 @@ def test_a_label_of_any_characters_stays_what_it_is(model: str) -> None:
     assert [(one.labels, one.value) for one in found] == [({"router": "r", "model": model}, 3)]
 
 
+async def no_figures() -> dict[str, Any]:
+    return {
+        "devices": [],
+        "engines": [],
+        "draining": [],
+        "waiting": [],
+        "sessions": [],
+        "sessions_waiting": [],
+        "short": [],
+    }
+
+
+async def no_batches() -> list[BatchWork]:
+    return []
+
+
+NOTHING = ClusterSources(no_figures, no_batches)
+
+
 async def exposition_of(text: bytes, router: str) -> Exposition:
     return router, text
 
@@ -69,7 +91,7 @@ def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None)
 
     metrics = RouterMetrics()
     metrics.count_tokens("m", "t", 5, 0)
-    return asyncio.run(Scrape("here", metrics, {}, ask_all).everywhere())
+    return asyncio.run(Scrape("here", metrics, {}, ask_all, NOTHING).everywhere())
 
 
 def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> None:
@@ -87,6 +109,20 @@ def test_a_router_that_does_not_answer_is_missing_and_is_logged(
     assert samples(text, "requests_total") == {"there": 3}
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5}
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_a_part_that_does_not_answer_is_missing_and_the_metrics_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def away() -> Any:
+        raise StoreAway("the store is away")
+
+    async def nobody() -> list[Awaitable[Exposition]]:
+        return []
+
+    sources = ClusterSources(no_figures, away)
+    text = asyncio.run(Scrape("here", RouterMetrics(), {}, nobody, sources).everywhere())
+    assert 'serve_app_up{part="quota_actor"} 1.0' in text.decode()
+    assert 'serve_app_up{part="store"} 0.0' in text.decode()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("error", [RayError("gone"), TimeoutError()], ids=["RayError", "TimeoutError"])

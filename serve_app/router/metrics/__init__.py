@@ -5,7 +5,8 @@ In: ends of requests, the state of the models, loads of engines. Out: families o
 Never: asks another process; `router.scrape` does.
 """
 
+from serve_app.router.metrics.cluster_figures import cluster_families
 from serve_app.router.metrics.counts import RouterMetrics
 from serve_app.router.metrics.engine_figures import engine_families
 
-__all__ = ["RouterMetrics", "engine_families"]
+__all__ = ["RouterMetrics", "cluster_families", "engine_families"]

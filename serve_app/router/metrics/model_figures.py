@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from serve_app.core.queue import RefusalReason
+from serve_app.names import versions
 from serve_app.router.metrics.families import Families
 from serve_app.router.metrics.table import Figure
 from serve_app.router.model_router import ModelRouter
@@ -13,6 +14,8 @@ from serve_app.router.model_router import ModelRouter
 def model_families(models: Iterable[ModelRouter]) -> Families:
     """The present figures of these models."""
     families = Families(Figure)
+    running = versions()
+    families.add(Figure.BUILD_INFO, 1, running["version"], running.get("vllm", ""))
     models = list(models)
     for model in models:
         _add_queue(families, model)

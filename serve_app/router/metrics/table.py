@@ -1,6 +1,6 @@
 """The router's metrics: name, type, labels and help. docs/reference/metrics.md shows them.
 
-`Metric` is counted as requests come and end, by `counts`; `Figure` and `EngineFigure` are read at each scrape.
+`Metric` is counted as requests come and end, by `counts`; the others are read at each scrape.
 
 Invariant: labels are bounded; models come from the configuration, classes and outcomes from enums, and of tenants only
 those of most use are named (`core.usage.named_tenants`).
@@ -213,6 +213,7 @@ class Metric(Enum):
 class Figure(Enum):
     """What a scrape reads from the models of a router."""
 
+    BUILD_INFO = MetricRow("serve_app_build_info", "gauge", ("version", "vllm"), "1; the versions that a router runs")
     WAITING = MetricRow("serve_app_waiting", "gauge", OF_CLASS, "requests that wait")
     WAITING_RATIO = MetricRow(
         "serve_app_waiting_ratio",
@@ -325,4 +326,43 @@ class EngineFigure(Enum):
     )
 
 
-TABLE: tuple[MetricRow, ...] = tuple(one.value for enum in (Metric, Figure, EngineFigure) for one in enum)
+class ClusterFigure(Enum):
+    """What a scrape reads from the quota actor and the store."""
+
+    UP = MetricRow("serve_app_up", "gauge", ("part",), "1: `quota_actor` or `store` has answered the scrape")
+    GPU_MEMORY = MetricRow(
+        "serve_app_gpu_memory_bytes",
+        "gauge",
+        ("node", "device", "kind"),
+        "bytes of a device: `reserved` (nobody's), `granted` to engines, `free`",
+    )
+    REPLICA_MEMORY = MetricRow(
+        "serve_app_replica_memory_bytes", "gauge", (*OF_REPLICA, "kind"), "bytes of a replica: `granted`, `measured`"
+    )
+    KV_TOKENS = MetricRow(
+        "serve_app_kv_tokens",
+        "gauge",
+        (*OF_REPLICA, "kind"),
+        "KV tokens of a replica: `total`, `free`, `used` by requests, reserved for `sessions`",
+    )
+    KV_USED_RATIO = MetricRow("serve_app_kv_used_ratio", "gauge", OF_REPLICA, "KV tokens used over all of a replica")
+    REPLICAS = MetricRow(
+        "serve_app_replicas",
+        "gauge",
+        ("model", "state"),
+        "replicas: `blocked` (waits for memory), `loading`, `running`, `draining`, `ending`",
+    )
+    REPLICAS_SHORT = MetricRow(
+        "serve_app_replicas_short", "gauge", OF_MODEL, "1: scaling wants more replicas, and memory for them lacks"
+    )
+    SESSIONS = MetricRow("serve_app_sessions", "gauge", ("model", "state"), "agent sessions: `open`, `waiting`")
+    BATCHES = MetricRow("serve_app_batches", "gauge", ("status",), "batches that have not ended, by OpenAI's status")
+    BATCH_ROWS = MetricRow(
+        "serve_app_batch_rows", "gauge", ("state",), "their rows: `waiting`, `running`, `completed`, `failed`"
+    )
+    OLDEST_BATCH = MetricRow("serve_app_oldest_batch_age_seconds", "gauge", (), "age of the oldest of them")
+
+
+TABLE: tuple[MetricRow, ...] = tuple(
+    figure.value for enum in (Metric, Figure, EngineFigure, ClusterFigure) for figure in enum
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http.api import local_routes
+from serve_app import names
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, cancel, running, started
@@ -127,7 +127,7 @@ def test_a_model_that_has_never_started_has_its_configured_length_or_null(config
 def test_the_version_that_runs_is_reported_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     running = importlib.metadata.version("serve-app")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9")
-    local_routes.versions.cache_clear()
+    names.versions.cache_clear()
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
@@ -137,7 +137,7 @@ def test_the_version_that_runs_is_reported_also_once_another_is_installed(monkey
     try:
         run(scenario)
     finally:
-        local_routes.versions.cache_clear()
+        names.versions.cache_clear()
 
 
 def test_the_tokenizer_is_described_to_operators_alone() -> None:
