@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,12 @@ class RouterReplica:
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
         sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
-        self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"), sources)
+
+        async def ask_all(is_openmetrics: bool) -> list[Coroutine[Any, Any, Any]]:
+            # without an argument where there need be none: a router of the release before takes none
+            return await routers.call_all("metrics", *([True] if is_openmetrics else []))
+
+        self._scrape = Scrape(name, self._metrics, models, ask_all, sources)
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
@@ -193,9 +198,9 @@ class RouterReplica:
         """Keep an answer of another router replica, which calls this."""
         self._keyed_runs.keep(copy)
 
-    async def metrics(self) -> tuple[str, bytes]:
+    async def metrics(self, is_openmetrics: bool = False) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""
-        return self._scrape.here()
+        return self._scrape.here(is_openmetrics)
 
     async def run_row(
         self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes

@@ -254,7 +254,9 @@ class EngineCalls:
             self._parts.metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream)
         if first_token_s is not None and (part is None or part.merged.begin()):  # a list has one
-            self._parts.metrics.observe_first_token(record.model, record.tenant, record.request_class, first_token_s)
+            self._parts.metrics.observe_first_token(
+                record.model, record.tenant, record.request_class, first_token_s, exchange.request_id
+            )
         relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)
         try:
             last = await relay

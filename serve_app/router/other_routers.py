@@ -24,6 +24,6 @@ async def answer_or_none(answer: Awaitable[T], asked: str) -> T | None:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await answer
-    except NO_ANSWER as error:
+    except (TypeError, *NO_ANSWER) as error:  # TypeError: it is of the release before, and takes other arguments
         logger.warning("Routers did not all answer %s, which lacks one part: %s", asked, error)
         return None

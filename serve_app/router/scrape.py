@@ -16,20 +16,26 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from prometheus_client import generate_latest
-
 from serve_app.core.batches import BatchWork
 from serve_app.errors import ServeAppError
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
-from serve_app.router.metrics import RouterMetrics, cluster_families, engine_families
+from serve_app.router.metrics import (
+    END,
+    RouterMetrics,
+    TextFormat,
+    accepted,
+    cluster_families,
+    engine_families,
+    rendered,
+)
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
 from serve_app.transport import EngineLoad
 
 logger = logging.getLogger("ray.serve")
 
-Exposition = tuple[str, bytes]  # a router's id, and its metrics in Prometheus' text format
-AskAll = Callable[[], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+Exposition = tuple[str, bytes]  # a router's id, and its metrics as text
+AskAll = Callable[[bool], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
 T = TypeVar("T")
 
 
@@ -68,15 +74,17 @@ class Scrape:
         self._models = models
         self._ask_all = ask_all
 
-    def here(self) -> Exposition:
-        """This router's id and its own metrics."""
+    def here(self, is_openmetrics: bool = False) -> Exposition:
+        """This router's id and its own metrics, in OpenMetrics' or Prometheus' text format."""
         self._metrics.read(self._models.values(), time.monotonic())
-        return self._router, self._metrics.render()
+        return self._router, self._metrics.render(_format(is_openmetrics))
 
-    async def everywhere(self) -> bytes:
-        """The metrics of all routers and engines, in Prometheus' text format."""
+    async def everywhere(self, accept: str = "") -> tuple[str, bytes]:
+        """The content type and the metrics of all routers and engines. `accept`: the header of the request."""
+        text_format = accepted(accept)
+        is_openmetrics = text_format is TextFormat.OPENMETRICS
         # in a context of its own: the calling HTTP request must not decide how replies are read
-        others = in_fresh_context(self._others(), "metrics")
+        others = in_fresh_context(self._others(is_openmetrics), "metrics")
         figures = in_fresh_context(_answer(self._sources.figures, "the quota actor"), "figures")
         work = in_fresh_context(_answer(self._sources.work, "the store"), "batches")
         models = dict(self._models)
@@ -87,15 +95,16 @@ class Scrape:
             if self._models.get(name) is models[name]  # else it was removed meanwhile
         }
         found = dict(await others)
-        found |= [self.here()]
+        found |= [self.here(is_openmetrics)]
         cluster = cluster_families(await figures, await work, time.time())
-        return merged(found) + generate_latest(engine_families(engines)) + generate_latest(cluster)
+        parts = [merged(found), *(rendered(one, text_format) for one in (engine_families(engines), cluster))]
+        return text_format.value, b"".join([*parts, END] if is_openmetrics else parts)
 
-    async def _others(self) -> list[Exposition]:
+    async def _others(self, is_openmetrics: bool) -> list[Exposition]:
         """What the routers answer, this one perhaps among them."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                answers = await self._ask_all()
+                answers = await self._ask_all(is_openmetrics)
         except NO_ANSWER as error:
             logger.warning("Scrape did not reach the other routers, and their metrics are missing: %s", error)
             return []
@@ -118,6 +127,10 @@ async def _loads(model: ModelRouter) -> dict[str, EngineLoad]:
     replicas = sorted(model.replica_set.running)
     loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
     return {replica: load for replica, load in zip(replicas, loads, strict=True) if load is not None}
+
+
+def _format(is_openmetrics: bool) -> TextFormat:
+    return TextFormat.OPENMETRICS if is_openmetrics else TextFormat.PROMETHEUS
 
 
 def merged(expositions: Mapping[str, bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from serve_app.router.metrics import buckets
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, KEY, Client, ask, cancel, running, started
@@ -10,6 +11,11 @@ from tests.fakes.engines import FakeCluster, model, run, turns
 from tests.http.test_app_receipts import check, leave, receipts
 from tests.requires import requires
 
+# What Prometheus 2.42, Debian's, sends.
+PROMETHEUS_ACCEPTS = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
 TIMES = (
     "request_duration_seconds",
     "time_to_first_token_seconds",
@@ -137,6 +143,26 @@ def test_tenants_without_a_name_are_counted_together() -> None:
         assert client.figures("serve_app_request_duration_seconds_count", "tenant") == {("other",): 2, ("people",): 1}
 
     run(scenario)
+
+
+def test_openmetrics_has_the_request_id_of_first_token_and_whole_request() -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        assert (await client.post(ask("p", 7))).status == 200
+        (receipt,) = receipts(client)
+        reply = await client.get("/metrics", headers={"Accept": PROMETHEUS_ACCEPTS})
+        assert reply.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}
+        for name in ("serve_app_time_to_first_token_seconds", "serve_app_request_duration_seconds"):
+            (exemplar,) = [one.exemplar for one in families[name].samples if one.exemplar is not None]
+            assert exemplar.labels == {"request_id": receipt.request_id}
+        assert families["serve_app_requests"].type == "counter"
+        assert reply.body.count(b"# EOF") == 1
+        plain = await client.get("/metrics", headers={"Accept": "text/plain"})
+        assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert b"# {" not in plain.body
+        assert b"# EOF" not in plain.body
+
+    check(scenario)
 
 
 def test_the_buckets_are_those_of_vllm() -> None:

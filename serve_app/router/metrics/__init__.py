@@ -8,5 +8,6 @@ Never: asks another process; `router.scrape` does.
 from serve_app.router.metrics.cluster_figures import cluster_families
 from serve_app.router.metrics.counts import RouterMetrics
 from serve_app.router.metrics.engine_figures import engine_families
+from serve_app.router.metrics.text_format import END, TextFormat, accepted, rendered
 
-__all__ = ["RouterMetrics", "cluster_families", "engine_families"]
+__all__ = ["END", "RouterMetrics", "TextFormat", "accepted", "cluster_families", "engine_families", "rendered"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -16,6 +16,7 @@ from serve_app.core.usage import NamedTenants
 from serve_app.router.metrics.families import Families
 from serve_app.router.metrics.model_figures import model_families
 from serve_app.router.metrics.table import Figure, Metric, MetricRow
+from serve_app.router.metrics.text_format import TextFormat, rendered
 from serve_app.router.model_router import ModelRouter
 from serve_app.types import Outcome, RequestClass
 
@@ -80,10 +81,12 @@ class RouterMetrics(Collector):
         """Count the wait of a request for a limit."""
         self._count(Metric.LIMIT_WAIT, waited_s, model, self._tenants.label(tenant))
 
-    def observe_first_token(self, model: str, tenant: str, request_class: RequestClass, seconds: float) -> None:
+    def observe_first_token(
+        self, model: str, tenant: str, request_class: RequestClass, seconds: float, request_id: str
+    ) -> None:
         """Count the time to a first token, as soon as it has come."""
-        label = self._tenants.label(tenant)
-        self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, model, label, request_class.label)
+        labels = (model, self._tenants.label(tenant), request_class.label)
+        self._observe(Metric.TIME_TO_FIRST_TOKEN, seconds, *labels, request_id=request_id)
 
     def count_ended(self, receipt: Receipt, *, is_streamed: bool, takes_slot: bool, is_list: bool) -> None:
         """Count an ended request: its outcome, times and tokens. The first token of a stream was counted when it came.
@@ -100,9 +103,11 @@ class RouterMetrics(Collector):
         if receipt.refused is not None:
             self._count(Metric.REFUSALS, 1, model, tenant, priority, receipt.refused)
         if not is_streamed and receipt.first_token_s is not None:
-            self.observe_first_token(model, receipt.tenant, receipt.request_class, receipt.first_token_s)
+            first_s = receipt.first_token_s
+            self.observe_first_token(model, receipt.tenant, receipt.request_class, first_s, receipt.request_id)
         if takes_slot and receipt.outcome is Outcome.OK:
-            self._observe(Metric.DURATION, receipt.total_s, model, tenant, priority)
+            labels = (model, tenant, priority)
+            self._observe(Metric.DURATION, receipt.total_s, *labels, request_id=receipt.request_id)
         if takes_slot and receipt.prompt_tokens is not None:
             self._observe(Metric.REQUEST_PROMPT_TOKENS, receipt.prompt_tokens, model, priority)
             self._observe(Metric.REQUEST_OUTPUT_TOKENS, receipt.output_tokens or 0, model, priority)
@@ -180,9 +185,9 @@ class RouterMetrics(Collector):
         """The figures as they were read last."""
         return self._figures.collect()
 
-    def render(self) -> bytes:
-        """The exposition text of this router."""
-        return generate_latest(self.registry)
+    def render(self, text_format: TextFormat = TextFormat.PROMETHEUS) -> bytes:
+        """The exposition of this router, without its end."""
+        return rendered(self.registry, text_format)
 
     def _count(self, metric: Metric, amount: float, *labels: str) -> None:
         child = self._counter_of.get((metric, labels))
@@ -190,11 +195,12 @@ class RouterMetrics(Collector):
             child = self._counter_of[metric, labels] = self._counters[metric].labels(*labels)
         child.inc(amount)
 
-    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+    def _observe(self, metric: Metric, value: float, *labels: str, request_id: str | None = None) -> None:
+        """`request_id`: kept as the exemplar of its bucket."""
         child = self._histogram_of.get((metric, labels))
         if child is None:
             child = self._histogram_of[metric, labels] = self._histograms[metric].labels(*labels)
-        child.observe(value)
+        child.observe(value, None if request_id is None else {"request_id": request_id})
 
 
 def _rows(kind: str) -> Iterator[tuple[Metric, MetricRow]]:
