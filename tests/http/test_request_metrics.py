@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -163,6 +165,28 @@ def test_openmetrics_has_the_request_id_of_first_token_and_whole_request() -> No
         assert b"# EOF" not in plain.body
 
     check(scenario)
+
+
+def test_promtool_finds_nothing_to_complain_of_in_what_a_loaded_router_shows() -> None:
+    requires("promtool")
+
+    async def scenario(cluster: FakeCluster) -> bytes:
+        client = await started(cluster, "r1", admission={"max_queued": 1, "classes": {"normal": {"ttft_slo_s": 9.0}}})
+        task, _ = await running(client)
+        waits = client.posting(ask("waits"))
+        await turns(20)
+        assert (await client.post(ask("no room"))).status == 429
+        await client.get("/metrics")
+        await cancel(task)
+        assert (await waits).status == 200
+        assert (await client.post(ask("p", 7, stream=False))).status == 200
+        return (await client.get("/metrics")).body
+
+    text = run(scenario, model(slots=1))
+    names = {line.split(b"{")[0] for line in text.splitlines() if not line.startswith(b"#")}
+    assert len(names) > 60, "the router was not loaded: nothing is checked"
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 def test_the_buckets_are_those_of_vllm() -> None:
