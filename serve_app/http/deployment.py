@@ -109,13 +109,7 @@ class RouterReplica:
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
-        sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
-
-        async def ask_all(is_openmetrics: bool) -> list[Coroutine[Any, Any, Any]]:
-            # without an argument where there need be none: a router of the release before takes none
-            return await routers.call_all("metrics", *([True] if is_openmetrics else []))
-
-        self._scrape = Scrape(name, self._metrics, models, ask_all, sources)
+        self._scrape = self._make_scrape(name, quota, routers)
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
@@ -142,6 +136,15 @@ class RouterReplica:
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
         freeze_heap()
+
+    def _make_scrape(self, name: str, quota: QuotaActor, routers: NamedReplicas) -> Scrape:
+        sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
+
+        async def ask_all(is_openmetrics: bool) -> list[Coroutine[Any, Any, Any]]:
+            # without an argument where there need be none: a router of the release before takes none
+            return await routers.call_all("metrics", *([True] if is_openmetrics else []))
+
+        return Scrape(name, self._metrics, self._registry.models, ask_all, sources)
 
     def _local_routes(self, quota: QuotaActor) -> LocalRoutes:
         return LocalRoutes(

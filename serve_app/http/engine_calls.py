@@ -32,7 +32,7 @@ from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
 from serve_app.http.split_body import split_body
-from serve_app.router import RequestRuns
+from serve_app.router import ModelRouter, RequestRuns
 from serve_app.settings import Settings
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Identity, Operation, RequestClass
@@ -94,9 +94,8 @@ class EngineCalls:
                 record.service_level = self._service_levels.get(wanted.request_class)
                 record.streamed = bool(body.get("stream"))
             comments = None
-            status = functools.partial(queue_status, model, record)
             if wanted.queue_status or record.streamed:
-                comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
+                comments = _comments(model, record, exchange, from_start=wanted.queue_status)
             retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
@@ -267,3 +266,9 @@ class EngineCalls:
         record.usage = used = last.usage
         if used is not None:
             self._parts.metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+
+
+def _comments(model: ModelRouter, record: RequestRecord, exchange: HttpExchange, *, from_start: bool) -> QueueComments:
+    """The comments of a stream that tell its client the request's place in the queue."""
+    status = functools.partial(queue_status, model, record)
+    return QueueComments(status, exchange.send_comment, from_start=from_start)

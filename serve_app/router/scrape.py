@@ -36,6 +36,7 @@ logger = logging.getLogger("ray.serve")
 
 Exposition = tuple[str, bytes]  # a router's id, and its metrics as text
 AskAll = Callable[[bool], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+FAILURES: tuple[type[BaseException], ...] = (ServeAppError, *NO_ANSWER)  # of the quota actor and the store
 T = TypeVar("T")
 
 
@@ -117,7 +118,7 @@ async def _answer(ask: Callable[[], Awaitable[T]], part: str) -> T | None:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await ask()
-    except (ServeAppError, *NO_ANSWER) as error:
+    except FAILURES as error:
         logger.warning("Scrape did not get the figures of %s, and they are missing: %s", part, error)
         return None
 

@@ -58,8 +58,8 @@ def test_router_engine_and_waits_add_up_to_the_first_token() -> None:
         _, waited = receipts(client)
         assert waited.trace.waited_s > 0
         seconds = client.figures("serve_app_queue_wait_seconds_sum", "reason")
-        assert seconds == {("slots",): pytest.approx(waited.trace.waited_s)}
-        assert client.figures("serve_app_waited_seconds_total", "reason") == seconds
+        assert seconds["slots",] == pytest.approx(waited.trace.waited_s)
+        assert client.figures("serve_app_waited_seconds_total", "reason") == {("slots",): seconds["slots",]}
         assert client.figures("serve_app_queue_wait_seconds_count", "reason") == {("none",): 1, ("slots",): 1}
         parts = ("first_token_in_router_seconds", "first_token_in_engine_seconds", "queue_wait_seconds")
         together = sum(total(client, f"{part}_sum") for part in parts)

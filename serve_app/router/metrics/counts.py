@@ -29,7 +29,8 @@ class RouterMetrics(Collector):
     last."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # else each counter and histogram has one more sample, which nobody reads
+        # else each counter and histogram has one more sample, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._counters = {
             metric: Counter(row.name, row.help, row.labels, registry=self.registry) for metric, row in _rows("counter")
