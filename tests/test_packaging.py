@@ -231,8 +231,8 @@ def test_preflight_asks_for_database_servers_and_ssh_keygen_for_tests_alone(
     assert preflight.main(["--packages", "--tests"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "postgresql redis-server openssh-client",
-        "redis-server openssh-client",
+        "postgresql redis-server prometheus openssh-client",
+        "redis-server prometheus openssh-client",
         "",
     ]
     assert "--tests" in (ROOT / ".ci" / "run").read_text()

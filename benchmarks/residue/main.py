@@ -40,7 +40,16 @@ from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
 from serve_app.http import api, app, keyed, stored_keys
-from serve_app.router import LimitClient, ModelRouter, QueueClient, RouterMetrics, Scrape, SessionClient, UsageReporter
+from serve_app.router import (
+    ClusterSources,
+    LimitClient,
+    ModelRouter,
+    QueueClient,
+    RouterMetrics,
+    Scrape,
+    SessionClient,
+    UsageReporter,
+)
 from serve_app.settings import KeySettings, ModelSettings, Settings, SimulatedSettings
 from serve_app.store import Store
 
@@ -154,7 +163,7 @@ class Router:
                 await self.engines.end()
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
-        scrape = Scrape("router", self.metrics, self._models, _away)
+        scrape = Scrape("router", self.metrics, self._models, _away, ClusterSources(_away, _away))
         local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)

@@ -21,7 +21,7 @@ from serve_app.http.keys import KeyRing
 from serve_app.http.malformed_requests import check_headers
 from serve_app.http.response import HttpExchange, PieceAnswer, Send
 from serve_app.settings import Settings
-from serve_app.types import Identity, Operation, Outcome, RequestClass
+from serve_app.types import Identity, Operation
 
 logger = logging.getLogger("ray.serve")
 
@@ -50,6 +50,7 @@ class RouterApp:
         self.keys = KeyRing(settings.auth, self.parts.follower.stored)
         self.settings = settings
         self._calls.configure(settings)
+        self.parts.metrics.configure(settings.metrics.named_tenants, self.keys.count_tenants)
         origins = settings.http.cors_origins
         self._handler: Handler = with_cors(self._handle_http, origins) if origins else self._handle_http
 
@@ -83,7 +84,7 @@ class RouterApp:
             else:
                 await exchange.send_answer(*answer, is_head=scope["method"] == "HEAD")
         except Unauthorized as error:
-            self.parts.metrics.count_ended("", "", RequestClass.NORMAL, Outcome.UNAUTHORIZED)
+            self.parts.metrics.count_unauthorized()
             await exchange.send_error(error)
         except ServeAppError as error:
             await exchange.send_error(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from serve_app.ray_adapter import (
 )
 from serve_app.router import (
     USAGE_FOLDER,
+    ClusterSources,
     LimitClient,
     ModelRegistry,
     QueueClient,
@@ -109,7 +110,7 @@ class RouterReplica:
         sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
-        self._scrape = Scrape(name, self._metrics, models, functools.partial(routers.call_all, "metrics"))
+        self._scrape = self._make_scrape(name, quota, routers)
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
         self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
@@ -137,6 +138,15 @@ class RouterReplica:
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
         freeze_heap()
+
+    def _make_scrape(self, name: str, quota: QuotaActor, routers: NamedReplicas) -> Scrape:
+        sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
+
+        async def ask_all(is_openmetrics: bool) -> list[Coroutine[Any, Any, Any]]:
+            # without an argument where there need be none: a router of the release before takes none
+            return await routers.call_all("metrics", *([True] if is_openmetrics else []))
+
+        return Scrape(name, self._metrics, self._registry.models, ask_all, sources)
 
     def _local_routes(self, quota: QuotaActor) -> LocalRoutes:
         return LocalRoutes(
@@ -167,8 +177,7 @@ class RouterReplica:
             self._files = storage_at(settings.batch.files_url)
             self._files_url = settings.batch.files_url
         self._queue_client.core.set_store(settings.store.url)
-        for model in self._registry.apply(settings):
-            self._metrics.remove_model(model)
+        self._registry.apply(settings)
         self._config = config
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
@@ -196,9 +205,9 @@ class RouterReplica:
         """Keep an answer of another router replica, which calls this."""
         self._keyed_runs.keep(copy)
 
-    async def metrics(self) -> tuple[str, bytes]:
+    async def metrics(self, is_openmetrics: bool = False) -> tuple[str, bytes]:
         """This replica's id and metrics; the router replica that is scraped calls this."""
-        return self._scrape.here()
+        return self._scrape.here(is_openmetrics)
 
     async def run_row(
         self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes

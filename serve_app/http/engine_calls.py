@@ -33,7 +33,7 @@ from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
 from serve_app.http.split_body import split_body
 from serve_app.http.tracing import RequestTracing, reopened
-from serve_app.router import RequestRuns
+from serve_app.router import ModelRouter, RequestRuns
 from serve_app.settings import Settings
 from serve_app.system import TRACE_ID
 from serve_app.transport import Frame, ResponseStream, Submit
@@ -90,13 +90,13 @@ class EngineCalls:
             )
             record.request_class = wanted.request_class
             record.deadline_s = wanted.deadline_s
+            self._parts.metrics.count_arrived(record.model, record.tenant, record.request_class)
             if operation.generates:
                 record.service_level = self._service_levels.get(wanted.request_class)
                 record.streamed = bool(body.get("stream"))
             comments = None
-            status = functools.partial(queue_status, model, record)
             if wanted.queue_status or record.streamed:
-                comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
+                comments = _comments(model, record, exchange, from_start=wanted.queue_status)
             retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
@@ -135,12 +135,15 @@ class EngineCalls:
         timeline = record.runs.timeline
         if tracing is not None and timeline is not None:
             tracing.decide(record, timeline, now)
-        self._parts.metrics.count_ended(record.model, record.tenant, record.request_class, record.outcome)
         self._parts.usage.end(record.request_id, record.use())
-        self._parts.metrics.count_continued(record.model, record.request_class, record.trace)
         receipt = record.receipt(now)
         self._parts.receipts.add(receipt)
-        self._parts.metrics.count_served(receipt, is_streamed=record.streamed)
+        self._parts.metrics.count_ended(
+            receipt,
+            is_streamed=record.streamed,
+            takes_slot=record.operation.takes_slot,
+            is_list=bool(record.parts),
+        )
         for part in record.parts or [record]:
             use = part.token_use()
             cost = part.trace.measure.cost
@@ -277,7 +280,9 @@ class EngineCalls:
             self._parts.metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream)
         if first_token_s is not None and (part is None or part.merged.begin()):  # a list has one
-            self._parts.metrics.observe_first_token(record.model, record.request_class, first_token_s)
+            self._parts.metrics.observe_first_token(
+                record.model, record.tenant, record.request_class, first_token_s, exchange.request_id
+            )
         relay = exchange.relay(stream, frames, record.time_headers) if part is None else part.relay(stream, frames)
         try:
             last = await relay
@@ -288,3 +293,9 @@ class EngineCalls:
         record.usage = used = last.usage
         if used is not None:
             self._parts.metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+
+
+def _comments(model: ModelRouter, record: RequestRecord, exchange: HttpExchange, *, from_start: bool) -> QueueComments:
+    """The comments of a stream that tell its client the request's place in the queue."""
+    status = functools.partial(queue_status, model, record)
+    return QueueComments(status, exchange.send_comment, from_start=from_start)

@@ -125,6 +125,10 @@ class KeyRing:
         record = self._record(identity.key_id)
         return self._key_limits if record is None or record.limits is None else record.limits
 
+    def count_tenants(self) -> int:
+        """How many tenants have a key. O(keys)."""
+        return len({record.tenant for record in (*self.configured.values(), *self._stored.by_id.values())})
+
     def batch_limits_of(self, identity: Identity) -> Limits:
         """The limits of the rows of a key's batches."""
         record = self._record(identity.key_id)

@@ -12,12 +12,13 @@ from serve_app.router.model_router import ModelRouter
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
 from serve_app.router.runs import RequestRuns
-from serve_app.router.scrape import Scrape
+from serve_app.router.scrape import ClusterSources, Scrape
 from serve_app.router.sessions import SessionClient
 from serve_app.router.usage_reporter import USAGE_FOLDER, UsageReporter
 
 __all__ = [
     "USAGE_FOLDER",
+    "ClusterSources",
     "LimitCharge",
     "LimitClient",
     "ModelRegistry",

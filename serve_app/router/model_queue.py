@@ -182,6 +182,12 @@ class ModelQueue:
         return self.core.pending.count(self.model)
 
     @property
+    def fill_ratio(self) -> float | None:
+        """This router's part of the queue's bound that its waiting requests take; None: nothing may wait."""
+        most = self._policy.max_queued
+        return self.waiting / most if most else None
+
+    @property
     def granted(self) -> int:
         """Number of this router's requests on replicas."""
         return self.core.in_flight.count(self.model)

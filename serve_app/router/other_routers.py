@@ -16,6 +16,9 @@ logger = logging.getLogger("ray.serve")
 
 ANSWER_TIMEOUT_S = 2.0  # a router answers within milliseconds; one that is shutting down, never
 
+# One of the release before takes other arguments.
+FAILURES: tuple[type[BaseException], ...] = (TypeError, *NO_ANSWER)
+
 T = TypeVar("T")
 
 
@@ -24,6 +27,6 @@ async def answer_or_none(answer: Awaitable[T], asked: str) -> T | None:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await answer
-    except NO_ANSWER as error:
+    except FAILURES as error:
         logger.warning("Routers did not all answer %s, which lacks one part: %s", asked, error)
         return None

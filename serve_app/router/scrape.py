@@ -1,27 +1,54 @@
 """One scrape of the metrics of all router replicas, whichever of them answers: only HAProxy has an address to scrape.
 
-The answering router asks the engines for their load, and the other routers for their own metrics. Each sample of a
-router gets the label `router`, as each is a counter of one process; the engines' have none.
+The answering router asks the engines for their load, the other routers for their own metrics, the quota actor for the
+ledger and the store for the batches. Each sample of a router gets the label `router`, as each is a counter of one
+process; the others have none.
 
 Invariant: a scrape ends within twice `other_routers.ANSWER_TIMEOUT_S`; a router that has not answered by then is
-missing in it, and logged.
+missing in it, and logged. What the quota actor or the store has not answered is missing, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from serve_app.core.batches import BatchWork
+from serve_app.errors import ServeAppError
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
-from serve_app.router.metrics import RouterMetrics
+from serve_app.router.metrics import (
+    END,
+    RouterMetrics,
+    TextFormat,
+    accepted,
+    cluster_families,
+    engine_families,
+    rendered,
+)
 from serve_app.router.model_router import ModelRouter
 from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
+from serve_app.transport import EngineLoad
 
 logger = logging.getLogger("ray.serve")
 
-Exposition = tuple[str, bytes]  # a router's id, and its metrics in Prometheus' text format
-AskAll = Callable[[], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+Exposition = tuple[str, bytes]  # a router's id, and its metrics as text
+AskAll = Callable[[bool], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
+FAILURES: tuple[type[BaseException], ...] = (ServeAppError, *NO_ANSWER)  # of the quota actor and the store
+T = TypeVar("T")
+
+
+class ClusterSources(NamedTuple):
+    """What is asked at a scrape, beside routers and engines. Both may raise NO_ANSWER or a ServeAppError.
+
+    Args:
+        figures: the quota actor's. work: the batches that have not ended, the oldest first.
+    """
+
+    figures: Callable[[], Awaitable[Mapping[str, Any]]]
+    work: Callable[[], Awaitable[Sequence[BatchWork]]]
 
 
 class Scrape:
@@ -31,47 +58,80 @@ class Scrape:
         router: its id.
         models: by name, as they are served now.
         ask_all: asks every router for `here`; the call and the answers may raise NO_ANSWER.
+        sources: of the figures of the whole deployment.
     """
 
-    def __init__(self, router: str, metrics: RouterMetrics, models: Mapping[str, ModelRouter], ask_all: AskAll) -> None:
+    def __init__(
+        self,
+        router: str,
+        metrics: RouterMetrics,
+        models: Mapping[str, ModelRouter],
+        ask_all: AskAll,
+        sources: ClusterSources,
+    ) -> None:
         self._router = router
+        self._sources = sources
         self._metrics = metrics
         self._models = models
         self._ask_all = ask_all
 
-    def here(self) -> Exposition:
-        """This router's id and its own metrics."""
-        for model in self._models.values():
-            self._metrics.set_model(model)
-        return self._router, self._metrics.render()
+    def here(self, is_openmetrics: bool = False) -> Exposition:
+        """This router's id and its own metrics, in OpenMetrics' or Prometheus' text format."""
+        self._metrics.read(self._models.values(), time.monotonic())
+        return self._router, self._metrics.render(_format(is_openmetrics))
 
-    async def everywhere(self) -> bytes:
-        """The metrics of all routers and engines, in Prometheus' text format."""
+    async def everywhere(self, accept: str = "") -> tuple[str, bytes]:
+        """The content type and the metrics of all routers and engines. `accept`: the header of the request."""
+        text_format = accepted(accept)
+        is_openmetrics = text_format is TextFormat.OPENMETRICS
         # in a context of its own: the calling HTTP request must not decide how replies are read
-        others = in_fresh_context(self._others(), "metrics")
-        await asyncio.gather(*(self._read_engines(name, model) for name, model in self._models.items()))
+        others = in_fresh_context(self._others(is_openmetrics), "metrics")
+        figures = in_fresh_context(_answer(self._sources.figures, "the quota actor"), "figures")
+        work = in_fresh_context(_answer(self._sources.work, "the store"), "batches")
+        models = dict(self._models)
+        loads = await asyncio.gather(*map(_loads, models.values()))
+        engines = {
+            name: by_replica
+            for name, by_replica in zip(models, loads, strict=True)
+            if self._models.get(name) is models[name]  # else it was removed meanwhile
+        }
         found = dict(await others)
-        found |= [self.here()]
-        return merged(found) + self._metrics.render_engines()
+        found |= [self.here(is_openmetrics)]
+        cluster = cluster_families(await figures, await work, time.time())
+        parts = [merged(found), *(rendered(one, text_format) for one in (engine_families(engines), cluster))]
+        return text_format.value, b"".join([*parts, END] if is_openmetrics else parts)
 
-    async def _read_engines(self, name: str, model: ModelRouter) -> None:
-        """Ask the engines of a model for their load."""
-        replicas = sorted(model.replica_set.running)
-        loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
-        if self._models.get(name) is model:  # else it was removed meanwhile, with its metrics
-            known = {one: load for one, load in zip(replicas, loads, strict=True) if load is not None}
-            self._metrics.set_engines(name, known)
-
-    async def _others(self) -> list[Exposition]:
+    async def _others(self, is_openmetrics: bool) -> list[Exposition]:
         """What the routers answer, this one perhaps among them."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                answers = await self._ask_all()
+                answers = await self._ask_all(is_openmetrics)
         except NO_ANSWER as error:
             logger.warning("Scrape did not reach the other routers, and their metrics are missing: %s", error)
             return []
         found = await asyncio.gather(*(answer_or_none(answer, "the scrape") for answer in answers))
         return [one for one in found if one is not None]
+
+
+async def _answer(ask: Callable[[], Awaitable[T]], part: str) -> T | None:
+    """What a part of the deployment answers in time; None: nothing."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await ask()
+    except FAILURES as error:
+        logger.warning("Scrape did not get the figures of %s, and they are missing: %s", part, error)
+        return None
+
+
+async def _loads(model: ModelRouter) -> dict[str, EngineLoad]:
+    """The loads of the engines of a model that answer, by replica."""
+    replicas = sorted(model.replica_set.running)
+    loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
+    return {replica: load for replica, load in zip(replicas, loads, strict=True) if load is not None}
+
+
+def _format(is_openmetrics: bool) -> TextFormat:
+    return TextFormat.OPENMETRICS if is_openmetrics else TextFormat.PROMETHEUS
 
 
 def merged(expositions: Mapping[str, bytes]) -> bytes:

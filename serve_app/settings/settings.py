@@ -57,6 +57,7 @@ DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
 DEFAULT_SAMPLE_RATIO = 0.01  # of traces; with 10 requests a second 8,640 traces a day, beside the failed and slow ones
 DEFAULT_SLOW_S = 10.0  # to the first token; people have given up by then
+DEFAULT_NAMED_TENANTS = 20  # with 3 models and 3 routers less than 50,000 series, which a small Prometheus carries
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
 ClassName = Literal["low", "normal", "high", "critical"]
@@ -265,6 +266,13 @@ class SessionSettings(FrozenSettings):
     per_tenant: int = Field(DEFAULT_SESSIONS_PER_TENANT, ge=0, le=MAX_COUNT)
 
 
+class MetricsSettings(FrozenSettings):
+    """The metrics of the routers."""
+
+    # By most use; all others are counted as `other`. Each costs some 80 samples for each model, class and router.
+    named_tenants: int = Field(DEFAULT_NAMED_TENANTS, ge=0, le=1000)
+
+
 POSTGRES_DRIVER = "postgresql+psycopg"  # SQLAlchemy's name of the driver that is installed with this package
 
 
@@ -337,6 +345,7 @@ class Settings(FrozenSettings):
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
     traces: TraceSettings = TraceSettings()
+    metrics: MetricsSettings = MetricsSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")

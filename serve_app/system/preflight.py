@@ -169,6 +169,9 @@ def check_for_tests() -> list[Missing]:
     if shutil.which("redis-server") is None:
         packages = {"apt-get": "redis-server", "dnf": "redis"}
         found.append(Missing("Redis's server", "tests run the intake of batches on a real one", packages))
+    if shutil.which("promtool") is None:
+        packages = {"apt-get": "prometheus"}
+        found.append(Missing("promtool", "tests check the metrics with Prometheus' own tool", packages))
     if shutil.which("ssh-keygen") is None:
         packages = {"apt-get": "openssh-client", "dnf": "openssh"}
         found.append(Missing("ssh-keygen", "tests sign and verify a release", packages))

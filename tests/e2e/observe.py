@@ -46,7 +46,7 @@ class Observer:
 
     def running(self, model: str) -> float:
         """Sequences the engines run."""
-        return self.value("serve_app_engine", model=model, figure="running")
+        return self.value("serve_app_engine_running_sequences", model=model)
 
     def waiting(self, model: str) -> float:
         """Requests in the routers' lines."""
@@ -58,7 +58,7 @@ class Observer:
 
     def generated(self, model: str) -> float:
         """Tokens the engines have generated since their start."""
-        return self.value("serve_app_engine", model=model, figure="generated_tokens")
+        return self.value("serve_app_engine_generated_tokens_total", model=model)
 
     def ended(self, model: str, outcome: str) -> float:
         """Requests that have ended so."""
@@ -68,7 +68,7 @@ class Observer:
         """Running in the engine, waiting in the line, slots granted, all seen at once."""
         text = self.text()
         return (
-            _sum(text, "serve_app_engine", {"model": model, "figure": "running"}),
+            _sum(text, "serve_app_engine_running_sequences", {"model": model}),
             _sum(text, "serve_app_waiting", {"model": model}),
             _sum(text, "serve_app_slots", {"model": model, "state": "granted"}),
         )

@@ -17,7 +17,7 @@ SHARE = 0.95  # one by one nothing is in the way; a channel that has just opened
 ALIKE = 3
 ROUNDS = 30
 BUSY_SHARE = 0.85  # eight at once are below the quarter of a replica's slots that is free of the bound, mostly
-PLACED = re.compile(rf'serve_app_placed{{router="[^"]+",key="prefix",model="{WIDE}",place="([^"]+)"}} (\S+)')
+PLACED = re.compile(rf'serve_app_placements_total{{router="[^"]+",key="prefix",model="{WIDE}",place="([^"]+)"}} (\S+)')
 
 
 def prompt(kind: str, prefix: int, number: int) -> str:

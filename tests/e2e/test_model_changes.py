@@ -86,7 +86,7 @@ def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place
     """Its engine stands still until the change has arrived, however long that takes on this machine."""
 
     def reported() -> float:
-        return place.endpoint.figure("serve_app_engine", model=OTHER, figure="generated_tokens") or 0.0
+        return place.endpoint.figure("serve_app_engine_generated_tokens_total", model=OTHER) or 0.0
 
     before = reported()
     streams = [place.endpoint.asking(OTHER, LONG, stream=True) for _ in range(SLOTS)]
@@ -112,7 +112,7 @@ def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place
         assert answer.text.count('"finish_reason":null') == LONG
     place.wait_running(configured())
     assert [card["id"] for card in place.endpoint.get("/v1/models").json()["data"]] == [STEADY]
-    for metric in ("serve_app_slots", "serve_app_waiting", "serve_app_engine", "serve_app_refused"):
+    for metric in ("serve_app_slots", "serve_app_waiting", "serve_app_engine_steps_total", "serve_app_ejected"):
         assert place.endpoint.figure(metric, model=OTHER) is None
         assert place.endpoint.figure(metric, model=STEADY) is not None
 
@@ -183,7 +183,7 @@ def test_bounds_of_the_queue_and_of_requests_are_taken_over_without_a_restart(pl
     asked = [place.endpoint.asking(OTHER, 3 * LONG) for _ in range(SLOTS)]
     # first, since one that is on its way to a free slot counts as waiting
     wait_until(
-        lambda: place.endpoint.figure("serve_app_engine", model=OTHER, figure="running") == SLOTS,
+        lambda: place.endpoint.figure("serve_app_engine_running_sequences", model=OTHER) == SLOTS,
         CHANGED_S,
         "all slots run",
     )
@@ -211,13 +211,13 @@ def test_batching_is_taken_over_without_a_restart_and_the_metrics_show_it(place:
     assert [one.answer().status for one in asked] == [200] * (2 * SLOTS)
 
     def reported(figure: str) -> float:
-        return place.endpoint.figure("serve_app_engine", model=OTHER, figure=figure) or 0.0
+        return place.endpoint.figure(f"serve_app_engine_{figure}", model=OTHER) or 0.0
 
-    assert reported("batched_requests") == 2 * SLOTS
+    assert reported("batched_requests_total") == 2 * SLOTS
     assert 1.0 <= reported("batch_size") <= SLOTS  # no more are granted at once, and so each batch waits in vain for 32
-    assert reported("batch_wait_s") > 0.0
+    assert reported("batch_wait_seconds") > 0.0
     assert 0.0 <= reported("padding_ratio") < 1.0
-    assert reported("tokens_per_s") > 0.0
+    assert reported("tokens_per_second") > 0.0
     assert place.replicas() == before
 
 

@@ -102,9 +102,17 @@ def test_metrics_are_prometheus_text_and_tell_the_slots(stack: Stack, observer: 
         "serve_app_time_to_first_token_seconds",
         "serve_app_waiting",
         "serve_app_slots",
-        "serve_app_engine",
+        "serve_app_engine_running_sequences",
     } <= names
     assert observer.value("serve_app_slots", model=TINY, state="total") == 64
+
+
+def test_a_scrape_has_the_ledger_and_the_batches(stack: Stack, observer: Observer) -> None:
+    assert [observer.value("serve_app_up", part=part) for part in ("quota_actor", "store")] == [1, 1]
+    assert observer.value("serve_app_replicas", model=TINY, state="running") == 1
+    granted = observer.value("serve_app_replica_memory_bytes", model=TINY, kind="granted")
+    assert 0 < granted <= observer.value("serve_app_gpu_memory_bytes", kind="granted")
+    assert 0 <= observer.value("serve_app_kv_used_ratio", model=TINY) <= 1
 
 
 def test_no_key_and_no_unknown_name_is_in_the_metrics(stack: Stack, observer: Observer) -> None:

@@ -178,8 +178,8 @@ class Look:
         def look() -> None:
             while not over.wait(LOOK_S):  # bound: the requests' own
                 full, running = (
-                    self._observer.value("serve_app_engine", model=SECOND, figure=name)
-                    for name in ("kv_cache_usage", "running")
+                    self._observer.value(f"serve_app_engine_{name}", model=SECOND)
+                    for name in ("kv_cache_usage_ratio", "running_sequences")
                 )
                 self.fullest = max(self.fullest, full)
                 self.most_running = max(self.most_running, running)
@@ -210,7 +210,7 @@ def test_requests_beyond_the_pool_wait_for_their_tokens_and_none_is_preempted(bo
     answers, look = asked(both.stack, REQUESTS, ignore_eos=True)
     assert answers == {"ok"}
     assert look.fullest > 0.5, "the pool was never half full: this test shows nothing"
-    assert Observer(both.stack).value("serve_app_engine", model=SECOND, figure="preemptions") == 0
+    assert Observer(both.stack).value("serve_app_engine_preemptions_total", model=SECOND) == 0
 
 
 def test_once_lengths_are_learned_far_more_run_at_once_and_none_is_preempted(both: Both, batch_key: str) -> None:
@@ -223,7 +223,7 @@ def test_once_lengths_are_learned_far_more_run_at_once_and_none_is_preempted(bot
     print(f"estimated {estimated:.0f}, used {used:.0f}, at once {look.most_running:.0f}, full {look.fullest:.2f}")
     assert answers == {"ok"}
     assert look.most_running > 10, "bounds were given, not estimates"
-    assert observer.value("serve_app_engine", model=SECOND, figure="preemptions") == 0
+    assert observer.value("serve_app_engine_preemptions_total", model=SECOND) == 0
 
 
 def test_a_model_taken_out_is_gone_and_nothing_of_it_was_felt_by_the_other(both: Both) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.e2e.observe import FILL_S, IDLE_S, Observer
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
@@ -220,7 +221,13 @@ def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:
     after = observers[0].by_router(ended, model=MODEL)
     assert [after[name] - before.get(name, 0) for name in after] == [1] * ROUTERS
     assert [one.by_router(ended, model=MODEL) for one in observers] == [after] * ROUTERS
-    assert observers[0].value("serve_app_engine", model=MODEL, figure="running") == 0
+    assert observers[0].value("serve_app_engine_running_sequences", model=MODEL) == 0
+    openmetrics = three.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    families = {family.name: family for family in text_string_to_metric_families(openmetrics)}
+    ended_at = {one.labels["router"]: 0.0 for one in families["serve_app_requests"].samples}
+    for sample in families["serve_app_requests"].samples:
+        ended_at[sample.labels["router"]] += sample.value if sample.labels["model"] == MODEL else 0.0
+    assert ended_at == after
 
 
 def held_beyond_credit(three: Stack) -> list[str]:

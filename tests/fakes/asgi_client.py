@@ -19,6 +19,7 @@ from serve_app.http.app import RouterApp
 from serve_app.http.keyed.runs import KeyedRuns
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.router import (
+    ClusterSources,
     LimitClient,
     ModelRouter,
     ReceiptSearch,
@@ -98,7 +99,7 @@ def router_app(
         raise TimeoutError
 
     receipts = Receipts()
-    scrape = Scrape("router", metrics, models, away)
+    scrape = Scrape("router", metrics, models, away, ClusterSources(away, away))
     local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
     usage = usage or UsageReporter("router", away)
     limits = limits or FakeLimits()

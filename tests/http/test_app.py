@@ -294,7 +294,7 @@ def test_many_clients_that_do_not_read_hold_no_more_than_the_router_allows(monke
             assert reply.events[-1]["error"]["code"] == "slow_client"
         assert unread.bytes == 0
         assert client.at_rest()
-        assert (await client.get("/metrics")).body.count(b'serve_app_unread_ended{router="router"} 8.0') == 1
+        assert (await client.get("/metrics")).body.count(b'serve_app_slow_clients_total{router="router"} 8.0') == 1
 
     run(scenario, model(slots=9))
 

@@ -65,6 +65,7 @@ def test_cut_at_any_message_the_client_gets_the_bytes_of_an_undisturbed_stream(p
             assert second.created == first.created > 0 or not border
         assert client.outcomes == {Outcome.OK: len(SCRIPT)}
         assert client.figures("serve_app_migrations_total", "model") == {(MODEL,): len(SCRIPT) - 1.0}
+        assert client.figures("serve_app_retries_total", "priority") == {("normal",): len(SCRIPT)}
         assert client.figures("serve_app_migration_gap_seconds_count", "model") == {(MODEL,): len(SCRIPT) - 1.0}
         assert client.figures("serve_app_not_continuable_total", "reason") == {}
         assert client.figures("serve_app_completion_tokens_total", "model") == {(MODEL,): len(SCRIPT) * TOKENS}

@@ -6,9 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
+from serve_app.router.metrics.table import TABLE
 from serve_app.settings import Settings, parse
 from serve_app.system import haproxy
 from tests.fakes.asgi_client import Client, ask, started
@@ -70,13 +70,28 @@ def test_the_scrape_configuration_reads_the_metrics_with_the_scraper_s_key() -> 
     run(scenario)
 
 
-@pytest.mark.long
 def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
     requires("promtool")
     file = tmp_path / "prometheus.yml"
     file.write_text(scrape_configuration())
     done = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_prometheus_takes_the_alarms(tmp_path: Path) -> None:
+    requires("promtool")
+    file = tmp_path / "rules.yml"
+    file.write_text(block("watch.md", "yaml alarms"))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_metric_of_an_alarm_exists() -> None:
+    alarms = block("watch.md", "yaml alarms")
+    named = set(re.findall(r"serve_app_\w+", alarms))
+    known = {row.sample_name for row in TABLE if not row.is_old}
+    assert len(named) >= 10
+    assert {name for name in named if name.removesuffix("_sum") not in known} == set()
 
 
 def test_every_metric_on_a_how_to_page_exists() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
 from serve_app.cluster.local.quota_state import with_quota_figures
-from serve_app.core.batches import ModelFigures
+from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork, ModelFigures
 from serve_app.core.memory import (
     Device,
     DrainReport,
@@ -41,6 +41,7 @@ from serve_app.core.shared_queue.messages import (
     RouterEvent,
 )
 from serve_app.quota.report import figures, model_figures
+from serve_app.router.metrics import cluster_families
 from serve_app.types import RequestClass
 
 GB = 10**9
@@ -110,6 +111,53 @@ def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measure
     assert reported is not None
     core.on_engine(replace(reported, measured_bytes=measured), 1.0)
     assert figures(core, 2.0)["engines"][0]["measured_bytes"] == shown
+
+
+def samples(found: dict[str, Any] | None, work: list[BatchWork] | None) -> dict[str, dict[tuple[str, ...], float]]:
+    """The samples of `cluster_families` at 100 s, by name and values of labels."""
+    families = cluster_families(found, work, 100.0).collect()
+    return {
+        family.name.removeprefix("serve_app_"): {tuple(one.labels.values()): one.value for one in family.samples}
+        for family in families
+        if family.samples
+    }
+
+
+def test_the_ledger_is_in_the_metrics_by_device_and_kind(core: Quota) -> None:
+    found = samples(figures(core, 2.0), None)
+    memory = found["gpu_memory_bytes"]
+    assert memory == {
+        ("n", "n/0", "reserved"): 2 * GB, ("n", "n/0", "granted"): 60 * GB, ("n", "n/0", "free"): 18 * GB,
+        ("n", "n/1", "reserved"): 2 * GB, ("n", "n/1", "granted"): 0, ("n", "n/1", "free"): 8 * GB,
+    }  # fmt: skip
+    assert found["replica_memory_bytes"] == {("m", "e", "granted"): 60 * GB, ("m", "e", "measured"): 61 * GB}
+    assert found["kv_tokens"]["m", "e", "total"] == 1600
+    assert found["kv_tokens"]["m", "e", "sessions"] == 50
+    assert found["kv_used_ratio"]["m", "e"] == found["kv_tokens"]["m", "e", "used"] / 1600
+    assert found["replicas"] == {("m", "running"): 1, ("big", "blocked"): 1}
+    assert found["sessions"] == {("m", "open"): 1}
+    short = figures(core, 2.0) | {"short": [{"model": "big", "why": "no memory"}]}
+    assert samples(short, None)["replicas_short"] == {("big",): 1}
+    assert found["up"] == {("quota_actor",): 1, ("store",): 0}
+
+
+def test_a_replica_that_drains_is_not_called_running(core: Quota) -> None:
+    core.drain(DrainRequest("e", 30.0), 2.0)
+    assert samples(figures(core, 2.0), None)["replicas"]["m", "draining"] == 1
+
+
+def test_batches_are_in_the_metrics_by_state_with_the_age_of_the_oldest() -> None:
+    def batch(name: str, created_at: float, completed: int) -> BatchRecord:
+        status = BatchStatus.IN_PROGRESS
+        of_batch = BatchRecord(name, "acme", "key", "/v1/completions", "file-1", "24h", status, created_at, 9e9)
+        return replace(of_batch, total=20, completed=completed, failed=1)
+
+    work = [BatchWork(batch("a", 40.0, 5), {"m": 3, "n": 1}, 2), BatchWork(batch("b", 90.0, 1), {}, 4)]
+    found = samples(None, work)
+    assert found["batch_rows"] == {("waiting",): 4, ("running",): 6, ("completed",): 6, ("failed",): 2}
+    assert found["batches"] == {("in_progress",): 2}
+    assert found["oldest_batch_age_seconds"] == {(): 60}
+    assert samples(None, [])["oldest_batch_age_seconds"] == {(): 0}
 
 
 def state(*replicas: str, running: bool = False) -> dict[str, Any]:

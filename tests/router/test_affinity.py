@@ -118,14 +118,14 @@ def test_conversations_of_one_prefix_run_where_it_is_and_the_metrics_say_so() ->
         assert {len(found) for found in homes.values()} == {1}
         assert len(set.union(*homes.values())) > 1
         assert (await client.get("/metrics")).status == 200
-        assert client.figures("serve_app_placed", "key", "place") == {("prefix", "home"): 24}
+        assert client.figures("serve_app_placements_total", "key", "place") == {("prefix", "home"): 24}
 
         sent = ResultReporter(client.model.replica_set, "r2", time.monotonic())
         sent.on_error(EngineUnreachable("gone"), connection_lost=True)
         sent.report()
         await client.get("/metrics")
         assert client.figures("serve_app_ejected") == {(): 1}
-        assert client.figures("serve_app_ejections", "reason") == {("lost",): 1}
+        assert client.figures("serve_app_replica_ejections_total", "reason") == {("lost",): 1}
 
     homes: dict[int, set[str]] = {}
     run(scenario, model(slots=8))

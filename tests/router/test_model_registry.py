@@ -342,8 +342,7 @@ def test_a_scrape_survives_a_change_and_shows_nothing_of_what_left() -> None:
         for wanted in ([model(slots=1), named("third")], [named("third"), named(OTHER)], [model(slots=1)]):
             scrape = asyncio.create_task(client.get("/metrics"))
             await turns(10)
-            for name in fleet.apply(configured(*wanted)):
-                client.metrics.remove_model(name)
+            fleet.apply(configured(*wanted))
             assert (await scrape).status == 200
             shown = (await client.get("/metrics")).body.decode()
             assert {name for name in (MODEL, OTHER, "third") if f'model="{name}"' in shown} == set(fleet.models)

