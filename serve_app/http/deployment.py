@@ -48,13 +48,14 @@ from serve_app.router import (
     UsageReporter,
 )
 from serve_app.settings import ModelSettings, Settings, parse
-from serve_app.system import this_process
+from serve_app.system import set_up_log, this_process
 
 logger = logging.getLogger("ray.serve")
 
 
-def _prepare_process() -> None:
-    """What has to be set before Serve starts the server of this process."""
+def _prepare_process(replica: str) -> None:
+    """What has to be set before Serve starts the server of this process. `replica`: its id."""
+    set_up_log("router", replica=replica)
     bound_bodies()
     end_on_sigterm()
     install_strict_protocol()
@@ -92,7 +93,7 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
-        _prepare_process()
+        _prepare_process(replica.replica_id.unique_id)
 
         def connect(model: ModelSettings) -> Handle:
             return Handle(deployment_of(model.name), replica.app_name)

@@ -34,6 +34,7 @@ from serve_app.http.response import HttpExchange
 from serve_app.http.split_body import split_body
 from serve_app.router import RequestRuns
 from serve_app.settings import Settings
+from serve_app.system import enter_request, same_request
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Identity, Operation, RequestClass
 
@@ -70,6 +71,7 @@ class EngineCalls:
         """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
         exchange.request_id = secrets.token_hex(16)
+        enter_request(exchange.request_id, headers.get(b"traceparent"))
         exchange.operation = operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
@@ -96,12 +98,11 @@ class EngineCalls:
             status = functools.partial(queue_status, model, record)
             if wanted.queue_status or record.streamed:
                 comments = QueueComments(status, exchange.send_comment, from_start=wanted.queue_status)
-            retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
             split = await thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
             split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
-            charge = self._limits.limited_request(scopes, record, split.measure, raw, retry_count)
+            charge = self._limits.limited_request(scopes, record, split.measure, raw, headers.get(RETRY_COUNT_HEADER))
             del raw  # megabytes, perhaps, for as long as the request runs
             call = EngineCall(record, wanted, split, split.body, split.measure, model, exchange, comments, charge)
             if wanted.idempotency_key is None:
@@ -131,8 +132,10 @@ class EngineCalls:
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
         record = call.record
+        name_in_log = same_request()
 
         async def run(exchange: HttpExchange) -> None:
+            name_in_log()
             with recorded(record, exchange, self._record_end):
                 await self._run(replace(call, exchange=exchange, comments=None))
 

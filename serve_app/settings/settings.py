@@ -293,6 +293,12 @@ class StoreSettings(FrozenSettings):
 class RouterSettings(FrozenSettings):
     """The router deployment."""
 
+class LogSettings(FrozenSettings):
+    """The logs of all processes. Read by `serve-app up`; on a cluster the environment of each machine says it."""
+
+    format: Literal["text", "json"] = "text"
+
+
     replicas: int = Field(1, ge=1, le=64)
     cpus: float = Field(0.0, ge=0, le=MAX_CPUS)
 
@@ -312,6 +318,7 @@ class Settings(FrozenSettings):
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
+    logs: LogSettings = LogSettings()
     def _servable(self) -> Settings:
         if not self.models:
             raise ValueError("models: at least one is needed")

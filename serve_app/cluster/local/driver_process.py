@@ -25,7 +25,7 @@ from serve_app.engine.start import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import split_arguments
-from serve_app.system import LogFilter
+from serve_app.system import LogFilter, set_up_log
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
 LOGS_PERIOD_S = 1.0
@@ -165,3 +165,4 @@ if __name__ == "__main__":
     _output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.exit(main())
+        set_up_log("driver")
