@@ -132,6 +132,7 @@ class RouterReplica:
         )
         self._app = RouterApp(settings, parts)
         self._bridge = AsgiBridge(self._app)
+        in_fresh_context(self._app.api.audit.keep_swept(), "audit record")
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))

@@ -26,7 +26,7 @@ from serve_app.core.queue import (
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
-from serve_app.settings.batch import BatchSettings
+from serve_app.settings.batch import MAX_DAYS, BatchSettings
 from serve_app.settings.mistakes import FileSource, Mistake, mistakes
 from serve_app.settings.model import (
     BUILT_IN_MODEL,
@@ -55,6 +55,8 @@ DEFAULT_GUARD_SLOTS_SHARE = 0.25  # at most; more costs throughput and, beside p
 DEFAULT_TENANT_WEIGHT = 1.0  # tenants are equal until somebody says otherwise
 DEFAULT_MAX_WAIT_S = 60.0  # above the slowest first token we promise anyone
 DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaway script does not take every engine
+# A year and a month: who asks in January for all of the year before finds it. An entry takes half a kilobyte.
+DEFAULT_AUDIT_DAYS = 400
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
 ClassName = Literal["low", "normal", "high", "critical"]
@@ -270,6 +272,7 @@ class StoreSettings(FrozenSettings):
     """The database of keys and of use."""
 
     url: str | None = Field(None, min_length=1)  # SQLAlchemy's; None: a SQLite file on the head node
+    audit_days: float = Field(DEFAULT_AUDIT_DAYS, ge=1, le=MAX_DAYS)  # entries of the audit record are kept so long
 
     @field_validator("url")
     @classmethod
@@ -290,14 +293,14 @@ class StoreSettings(FrozenSettings):
         return url
 
 
-class RouterSettings(FrozenSettings):
-    """The router deployment."""
-
 class LogSettings(FrozenSettings):
     """The logs of all processes. Read by `serve-app up`; on a cluster the environment of each machine says it."""
 
     format: Literal["text", "json"] = "text"
 
+
+class RouterSettings(FrozenSettings):
+    """The router deployment."""
 
     replicas: int = Field(1, ge=1, le=64)
     cpus: float = Field(0.0, ge=0, le=MAX_CPUS)
@@ -315,10 +318,10 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
+    logs: LogSettings = LogSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    logs: LogSettings = LogSettings()
     def _servable(self) -> Settings:
         if not self.models:
             raise ValueError("models: at least one is needed")

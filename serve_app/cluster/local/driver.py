@@ -153,6 +153,14 @@ def details(within_s: float | None = None) -> dict[str, Any]:
         raise Unavailable(f"Serve's controller does not answer: {error}", code="cluster_failed") from error
 
 
+def declaration() -> dict[str, Any] | None:
+    """The last declaration of the application; None: there was none, or Serve does not answer."""
+    try:
+        return status.declared(details(ANSWER_S))
+    except (RayServeException, Unavailable):
+        return None
+
+
 def _client() -> Any:
     """Serve's client; private, and the only source of replica ids and nodes without Ray's dashboard. Raises
     RayServeException: Serve was never started."""
