@@ -25,6 +25,7 @@ from autoscaling.readings import RouterCounts
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
 from serve_app.ray_adapter import end_on_sigterm
+from serve_app.system import set_up_log
 
 logger = logging.getLogger("ray.serve")
 
@@ -77,6 +78,7 @@ class ScalingPolicy:
         unplaced: UnplacedReplicas | None = None,
     ) -> None:
         end_on_sigterm()  # of the controller
+        set_up_log("controller")
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()

@@ -34,15 +34,22 @@ from serve_app.settings import (
     resolve,
     split_arguments,
 )
+from serve_app.system import writes_json
 
 logger = logging.getLogger("serve_app")
 
 UNBOUNDED = 100_000  # Serve's bound on ongoing requests per replica: the router's queue bounds them, Serve's is hidden
 ROUTER_SURGE_PERCENT = 100  # a router needs few resources: new ones answer before the old ones end
-# HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
-LOGGING = LoggingConfig(enable_access_log=False)
 # Without autoscaling only `serve-app status` reads the routers' numbers, every five seconds.
 UNSCALED = AutoscaleSettings(metrics_interval_s=5.0, look_back_s=10.0)
+
+
+def logging_config() -> LoggingConfig:
+    """Of every deployment; the encoding holds until a replica has set up its log.
+
+    HAProxy's log and the metrics record requests; a log line per request and replica costs 2% of their CPU time.
+    """
+    return LoggingConfig(enable_access_log=False, encoding="JSON" if writes_json() else "TEXT")
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -101,7 +108,7 @@ def _engine(model: ModelSettings, quota: QuotaSettings) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_surge_percent=model.replicas.max_surge_percent,
-        logging_config=LOGGING,
+        logging_config=logging_config(),
         user_config=model.model_dump(mode="json", include={"batching", "drain_s"}),  # taken over by running replicas
         request_router_config=RequestRouterConfig(request_router_class=DirectedRequestRouter),  # type: ignore[arg-type]
         **_scale(model),
@@ -134,7 +141,7 @@ def _router(settings: Settings, config: dict[str, Any]) -> Deployment:
         max_ongoing_requests=UNBOUNDED,
         graceful_shutdown_timeout_s=ROUTER_DRAIN_S,
         max_surge_percent=ROUTER_SURGE_PERCENT,
-        logging_config=LOGGING,
+        logging_config=logging_config(),
         ray_actor_options={"num_cpus": settings.router.cpus},
         user_config=config,  # running replicas apply a changed one
         autoscaling_config=scale,
@@ -151,7 +158,7 @@ def _workers(settings: Settings, config: dict[str, Any]) -> Deployment:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        logging_config=LOGGING,
+        logging_config=logging_config(),
         ray_actor_options={"num_cpus": 0},
         user_config=config,  # running replicas apply a changed one
     )(batch_deployment.BatchWorkerReplica)

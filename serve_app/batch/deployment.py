@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +24,7 @@ from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import IngressHandle, end_on_sigterm, in_fresh_context
 from serve_app.settings import Settings, parse
 from serve_app.store import Store
-from serve_app.system import mark_log
-
-logger = logging.getLogger("ray.serve")
+from serve_app.system import mark_log, set_up_log
 
 DAY_S = 86_400.0
 # What the end of a worker takes at most: its rows and its streams end side by side. Three seconds more for what is
@@ -50,6 +47,7 @@ class BatchWorkerReplica:
         settings = parse(config)
         replica = serve.get_replica_context()
         mark_log(replica.replica_id.unique_id)
+        set_up_log("batch worker", replica=replica.replica_id.unique_id)
         self._calls = RouterCalls(IngressHandle(ROUTER, replica.app_name, METHOD))
         self._figures = ActorFigures(QuotaActor(settings.quota))
         self._ending: set[asyncio.Task[None]] = set()

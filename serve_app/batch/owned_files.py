@@ -22,6 +22,7 @@ from serve_app.errors import ServeAppError, StorageAway
 from serve_app.names import FILES_ACTOR
 from serve_app.ray_adapter import HeadActor, restart_as
 from serve_app.store import default_file
+from serve_app.system import set_up_log
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,6 +37,7 @@ class FileOwner:
     """The actor's class. It owns every folder that it is asked for."""
 
     def __init__(self) -> None:
+        set_up_log("files")
         self._folders: dict[str | None, LocalFiles] = {}
         self._opening = threading.Lock()
 

@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
-explain | keys | batch | usage | chat | down | help`.
+explain | keys | batch | usage | audit | support-bundle | chat | down | help`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from serve_app import settings as configuration
-from serve_app.cli import batch_commands, instances, key_commands, setting_help
+from serve_app.cli import audit, batch_commands, instances, key_commands, setting_help, support_bundle
 from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
@@ -71,6 +71,8 @@ app.add_typer(batch_commands.app, name="batch")
 _command = command(app)
 app.callback()(options_of_all)
 command(app, "help")(setting_help.help_setting)
+command(app)(audit.audit)
+command(app, "support-bundle")(support_bundle.support_bundle)
 
 
 def configured(config: Path | None, model: str | None) -> Settings:

@@ -32,6 +32,7 @@ from serve_app.cli.layout import say
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free
 from serve_app.errors import ServeAppError, Unavailable
+from serve_app.names import LOG_FORMAT
 from serve_app.settings import Settings, application
 from serve_app.system import Tls
 
@@ -204,7 +205,8 @@ class _Attempt:
 
     def _start_cluster(self) -> LocalCluster:
         options = self._options
-        tls = self._options.settings.http.tls
+        tls = options.settings.http.tls
+        logs = options.settings.logs
         self._progress.begin("Starting a Ray of its own")
         self._cluster = LocalCluster.start(
             options.instance,
@@ -217,6 +219,7 @@ class _Attempt:
             supervised=True,
             api_key_file=str(self._keys.file) if self._keys.file else None,
             tls=None if tls is None else Tls.at(tls.certificate, tls.key),
+            extra_environment={LOG_FORMAT: logs.format} if logs.format != "text" else None,
         )
         keys.keep(self._keys)
         return self._cluster

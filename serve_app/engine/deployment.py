@@ -43,7 +43,7 @@ from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
-from serve_app.system import mark_log
+from serve_app.system import enter_request, mark_log, set_up_log
 from serve_app.transport import (
     EngineBackend,
     EngineInfo,
@@ -99,6 +99,7 @@ class EngineReplica:
         end_on_sigterm()
         self._settings = ModelSettings.model_validate(settings)
         mark_log(grant_request.replica_name())
+        set_up_log("engine", model=self._settings.name, replica=grant_request.replica_name())
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
@@ -261,6 +262,7 @@ class EngineReplica:
             EngineFailed: the engine died during the request, or cannot continue it; frames may have been put. Any other
                 error is the request's: the engine lives, and could not handle it.
         """
+        enter_request(submit.request_id)
         if self.drain_state is not None:
             raise EngineUnreachable("this engine replica drains")
         if is_continued(submit):

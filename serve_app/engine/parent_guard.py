@@ -33,9 +33,11 @@ def install() -> None:
     if parent is None or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     threading.Thread(target=_watch, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True).start()
-    # our other patches of vLLM's processes
+    # our other patches of vLLM's processes, and the form of their logs
     from serve_app.engine.vllm_adapter import mask_budget, phase_hooks, produced_tokens
+    from serve_app.system import set_up_child_log
 
     mask_budget.install()
     phase_hooks.install()
     produced_tokens.install()
+    set_up_child_log("vLLM")

@@ -42,7 +42,7 @@ class RouterApp:
         self.parts = parts
         self._calls = EngineCalls(parts, lambda: self.keys)
         self.estimator = self._calls.estimator
-        self._api = ApiRoutes(parts, lambda: self.keys, lambda: self.settings)
+        self.api = ApiRoutes(parts, lambda: self.keys, lambda: self.settings)
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
@@ -78,7 +78,7 @@ class RouterApp:
                 query = self._operator_s_query(identity, scope) if route.target is Operation.TOKENIZER_INFO else None
                 await self._calls.run(route.target, identity, headers, receive, exchange, query)
                 return
-            answer = await self._api.answer(route, identity, headers, scope.get("query_string", b""), receive)
+            answer = await self.api.answer(route, identity, headers, scope.get("query_string", b""), receive)
             if isinstance(answer, PieceAnswer):
                 await exchange.send_pieces(answer, is_head=scope["method"] == "HEAD")
             else:

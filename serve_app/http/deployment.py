@@ -50,13 +50,14 @@ from serve_app.router import (
     UsageReporter,
 )
 from serve_app.settings import ModelSettings, Settings, parse
-from serve_app.system import this_process
+from serve_app.system import set_up_log, this_process
 
 logger = logging.getLogger("ray.serve")
 
 
-def _prepare_process() -> None:
-    """What has to be set before Serve starts the server of this process."""
+def _prepare_process(replica: str) -> None:
+    """What has to be set before Serve starts the server of this process. `replica`: its id."""
+    set_up_log("router", replica=replica)
     bound_bodies()
     end_on_sigterm()
     install_strict_protocol()
@@ -94,7 +95,7 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
-        _prepare_process()
+        _prepare_process(replica.replica_id.unique_id)
 
         def connect(model: ModelSettings) -> Handle:
             return Handle(deployment_of(model.name), replica.app_name)
@@ -134,6 +135,7 @@ class RouterReplica:
         )
         self._app = RouterApp(settings, parts)
         self._bridge = AsgiBridge(self._app)
+        in_fresh_context(self._app.api.audit.keep_swept(), "audit record")
         logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))

@@ -17,6 +17,7 @@ from typing import Any
 
 from serve_app.core.estimate import Estimator
 from serve_app.core.queue import Arrival
+from serve_app.core.spans import caller_trace
 from serve_app.errors import EngineFailed
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named
@@ -35,7 +36,7 @@ from serve_app.http.split_body import split_body
 from serve_app.http.tracing import RequestTracing, reopened
 from serve_app.router import ModelRouter, RequestRuns
 from serve_app.settings import Settings
-from serve_app.system import TRACE_ID
+from serve_app.system import enter_request, same_request
 from serve_app.transport import Frame, ResponseStream, Submit
 from serve_app.types import Identity, Operation, RequestClass
 
@@ -102,7 +103,7 @@ class EngineCalls:
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
             split = await thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
             split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
-            charge = self._limits.limited_request(scopes, record, split.measure, raw, retry_count)
+            charge = self._limits.limited_request(scopes, record, split.measure, raw, headers.get(RETRY_COUNT_HEADER))
             del raw  # megabytes, perhaps, for as long as the request runs
             call = EngineCall(record, wanted, split, split.body, split.measure, model, exchange, comments, charge)
             if wanted.idempotency_key is None:
@@ -117,6 +118,7 @@ class EngineCalls:
         """The record of a request that arrives now, under an id of its own."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
         exchange.request_id = secrets.token_hex(16)
+        enter_request(exchange.request_id, caller_trace(headers.get(b"traceparent")))
         exchange.operation = operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
@@ -159,9 +161,10 @@ class EngineCalls:
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
         record = call.record
+        name_in_log = same_request()
 
         async def run(exchange: HttpExchange) -> None:
-            TRACE_ID.set(record.trace.trace_id or "")
+            name_in_log()
             with recorded(record, exchange, self._record_end):
                 await self._run(replace(call, exchange=exchange, comments=None))
 

@@ -53,6 +53,7 @@ from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_bound, model_figures
 from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as
 from serve_app.settings import QuotaSettings
+from serve_app.system import set_up_log
 
 logger = logging.getLogger("ray.serve")
 
@@ -69,6 +70,7 @@ class GpuMemoryQuota:
 
     async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         end_on_sigterm()
+        set_up_log("quota")
         self._kv_store = GcsStore()
         stored = await _retry_until_done(self._kv_store.load_all)
         # an actor that fails on an entry would fail on every restart

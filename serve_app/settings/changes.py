@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from serve_app.errors import ConfigError
-from serve_app.names import BATCH_WORKER, ROUTER, deployment_of
+from serve_app.names import BATCH_WORKER, LOG_FORMAT, ROUTER, deployment_of
 from serve_app.settings.mistakes import path_of
 from serve_app.settings.model import ModelSettings
 from serve_app.settings.serve_config import as_change, split_arguments
@@ -21,6 +21,7 @@ from serve_app.settings.versions import engine_version
 
 QUOTA = "GpuMemoryQuota"
 HAPROXY = "HAProxy"
+LOGS = "logs"
 Effect = Literal["added", "removed", "restarted", "changed", "unchanged", "later"]
 
 
@@ -71,7 +72,9 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
         why = f"serve-app {release} replaces {old_release or 'another release'}"
         stay = {"added", "removed"}
         found = [
-            one if one.effect in stay or one.deployment == HAPROXY else replace(one, effect="restarted", why=why)
+            one
+            if one.effect in stay or one.deployment in (HAPROXY, LOGS)
+            else replace(one, effect="restarted", why=why)
             for one in found
         ]
     return found
@@ -119,7 +122,8 @@ def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
     fields = tuple(_differences(old, new, before.names, after.names))
     quota = tuple(one for one in fields if one.startswith("quota."))
     tls = tuple(one for one in fields if one.startswith("http.tls"))
-    routers = tuple(one for one in fields if one not in quota + tls)
+    logs = tuple(one for one in fields if one.startswith("logs."))
+    routers = tuple(one for one in fields if one not in quota + tls + logs)
     if before.router.cpus != after.router.cpus:
         yield Change(ROUTER, "restarted", "Ray gives CPUs to new processes only; new ones start first", routers)
     elif routers or before.models != after.models:
@@ -130,6 +134,9 @@ def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
         yield _of_workers(before, after, tuple(one for one in fields if one.startswith("batch.")))
     if tls:
         yield Change(HAPROXY, "later", "read when an instance starts (serve-app up)", tls)
+    if logs:
+        why = f"read when an instance starts (serve-app up); on a cluster {LOG_FORMAT} of each machine says it"
+        yield Change(LOGS, "later", why, logs)
     if quota:
         yield Change(QUOTA, "later", "read when the quota actor starts, once in a cluster's life", quota)
 

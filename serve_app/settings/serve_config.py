@@ -8,6 +8,8 @@ Invariant: no API key is in it, only digests.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -101,6 +103,18 @@ def split_arguments(arguments: Mapping[str, Any]) -> tuple[str | None, Names, di
     release = configuration.pop("release", None)
     names = configuration.pop("names", {})
     return release, resolve(names, {}).data if isinstance(names, dict) else {}, configuration
+
+
+def configuration_digest(arguments: Mapping[str, Any]) -> str:
+    """SHA-256 of the configuration of an application's arguments, in hexadecimal digits: the same for each release, and
+    for a configuration that is declared again (`as_change`)."""
+    configuration = split_arguments(arguments)[2]
+    models = configuration.get("models")
+    if isinstance(models, list | tuple) and all(isinstance(one, Mapping) for one in models):
+        plain = ({**one, "replicas": {**(one.get("replicas") or {}), "initial_replicas": None}} for one in models)
+        configuration["models"] = list(plain)
+    text = json.dumps(configuration, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def as_change(arguments: Mapping[str, Any], served: Collection[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from serve_app.core.queue import (
 from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
-from serve_app.settings.batch import BatchSettings
+from serve_app.settings.batch import MAX_DAYS, BatchSettings
 from serve_app.settings.mistakes import FileSource, Mistake, mistakes
 from serve_app.settings.model import (
     BUILT_IN_MODEL,
@@ -58,6 +58,8 @@ DEFAULT_SESSIONS_PER_TENANT = 64  # as many agents as one model's batch; a runaw
 DEFAULT_SAMPLE_RATIO = 0.01  # of traces; with 10 requests a second 8,640 traces a day, beside the failed and slow ones
 DEFAULT_SLOW_S = 10.0  # to the first token; people have given up by then
 DEFAULT_NAMED_TENANTS = 20  # with 3 models and 3 routers less than 50,000 series, which a small Prometheus carries
+# A year and a month: who asks in January for all of the year before finds it. An entry takes half a kilobyte.
+DEFAULT_AUDIT_DAYS = 400
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
 
 ClassName = Literal["low", "normal", "high", "critical"]
@@ -280,6 +282,7 @@ class StoreSettings(FrozenSettings):
     """The database of keys and of use."""
 
     url: str | None = Field(None, min_length=1)  # SQLAlchemy's; None: a SQLite file on the head node
+    audit_days: float = Field(DEFAULT_AUDIT_DAYS, ge=1, le=MAX_DAYS)  # entries of the audit record are kept so long
 
     @field_validator("url")
     @classmethod
@@ -325,6 +328,12 @@ class TraceSettings(FrozenSettings):
         return endpoint
 
 
+class LogSettings(FrozenSettings):
+    """The logs of all processes. Read by `serve-app up`; on a cluster the environment of each machine says it."""
+
+    format: Literal["text", "json"] = "text"
+
+
 class RouterSettings(FrozenSettings):
     """The router deployment."""
 
@@ -346,6 +355,7 @@ class Settings(FrozenSettings):
     batch: BatchSettings = BatchSettings()
     traces: TraceSettings = TraceSettings()
     metrics: MetricsSettings = MetricsSettings()
+    logs: LogSettings = LogSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")

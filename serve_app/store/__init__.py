@@ -1,15 +1,20 @@
 """The store: keys, use and batches, durable. SQLite behind one actor on the head node, or PostgreSQL, direct.
 
-In come records of keys, batches of use, rows and their results; out come what changed, sums, and rows to run. It
-decides nothing about a request.
+In come records of keys, batches of use, rows and their results; out come what changed, who changed it, sums, and rows
+to run. It decides nothing about a request.
 """
 
+from serve_app.store.audit import MACHINE, AuditAction, AuditEntry, Author
 from serve_app.store.batch_store import BatchStore
 from serve_app.store.owner import default_file
 from serve_app.store.records import KeyRecord, UsageQuery, is_key_id, new_key_id
 from serve_app.store.store import Store
 
 __all__ = [
+    "MACHINE",
+    "AuditAction",
+    "AuditEntry",
+    "Author",
     "BatchStore",
     "KeyRecord",
     "Store",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from serve_app.names import STORE_FILE
 from serve_app.ray_adapter import restart_as
+from serve_app.system import set_up_log
 
 if TYPE_CHECKING:
     from serve_app.store.sql import SqlStore
@@ -26,6 +27,7 @@ class StoreOwner:
     """The actor's class. It owns every SQLite file that it is asked for."""
 
     def __init__(self) -> None:
+        set_up_log("store")
         self._stores: dict[str, SqlStore] = {}
         self._opening = threading.Lock()
 

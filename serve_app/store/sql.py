@@ -35,7 +35,9 @@ from serve_app.core.times import USAGE_SILENT_S
 from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
 from serve_app.store import database, schema
+from serve_app.store.audit import NOBODY_KNOWN, Author, key_changed, key_created
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
+from serve_app.store.sql_audit import SqlAudit
 from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
@@ -57,6 +59,7 @@ class SqlStore:
         self._upgraded = False
         self._upgrading = threading.Lock()
         self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
+        self.audit = SqlAudit(self._reading, self._writing, self._insert)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -83,12 +86,14 @@ class SqlStore:
         with self._reading() as connection:
             return _one(connection, key_id)
 
-    def create_key(self, record: KeyRecord) -> KeyRecord:
-        """Raises KeyConflict: another key has its id or its digest. The same record again changes nothing."""
+    def create_key(self, record: KeyRecord, by: Author = NOBODY_KNOWN) -> KeyRecord:
+        """Raises KeyConflict: another key has its id or its digest. The same record again changes nothing. `by`: who
+        makes it, for the audit record."""
         try:
             with self._writing() as connection:
                 columns = _columns(asdict(record)) | {"version": _next_version(connection)}
                 connection.execute(insert(API_KEYS).values(columns))
+                self.audit.add_in(connection, key_created(record, by, self._now()))
                 return _one(connection, record.key_id)
         except IntegrityError:
             with self._reading() as connection:
@@ -98,11 +103,14 @@ class SqlStore:
                 raise KeyConflict("there is a key with this id or this digest already") from None
             return _record(row)
 
-    def change_key(self, key_id: str, *, if_version: int | None = None, **changes: Any) -> KeyRecord:
+    def change_key(
+        self, key_id: str, *, if_version: int | None = None, by: Author = NOBODY_KNOWN, **changes: Any
+    ) -> KeyRecord:
         """Change fields of a key. The same changes again change nothing.
 
         Args:
             if_version: only of the key as it was with this version.
+            by: who changes it, for the audit record.
 
         Raises:
             KeyError: there is no such key. KeyConflict: it has another version and other values.
@@ -119,7 +127,9 @@ class SqlStore:
                 raise KeyConflict("the key was changed at the same time: look at it, then try again")
             columns["version"] = version
             connection.execute(update(API_KEYS).where(API_KEYS.c.key_id == key_id).values(columns))
-            return _one(connection, key_id)
+            changed = _one(connection, key_id)
+            self.audit.add_in(connection, key_changed(_record(row), changed, by, self._now()))
+            return changed
 
     def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch, once. A source that was ended has come back with it, and what it had in flight is no longer

@@ -19,6 +19,7 @@ from serve_app.core.usage import UsageBatch, UsageRow
 from serve_app.errors import StoreAway
 from serve_app.names import STORE_ACTOR
 from serve_app.ray_adapter import HeadActor
+from serve_app.store.audit import NOBODY_KNOWN, AuditEntry, Author
 from serve_app.store.batch_store import sent_by
 from serve_app.store.owner import CALLS, StoreOwner
 from serve_app.store.records import KeyRecord, UsageQuery, Used
@@ -35,7 +36,8 @@ class Store:
     """The database of keys, use and batches.
 
     Args:
-        call: runs a method of the `SqlStore` or, as `batches.METHOD`, of its `SqlBatches`, wherever that is.
+        call: runs a method of the `SqlStore` or, as `batches.METHOD` and `audit.METHOD`, of these parts of it, wherever
+            that is.
         close: gives up what calls need; calls that run are finished.
     """
 
@@ -64,11 +66,16 @@ class Store:
     def at(cls, url: str | None) -> Store:
         """The store of a URL: PostgreSQL is reached directly, SQLite through the actor that owns the file."""
         if url is None or url.startswith("sqlite"):
-            owner = HeadActor(STORE_ACTOR, StoreOwner, CALLS)
-            return cls(owner.calls_of(url, "the store's actor", STORE_CALL_S, StoreAway))
+            return cls.through_actor(url)
         from serve_app.store.sql import SqlStore  # here: a router whose store is SQLite needs no SQLAlchemy
 
         return cls.direct(SqlStore(url))
+
+    @classmethod
+    def through_actor(cls, url: str | None) -> Store:
+        """The store of any URL through the actor: for a process that may not reach PostgreSQL itself."""
+        owner = HeadActor(STORE_ACTOR, StoreOwner, CALLS)
+        return cls(owner.calls_of(url, "the store's actor", STORE_CALL_S, StoreAway))
 
     async def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
@@ -82,17 +89,32 @@ class Store:
         """Raises KeyError: there is no such key."""
         return await self._call("key", key_id)  # type: ignore[no-any-return]
 
-    async def create_key(self, record: KeyRecord) -> KeyRecord:
-        """Returns it with its version. Raises KeyConflict: another key has its id or its digest."""
-        return await self._call("create_key", record)  # type: ignore[no-any-return]
+    async def create_key(self, record: KeyRecord, by: Author = NOBODY_KNOWN) -> KeyRecord:
+        """Returns it with its version; `by`: who makes it. Raises KeyConflict: another key has its id or its digest."""
+        return await self._call("create_key", record, by)  # type: ignore[no-any-return]
 
-    async def change_key(self, key_id: str, *, if_version: int | None = None, **changes: Any) -> KeyRecord:
-        """Change fields of a key; with `if_version` only as it was with this version.
+    async def change_key(
+        self, key_id: str, *, if_version: int | None = None, by: Author = NOBODY_KNOWN, **changes: Any
+    ) -> KeyRecord:
+        """Change fields of a key; with `if_version` only as it was with this version. `by`: who changes it.
 
         Raises:
             KeyError: there is no such key. KeyConflict: it was changed since that version.
         """
-        return await self._call("change_key", key_id, if_version=if_version, **changes)  # type: ignore[no-any-return]
+        call = self._call("change_key", key_id, if_version=if_version, by=by, **changes)
+        return await call  # type: ignore[no-any-return]
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Add an entry of a change that the store does not make itself; one sent twice is there once."""
+        await self._call("audit.add", entry)
+
+    async def audit(self, since: float, after: int, limit: int) -> list[AuditEntry]:
+        """Entries since a time, behind the number `after`, in the order of their numbers."""
+        return await self._call("audit.entries", since, after, limit)  # type: ignore[no-any-return]
+
+    async def forget_audit(self, before: float, limit: int) -> int:
+        """Remove entries from before a time, at most `limit`. Returns how many."""
+        return await self._call("audit.forget", before, limit)  # type: ignore[no-any-return]
 
     async def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch of use; one sent twice counts once."""

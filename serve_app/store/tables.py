@@ -49,6 +49,22 @@ VERSIONS = Table(
     Column("version", BigInteger, nullable=False),
 )
 KEYS_VERSION = "api_keys"
+AUDIT_NUMBER = "audit"
+
+AUDIT = Table(
+    "audit",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("entry_id", String(32), nullable=False, unique=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("author", String(64), nullable=False),  # the id of a key, or the machine
+    Column("tenant", String(64), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("target", String(512), nullable=False),
+    Column("digest_before", String(64)),
+    Column("digest_after", String(64)),
+    Column("details", Text, nullable=False),  # JSON
+)
 
 USAGE = Table(
     "usage",

@@ -9,6 +9,14 @@ from serve_app.system import doctor, environment
 from serve_app.system.doctor import Check
 from serve_app.system.gpus import gpus
 from serve_app.system.haproxy import FallbackHaproxy
+from serve_app.system.log_format import (
+    begin_log,
+    enter_request,
+    same_request,
+    set_up_child_log,
+    set_up_log,
+    writes_json,
+)
 from serve_app.system.logs import LOG_SOURCES, LogFilter, LogPart, LogReader, mark_log
 from serve_app.system.processes import (
     Listener,
@@ -40,16 +48,22 @@ __all__ = [
     "Tls",
     "ask_to_end",
     "await_start",
+    "begin_log",
     "descendants",
     "doctor",
     "end_marked",
+    "enter_request",
     "environment",
     "gpus",
     "holder_of",
     "listening_ports",
     "mark_log",
     "marked",
+    "same_request",
+    "set_up_child_log",
+    "set_up_log",
     "spawn",
     "start_ticks",
     "this_process",
+    "writes_json",
 ]

@@ -33,8 +33,8 @@ _OTHER_FILE = re.compile(r"(?P<source>controller|proxy)_.*\.log(\.\d+)?")
 _ACTOR = re.compile(rf"^:actor_name:(?:ServeReplica:{APPLICATION}:(?P<deployment>.+)|(?P<quota>GpuMemoryQuota))$", re.M)
 _MARKED = re.compile(rf"^{REPLICA_MARK}(?P<replica>\w+)$", re.M)
 _MARK_LINE = re.compile(r":(job_id|actor_name|task_name|replica):")
-# The first line of a record: Serve's begins with the level, one of Ray's (the quota actor's) with the time.
-_RECORD = re.compile(r"([-\d]+ [\d:,.]+\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+# The first line of a record: Serve's begins with the level, one of Ray's (the quota actor's) with the time; or JSON.
+_RECORD = re.compile(r"([-\d]+ [\d:,.]+\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\{\"time\": ")
 
 
 @dataclass(frozen=True, slots=True)

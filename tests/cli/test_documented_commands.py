@@ -22,7 +22,7 @@ COMMANDS: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
 FENCED = re.compile(r"^```[a-z ]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 # `serve-app`, whatever stands before it, and its arguments, up to what belongs to the shell or to the prose
-LINE = re.compile(r"(?:^|[\s/'\"])serve-app +([A-Za-z]+(?: +(?:'[^']*'|\"[^\"]*\"|[^\s|#;&>'\")]+))*)")
+LINE = re.compile(r"(?:^|[\s/'\"])serve-app +([A-Za-z]+(?:-[a-z]+)*(?: +(?:'[^']*'|\"[^\"]*\"|[^\s|#;&>'\")]+))*)")
 MAKE = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*make ([a-z][a-z-]*)")
 PLACEHOLDERS = {"COMMAND": "status"}  # of a sentence about all commands
 

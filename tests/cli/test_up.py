@@ -14,6 +14,7 @@ from serve_app.cli import up as module
 from serve_app.cli.up import with_kept_logs
 from serve_app.cluster.local import Instance, InstanceState, node
 from serve_app.errors import Unavailable
+from serve_app.names import LOG_FORMAT
 from serve_app.settings import Settings, parse
 from serve_app.system import marked
 from tests.cli.up_lab import LOADING, SEEN_S, FakeDriver, Terminal, interrupt, status
@@ -59,6 +60,13 @@ def test_it_starts_announces_and_ends_on_ctrl_c(terminal: Terminal, driver: type
     assert terminal.mark
     assert marked(terminal.mark) == []
     assert terminal.state.read() is None
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_form_of_the_logs_is_in_the_environment(terminal: Terminal, driver: type[FakeDriver], form: str) -> None:
+    settings = parse({"logs": {"format": form}})
+    assert terminal.run(settings, ("Ctrl-C ends everything", interrupt)) == 0
+    assert driver.made[0].order["environment"].get(LOG_FORMAT, "text") == form
 
 
 def test_a_generated_key_is_shown_on_a_terminal(terminal: Terminal, driver: type[FakeDriver]) -> None:

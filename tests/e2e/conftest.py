@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from serve_app.names import LOG_FORMAT
 from tests.e2e import stack as stacks
 from tests.e2e.changing import Place, place
 from tests.e2e.observe import Observer
@@ -29,7 +30,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         return
     requires("vllm")
     requires("linux")
-    with stacks.own(tmp_path_factory.mktemp("e2e-state")) as started:
+    with stacks.own(tmp_path_factory.mktemp("e2e-state"), environment={LOG_FORMAT: "json"}) as started:
         yield started
 
 

@@ -116,6 +116,21 @@ def test_the_command_line_makes_and_ends_keys(three: Stack, each: list[Stack]) -
     follows(each, columns[-1], 401, "its end")
 
 
+def test_every_router_has_the_record_of_who_deployed_and_who_changed_a_key(three: Stack, each: list[Stack]) -> None:
+    made = make(each[0])
+    revoke(three, made)
+    for router in each:
+        page = router.get("/admin/audit", params={"limit": 1000}).json()
+        assert not page["has_more"]
+        changes = [entry for entry in page["data"] if entry["target"] == made["id"]]
+        assert [entry["action"] for entry in changes] == ["key.create", "key.revoke"]
+        assert {entry["tenant"] for entry in changes} == {"people"}
+        assert made["key"] not in str(page)
+        deployed = page["data"][0]
+        assert (deployed["action"], deployed["author"], deployed["digest_before"]) == ("deploy", "machine", None)
+        assert len(deployed["digest_after"]) == 64
+
+
 def test_the_file_is_in_the_instances_folder_and_its_owners_alone(three: Stack, each: list[Stack]) -> None:
     assert three.cluster is not None
     file = three.cluster.state.store_file

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 from serve_app.cli import logs
 from serve_app.cli.deploy import Target
 from serve_app.cluster.local import RemoteDriver
-from serve_app.system import LogFilter
+from serve_app.system import LogFilter, LogReader
 from tests.e2e.stack import SIMULATED, TINY, Stack
 from tests.requires import missing
 
 COMMAND_S = 60.0  # of a command that takes two seconds
+PROMPT = "heron-in-the-reeds-4711"  # in no log
 PHASES = ("environment", "loading", "memory", "warm-up")  # of any engine; others depend on device and settings
 
 
@@ -80,3 +84,52 @@ def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> Non
     target = Target(stack.cluster.environment(), None)  # as of a cluster, whose nodes' files are elsewhere
     batches = logs.of_cluster(target, LogFilter(f"engine-{TINY}"), 1000, follow=False)
     assert ready.split("\t")[2] in [line for batch in batches for part in batch for line in part.lines]
+
+
+def logs_folder(stack: Stack) -> Path:
+    if stack.cluster is None:
+        missing("the external stack is no instance of this machine")
+    assert stack.cluster is not None
+    return Path(stack.cluster.instance.run_dir, "ray/session_latest/logs").resolve()
+
+
+def test_every_record_of_serve_s_processes_is_json_and_none_has_a_prompt(stack: Stack) -> None:
+    statuses = set()
+    for model in (TINY, SIMULATED):
+        chat = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+        assert stack.post("/v1/chat/completions", chat).status_code == 200
+        for wrong in ({"temperature": PROMPT}, {"tools": PROMPT}, {"response_format": {"type": PROMPT}}):
+            statuses.add(stack.post("/v1/chat/completions", chat | wrong).status_code)
+        statuses.add(stack.post("/v1/completions", {"model": model, "prompt": PROMPT * 2000}).status_code)
+    assert statuses == {200, 400}, "what vLLM refuses, the simulated engine ignores"
+    folder = logs_folder(stack)
+    records = []
+    for part in LogReader(str(folder), LogFilter()).last(100_000):
+        lines = [line for line in part.lines if line.strip()]
+        is_file_of_serve = Path(part.path).parent.name == "serve"
+        records += [json.loads(line) for line in lines if is_file_of_serve or line.startswith('{"time"')]
+    ours = [record for record in records if "time" in record]  # the others are of Serve alone
+    assert {record["process"] for record in ours} >= {"router", "engine", "batch worker", "controller", "quota"}
+    assert {record["model"] for record in ours if record["process"] == "engine"} == {TINY, SIMULATED}
+    assert all(record["time"].endswith("+00:00") for record in ours)
+    for path in folder.rglob("*"):
+        assert not path.is_file() or PROMPT.encode() not in path.read_bytes(), path
+
+
+def test_a_support_bundle_of_what_runs_has_every_part_and_no_key(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    printed = json.loads(run(stack, "support-bundle", "--output", str(path), "--key", stack.api_key, "--json"))
+    assert printed == {"path": str(path), "missing": {}}
+    with tarfile.open(path) as archive:
+        files = {member.name.partition("/")[2]: archive.extractfile(member) for member in archive.getmembers()}
+        texts = {name: file.read().decode() for name, file in files.items() if file is not None}
+    assert "serve_app_requests_total" in texts["metrics.txt"]
+    assert {card["id"] for card in json.loads(texts["models.json"])["data"]} == {TINY, SIMULATED}
+    assert json.loads(texts["status.json"])["state"] == "running"
+    assert '"action": "deploy"' in texts["audit.jsonl"]
+    assert any(name.startswith("logs/") and "Router" in name for name in texts)
+    assert stack.cluster is not None
+    token = stack.cluster.state.token_file.read_text()
+    for name, text in texts.items():
+        assert stack.api_key not in text, name
+        assert token not in text, name

@@ -140,3 +140,9 @@ def test_workers_come_and_go_with_their_number_and_take_over_the_rest() -> None:
     assert whats(workers(1), workers(1))["BatchWorker"] == "unchanged"
     plan = planned(workers(1), workers(1, max_in_flight=8))
     assert (plan["BatchWorker"].effect, plan["BatchWorker"].fields) == ("changed", ("batch.max_in_flight: 512 -> 8",))
+
+
+def test_the_form_of_the_logs_is_taken_over_by_the_next_start() -> None:
+    plan = planned({"models": [A]}, {"models": [A], "logs": {"format": "json"}})
+    assert (plan["logs"].effect, plan["logs"].fields) == ("later", ("logs.format: text -> json",))
+    assert plan["Router"].effect == "unchanged"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from serve_app.settings.serve_config import (
     POLICY,
     application,
     as_change,
+    configuration_digest,
     with_other_applications,
 )
 from serve_app.settings.settings import QuotaSettings, Settings, parse
@@ -181,3 +183,15 @@ def test_it_is_known_when_serve_has_built_what_was_declared() -> None:
     assert is_built(details("DEPLOY_FAILED", ())) is False
     assert is_built(details("DEPLOYING")) is True
     assert is_built(details("DEPLOY_FAILED")) is True  # it was built; one of its deployments has failed
+
+
+def test_the_digest_is_of_the_configuration_alone() -> None:
+    config = {"models": [{"name": "a", "replicas": {"initial_replicas": 2, "max_replicas": 3}}]}
+    arguments = application(parse(config))["args"]
+    digest = configuration_digest(arguments)
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert configuration_digest(arguments | {"release": "0.1.0"}) == digest
+    assert configuration_digest(as_change(arguments, ["a"])) == digest, "declared again, it is the same"
+    assert configuration_digest(json.loads(json.dumps(arguments))) == digest
+    assert configuration_digest(application(parse(config | {"admission": {"max_queued": 1}}))["args"]) != digest
+    assert re.fullmatch("[0-9a-f]{64}", configuration_digest({"models": "of another tool"}))

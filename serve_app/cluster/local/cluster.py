@@ -24,7 +24,7 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import STORE_FILE
+from serve_app.names import LOG_FORMAT, STORE_FILE
 from serve_app.system import Listener, Tls, await_start, end_marked, listening_ports, marked, spawn, start_ticks
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
@@ -45,6 +45,7 @@ class LocalCluster:
         self.instance = instance
         self._token = token
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._log_format: dict[str, str] = {}
         self._resources = contextlib.ExitStack()
 
     @classmethod
@@ -131,7 +132,7 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """The environment with which another process connects by `ray.init()`; that process must not have the node's
         RAY_SERVE_* variables. A process with this environment is ended with the cluster."""
-        return node.driver_environment(self.address, self._token, self.mark)
+        return node.driver_environment(self.address, self._token, self.mark) | self._log_format
 
     def serve_order(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The order for a `RemoteDriver` to serve an application (of `serve_app.settings.serve_config.application`)
@@ -185,6 +186,7 @@ class LocalCluster:
     ) -> None:
         """Start Ray under its supervisor, again after a transient error."""
         host = self.instance.host
+        self._log_format = {name: value for name, value in extra_environment.items() if name == LOG_FORMAT}
         tls = tls or Tls.of(os.environ)
         reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
         for attempt in range(START_ATTEMPTS):

@@ -40,7 +40,7 @@ from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import APPLICATION, MARK, NAMESPACE, QUOTA_ACTOR
 from serve_app.ray_adapter import end_head_actors, existing, quiet_router_thread
 from serve_app.settings import as_change, with_other_applications
-from serve_app.system import LogFilter, LogPart, LogReader
+from serve_app.system import LogFilter, LogPart, LogReader, writes_json
 
 ANSWER_S = 5.0  # the controller answers within milliseconds; without its numbers the state is still reported
 NO_DETAILS: dict[str, Any] = {"applications": {}, "proxies": {}}
@@ -131,7 +131,10 @@ def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_option
     Raises:
         RuntimeError: Serve refuses it; nothing has changed then.
     """
-    serve.start(**serve_options)
+    logs = (entry.get("args") or {}).get("logs") or {}
+    is_json = writes_json() or logs.get("format") == "json"
+    logging_config = {"encoding": "JSON"} if is_json else None  # of Serve's controller and HAProxy's manager
+    serve.start(**serve_options, logging_config=logging_config)
     client = _client()
     details = client.get_serve_details()
     if not is_repeat:
@@ -148,6 +151,14 @@ def details(within_s: float | None = None) -> dict[str, Any]:
         return ray.get(asked, timeout=within_s)  # type: ignore[no-any-return]
     except RayError as error:
         raise Unavailable(f"Serve's controller does not answer: {error}", code="cluster_failed") from error
+
+
+def declaration() -> dict[str, Any] | None:
+    """The last declaration of the application; None: there was none, or Serve does not answer."""
+    try:
+        return status.declared(details(ANSWER_S))
+    except (RayServeException, Unavailable):
+        return None
 
 
 def _client() -> Any:

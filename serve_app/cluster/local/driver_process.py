@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from serve_app.cluster.local import draining, driver, rollout
+from serve_app.cluster.local.audit import AuditWriter
 from serve_app.cluster.local.drain_target import DrainTarget
 from serve_app.cluster.local.status import declared, describe, is_built
 from serve_app.core.times import STATUS_PERIOD_S
@@ -25,7 +26,8 @@ from serve_app.engine.start import environment
 from serve_app.errors import ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import split_arguments
-from serve_app.system import LogFilter
+from serve_app.store import AuditAction
+from serve_app.system import LogFilter, set_up_log
 
 STARTING_PERIOD_S = 0.5  # the polling period of the state while the application starts
 LOGS_PERIOD_S = 1.0
@@ -46,7 +48,8 @@ def _next_command(timeout_s: float | None = None) -> dict[str, Any] | None:
 def _serve(order: Mapping[str, Any]) -> None:
     """Declare the application of `order`, then report its state until a command arrives."""
     _send("phase", phase="application")
-    driver.declare(order["application"], **order["serve"])
+    before = driver.declare(order["application"], **order["serve"])
+    _audit.deployed(AuditAction.DEPLOY, declared(before), order["application"])
     _watch(order)
 
 
@@ -73,13 +76,14 @@ def _declare(order: Mapping[str, Any]) -> None:
     """
     before = driver.declare(order["application"], **order["serve"])
     previous = declared(before)
+    recorded = _audit.deployed(AuditAction.DEPLOY, previous, order["application"])
     while (made := is_built(driver.details())) is None:
         if _next_command(STARTING_PERIOD_S) is not None:
             return
     if not made:
         why = describe(driver.details(), order["models"])["message"]
         if previous is not None and _is_of_this_release(previous):
-            driver.declare(previous, is_repeat=True, **order["serve"])
+            _roll_back(previous, order)
             why += "; the previous declaration is declared again"
         raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
     _send("phase", phase="declared")
@@ -88,13 +92,32 @@ def _declare(order: Mapping[str, Any]) -> None:
         seen = rollout.state_of(begun, driver.details())
         status = driver.application_status(order["models"])
         if seen.failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
-            driver.declare(previous, is_repeat=True, **order["serve"])
+            _roll_back(previous, order)
             status["rolled_back"] = True
-        _send("status", **status, **asdict(seen))
         # Serve calls the application running a moment after its last deployment.
-        done = not seen.waits and (status["state"] == "running" or bool(status["unready"]))
-        if done or seen.failed or _next_command(STARTING_PERIOD_S) is not None:
+        done = seen.failed or (not seen.waits and (status["state"] == "running" or bool(status["unready"])))
+        if (done or recorded.done()) and recorded.result():
+            status["message"] = "; ".join(filter(None, (status["message"], recorded.result())))
+        _send("status", **status, **asdict(seen))
+        if done or _next_command(STARTING_PERIOD_S) is not None:
             return
+
+
+def _roll_back(previous: Mapping[str, Any], order: Mapping[str, Any]) -> None:
+    """Declare the previous application again."""
+    driver.declare(previous, is_repeat=True, **order["serve"])
+    _audit.deployed(AuditAction.ROLL_BACK, order["application"], previous)
+
+
+def _defrag(order: Mapping[str, Any]) -> None:
+    """Plan, and with `begin` begin, to free memory for the first waiting engine."""
+    plan = driver.ask_quota("defrag", order["begin"])
+    unrecorded = ""
+    if order["begin"] and plan is not None:
+        steps = [step["owner"] for step in plan["steps"]]
+        target = plan["waits"]["owner"]
+        unrecorded = _audit.changed(AuditAction.DEFRAG, target, driver.declaration(), restarts=steps).result()
+    _send("defrag", plan=plan, addresses=driver.addresses(), unrecorded=unrecorded)
 
 
 def _logs(order: Mapping[str, Any]) -> None:
@@ -120,7 +143,11 @@ def _drain(order: Mapping[str, Any]) -> None:
     else:
         target = driver.drain_target(order["name"])
     drain = draining.drain_node if target.is_node else draining.drain_replica
-    _send("drained", target=target.target_id, rows=drain(target.target_id, within_s, tell))
+    declaration = driver.declaration()
+    target_id = target.target_id
+    recorded = _audit.changed(AuditAction.DRAIN, target_id, declaration, is_node=target.is_node, within_s=within_s)
+    rows = drain(target_id, within_s, tell)
+    _send("drained", target=target_id, rows=rows, unrecorded=recorded.result())
 
 
 def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
@@ -135,9 +162,7 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "status": lambda order: _send("status", **driver.application_status(order["models"])),
     "deployed": lambda order: _send("deployed", **driver.deployed()),
     "quota": lambda order: _send("quota", **driver.ask_quota("figures"), addresses=driver.addresses()),
-    "defrag": lambda order: _send(
-        "defrag", plan=driver.ask_quota("defrag", order["begin"]), addresses=driver.addresses()
-    ),
+    "defrag": _defrag,
     "logs": _logs,
     "shutdown": lambda order: driver.shut_down(),
     "drain": _drain,
@@ -149,6 +174,7 @@ def main() -> int:
     order = _next_command() or {}
     try:
         driver.connect(order["environment"])
+        set_up_log("driver")
         ORDERS[order["do"]](order)
     except Exception as error:  # noqa: BLE001 - the boundary of the process: any error goes to the owner
         reason = str(error) if isinstance(error, ServeAppError) else f"{type(error).__name__}: {error}"
@@ -157,6 +183,7 @@ def main() -> int:
     return 0
 
 
+_audit = AuditWriter()
 _input = io.FileIO(0, closefd=False)  # standard input; a buffer would hide its lines from `select`
 _output = sys.stdout
 

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 from serve_app.names import MARK
-from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked
+from serve_app.system import Certificate, FallbackHaproxy, Tls, begin_log, end_marked
 
 logger = logging.getLogger("serve_app")
 
@@ -43,7 +43,7 @@ def _wait_for_end(node: subprocess.Popen[bytes], stop_requested: threading.Event
 
 def main(command: list[str]) -> int:
     """Run the command (`ray start ... --block`) until it ends or this process must end. Returns its exit status."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s supervisor: %(message)s", level=logging.INFO)
+    begin_log("supervisor")
     mark = os.environ[MARK]
     stop_requested = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())

@@ -35,7 +35,7 @@ import psutil
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ServeAppError
 from serve_app.names import MARK
-from serve_app.system import Certificate, FallbackHaproxy, Tls, end_marked, environment, start_ticks
+from serve_app.system import Certificate, FallbackHaproxy, Tls, begin_log, end_marked, environment, start_ticks
 
 logger = logging.getLogger("serve_app")
 
@@ -47,7 +47,6 @@ LEFTOVER_GRACE_S = 2.0  # processes left after a crash serve no requests
 IN_ORDER = frozenset({0, signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGTERM})
 RESTART_DELAYS_S = (1.0, 5.0, 15.0, 60.0)  # before the first, second, ... restart of a head; after that always the last
 STABLE_S = 600.0  # a head that was up for this long restarts with the first delay
-LOG_FORMAT = "%(asctime)s %(levelname)s supervisor: %(message)s"
 
 # Processes that `ray start` leaves running. Other orphans, as the launcher's SSH connections, become children, too.
 PROGRAMS = ("raylet", "gcs_server", "monitor.py", "log_monitor.py", "dashboard.py")
@@ -179,7 +178,7 @@ def main() -> int:
     node = folder.node()
     if node is None:
         raise SystemExit(f"{folder.path} has no node to supervise")
-    logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
+    begin_log("supervisor")
     stop_requested = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -45,10 +45,16 @@ class SpanContext:
         return f"00-{self.trace_hex}-{self.span_id:016x}-{SAMPLED if is_sampled else 0:02x}"
 
 
+def caller_trace(traceparent: bytes | None) -> str:
+    """The trace that a caller's header names, as 32 hex digits; empty: none, or the header is not valid."""
+    found = _parsed(traceparent)
+    return "" if found is None else found["trace"].decode()
+
+
 def begin_context(traceparent: bytes | None, tracestate: bytes | None, rng: random.Random) -> SpanContext:
     """The context of a request that arrives with these headers. `rng` makes its ids."""
-    found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent.strip(b" \t"))
-    if found is None or (found["version"] == b"00" and found["more"] is not None):
+    found = _parsed(traceparent)
+    if found is None:
         return SpanContext(rng.getrandbits(128) or 1, new_span_id(rng))
     state = b"" if tracestate is None else tracestate.strip(b" \t")
     return SpanContext(
@@ -58,6 +64,12 @@ def begin_context(traceparent: bytes | None, tracestate: bytes | None, rng: rand
         bool(int(found["flags"], 16) & SAMPLED),
         state.decode("latin-1") if len(state) <= MAX_STATE_CHARS else "",
     )
+
+
+def _parsed(traceparent: bytes | None) -> re.Match[bytes] | None:
+    """The parts of a header that is valid."""
+    found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent.strip(b" \t"))
+    return None if found is None or (found["version"] == b"00" and found["more"] is not None) else found
 
 
 def new_span_id(rng: random.Random) -> int:

@@ -32,7 +32,7 @@ from serve_app.http.fields import parse_fields
 from serve_app.http.keys import KeyRing, key_rights, utc
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.settings import LimitSettings, Settings, new_key
-from serve_app.store import KeyRecord, is_key_id, new_key_id
+from serve_app.store import Author, KeyRecord, is_key_id, new_key_id
 from serve_app.types import Identity, RequestClass
 
 logger = logging.getLogger("ray.serve")
@@ -147,7 +147,8 @@ class KeyRoutes:
             "created_at": now,
             "expires_at": expires_at,
         }
-        made = await self._follower.store.create_key(KeyRecord(key_id=new_key_id(), **given, **_rights(asked)))
+        record = KeyRecord(key_id=new_key_id(), **given, **_rights(asked))
+        made = await self._follower.store.create_key(record, _author(identity))
         return self._done("created", made, identity, key, 201)
 
     async def _update(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
@@ -163,7 +164,9 @@ class KeyRoutes:
         changes = _rights(asked)
         if "expires_at" in body:  # one that has passed may stay as it is
             changes["expires_at"] = None if asked.expires_at is None else _expiry(asked.expires_at, now)
-        changed = await self._follower.store.change_key(key_id, if_version=record.version, **changes)
+        changed = await self._follower.store.change_key(
+            key_id, if_version=record.version, by=_author(identity), **changes
+        )
         return self._done("changed", changed, identity)
 
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
@@ -176,6 +179,7 @@ class KeyRoutes:
         changed = await self._follower.store.change_key(
             key_id,
             if_version=record.version,
+            by=_author(identity),
             digest=_digest(key),
             previous_digest=record.digest if asked.grace_s else None,
             previous_until=now + asked.grace_s if asked.grace_s else None,
@@ -185,7 +189,7 @@ class KeyRoutes:
     async def _revoke(self, key_id: str, identity: Identity) -> Answer:
         record = await self._stored(key_id)
         if record.revoked_at is None:
-            record = await self._follower.store.change_key(key_id, revoked_at=self._now())
+            record = await self._follower.store.change_key(key_id, by=_author(identity), revoked_at=self._now())
         return self._done("revoked", record, identity)
 
     def _done(
@@ -224,6 +228,10 @@ class KeyRoutes:
             "revoked_at": _time(record.revoked_at),
             "previous_until": _time(record.previous_until),
         }
+
+
+def _author(identity: Identity) -> Author:
+    return Author(identity.key_id, identity.tenant)
 
 
 def _rights(asked: _KeyFields) -> dict[str, Any]:

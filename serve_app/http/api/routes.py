@@ -67,6 +67,12 @@ class KeyCall(enum.StrEnum):
     REVOKE = "revoke"
 
 
+class AuditCall(enum.StrEnum):
+    """Calls on the audit record."""
+
+    LIST = "audit"
+
+
 class FileCall(enum.StrEnum):
     """Calls on the files of batches."""
 
@@ -86,7 +92,7 @@ class BatchCall(enum.StrEnum):
     CANCEL = "cancel"
 
 
-RouteTarget = Operation | LocalCall | SessionCall | KeyCall | FileCall | BatchCall
+RouteTarget = Operation | LocalCall | SessionCall | KeyCall | AuditCall | FileCall | BatchCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/metrics", LocalCall.METRICS),
     ("GET", "/admin/quota", LocalCall.QUOTA),
     ("GET", "/admin/usage", LocalCall.USAGE),
+    ("GET", "/admin/audit", AuditCall.LIST),
     ("GET", "/admin/keys", KeyCall.LIST),
     ("POST", "/admin/keys", KeyCall.CREATE),
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve_app.core.spans import begin_context
+from serve_app.core.spans import begin_context, caller_trace
 from serve_app.core.spans.context import MAX_STATE_CHARS, SpanContext
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -35,6 +35,13 @@ headers = st.one_of(
 def begun(traceparent: str | None, tracestate: str | None = None) -> SpanContext:
     state = None if tracestate is None else tracestate.encode("latin-1")
     return begin_context(None if traceparent is None else traceparent.encode("latin-1"), state, random.Random(7))
+
+
+@given(header=st.none() | headers)
+def test_the_trace_in_logs_is_the_one_that_a_request_joins(header: str | None) -> None:
+    context = begun(header)
+    joined = context.trace_hex if context.parent_id is not None else ""
+    assert caller_trace(None if header is None else header.encode("latin-1")) == joined
 
 
 @given(header=headers)
