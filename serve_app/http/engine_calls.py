@@ -98,7 +98,6 @@ class EngineCalls:
             comments = None
             if wanted.queue_status or record.streamed:
                 comments = _comments(model, record, exchange, from_start=wanted.queue_status)
-            retry_count = headers.get(RETRY_COUNT_HEADER)
             scopes = self._limits.scopes(identity, record.model)
             exchange.limit_headers = functools.partial(self._limits.headers, scopes)
             split = await thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
