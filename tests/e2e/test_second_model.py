@@ -217,7 +217,9 @@ def test_once_lengths_are_learned_far_more_run_at_once_and_none_is_preempted(bot
     """Answers end by chance (a stop string), one in five beyond what it was given; each allows itself far more. They
     are of another tenant than those that were cut off: of a tenant with both kinds one in five has to be longer."""
     observer = Observer(both.stack)
-    answers, look = asked(both.stack, LEARN_REQUESTS, batch_key, max_tokens=WIDE_BOUND, temperature=1.0, stop=["ing", "er"])
+    answers, look = asked(
+        both.stack, LEARN_REQUESTS, batch_key, max_tokens=WIDE_BOUND, temperature=1.0, stop=["ing", "er"]
+    )
     labels = {"model": SECOND, "tenant": "batch", "part": "output"}
     estimated, used = (observer.value(f"serve_app_{name}_tokens_total", **labels) for name in ("estimated", "used"))
     print(f"estimated {estimated:.0f}, used {used:.0f}, at once {look.most_running:.0f}, full {look.fullest:.2f}")
