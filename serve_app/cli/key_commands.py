@@ -15,13 +15,13 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.command_line import (
     EndpointOptions,
     JsonOption,
     command,
     print_found,
 )
+from serve_app.cli.endpoint import Endpoint, fetch
 from serve_app.cli.layout import Listing
 from serve_app.errors import BadRequest
 
