@@ -10,6 +10,8 @@ import functools
 import inspect
 import json
 import os
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +24,13 @@ from serve_app.cli.contexts import Context, read_contexts
 from serve_app.cli.endpoint import Endpoint, key_in, root_of
 from serve_app.cli.layout import say
 from serve_app.cluster.local import DEFAULT_INSTANCE, InstanceState
-from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.errors import BadRequest, ConfigError, ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
+WATCH_PERIOD_S = 2.0  # routers give the same answer for a second
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
@@ -37,6 +40,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instea
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
 ]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")]
 CheckOption = Annotated[
     bool, typer.Option("--check/--no-check", help="Check the configuration first, as `serve-app check` does.")
 ]
@@ -191,6 +195,27 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
         return run
 
     return add
+
+
+def print_again(
+    ask: Callable[[], dict[str, Any]], as_json: bool, show: Callable[[dict[str, Any], Console], None]
+) -> None:
+    """Print what is asked for, again every `WATCH_PERIOD_S` until Ctrl-C; on a terminal in the place of what was there.
+    The first question raises what `ask` raises, later ones are repeated."""
+    console = Console()
+    found = ask()
+    while True:
+        if console.is_terminal and not as_json:
+            console.clear()
+        print_found(found, as_json, show)
+        sys.stdout.flush()
+        while True:
+            time.sleep(WATCH_PERIOD_S)  # bound: until Ctrl-C
+            try:
+                found = ask()
+                break
+            except Unavailable as error:
+                say(Console(stderr=True), f"error: {error}", "red")
 
 
 def print_found(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:

@@ -1,6 +1,5 @@
-"""Routes that a router answers without an engine: models, health, readiness, metrics, and what operators ask.
+"""Routes that a router answers without an engine: models, health, readiness, metrics, receipts and use.
 
-    GET /admin/quota            the ledger of GPU memory
     GET /admin/requests/{id}    the receipt of a request, from whichever router received it
     GET /admin/usage            what keys, tenants and models have used (`usage_report`)
 
@@ -26,13 +25,9 @@ from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer, Headers
 from serve_app.names import RELEASE
-from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
 
-ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within seconds after its own death
-
-GetFigures = Callable[[], Awaitable[dict[str, Any]]]
 FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]
 
 _TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
@@ -45,7 +40,6 @@ class LocalRoutes:
     Args:
         models: by name.
         scrape: the metrics of all routers.
-        get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
         get_usage: sums of use from the store; raises while the store is away.
         find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
             it. Bounded in time.
@@ -53,7 +47,6 @@ class LocalRoutes:
 
     models: Mapping[str, ModelRouter]
     scrape: Callable[[], Awaitable[bytes]]
-    get_figures: GetFigures
     find_receipt: FindReceipt
     get_usage: GetUsage
     created: int = field(default_factory=lambda: int(time.time()))
@@ -62,8 +55,8 @@ class LocalRoutes:
         """The complete answer to a local route. `query`: of the URL.
 
         Raises:
-            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready, or the quota actor does
-            not answer. Forbidden: the key is not an operator's; the metrics name all tenants.
+            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready. Forbidden: the key is not
+            an operator's; the metrics name all tenants.
         """
         match route.target:
             case LocalCall.HEALTH:
@@ -84,10 +77,6 @@ class LocalRoutes:
                         "this key may not read the metrics: set metrics or admin on it (auth.keys)", code="not_admin"
                     )
                 return 200, _TEXT, await self.scrape()
-            case LocalCall.QUOTA:
-                if not identity.admin:
-                    raise not_an_operator()
-                found = await self._quota()
             case LocalCall.USAGE:
                 found = await usage_report(self.get_usage, identity, query)
             case _:
@@ -116,14 +105,6 @@ class LocalRoutes:
         card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}
         info = await model.info()
         return card | {"max_model_len": model.settings.max_model_len if info is None else info.max_model_len}
-
-    async def _quota(self) -> dict[str, Any]:
-        """The ledger, as `serve-app quota --json` prints it."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self.get_figures()
-        except AWAY as error:
-            raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
 
 def not_an_operator() -> Forbidden:
