@@ -112,7 +112,7 @@ def cancel(
     at: EndpointOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """End a batch: rows that run are finished, no other begins. What is answered stays in its files."""
+    """End a batch: no other row begins, running rows have ten minutes. What is answered stays in its files."""
     found = batches.get(at.endpoint(), batch_id, cancel=True)
     print_found(found, as_json, batches.show)
 

@@ -63,14 +63,14 @@ ClassName = Annotated[str, AfterValidator(_class)]
 
 
 class _KeyFields(BaseModel):
-    """The body that makes a key; the same names and defaults as `auth.keys`."""
+    """The body that makes a key; the same names as `auth.keys`, and the same defaults where nothing is said of one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: Name
     tenant: Name = "default"
     max_class: ClassName = "high"
-    default_class: ClassName = "normal"
+    default_class: ClassName | None = None  # `normal`, or the highest class that the key may ask for
     admin: bool = False
     metrics: bool = False
     models: list[ModelName] | None = Field(None, max_length=MAX_MODELS)
@@ -228,6 +228,9 @@ class KeyRoutes:
 
 def _rights(asked: _KeyFields) -> dict[str, Any]:
     """What a key may do and use, as its record has it."""
+    if asked.default_class is None:
+        highest = RequestClass[asked.max_class.upper()]
+        asked = asked.model_copy(update={"default_class": min(RequestClass.NORMAL, highest).label})
     rights = key_rights(asked)
     if rights["default_class"] > rights["max_class"]:
         raise BadRequest("`default_class` is above `max_class`", param="default_class")
