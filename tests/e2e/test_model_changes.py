@@ -216,6 +216,10 @@ def test_a_replica_is_drained_by_http_and_its_requests_go_on(place: Place) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["target"] == leaving
+    line = [sys.executable, "-m", "serve_app.cli", "audit", "--since", "1h", "--json", *where]
+    listed = subprocess.run(line, env=laptop(), capture_output=True, text=True, timeout=COMMAND_S, check=True).stdout
+    entries = [json.loads(one) for one in listed.splitlines()]
+    assert [one["author"] == "machine" for one in entries if one["target"] == leaving] == [False], "once, with the key"
     assert [(one["replica"], one["ended"], one["running"]) for one in found["rows"]] == [(leaving, True, 0)]
     assert [one.answer().status for one in asked] == [200] * 4
     place.wait_running(pair)

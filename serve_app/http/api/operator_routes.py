@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -57,6 +58,7 @@ DEFAULT_LINES = 100
 MAX_LINES = 10_000  # some 2 MB
 
 ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], bytes]]]  # decoded, and as it was sent
+Record = Callable[[], Awaitable[str]]  # adds an entry to the audit record; see `OperatorRoutes._record`
 
 
 class ClusterCalls(Protocol):
@@ -160,37 +162,45 @@ class OperatorRoutes:
 
     async def _drain(self, asked: _DrainFields, identity: Identity) -> dict[str, Any]:
         target = await _from_controller(self.cluster.find_target(asked.name))
+        details = {"is_node": target.is_node, "within_s": asked.within_s}
+        record = functools.partial(self._record, AuditAction.DRAIN, target.target_id, identity, **details)
         limit_s = None
         if target.is_node:
             limit_s = await _from_controller(self.cluster.drain_node(target.target_id, asked.within_s))
-            changes = True
+            missing = await record()
         else:
-            changes = await self._drain_replica(target, asked.within_s)
-        missing = ""
-        if changes:
-            details = {"is_node": target.is_node, "within_s": asked.within_s}
-            missing = await self._record(AuditAction.DRAIN, target.target_id, identity, **details)
+            missing = await self._drain_replica(target, asked.within_s, record)
         found = {"object": "drain", "id": target.target_id, "is_node": target.is_node, "limit_s": limit_s}
         return found | {"unrecorded": missing}
 
-    async def _drain_replica(self, target: DrainTarget, within_s: float | None) -> bool:
-        """Whether that changes something: it began a drain, or made its deadline earlier. Of a replica that Serve
-        stops already, a drain without a deadline of its own only makes the progress known."""
+    async def _drain_replica(self, target: DrainTarget, within_s: float | None, record: Record) -> str:
+        """Drain it; recorded is what begins a drain, or makes its deadline earlier. Returns as `_record`."""
         before = await _from_controller(self.cluster.look_at_drain(target))
+        if before.rows is None:
+            raise Unavailable("the quota actor does not answer at the moment", code="no_quota")
         try:
             drained = self.cluster.drain_replica(target.target_id, within_s)
             await _answered(drained, "the quota actor", "no_quota", STATE_TIMEOUT_S)
         except LeaseNotFound as error:
             raise NotFound(error.message, code="replica_not_found") from None
+        except Unavailable:  # the actor may have taken it all the same
+            await record()
+            raise
+        return await record() if await self._has_changed(target, within_s, before) else ""
+
+    async def _has_changed(self, target: DrainTarget, within_s: float | None, before: draining.DrainLook) -> bool:
+        """Whether a drain, asked for with `within_s`, has changed what there was before. Of a replica that Serve stops
+        already, a drain without a deadline of its own only makes the progress known."""
         if within_s is None and (before.engines or {}).get(target.target_id) == "STOPPING":
             return False
-        if before.rows is None or _left_s(before.rows, target) == math.inf:
+        left_s = _left_s(before.rows or [], target)
+        if left_s == math.inf:
             return True
         try:
             figures = await self._quota("figures")
-        except Unavailable:  # then it is not known, and recorded
+        except Unavailable:  # then it is not known
             return True
-        return _left_s(figures["drains"], target) < _left_s(before.rows, target) - EARLIER_S
+        return _left_s(figures["drains"], target) < left_s - EARLIER_S
 
     async def _record(self, action: AuditAction, target: str, identity: Identity, **details: Any) -> str:
         """Add what was done to the audit record. Returns why the record lacks it; empty: it does not."""

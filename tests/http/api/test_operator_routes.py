@@ -153,7 +153,6 @@ def test_a_node_is_drained_and_says_until_when(store: FakeStore) -> None:
     ("within_s", "before", "after", "is_recorded"),
     [
         (30, DrainLook([], engines={"x7k2": "RUNNING"}), [row(30.0)], True),
-        (30, DrainLook(None, engines={"x7k2": "RUNNING"}), [row(30.0)], True),  # the actor did not answer before
         (30, DrainLook([row(0.0, ended=True)], engines={"x7k2": "RUNNING"}), [row(30.0)], True),
         (30, DrainLook([row(30.0)], engines={"x7k2": "STOPPING"}), [row(29.0)], False),  # the client follows it
         (5, DrainLook([row(30.0)], engines={"x7k2": "STOPPING"}), [row(5.0)], True),
@@ -169,6 +168,19 @@ def test_a_drain_that_is_asked_for_again_is_recorded_only_where_it_ends_earlier(
     asked(cluster, "POST", "/admin/drains", {"name": "x7k2", "within_s": within_s}, store=store)
     assert ("drain_replica", "x7k2", within_s) in cluster.asked
     assert len(recorded(store)) == is_recorded
+
+
+def test_a_drain_that_the_quota_actor_may_have_taken_is_recorded(store: FakeStore) -> None:
+    class Lost(ScriptedCluster):
+        async def drain_replica(self, replica: str, within_s: float | None) -> None:
+            raise TimeoutError
+
+    with pytest.raises(Unavailable, match="quota actor"):
+        asked(Lost(), "POST", "/admin/drains", {"name": "x7k2"}, store=store)
+    assert [one.target for one in recorded(store)] == ["x7k2"]
+    with pytest.raises(Unavailable, match="quota actor"):
+        asked(Lost(looks=[DrainLook(None)]), "POST", "/admin/drains", {"name": "x7k2"}, store=store)
+    assert len(recorded(store)) == 1, "an actor that answers nothing was not asked"
 
 
 @pytest.mark.parametrize(("path", "body"), [("/admin/drains", {"name": "n1"}), ("/admin/defrag", None)])
