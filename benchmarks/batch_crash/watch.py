@@ -67,7 +67,7 @@ def running_of(details: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def main() -> int:
-    return look_until_input_ends(lambda driver, _: {"running": running_of(driver.details())}, PERIOD_S)
+    return look_until_input_ends(lambda application, _: {"running": running_of(application.details())}, PERIOD_S)
 
 
 if __name__ == "__main__":

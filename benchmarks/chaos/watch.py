@@ -18,9 +18,9 @@ from benchmarks.common.looks import look_until_input_ends
 PERIOD_S = 0.3
 
 
-def look(driver: Any, _: dict[str, Any]) -> dict[str, Any]:
+def look(application: Any, _: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"running": running_of(driver.details())}
+        return {"running": running_of(application.details())}
     except (RayError, RayServeException, TimeoutError) as error:
         print(f"no look: {error!r}", file=sys.stderr)
         return {"running": None}

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Look = Callable[[Any, dict[str, Any]], dict[str, Any]]  # of the connected driver and what was read
+Look = Callable[[Any, dict[str, Any]], dict[str, Any]]  # of `autoscaling.operations.application` and what was read
 
 
 def look_until_input_ends(look: Look, period_s: float) -> int:
     """The child's `main`."""
+    from autoscaling.operations import application
     from serve_app.cluster.local import driver
 
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -34,7 +35,7 @@ def look_until_input_ends(look: Look, period_s: float) -> int:
 
     threading.Thread(target=until_input_ends, daemon=True, name="input").start()
     while not ended.wait(period_s):
-        seen = look(driver, order)
+        seen = look(application, order)
         print(json.dumps({"at": time.monotonic(), **seen}), file=out, flush=True)
     driver.disconnect()
     return 0

@@ -39,7 +39,7 @@ from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
-from serve_app.http import api, app, keyed, stored_keys
+from serve_app.http import api, app, cluster_calls, keyed, stored_keys
 from serve_app.router import (
     ClusterSources,
     LimitClient,
@@ -164,7 +164,7 @@ class Router:
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
         scrape = Scrape("router", self.metrics, self._models, _away, ClusterSources(_away, _away))
-        local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away, _away)
+        local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away)
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)
         runs = keyed.KeyedRuns("router", _away, _NoOther(), lambda: None)
@@ -173,7 +173,7 @@ class Router:
         follower.stored.replace(0, [])
         lane = api.BatchLane(lambda: store.batches, lambda: storage_at(None))
         own = self._models, self.metrics, bytes(32), sessions, local, self.receipts
-        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane)
+        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane, cluster_calls.RayCalls(_away))
         return app.RouterApp(self._settings, parts)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:

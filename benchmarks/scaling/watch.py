@@ -118,7 +118,7 @@ class Watch:
 
 def main() -> int:
     return look_until_input_ends(
-        lambda driver, order: {"models": driver.application_status(order["models"])["models"]}, PERIOD_S
+        lambda application, order: {"models": application.application_status(order["models"])["models"]}, PERIOD_S
     )
 
 

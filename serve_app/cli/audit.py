@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.command_line import EndpointOptions
-from serve_app.cli.key_commands import DURATION, seconds
+from serve_app.cli.endpoint import Endpoint, fetch
 from serve_app.cli.layout import Listing
-from serve_app.errors import BadRequest
+from serve_app.cli.logs import iso, since_of
 
 PATH = "/admin/audit"
 PAGE = 1000
@@ -30,7 +29,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for an export.")] = False,
 ) -> None:
     """Show who made, changed or ended keys, deployed, drained or freed memory; with an operator's key."""
-    found = entries(at.endpoint(), start_of(since))
+    found = entries(at.endpoint(), since)
     if as_json:
         for entry in found:
             print(json.dumps(entry))
@@ -39,25 +38,16 @@ def audit(
 
 
 def entries(endpoint: Endpoint, since: str) -> Iterator[dict[str, Any]]:
-    """All entries since a time, the oldest first. Raises as `fetch`."""
+    """All entries since a date or a time of UTC, or of a duration until now, the oldest first. Raises as `fetch`, and
+    BadRequest."""
+    begin = iso(since_of(since, datetime.now(UTC), UTC))
     cursor = None
     while True:
-        page = fetch(endpoint, "GET", PATH, params={"since": since, "limit": PAGE, "cursor": cursor})
+        page = fetch(endpoint, "GET", PATH, params={"since": begin, "limit": PAGE, "cursor": cursor})
         yield from page["data"]
         cursor = page["next_cursor"]
         if not page["has_more"]:
             return
-
-
-def start_of(text: str, now: datetime | None = None) -> str:
-    """A time in ISO 8601 with its offset, of a date (of UTC), a time or a duration until now. Raises BadRequest."""
-    if DURATION.fullmatch(text):
-        return ((now or datetime.now(UTC)) - timedelta(seconds=seconds(text, "--since"))).isoformat(timespec="seconds")
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"--since {text}: a date (2026-11-01), a time, or 30d, 12h", param="--since") from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
 def show(found: list[dict[str, Any]], console: Console) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from serve_app.cli.batch_upload import FormUpload
 from serve_app.cli.batch_watch import Forecast, Sample, counts, duration, forecast, moment
-from serve_app.cli.chat import SILENCE_S, Endpoint, fetch, request, session
+from serve_app.cli.endpoint import SILENCE_S, Endpoint, fetch, request, session
 from serve_app.cli.layout import Listing
 from serve_app.cli.progress import ByteProgress
 from serve_app.core.batches import ENDED, BatchStatus

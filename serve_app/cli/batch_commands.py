@@ -21,7 +21,6 @@ from serve_app.cli.batch_watch import (
     LineDisplay,
     Watch,
 )
-from serve_app.cli.chat import Endpoint
 from serve_app.cli.command_line import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -30,6 +29,7 @@ from serve_app.cli.command_line import (
     command,
     print_found,
 )
+from serve_app.cli.endpoint import Endpoint
 from serve_app.cli.layout import say
 from serve_app.cli.progress import ByteProgress
 from serve_app.core.batches import BatchStatus
@@ -112,7 +112,7 @@ def cancel(
     at: EndpointOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """End a batch: rows that run are finished, no other begins. What is answered stays in its files."""
+    """End a batch: no other row begins, running rows have ten minutes. What is answered stays in its files."""
     found = batches.get(at.endpoint(), batch_id, cancel=True)
     print_found(found, as_json, batches.show)
 

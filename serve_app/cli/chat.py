@@ -7,24 +7,18 @@ Invariant: the output is the text that the server streamed, in order; an error e
 
 from __future__ import annotations
 
-import hashlib
 import json
-import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
 from rich.console import Console
 
+from serve_app.cli.endpoint import Endpoint, error_message, fetch, request, session
 from serve_app.cli.layout import say
-from serve_app.errors import DROPPED, NO_ROUTER, BadRequest, ServeAppError, Unauthorized, Unavailable
+from serve_app.errors import BadRequest, ServeAppError, Unavailable
 
-CONNECT_S = 5.0  # the instance is on this machine or nearby
-SILENCE_S = 300.0  # between two pieces: a long prompt in a full queue waits a minute, then prefills
 DONE = "[DONE]"
 COMMANDS = {  # of a conversation
     "/help": "these commands",
@@ -33,91 +27,6 @@ COMMANDS = {  # of a conversation
     "/quit": "leave, as Ctrl-D does; Ctrl-C ends an answer",
     "//...": "a message that begins with /",
 }
-LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The URL of an endpoint and the key for it. `certificate`: the file of the one that an instance on this machine
-    must show, whatever its name and whoever signed it; None: a trusted one of the URL's host."""
-
-    url: str
-    key: str | None
-    certificate: str | None = None
-
-
-class _PinnedAdapter(HTTPAdapter):
-    """Connects only to a server with this certificate, whatever its name and whoever signed it."""
-
-    def __init__(self, certificate: Path) -> None:
-        first, end, _ = certificate.read_text().partition(ssl.PEM_FOOTER)  # the rest is its chain
-        der = ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :] + end)
-        self._fingerprint = hashlib.sha256(der).hexdigest()
-        super().__init__()
-
-    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, assert_fingerprint=self._fingerprint, **options)
-
-
-def session(endpoint: Endpoint) -> requests.Session:
-    """A session that sends the key. For this machine it ignores the user's proxy and .netrc: the proxy does not reach
-    this loopback, and .netrc would replace the key."""
-    made = requests.Session()
-    made.trust_env = urlsplit(endpoint.url).hostname not in LOCAL_NAMES
-    if endpoint.certificate:
-        made.mount("https://", _PinnedAdapter(Path(endpoint.certificate)))
-        made.verify = False  # by its fingerprint instead, which a proxy's or the environment's settings would replace
-        made.trust_env = False
-    if endpoint.key:
-        made.headers["Authorization"] = f"Bearer {endpoint.key}"
-    return made
-
-
-def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
-    """The answer, with status 200 or 201.
-
-    Raises:
-        ServeAppError: refused or unreachable, with a message for the user: the server's own if there is one, when to
-            retry, the remedy for a 401. `Unavailable` where a repeat can succeed; its code is `NO_ROUTER` without any
-            answer.
-    """
-    url = endpoint.url.rstrip("/") + path
-    options.setdefault("timeout", (CONNECT_S, SILENCE_S))
-    try:
-        response = http.request(method, url, allow_redirects=False, **options)
-    except requests.ConnectionError:
-        message = f"nothing answers at {endpoint.url}; is the instance running? (serve-app status)"
-        raise Unavailable(message, code=NO_ROUTER) from None
-    except requests.exceptions.ChunkedEncodingError:
-        raise Unavailable(f"the connection to {endpoint.url} broke", code=DROPPED) from None
-    except requests.Timeout:
-        raise Unavailable(f"no answer from {endpoint.url} within {SILENCE_S:.0f} s", code=NO_ROUTER) from None
-    except requests.RequestException as error:
-        raise BadRequest(f"{url}: {error}", param="url") from None
-    status = response.status_code
-    if status in (200, 201):
-        return response
-    message = error_message(response.text) or response.reason or "no reason given"
-    if status == 401:
-        raise Unauthorized(f"the key was refused ({message}); give the right one with --key")
-    wait = response.headers.get("Retry-After")
-    again = f"; try again in {wait} s" if wait else ""
-    raise (Unavailable if status == 429 or status >= 500 else BadRequest)(f"{status}: {message}{again}")
-
-
-def fetch(endpoint: Endpoint, method: str, path: str, **options: Any) -> Any:
-    """The JSON value that one request is answered with. Raises as `request`."""
-    with session(endpoint) as http:
-        return request(http, endpoint, method, path, **options).json()
-
-
-def error_message(text: str) -> str | None:
-    """The message of an OpenAI error body; None if `text` is no such body."""
-    try:
-        message = json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return message if isinstance(message, str) else None
 
 
 def first_model(endpoint: Endpoint) -> str:

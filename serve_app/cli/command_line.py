@@ -9,6 +9,9 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +20,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from serve_app.cli import chat as talk
+from serve_app.cli.contexts import Context, read_contexts
+from serve_app.cli.endpoint import Endpoint, key_in, root_of
 from serve_app.cli.layout import say
 from serve_app.cluster.local import DEFAULT_INSTANCE, InstanceState
-from serve_app.errors import BadRequest, ConfigError, ServeAppError
+from serve_app.errors import BadRequest, ConfigError, ServeAppError, Unavailable
 from serve_app.names import DISTRIBUTION, RELEASE
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOTHING_RUNS = 3
+WATCH_PERIOD_S = 2.0  # routers give the same answer for a second
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 InstanceOption = Annotated[str, typer.Option("--instance", help="Name of the instance.")]
@@ -35,13 +40,25 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instea
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A cluster instead of an instance here.", show_default=False)
 ]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")]
 CheckOption = Annotated[
     bool, typer.Option("--check/--no-check", help="Check the configuration first, as `serve-app check` does.")
 ]
-UrlOption = Annotated[str | None, typer.Option("--url", help="Another endpoint than the instance's.")]
+URL_VARIABLE = "SERVE_APP_URL"
+CONTEXT_VARIABLE = "SERVE_APP_CONTEXT"
+KEY_VARIABLE = "SERVE_APP_API_KEY"
+UrlOption = Annotated[
+    str | None, typer.Option("--url", envvar=URL_VARIABLE, help="Another endpoint than the instance's.")
+]
 KeyOption = Annotated[
     str | None,
-    typer.Option("--key", envvar="SERVE_APP_API_KEY", help="API key; of `keys` an operator's."),
+    typer.Option("--key", envvar=KEY_VARIABLE, help="API key; what operators do needs an operator's."),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context", envvar=CONTEXT_VARIABLE, help="An endpoint of contexts.yaml, by its name.", show_default=False
+    ),
 ]
 StateOption = Annotated[
     str | None,
@@ -77,39 +94,73 @@ class InstanceOptions:
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """The options that name an endpoint."""
+    """The options that name an endpoint: `url`, else `context`, else `instance`, else the current context, else the
+    instance `default`. An instance that is named comes before what the environment says."""
 
     url: UrlOption = None
     key: KeyOption = None
+    context: ContextOption = None
     instance: InstanceOption = DEFAULT_INSTANCE
     state_dir: StateOption = None
 
-    def endpoint(self) -> talk.Endpoint:
-        """The endpoint at `url`, by default the instance's.
+    def endpoint(self) -> Endpoint:
+        """The endpoint to ask.
 
         Raises:
             typer.Exit: the instance does not run, and a message was printed.
-            ConfigError: the instance's key cannot be read.
+            ConfigError: a key, a certificate or the file of contexts cannot be read, or has no such context.
         """
-        if self.url is not None:
-            return talk.Endpoint(self.url, self.key)
-        found = InstanceState(self.instance, self.state_dir).read()
+        return self.elsewhere() or self.of_instance()
+
+    def elsewhere(self) -> Endpoint | None:
+        """The endpoint of `url` or of a context; None: an instance of this machine is meant. Raises ConfigError."""
+        url = self._given("url", URL_VARIABLE)
+        if url is not None:
+            return Endpoint(root_of(url), self.key)
+        context = self._given("context", CONTEXT_VARIABLE)
+        if context is not None:
+            return self._of_context(read_contexts().named(context))
+        if self._names_instance:
+            return None
+        found = read_contexts()
+        return None if found.current is None else self._of_context(found.named(found.current))
+
+    def _of_context(self, context: Context) -> Endpoint:
+        """A context's own key comes before the one of the environment, which is another endpoint's."""
+        is_of_environment = self.key is not None and self.key == os.environ.get(KEY_VARIABLE)
+        return context.endpoint(None if context.key_file and is_of_environment else self.key)
+
+    def of_instance(self) -> Endpoint:
+        """The endpoint of the instance of this machine. Raises as `endpoint`."""
+        found = self.state.read()
         if found is None:
-            Console(stderr=True).print(f"{self.instance}: nothing runs; start it with `serve-app up`", markup=False)
+            text = f"{self.instance}: nothing runs; start it with `serve-app up`, or name an endpoint with --url"
+            say(Console(stderr=True), text)
             raise typer.Exit(EXIT_NOTHING_RUNS)
-        path = found.api_key_file
-        try:
-            key = self.key or (Path(path).read_text().strip() if path else None)
-        except OSError as error:
-            raise ConfigError(f"{path}: the API key cannot be read: {error.strerror}; give one with --key") from None
-        return talk.Endpoint(found.url, key, found.certificate)
+        key = self.key or (key_in(found.api_key_file) if found.api_key_file else None)
+        return Endpoint(found.url, key, found.certificate)
+
+    @property
+    def state(self) -> InstanceState:
+        return InstanceState(self.instance, self.state_dir)
 
     @property
     def repeated(self) -> str:
         """What the next command needs to find the same endpoint."""
-        if self.url is not None:
-            return f" --url {self.url}"
-        return "" if self.instance == DEFAULT_INSTANCE else f" --instance {self.instance}"
+        if (url := self._given("url", URL_VARIABLE)) is not None:
+            return f" --url {url}"
+        if (context := self._given("context", CONTEXT_VARIABLE)) is not None:
+            return f" --context {context}"
+        return f" --instance {self.instance}" if self._names_instance else ""
+
+    @property
+    def _names_instance(self) -> bool:
+        return self.instance != DEFAULT_INSTANCE
+
+    def _given(self, option: str, variable: str) -> str | None:
+        """The value of an option, by the command line or the environment."""
+        value: str | None = getattr(self, option)
+        return None if self._names_instance and value == os.environ.get(variable) else value
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
@@ -144,6 +195,27 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
         return run
 
     return add
+
+
+def print_again(
+    ask: Callable[[], dict[str, Any]], as_json: bool, show: Callable[[dict[str, Any], Console], None]
+) -> None:
+    """Print what is asked for, again every `WATCH_PERIOD_S` until Ctrl-C; on a terminal in the place of what was there.
+    The first question raises what `ask` raises, later ones are repeated."""
+    console = Console()
+    found = ask()
+    while True:
+        if console.is_terminal and not as_json:
+            console.clear()
+        print_found(found, as_json, show)
+        sys.stdout.flush()
+        while True:
+            time.sleep(WATCH_PERIOD_S)  # bound: until Ctrl-C
+            try:
+                found = ask()
+                break
+            except Unavailable as error:
+                say(Console(stderr=True), f"error: {error}", "red")
 
 
 def print_found(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:

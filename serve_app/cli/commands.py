@@ -7,17 +7,20 @@ for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from autoscaling.operations import LogLevel, wanted_lines
 from serve_app import settings as configuration
-from serve_app.cli import audit, batch_commands, instances, key_commands, setting_help, support_bundle
+from serve_app.cli import audit, batch_commands, instances, key_commands, operators, setting_help, support_bundle
 from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
@@ -44,8 +47,10 @@ from serve_app.cli.command_line import (
     InstanceOptions,
     JsonOption,
     StateOption,
+    WatchOption,
     command,
     options_of_all,
+    print_again,
     print_found,
 )
 from serve_app.cli.layout import say
@@ -56,7 +61,7 @@ from serve_app.settings import ProxyLocation, Settings
 
 DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 LINES = 100
-MAX_LINES = 100_000
+MAX_LINES = 10_000
 
 app = typer.Typer(
     name="serve-app",
@@ -215,46 +220,56 @@ def export(
 
 @_command
 def status(
-    at: InstanceOptions,
+    at: EndpointOptions,
     as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> int:
     """Show models, replicas and their states. Exit status 3 when nothing runs."""
-    found = instances.status(at.state)
+    found = instances.status(at)
     if found is None:
         print(json.dumps({"instance": at.instance, "state": "stopped"}) if as_json else f"{at.instance}: nothing runs")
         return EXIT_NOTHING_RUNS
+    if watch:
+        stopped = {"state": "stopped", "message": "", "models": [], "routers": []}
+        print_again(lambda: instances.status(at) or found | stopped, as_json, instances.show)
     print_found(found, as_json, instances.show)
     return 0
 
 
 @_command
 def quota(
-    at: InstanceOptions,
+    at: EndpointOptions,
     as_json: JsonOption = False,
     address: AddressOption = None,
+    watch: WatchOption = False,
 ) -> None:
     """Show how GPU memory is used: devices, engines, sessions, and the engines that wait for memory."""
-    target = deploying.find(address, at.state)
-    print_found(ledger.ask_actor("quota", target.environment), as_json, ledger.show)
+    ask = functools.partial(
+        operators.ask, at, address, ledger.fetch_quota, functools.partial(ledger.ask_actor, "quota")
+    )
+    if watch:
+        print_again(ask, as_json, ledger.show)
+    print_found(ask(), as_json, ledger.show)
 
 
 @_command
 def defrag(
-    at: InstanceOptions,
+    at: EndpointOptions,
     plan_only: Annotated[bool, typer.Option("--plan", help="Only print the plan.")] = False,
     as_json: JsonOption = False,
     address: AddressOption = None,
 ) -> None:
     """Free memory for a waiting engine: other engines drain and restart, one at a time; no request is lost."""
-    target = deploying.find(address, at.state)
-    answer = ledger.ask_actor("defrag", target.environment, begin=not plan_only)
-    print_found(answer | {"begun": answer["plan"] is not None and not plan_only}, as_json, ledger.show_plan)
+    begin = not plan_only
+    by_http = functools.partial(ledger.fetch_plan, begin=begin)
+    answer = operators.ask(at, address, by_http, functools.partial(ledger.ask_actor, "defrag", begin=begin))
+    print_found(answer | {"begun": answer["plan"] is not None and begin}, as_json, ledger.show_plan)
 
 
 @_command
 def drain(
     name: Annotated[str, typer.Argument(help="A replica's id or its beginning, or a node's address, host name or id.")],
-    at: InstanceOptions,
+    at: EndpointOptions,
     within: Annotated[
         str | None,
         typer.Option("--within", help="When the rest is moved elsewhere, such as 30s; by default the model's drain_s."),
@@ -264,8 +279,9 @@ def drain(
 ) -> None:
     """Take a replica or a node out of service: requests finish or move to other replicas, none is lost."""
     within_s = None if within is None else key_commands.seconds(within, "--within")
-    environment = deploying.find(address, at.state).environment
-    found = draining.drain(name, within_s, environment, None if as_json else Console())
+    console = None if as_json else Console()
+    by_http = functools.partial(draining.drain_by_http, name, within_s, console=console)
+    found = operators.ask(at, address, by_http, functools.partial(draining.drain, name, within_s, console=console))
     print_found(found, as_json, draining.show_end)
 
 
@@ -357,7 +373,7 @@ def usage(
 
 @_command
 def logs(
-    at: InstanceOptions,
+    at: EndpointOptions,
     source: Annotated[
         str,
         typer.Argument(help="A model, or router, batch, controller, proxy, quota; by default all.", show_default=False),
@@ -365,19 +381,29 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
     replica: Annotated[str, typer.Option("--replica", help="Lines of this replica: its id begins so.")] = "",
     request: Annotated[str, typer.Option("--request", help="Lines of routers and engines about this request.")] = "",
+    level: Annotated[LogLevel | None, typer.Option("--level", help="Records of this level and above.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Lines since a time (2027-01-31T22:00), or of the last 10m, 2h.")
+    ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", min=1, max=MAX_LINES, help="So many last lines of each file.")
+        int, typer.Option("--lines", min=1, max=MAX_LINES, help="So many lines at most, the last.")
     ] = LINES,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     address: AddressOption = None,
 ) -> int:
-    """Show log lines; of an instance also after its end."""
-    state = at.state
-    wanted = reading.wanted_lines(source, replica, request)
-    if address is None and "RAY_ADDRESS" not in os.environ:
-        batches = reading.of_instance(state, wanted, lines, follow=follow)
+    """Show log lines in order of time; of an instance also after its end."""
+    begin = 0.0 if since is None else reading.since_of(since, datetime.now(UTC))
+    wanted = wanted_lines(source, replica, request, level, begin)
+    elsewhere = at.elsewhere()
+    if elsewhere is not None and address is None:
+        query = {"source": source, "replica": replica, "request": wanted.request, "level": level}
+        query["since"] = reading.iso(begin) if begin else None
+        batches = reading.of_endpoint(elsewhere, query, lines, follow=follow)
+    elif address is None and "RAY_ADDRESS" not in os.environ:
+        batches = reading.of_instance(at.state, wanted, lines, follow=follow)
     else:
-        batches = reading.of_cluster(deploying.find(address, state), wanted, lines, follow=follow)
-    if reading.show(batches, Console()):
+        batches = reading.of_cluster(deploying.find(address, at.state), wanted, lines, follow=follow)
+    if reading.show(batches, Console(), as_json=as_json):
         return 0
     hint = f"; `serve-app explain {request}` shows its receipt" if request else ""
     say(Console(stderr=True), f"there is no such line{hint}")

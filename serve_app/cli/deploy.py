@@ -19,10 +19,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from autoscaling.operations import FAILED
 from serve_app.cli import keys
 from serve_app.cli.layout import say
 from serve_app.cli.progress import Progress, replica_states
-from serve_app.cluster.local import FAILED, InstanceState, RemoteDriver
+from serve_app.cluster.local import InstanceState, RemoteDriver
 from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.settings import DEFAULT_KEY_FILE, ProxyLocation, Settings, application, with_variables

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, fetch
+from serve_app.cli.endpoint import Endpoint, fetch
 from serve_app.cli.layout import Listing
 
 STYLES = {"ok": "green", "cancelled_queued": "yellow", "cancelled_running": "yellow"}  # by outcome; others are red

@@ -5,15 +5,20 @@ Invariant: `down` leaves no process of the instance and may be repeated.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from autoscaling.operations import FIXED
+from serve_app.cli.command_line import EndpointOptions
+from serve_app.cli.endpoint import Endpoint
 from serve_app.cli.layout import Listing
+from serve_app.cli.operators import fetch_soon
 from serve_app.cli.progress import start_text
 from serve_app.cluster.local import (
-    FIXED,
     SHUTDOWN_QUESTION_S,
     TERM_GRACE_S,
     Instance,
@@ -22,22 +27,33 @@ from serve_app.cluster.local import (
     clean_up,
 )
 from serve_app.core.times import STATUS_FRESH_S
-from serve_app.errors import Unavailable
+from serve_app.errors import ServeAppError, Unavailable
 from serve_app.system import ask_to_end, end_marked, marked, start_ticks
 
 SUPERVISOR_STOP_S = 75.0  # above all waits of `up` when it ends
 STYLES = {"running": "green", "unhealthy": "red", "failed": "red", "unreachable": "red"}  # by state
 
 
-def status(state: InstanceState) -> dict[str, Any] | None:
-    """The instance as `status --json` prints it; None when nothing runs.
+def status(at: EndpointOptions) -> dict[str, Any] | None:
+    """The application as `status --json` prints it; None when nothing runs on this machine and no endpoint is named.
+
+    Of an instance of this machine, what its `up` wrote last counts while it is fresh; else its endpoint is asked, and
+    Ray where that does not answer.
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
     [{name, deployment, state, message, cause (why a replica has not started, or an engine has died in the last ten
     minutes), replicas (as routers, and start), target, ongoing, waiting, why}],
-    other_applications [{name, state, route}], resources and holders (`serve_app.cluster.local.holders.usage`),
+    other_applications [{name, state, route}], resources and holders (`autoscaling.operations.holders.usage`),
     unready {deployment: state}.
+
+    Raises:
+        ServeAppError: an endpoint elsewhere does not answer, or refuses the key.
     """
+    elsewhere = at.elsewhere()
+    if elsewhere is not None:
+        named = {"instance": urlsplit(elsewhere.url).hostname, "url": elsewhere.url}
+        return named | {"api_key_file": None, "dashboard_url": None} | _http_status(elsewhere)
+    state = at.state
     instance = state.read()
     if instance is None or not marked(instance.mark):
         return None
@@ -46,8 +62,20 @@ def status(state: InstanceState) -> dict[str, Any] | None:
         "url": instance.url,
         "api_key_file": instance.api_key_file,
         "dashboard_url": instance.dashboard_url,
-        **(state.read_status(STATUS_FRESH_S) or _driver_status(state, instance)),
+        **(state.read_status(STATUS_FRESH_S) or _instance_status(at, instance)),
     }
+
+
+def _http_status(endpoint: Endpoint) -> dict[str, Any]:
+    return fetch_soon(endpoint, "GET", "/admin/status")  # type: ignore[no-any-return]
+
+
+def _instance_status(at: EndpointOptions, instance: Instance) -> dict[str, Any]:
+    is_starting = _supervised(instance) and at.state.read_status() is None
+    with contextlib.suppress(ServeAppError):  # its routers do not answer, or its key is no operator's
+        if not is_starting:
+            return _http_status(at.of_instance())
+    return _driver_status(at.state, instance)
 
 
 def _driver_status(state: InstanceState, instance: Instance) -> dict[str, Any]:

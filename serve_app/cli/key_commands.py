@@ -15,13 +15,13 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, fetch
 from serve_app.cli.command_line import (
     EndpointOptions,
     JsonOption,
     command,
     print_found,
 )
+from serve_app.cli.endpoint import Endpoint, fetch
 from serve_app.cli.layout import Listing
 from serve_app.errors import BadRequest
 
@@ -82,7 +82,10 @@ def create(
         list[str] | None, typer.Option("--model", help="A model that it may use; may be given again. By default all.")
     ] = None,
     max_class: Annotated[str, typer.Option("--max-class", help="The highest class that it may ask for.")] = "high",
-    default_class: Annotated[str, typer.Option("--default-class", help="Class of requests that name none.")] = "normal",
+    default_class: Annotated[
+        str | None,
+        typer.Option("--default-class", help="Class of requests that name none; by default normal or below."),
+    ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
     expires: ExpiryOption = None,
@@ -96,7 +99,7 @@ def create(
         "tenant": tenant,
         "models": model,
         "max_class": max_class,
-        "default_class": default_class,
+        **({} if default_class is None else {"default_class": default_class}),
         "admin": admin,
         "metrics": metrics,
         "expires_at": None if expires is None else expiry(expires, datetime.now(UTC)),

@@ -8,7 +8,8 @@ Invariant: no line is wider than the terminal, unless one word is, and no name i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,6 +18,12 @@ from rich.text import Text
 GAP = "  "
 INDENT = "  "
 NOTHING = "-"
+
+
+def show_unrecorded(found: Mapping[str, Any], console: Console) -> None:
+    """Print why the audit record lacks what was done, if it does."""
+    if reason := found.get("unrecorded"):
+        Listing(console).say(reason, ("unrecorded", reason), style="yellow")
 
 
 class Listing:

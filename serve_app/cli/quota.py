@@ -1,4 +1,4 @@
-"""`serve-app quota`: prints the ledger of GPU memory."""
+"""`serve-app quota` and `serve-app defrag`: fetch the ledger of GPU memory, or a plan, and print it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from serve_app.cli.layout import Listing
+from serve_app.cli.endpoint import Endpoint
+from serve_app.cli.layout import Listing, show_unrecorded
+from serve_app.cli.operators import fetch_soon
 from serve_app.cluster.local import ask
 from serve_app.errors import Unavailable
 from serve_app.settings import GB
@@ -17,9 +19,19 @@ ENGINE_COLUMNS = ("replica", "model", "state", "granted", "measured", "KV tokens
 QUEUE_COLUMNS = ("queue of", "class", "waiting", "tokens", "granted", "comes free", "longest wait", "most waiting")
 
 
+def fetch_quota(endpoint: Endpoint) -> dict[str, Any]:
+    """The quota actor's figures, by HTTP. Raises ServeAppError."""
+    return fetch_soon(endpoint, "GET", "/admin/quota")  # type: ignore[no-any-return]
+
+
+def fetch_plan(endpoint: Endpoint, *, begin: bool) -> dict[str, Any]:
+    """The `plan` that frees memory for the first waiting engine, which begins then. Raises ServeAppError."""
+    return fetch_soon(endpoint, "POST" if begin else "GET", "/admin/defrag")  # type: ignore[no-any-return]
+
+
 def ask_actor(question: str, environment: Mapping[str, str], **options: Any) -> dict[str, Any]:
-    """The quota actor's answer: its figures ("quota"), or with "defrag" the `plan` that frees memory for the first
-    waiting engine; the plan is None if no engine waits, or no plan helps.
+    """The quota actor's answer through Ray: its figures ("quota"), or with "defrag" the `plan` that frees memory for
+    the first waiting engine; the plan is None if no engine waits, or no plan helps.
 
     Args:
         environment: of a driver of the cluster.
@@ -38,6 +50,7 @@ def show_plan(found: Mapping[str, Any], console: Console) -> None:
     listing = Listing(console)
     device = _device_names(found.get("addresses", {}))
     plan = found["plan"]
+    show_unrecorded(found, console)
     if plan is None:
         listing.say("Nothing to do: no engine waits for memory, or no restart would free enough.")
         return

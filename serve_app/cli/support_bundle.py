@@ -29,20 +29,22 @@ from rich.console import Console
 from serve_app.cli import audit as audits
 from serve_app.cli import instances
 from serve_app.cli import logs as reading
-from serve_app.cli.chat import Endpoint, request, session
 from serve_app.cli.command_line import CONFIG_HELP, AddressOption, EndpointOptions
 from serve_app.cli.deploy import find
+from serve_app.cli.endpoint import Endpoint, request, session
 from serve_app.cli.layout import say
+from serve_app.cli.operators import ADDRESS_VARIABLE
 from serve_app.cli.progress import Progress
 from serve_app.cli.secret_values import Secrets, without_secrets
 from serve_app.cluster.local import InstanceState, ask, read_text
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import configuration_digest, read_file, resolve, split_arguments
-from serve_app.system import LogFilter, doctor
+from serve_app.system import LogFilter, LogPart, doctor
 
 ANSWER_S = (5.0, 20.0)  # to connect, and between two pieces of an answer: a loaded head takes seconds
 LOG_LINES = 2000  # of each file, the last ones: minutes of a busy router
+HTTP_LOG_LINES = 10_000  # of all files together, as many as an endpoint gives at once
 MAX_LOG_CHARS = 2_000_000  # of each file
 MAX_OWN_LOG_CHARS = 200_000  # of the start's and the driver's log, which are short
 MAX_LOGS_CHARS = 40_000_000  # of all together: some MB, compressed
@@ -61,12 +63,25 @@ Files = Mapping[str, str]  # by their names in the bundle
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the bundle is about. `endpoint`: None: nothing runs here. `address`: of a cluster."""
+    """What the bundle is about.
 
-    state: InstanceState
-    endpoint: Endpoint | None
-    address: str | None
-    config: Path | None
+    Args:
+        at: how the command names it.
+        elsewhere: the endpoint that it names; None: the instance of this machine is meant.
+        endpoint: the one to ask; None: nothing runs here, or its key cannot be read.
+        address: of a cluster.
+        config: the file to show instead of what is deployed.
+    """
+
+    at: EndpointOptions
+    elsewhere: Endpoint | None = None
+    endpoint: Endpoint | None = None
+    address: str | None = None
+    config: Path | None = None
+
+    @property
+    def state(self) -> InstanceState:
+        return self.at.state
 
 
 @dataclass(slots=True)
@@ -119,8 +134,10 @@ def support_bundle(
 ) -> None:
     """Write versions, configuration, figures and last logs into one file, without secrets, also when nothing runs."""
     path = output or Path(time.strftime("serve-app-support-%Y%m%d-%H%M%S.tar.gz"))
-    state = InstanceState(at.instance, at.state_dir)
-    place = Place(state, _endpoint_of(at), address or os.environ.get("RAY_ADDRESS"), config)
+    elsewhere = at.elsewhere()
+    found = elsewhere or _endpoint_of_instance(at)
+    cluster = address or (os.environ.get(ADDRESS_VARIABLE) if elsewhere is None else None)
+    place = Place(at, elsewhere, found, cluster, config)
     bundle = Bundle()
     add_known_secrets(bundle.secrets, place)
     console = Console(stderr=True)
@@ -163,6 +180,8 @@ def configuration(place: Place, secrets: Secrets) -> Files:
         found = read_file(place.config)
         data: Any = found.data
         variables: Any = found.names
+    elif place.elsewhere is not None and place.address is None:
+        raise Unavailable("no endpoint tells its configuration: give --config or --address", code="not_running")
     else:
         target = find(place.address, place.state)
         arguments = ask({"do": "deployed", "environment": target.environment})["arguments"]
@@ -197,7 +216,7 @@ def versions() -> Files:
 
 def status(place: Place) -> Files:
     """As `serve-app status --json`."""
-    found = instances.status(place.state)
+    found = instances.status(place.at)
     if found is None:
         raise Unavailable(f"{place.state.name}: nothing runs here", code="not_running")
     return {"status.json": _json(found)}
@@ -212,21 +231,16 @@ def answer(place: Place, path: str, file: str) -> Files:
 
 def audit(place: Place) -> Files:
     """The entries of the last weeks."""
-    since = audits.start_of(AUDIT_SINCE)
-    entries = audits.entries(_endpoint(place), since)
+    entries = audits.entries(_endpoint(place), AUDIT_SINCE)
     return {"audit.jsonl": "".join(f"{json.dumps(entry)}\n" for entry in entries)}
 
 
 def logs(place: Place) -> Files:
     """The last lines of each log file; of an instance also after its end."""
-    everything = LogFilter()
-    if place.address is None:
-        batches = reading.of_instance(place.state, everything, LOG_LINES, follow=False)
-    else:
-        batches = reading.of_cluster(find(place.address, place.state), everything, LOG_LINES, follow=False)
-    files = dict(_own_logs(place.state)) if place.address is None else {}
+    is_instance = place.address is None and place.elsewhere is None
+    files = dict(_own_logs(place.state)) if is_instance else {}
     left = MAX_LOGS_CHARS
-    for part in reversed([part for batch in batches for part in batch]):  # the file that was written last comes first
+    for part in reversed(_log_parts(place)):  # the file that was written last comes first
         name = "-".join(filter(None, (part.source.replace("/", "--"), part.replica, Path(part.path).name)))
         text = "".join(f"{line}\n" for line in part.lines)[-min(MAX_LOG_CHARS, left) :]
         left -= len(text)
@@ -238,6 +252,24 @@ def logs(place: Place) -> Files:
     return files
 
 
+def _log_parts(place: Place) -> list[LogPart]:
+    """The last lines of each log file, the file that was written last at the end."""
+    everything = LogFilter()
+    if place.address is not None:
+        target = find(place.address, place.state)
+        return [part for parts in reading.parts_of_cluster(target, everything, LOG_LINES) for part in parts]
+    if place.elsewhere is None:
+        return [part for parts in reading.parts_of_instance(place.state, everything, LOG_LINES) for part in parts]
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for batch in reading.of_endpoint(place.elsewhere, {}, HTTP_LOG_LINES, follow=False):
+        for one in batch:
+            file = (one.source, one.replica, one.path)
+            of_file = lines.pop(file, [])
+            of_file.append(one.line)
+            lines[file] = of_file  # now at the end
+    return [LogPart(*file, tuple(found)) for file, found in lines.items()]
+
+
 def _own_logs(state: InstanceState) -> Files:
     """The last lines of the logs of the instance's own processes: its start, its driver."""
     instance = state.read()
@@ -246,12 +278,12 @@ def _own_logs(state: InstanceState) -> Files:
     return {f"logs/{path.name}": path.read_text(errors="replace")[-MAX_OWN_LOG_CHARS:] for path in found}
 
 
-def _endpoint_of(at: EndpointOptions) -> Endpoint | None:
+def _endpoint_of_instance(at: EndpointOptions) -> Endpoint | None:
     """None: nothing runs here, or its key cannot be read."""
-    if at.url is None and InstanceState(at.instance, at.state_dir).read() is None:
+    if at.state.read() is None:
         return None
     try:
-        return at.endpoint()
+        return at.of_instance()
     except ConfigError:
         return None
 

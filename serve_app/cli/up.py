@@ -26,8 +26,8 @@ from rich.live import Live
 from rich.text import Text
 
 from serve_app.cli import keys
-from serve_app.cli.chat import Endpoint, session
 from serve_app.cli.command_line import EXIT_FAILED, EXIT_INTERRUPTED
+from serve_app.cli.endpoint import Endpoint, session
 from serve_app.cli.layout import say
 from serve_app.cli.progress import Progress, replica_states
 from serve_app.cluster.local import LOOPBACK, InstanceState, LocalCluster, RemoteDriver, clean_up, require_free

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from serve_app.cli.chat import Endpoint, fetch
+from serve_app.cli.endpoint import Endpoint, fetch
 from serve_app.cli.layout import Listing
 
 MICRO = 1_000_000  # the cost is counted in millionths

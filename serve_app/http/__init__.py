@@ -28,6 +28,7 @@ __all__ = [
     "HttpRequest",
     "api",
     "app",
+    "cluster_calls",
     "deployment",
     "error_response",
     "keyed",

@@ -18,6 +18,7 @@ from serve_app.core.receipts import Receipts
 from serve_app.http.api import BatchLane, LocalRoutes, RouterParts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
+from serve_app.http.cluster_calls import RayCalls
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed import KeyedRuns
@@ -124,13 +125,14 @@ class RouterReplica:
             self._metrics,
             kv_store.cluster_secret(),
             sessions,
-            self._local_routes(quota),
+            self._local_routes(),
             receipts,
             LimitClient(self._queue_client),
             self._begin_usage_reporter(name),
             self._keyed_runs,
             self._follower,
             lane,
+            RayCalls(quota.call),
             name=name,
         )
         self._app = RouterApp(settings, parts)
@@ -150,11 +152,10 @@ class RouterReplica:
 
         return Scrape(name, self._metrics, self._registry.models, ask_all, sources)
 
-    def _local_routes(self, quota: QuotaActor) -> LocalRoutes:
+    def _local_routes(self) -> LocalRoutes:
         return LocalRoutes(
             self._registry.models,
             self._scrape.everywhere,
-            functools.partial(quota.call, "figures"),
             self._receipt_search.find_anywhere,
             lambda query: self._follower.store.usage(query),
         )

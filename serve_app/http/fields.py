@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qsl
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from serve_app.errors import BadRequest
 
 SHOWN_NAME_CHARS = 40  # of an unknown field or parameter, in the error
+TIME_EXAMPLE = "2027-01-31T00:00:00Z"
 
 F = TypeVar("F", bound=BaseModel)
 
@@ -72,3 +74,16 @@ def query_number(words: Mapping[str, str], name: str, default: int, most: int) -
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most):
         raise BadRequest(f"`{name}` must be a whole number from 1 to {most}", param=name)
     return int(text)
+
+
+def time_of(text: str, name: str) -> float:
+    """A time in ISO 8601 with its offset, in seconds since 1970 UTC. `name`: of the field or parameter. Raises
+    BadRequest."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ValueError
+        return time.timestamp()
+    except (ValueError, OverflowError):
+        reason = f"`{name}` must be a time with its offset from UTC, such as {TIME_EXAMPLE}"
+        raise BadRequest(reason, param=name) from None

@@ -4,7 +4,7 @@ In come records of keys, batches of use, rows and their results; out come what c
 to run. It decides nothing about a request.
 """
 
-from serve_app.store.audit import MACHINE, AuditAction, AuditEntry, Author
+from serve_app.store.audit import MACHINE, AuditAction, AuditEntry, Author, unrecorded
 from serve_app.store.batch_store import BatchStore
 from serve_app.store.owner import default_file
 from serve_app.store.records import KeyRecord, UsageQuery, is_key_id, new_key_id
@@ -22,4 +22,5 @@ __all__ = [
     "default_file",
     "is_key_id",
     "new_key_id",
+    "unrecorded",
 ]

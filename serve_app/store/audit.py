@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -66,6 +67,13 @@ class AuditEntry:
     details: Mapping[str, Any] = field(default_factory=dict)
     entry_id: str = field(default_factory=lambda: secrets.token_hex(16))
     number: int = 0
+
+
+def unrecorded(entry: AuditEntry, error: BaseException, logger: logging.Logger) -> str:
+    """Log that the record lacks something that was done, and why; returns the same for whoever did it."""
+    reason = str(error) or type(error).__name__
+    logger.warning("Store did not get the audit record of %s %s: %s", entry.action, entry.target, reason)
+    return f"the audit record lacks this {entry.action}: {reason}"
 
 
 def key_created(record: KeyRecord, author: Author, at: float) -> AuditEntry:

@@ -13,6 +13,14 @@ from tests.cli.up_lab import LOADING, FakeDriver, Terminal, status
 from tests.fakes import ray_node
 
 
+@pytest.fixture(autouse=True)
+def _no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Commands go where a test says, whatever its user's environment and contexts say."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in ("SERVE_APP_URL", "SERVE_APP_CONTEXT", "SERVE_APP_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeDriver]]:
     class Driver(FakeDriver):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
 from typer.testing import Result
 
-from serve_app.cli.audit import start_of
-from serve_app.errors import BadRequest
 from tests.cli.test_chat import KEY, reply, run, serve  # noqa: F401 - fixtures
 from tests.requires import requires
 
@@ -66,8 +63,8 @@ def test_piped_each_entry_is_a_line(run: Run, serve: Serve) -> None:  # noqa: F8
         ["audit", MADE["time"], "machine", "deploy", "serve_app", "nothing -> abababababab"],
     ]
     assert [(query["since"], query.get("cursor")) for query in asked] == [
-        (["2026-11-01T00:00:00+00:00"], None),
-        (["2026-11-01T00:00:00+00:00"], ["1"]),
+        (["2026-11-01T00:00:00.000+00:00"], None),
+        (["2026-11-01T00:00:00.000+00:00"], ["1"]),
     ]
 
 
@@ -76,10 +73,14 @@ def test_the_export_has_one_object_a_line(run: Run, serve: Serve) -> None:  # no
     assert [json.loads(line) for line in done.stdout.splitlines()] == [MADE, DEPLOYED]
 
 
-def test_since_is_a_date_a_time_or_a_duration() -> None:
-    now = datetime(2026, 11, 29, 12, tzinfo=UTC)
-    assert start_of("12h", now) == "2026-11-29T00:00:00+00:00"
-    assert start_of("2026-11-01", now) == "2026-11-01T00:00:00+00:00"
-    assert start_of("2026-11-01T10:00:00+02:00", now) == "2026-11-01T10:00:00+02:00"
-    with pytest.raises(BadRequest, match="--since"):
-        start_of("yesterday", now)
+def test_since_is_a_date_a_time_or_a_duration(run: Run, serve: Serve) -> None:  # noqa: F811
+    asked: list[dict[str, list[str]]] = []
+    url = serve(answering(asked))
+    before = datetime.now(UTC)
+    for since in ("12h", "2026-11-01", "2026-11-01T10:00:00+02:00"):
+        assert run("audit", "--url", url, "--key", KEY, "--since", since).exit_code == 0
+    ago, day, time = [datetime.fromisoformat(query["since"][0]) for query in asked if "cursor" not in query]
+    assert timedelta(0) <= ago - (before - timedelta(hours=12)) < timedelta(minutes=5)  # bound: of a slow machine
+    assert (day, time) == (datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 1, 8, tzinfo=UTC))
+    wrong = run("audit", "--url", url, "--key", KEY, "--since", "yesterday")
+    assert (wrong.exit_code, "--since yesterday" in wrong.stderr) == (2, True)

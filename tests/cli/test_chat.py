@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 from serve_app.cli import chat
 from serve_app.cli.commands import app
+from serve_app.cli.endpoint import Endpoint, request, session
 from serve_app.cluster.local import Instance, InstanceState
-from serve_app.errors import Unavailable
+from serve_app.errors import ConfigError, Unavailable
 from tests.requires import requires
 from tests.system.certificates import self_signed
 
@@ -52,7 +53,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
             do_DELETE = do_GET
 
             def do_POST(self) -> None:
-                answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null"))
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing into the test's output."""
@@ -235,8 +236,8 @@ def test_events_join_lines_and_skip_comments() -> None:
 
 
 def test_a_users_proxy_and_netrc_are_left_aside_on_this_machine_only() -> None:
-    assert not chat.session(chat.Endpoint("http://127.0.0.1:8000", KEY)).trust_env
-    assert chat.session(chat.Endpoint("https://models.example", KEY)).trust_env
+    assert not session(Endpoint("http://127.0.0.1:8000", KEY)).trust_env
+    assert session(Endpoint("https://models.example", KEY)).trust_env
 
 
 def test_an_instance_with_tls_is_known_by_its_certificate_file_alone(tmp_path: Path) -> None:
@@ -263,11 +264,11 @@ def test_an_instance_with_tls_is_known_by_its_certificate_file_alone(tmp_path: P
     url = f"https://127.0.0.1:{server.server_port}"
     try:
         for certificate, answers in ((ours.certificate, True), (other.certificate, False), (None, False)):
-            endpoint = chat.Endpoint(url, KEY, None if certificate is None else str(certificate))
-            with chat.session(endpoint) as http, contextlib.ExitStack() as expected:
+            endpoint = Endpoint(url, KEY, None if certificate is None else str(certificate))
+            with session(endpoint) as http, contextlib.ExitStack() as expected:
                 if not answers:
-                    expected.enter_context(pytest.raises(Unavailable))
-                assert chat.request(http, endpoint, "GET", "/ready").status_code == 200
+                    expected.enter_context(pytest.raises(ConfigError))
+                assert request(http, endpoint, "GET", "/ready").status_code == 200
         assert asked == [f"Bearer {KEY}"]
     finally:
         server.shutdown()

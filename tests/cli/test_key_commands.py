@@ -118,6 +118,14 @@ def test_json_is_what_the_route_answers(keys: Keys, store: FakeStore) -> None:
     assert [one["id"] for one in listed["data"]] == ["ops", made["id"]]
 
 
+def test_a_key_of_a_low_class_needs_no_default_class(keys: Keys, store: FakeStore) -> None:
+    for given, default in (("low", "low"), ("normal", "normal"), ("critical", "normal")):
+        made = json.loads(keys("create", "night", "--max-class", given, "--json").stdout)
+        assert (made["max_class"], made["default_class"]) == (given, default)
+    above = keys("create", "night", "--max-class", "low", "--default-class", "normal")
+    assert (above.exit_code, "above" in above.stderr) == (2, True)
+
+
 def test_the_limits_of_a_key_s_batches_are_given_by_name_and_shown(keys: Keys, store: FakeStore) -> None:
     limits = ("--batch-limit", "max_concurrent=8", "--batch-limit", "tokens_per_day=1000000")
     made = json.loads(keys("create", "night", *limits, "--json").stdout)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from serve_app.cli import support_bundle
+from serve_app.cli.command_line import EndpointOptions
 from serve_app.cli.commands import app
 from serve_app.cli.secret_values import SHOWN, Secrets, is_secret_name, without_secrets
 from serve_app.cli.support_bundle import Bundle, Place, configuration, parts
@@ -62,6 +63,13 @@ def endpoint(handler: BaseHTTPRequestHandler, _: Any) -> None:
         reply(handler, 503, b'{"error": {"message": "the quota actor does not answer"}}')
     elif handler.path.startswith("/admin/audit"):
         reply(handler, 200, b'{"data": [{"id": "1"}], "has_more": false, "next_cursor": "1"}')
+    elif handler.path.startswith("/admin/logs"):
+        lines = [("router", "r1", "INFO one"), ("engine-m", "x1", "INFO two"), ("router", "r1", f"INFO it was {KEY}")]
+        data = [
+            {"time": None, "source": source, "replica": replica, "path": f"/logs/{replica}.log", "line": line}
+            for source, replica, line in lines
+        ]
+        reply(handler, 200, json.dumps({"data": data}).encode())
     elif handler.path == "/metrics":
         reply(handler, 200, b"serve_app_waiting 0\n")
     else:
@@ -100,9 +108,28 @@ def test_of_an_endpoint_it_has_the_figures_and_goes_on_after_a_refusal(run: Run,
     assert "does not answer" in json.loads(found["manifest.json"])["missing"]["quota"]
     assert KEY not in str(found)
     assert "[secret the API key of this command]" in found["models.json"]
-    assert "it was [secret the API key of this command]" in str(
-        found["logs/001-router-r1-replica_serve_app_Router_r1.log"]
-    )
+    assert found["logs/000-router-r1-r1.log"] == "INFO one\nINFO it was [secret the API key of this command]\n"
+    assert found["logs/001-engine-m-x1-x1.log"] == "INFO two\n"
+    assert not any(name.endswith("driver.log") for name in found), "that is another application's, of this machine"
+    assert "--config" in json.loads(found["manifest.json"])["missing"]["configuration"]
+
+
+def test_of_a_context_it_has_what_its_endpoint_answers(
+    run: Run,
+    serve: Serve,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "config/serve-app"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "night.key").write_text(f"{KEY}\n")
+    night = {"url": serve(endpoint), "key_file": str(tmp_path / "night.key")}
+    (folder / "contexts.yaml").write_text(yaml.safe_dump({"contexts": {"night": night}}))
+    assert run("--context", "night", "--output", "out.tar.gz").exit_code == 0
+    found = files(tmp_path / "out.tar.gz")
+    assert {"status.json", "metrics.txt", "models.json", "audit.jsonl"} <= set(found)
+    assert KEY not in str(found)
 
 
 def test_a_bundle_replaces_no_file(run: Run, tmp_path: Path) -> None:
@@ -168,7 +195,7 @@ def test_no_secret_of_the_settings_is_in_any_file(
     }
     config = folder / "my.yaml"
     config.write_text(yaml.safe_dump(escaped(data) | {"store": {"url": "${STORE}"}}, allow_unicode=True))
-    place = Place(InstanceState("default", folder), None, None, config)
+    place = Place(EndpointOptions(state_dir=str(folder)), config=config)
     bundle = Bundle()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORE", variable)
@@ -222,7 +249,7 @@ def test_a_password_in_a_url_is_a_secret_wherever_the_url_stands() -> None:
 
 
 def test_every_part_of_the_bundle_has_a_name_of_its_own() -> None:
-    place = Place(InstanceState("default", "/nowhere"), None, None, None)
+    place = Place(EndpointOptions(state_dir="/nowhere"))
     names = [name for name, _ in parts(place, Secrets())]
     assert len(names) == len(set(names))
     assert names[0] == "configuration", "its secrets are known before any other part"

@@ -17,7 +17,8 @@ from typing import Any
 import ray
 from ray.util import placement_group_table
 
-from serve_app.cluster.local import driver
+from autoscaling.operations import application
+from serve_app.names import NAMESPACE
 
 LOOK_S = 0.5  # a look costs the controller some milliseconds
 
@@ -25,7 +26,7 @@ LOOK_S = 0.5  # a look costs the controller some milliseconds
 def look() -> dict[str, Any]:
     known = ray.nodes()  # type: ignore[no-untyped-call]
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in known}
-    status = driver.application_status([])
+    status = application.application_status([])
     groups_of_replicas = {found["deployment"]: found["replicas"] for found in status["models"]}
     replicas = {
         name: sorted([one["id"], one["state"], address.get(one["node"], "")] for one in group)
@@ -52,7 +53,7 @@ def look() -> dict[str, Any]:
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's own words go between nobody's lines
-    ray.init(namespace=driver.NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
     last: dict[str, Any] = {}
     while not select.select([sys.stdin], [], [], LOOK_S)[0]:
         seen = look()

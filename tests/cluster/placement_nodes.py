@@ -22,8 +22,10 @@ from ray._private import services
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
+from autoscaling import operations
+from autoscaling.operations import draining, ray_drains
 from autoscaling.placement_hook import give_up_bundles
-from serve_app.cluster.local import LOOPBACK, draining, driver
+from serve_app.cluster.local import LOOPBACK, driver
 from serve_app.names import APPLICATION
 from serve_app.settings import application, parse
 from serve_app.settings.serve_config import BUILD
@@ -100,11 +102,11 @@ class Nodes:
 
     def drain(self, name: str, within_s: float | None = None) -> list[dict[str, Any]]:
         """What a worker does at SIGTERM; the node itself is left as it is."""
-        return draining.drain_node(self._nodes[name].node_id, within_s, lambda rows: None)
+        return draining.follow_node(ray_drains.RayDrains(), self._nodes[name].node_id, within_s, lambda rows: None)
 
     def drain_replica(self, replica: str, within_s: float) -> list[dict[str, Any]]:
         """What `serve-app drain` does."""
-        return draining.drain_replica(replica, within_s, lambda rows: None)
+        return draining.follow_replica(ray_drains.RayDrains(), replica, within_s, lambda rows: None)
 
     def kill(self, name: str) -> None:
         """Take a node away as a power cut does: Ray's own helper leaves its workers a second or two to live."""
@@ -118,14 +120,14 @@ class Nodes:
 
     def status(self, models: list[str]) -> dict[str, Any]:
         """What `serve-app status` shows, with our names for the nodes."""
-        found = driver.application_status(models)
+        found = operations.application.application_status(models)
         for replica in [*found["routers"], *(one for model in found["models"] for one in model["replicas"])]:
             replica["node"] = self._names.get(replica["node"], GONE) if replica["node"] else NO_PLACE
         return found
 
     def quota(self) -> dict[str, Any]:
         """What `serve-app quota` shows, with our names for the nodes."""
-        found: dict[str, Any] = driver.ask_quota("figures")
+        found: dict[str, Any] = operations.application.ask_quota("figures")
         for engine in found["engines"]:
             named = [(key.rpartition("/"), size) for key, size in engine["devices"].items()]
             engine["devices"] = {f"{self._names.get(node, GONE)}/{index}": size for (node, _, index), size in named}
@@ -136,7 +138,7 @@ class Nodes:
 
     def defrag(self) -> dict[str, Any] | None:
         """What `serve-app defrag` does and says."""
-        plan: dict[str, Any] | None = driver.ask_quota("defrag", True)
+        plan: dict[str, Any] | None = operations.application.ask_quota("defrag", True)
         return plan
 
     def pids(self, deployment: str) -> list[int]:

@@ -22,7 +22,7 @@ import ray
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.cluster.local.draining import REPLACE_S
+from autoscaling.operations.ray_drains import REPLACE_S
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
 from serve_app.core.times import MOVE_S
 from serve_app.engine.start import engine_args

@@ -19,6 +19,7 @@ from typing import Any
 
 import requests
 
+from autoscaling import operations
 from benchmarks.common.processes import title_of, titled
 from serve_app.cluster.local import LocalCluster, driver
 from serve_app.errors import Unavailable
@@ -196,12 +197,12 @@ class Place:
 
     def status(self) -> dict[str, Any]:
         """As `serve-app status --json` has it."""
-        return self._pool.submit(driver.application_status, []).result()
+        return self._pool.submit(operations.application.application_status, []).result()
 
     def quota(self) -> dict[str, Any] | None:
         """As `serve-app quota --json` has it; None while the quota actor is away."""
         try:
-            return self._pool.submit(driver.ask_quota, "figures").result()
+            return self._pool.submit(operations.application.ask_quota, "figures").result()
         except Unavailable:
             return None
 

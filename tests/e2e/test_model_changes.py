@@ -204,6 +204,34 @@ def test_scaling_bounds_change_without_a_restart(place: Place) -> None:
     assert place.replicas()[OTHER] == after[OTHER]
 
 
+def test_a_replica_is_drained_by_http_and_its_requests_go_on(place: Place) -> None:
+    """With URL and key alone, as from a laptop; Serve starts another replica in its place."""
+    pair = configured(model(OTHER, replicas={"min_replicas": 2, "max_replicas": 2}, drain_s=30.0))
+    place.become(pair)
+    leaving, staying = place.replicas()[OTHER]
+    asked = [place.endpoint.asking(OTHER, LONG) for _ in range(4)]
+    where = ("--url", f"{place.cluster.url}/v1", "--key", KEY)
+    line = [sys.executable, "-m", "serve_app.cli", "drain", leaving, "--within", "1s", "--json", *where]
+    done = subprocess.run(line, env=laptop(), capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["target"] == leaving
+    line = [sys.executable, "-m", "serve_app.cli", "audit", "--since", "1h", "--json", *where]
+    listed = subprocess.run(line, env=laptop(), capture_output=True, text=True, timeout=COMMAND_S, check=True).stdout
+    entries = [json.loads(one) for one in listed.splitlines()]
+    assert [one["author"] == "machine" for one in entries if one["target"] == leaving] == [False], "once, with the key"
+    assert [(one["replica"], one["ended"], one["running"]) for one in found["rows"]] == [(leaving, True, 0)]
+    assert [one.answer().status for one in asked] == [200] * 4
+    place.wait_running(pair)
+    after = place.replicas()[OTHER]
+    assert (staying in after, leaving in after) == (True, False)
+
+
+def laptop() -> dict[str, str]:
+    """The environment of a machine where nothing of the instance is."""
+    return {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+
+
 def test_batching_is_taken_over_without_a_restart_and_the_metrics_show_it(place: Place) -> None:
     before = place.replicas()
     place.become(configured(model(OTHER, batching="dynamic-32")))

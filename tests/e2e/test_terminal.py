@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from serve_app.cli import logs
@@ -60,6 +62,40 @@ def test_piped_status_has_a_line_for_each_replica_and_names_who_holds_cpus(stack
     }
 
 
+def test_from_anywhere_an_operator_sees_the_same_by_http(stack: Stack) -> None:
+    """Without Ray: neither the instance's state nor its token is at hand."""
+    if stack.cluster is None:
+        missing("the external stack is no instance of this machine")
+    here = {line.split("\t")[2] for line in run(stack, "status").splitlines() if line.startswith("replica")}
+    found = json.loads(anywhere(stack, "status"))
+    assert found["state"] == "running"
+    assert {one["id"] for model in found["models"] for one in model["replicas"]} == here
+    ledger = json.loads(anywhere(stack, "quota"))
+    assert {one["replica"] for one in ledger["engines"]} == here
+    assert set(ledger["addresses"].values()) == {"127.0.0.1"}
+    assert json.loads(anywhere(stack, "defrag", "--plan")) == {"plan": None, "begun": False} | {
+        "addresses": ledger["addresses"]
+    }
+    (tiny,) = (one for model in found["models"] if model["name"] == TINY for one in model["replicas"])
+    look = stack.get(f"/admin/drains/{tiny['id']}").json()
+    assert (look["is_node"], look["engines"], look["rows"]) == (False, {tiny["id"]: "RUNNING"}, [])
+
+
+def anywhere(stack: Stack, *arguments: str, status: tuple[int, ...] = (0,)) -> str:
+    """The standard output of a command with URL and key alone."""
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(
+            [sys.executable, "-m", "serve_app.cli", *arguments, "--json", "--url", f"{stack.base_url}/v1"],
+            env={"HOME": home, "PATH": os.environ["PATH"], "SERVE_APP_API_KEY": stack.api_key},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+    assert done.returncode in status, done.stderr
+    return done.stdout
+
+
 def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stack) -> None:
     if stack.cluster is None:
         missing("the external stack is no instance of this machine")
@@ -83,7 +119,16 @@ def test_the_logs_of_an_engine_tell_the_phases_of_its_start(stack: Stack) -> Non
     assert stack.cluster is not None
     target = Target(stack.cluster.environment(), None)  # as of a cluster, whose nodes' files are elsewhere
     batches = logs.of_cluster(target, LogFilter(f"engine-{TINY}"), 1000, follow=False)
-    assert ready.split("\t")[2] in [line for batch in batches for part in batch for line in part.lines]
+    time, written = ready.split("\t")[2:4]
+    assert written in [found.line for batch in batches for found in batch]
+
+    by_http = [json.loads(line) for line in anywhere(stack, "logs", TINY, "--lines", "1000").splitlines()]
+    assert (time, written) in [(found["time"], found["line"]) for found in by_http]
+    times = [found["time"] for found in by_http if found["time"] is not None]
+    assert times == sorted(times)
+    later = datetime.fromisoformat(time) + timedelta(milliseconds=1)
+    since = anywhere(stack, "logs", TINY, "--since", later.isoformat(), "--level", "debug", status=(0, 1))
+    assert written not in since
 
 
 def logs_folder(stack: Stack) -> Path:

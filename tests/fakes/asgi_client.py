@@ -30,6 +30,7 @@ from serve_app.router import (
 )
 from serve_app.settings import KeySettings, Settings
 from tests.fakes.claims import FakeClaims
+from tests.fakes.cluster_calls import NoCluster
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.limits import FakeLimits
 from tests.fakes.router import LONG, SOON_S
@@ -100,14 +101,14 @@ def router_app(
 
     receipts = Receipts()
     scrape = Scrape("router", metrics, models, away, ClusterSources(away, away))
-    local = LocalRoutes(models, scrape.everywhere, away, ReceiptSearch(receipts, away).find_anywhere, away)
+    local = LocalRoutes(models, scrape.everywhere, ReceiptSearch(receipts, away).find_anywhere, away)
     usage = usage or UsageReporter("router", away)
     limits = limits or FakeLimits()
     sessions = sessions or SessionClient(away, {})
     follower = follower or empty_follower()
     stored = follower.store.batches
     batches = batches or BatchLane(lambda: stored, lambda: storage_at(None))
-    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches
+    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches, NoCluster()
     return RouterApp(settings, RouterParts(models, metrics, SALT_SECRET, sessions, local, receipts, *ours))
 
 

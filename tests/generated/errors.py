@@ -22,7 +22,17 @@ from serve_app.system import haproxy
 
 ROOT = Path(__file__).resolve().parents[2]
 # what is raised there is an exit status, a message in a log, or an error of a call from Python
-NO_ANSWERS = ("cli/", "client/", "cluster/", "system/", "engine/start/", "batch/", "agents.py")
+NO_ANSWERS = (
+    "cli/",
+    "client/",
+    "cluster/",
+    "system/",
+    "engine/start/",
+    "batch/",
+    "agents.py",
+    "autoscaling/operations/draining.py",
+)
+ANSWERING = ("serve_app", "autoscaling/operations")
 HAPROXY = "HAProxy"  # in place of a class
 AT_ONCE = "yes"
 LATER = "later"
@@ -55,6 +65,7 @@ MEANINGS: Mapping[str, str] = {
     "session_taken_back": "Other tenants needed the session's memory. Open it again.",
     "request_not_found": "The tenant has no receipt of this id.",
     "key_not_found": "There is no such key.",
+    "replica_not_found": "The quota actor does not know the replica.",
     "file_not_found": "The tenant has no such file.",
     "batch_not_found": "The tenant has no such batch.",
     "method_not_allowed": "`Allow` names the methods of the path.",
@@ -96,6 +107,8 @@ MEANINGS: Mapping[str, str] = {
     "not_ready": "`/ready`: no model has a replica.",
     "no_router": "No router takes requests.",
     "no_quota": "The quota actor does not answer.",
+    "no_controller": "Serve's controller or Ray does not answer.",
+    "node_not_drained": "Ray refuses to drain the node.",
     "quota_away": "The same, or it waits for Ray's GCS.",
     "quota_recovering": "The quota actor rebuilds its ledger.",
     "session_closed": "The session was closed while its opening waited.",
@@ -127,9 +140,8 @@ def found() -> set[tuple[int, str, str]]:
 
 def _raised() -> Iterator[tuple[type[ServeAppError], str]]:
     """Each call of a class of the tree with a `code` that is a text or a constant, in the rooms that answer."""
-    package = ROOT / "serve_app"
-    for file in sorted(package.rglob("*.py")):
-        path = file.relative_to(package).as_posix()
+    for file in sorted(file for folder in ANSWERING for file in (ROOT / folder).rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix().removeprefix("serve_app/")
         if path.startswith(NO_ANSWERS):
             continue
         for node in ast.walk(ast.parse(file.read_text())):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from autoscaling.operations.quota_state import with_quota_figures
 from serve_app.cli.progress import replica_states
 from serve_app.cli.quota import show
-from serve_app.cluster.local.quota_state import with_quota_figures
 from serve_app.core.batches import BatchRecord, BatchStatus, BatchWork, ModelFigures
 from serve_app.core.memory import (
     Device,

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from autoscaling.operations.status import declared, declared_models, describe, is_built
 from serve_app.app import build
 from serve_app.cli.deploy import ON_A_CLUSTER, export
-from serve_app.cluster.local.status import declared, declared_models, describe, is_built
 from serve_app.errors import ConfigError
 from serve_app.names import APPLICATION, RELEASE
 from serve_app.settings.serve_config import (

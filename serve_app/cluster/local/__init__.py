@@ -19,12 +19,9 @@ from serve_app.cluster.local.state import (
     state_root,
     write_private,
 )
-from serve_app.cluster.local.status import FAILED, FIXED
 
 __all__ = [
     "DEFAULT_INSTANCE",
-    "FAILED",
-    "FIXED",
     "LOOPBACK",
     "LOOPBACK_ENVIRONMENT",
     "SHUTDOWN_QUESTION_S",

@@ -19,7 +19,7 @@ from typing import Any
 
 from serve_app.names import APPLICATION
 from serve_app.settings import configuration_digest, resolve, split_arguments
-from serve_app.store import MACHINE, AuditAction, AuditEntry, Author, Store
+from serve_app.store import MACHINE, AuditAction, AuditEntry, Author, Store, unrecorded
 
 logger = logging.getLogger("serve_app")
 
@@ -68,8 +68,7 @@ class AuditWriter:
         try:
             asyncio.run(self._open_store(url).add_audit(entry))
         except Exception as error:  # noqa: BLE001 - of an actor of another release, too: what was done is done
-            logger.warning("Store did not get the audit record of %s %s: %s", entry.action, entry.target, error)
-            return f"the audit record lacks this {entry.action}: {error}"
+            return unrecorded(entry, error, logger)
         return ""
 
 

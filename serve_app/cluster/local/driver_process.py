@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from serve_app.cluster.local import draining, driver, rollout
+from autoscaling.operations import DrainTarget, application, draining, node_logs, ray_drains, status
+from serve_app.cluster.local import driver, rollout
 from serve_app.cluster.local.audit import AuditWriter
-from serve_app.cluster.local.drain_target import DrainTarget
-from serve_app.cluster.local.status import declared, describe, is_built
 from serve_app.core.times import STATUS_PERIOD_S
 from serve_app.engine.start import environment
 from serve_app.errors import ServeAppError, Unavailable
@@ -49,16 +48,16 @@ def _serve(order: Mapping[str, Any]) -> None:
     """Declare the application of `order`, then report its state until a command arrives."""
     _send("phase", phase="application")
     before = driver.declare(order["application"], **order["serve"])
-    _audit.deployed(AuditAction.DEPLOY, declared(before), order["application"])
+    _audit.deployed(AuditAction.DEPLOY, status.declared(before), order["application"])
     _watch(order)
 
 
 def _watch(order: Mapping[str, Any]) -> None:
     """Report the state of the application that runs until a command arrives."""
     while True:
-        status = driver.application_status(order["models"])
-        _send("status", **status)
-        command = _next_command(STATUS_PERIOD_S if status["state"] == "running" else STARTING_PERIOD_S)
+        state = application.application_status(order["models"])
+        _send("status", **state)
+        command = _next_command(STATUS_PERIOD_S if state["state"] == "running" else STARTING_PERIOD_S)
         if command is not None:
             if command["do"] == "shutdown":
                 driver.shut_down()
@@ -75,13 +74,13 @@ def _declare(order: Mapping[str, Any]) -> None:
             scale them from then on, so the previous declaration is declared again.
     """
     before = driver.declare(order["application"], **order["serve"])
-    previous = declared(before)
+    previous = status.declared(before)
     recorded = _audit.deployed(AuditAction.DEPLOY, previous, order["application"])
-    while (made := is_built(driver.details())) is None:
+    while (made := status.is_built(application.details())) is None:
         if _next_command(STARTING_PERIOD_S) is not None:
             return
     if not made:
-        why = describe(driver.details(), order["models"])["message"]
+        why = status.describe(application.details(), order["models"])["message"]
         if previous is not None and _is_of_this_release(previous):
             _roll_back(previous, order)
             why += "; the previous declaration is declared again"
@@ -89,16 +88,16 @@ def _declare(order: Mapping[str, Any]) -> None:
     _send("phase", phase="declared")
     begun = rollout.begun(order["application"], before, on_cpu=environment.platform() == "cpu")
     while order["wait"]:
-        seen = rollout.state_of(begun, driver.details())
-        status = driver.application_status(order["models"])
+        seen = rollout.state_of(begun, application.details())
+        state = application.application_status(order["models"])
         if seen.failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
             _roll_back(previous, order)
-            status["rolled_back"] = True
+            state["rolled_back"] = True
         # Serve calls the application running a moment after its last deployment.
-        done = seen.failed or (not seen.waits and (status["state"] == "running" or bool(status["unready"])))
+        done = seen.failed or (not seen.waits and (state["state"] == "running" or bool(state["unready"])))
         if (done or recorded.done()) and recorded.result():
-            status["message"] = "; ".join(filter(None, (status["message"], recorded.result())))
-        _send("status", **status, **asdict(seen))
+            state["message"] = "; ".join(filter(None, (state["message"], recorded.result())))
+        _send("status", **state, **asdict(seen))
         if done or _next_command(STARTING_PERIOD_S) is not None:
             return
 
@@ -111,21 +110,24 @@ def _roll_back(previous: Mapping[str, Any], order: Mapping[str, Any]) -> None:
 
 def _defrag(order: Mapping[str, Any]) -> None:
     """Plan, and with `begin` begin, to free memory for the first waiting engine."""
-    plan = driver.ask_quota("defrag", order["begin"])
+    plan = application.ask_quota("defrag", order["begin"])
     unrecorded = ""
     if order["begin"] and plan is not None:
         steps = [step["owner"] for step in plan["steps"]]
         target = plan["waits"]["owner"]
         unrecorded = _audit.changed(AuditAction.DEFRAG, target, driver.declaration(), restarts=steps).result()
-    _send("defrag", plan=plan, addresses=driver.addresses(), unrecorded=unrecorded)
+    _send("defrag", plan=plan, addresses=application.addresses(), unrecorded=unrecorded)
 
 
 def _logs(order: Mapping[str, Any]) -> None:
     """The last lines of the logs of every node; with `follow` also new ones, until a command arrives."""
-    readers = driver.log_readers(LogFilter(**order["wanted"]))
+    readers = list(node_logs.log_readers(LogFilter(**order["wanted"])).values())
     last: int | None = order["lines"]
     while True:
-        _send("logs", parts=[asdict(part) for part in driver.read_logs(readers, last)])
+        _send(
+            "logs",
+            parts=[asdict(part) for part in node_logs.answers_of([reader.read.remote(last) for reader in readers])],
+        )
         last = None
         if not order["follow"] or _next_command(LOGS_PERIOD_S) is not None:
             return
@@ -141,12 +143,11 @@ def _drain(order: Mapping[str, Any]) -> None:
     if "ip" in order:
         target = DrainTarget(driver.node_at(order["ip"]), is_node=True)
     else:
-        target = driver.drain_target(order["name"])
-    drain = draining.drain_node if target.is_node else draining.drain_replica
+        target = application.drain_target(order["name"])
     declaration = driver.declaration()
     target_id = target.target_id
     recorded = _audit.changed(AuditAction.DRAIN, target_id, declaration, is_node=target.is_node, within_s=within_s)
-    rows = drain(target_id, within_s, tell)
+    rows = draining.follow(ray_drains.RayDrains(), target, within_s, tell)
     _send("drained", target=target_id, rows=rows, unrecorded=recorded.result())
 
 
@@ -159,9 +160,9 @@ ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "serve": _serve,
     "watch": _watch,
     "declare": _declare,
-    "status": lambda order: _send("status", **driver.application_status(order["models"])),
+    "status": lambda order: _send("status", **application.application_status(order["models"])),
     "deployed": lambda order: _send("deployed", **driver.deployed()),
-    "quota": lambda order: _send("quota", **driver.ask_quota("figures"), addresses=driver.addresses()),
+    "quota": lambda order: _send("quota", **application.ask_quota("figures"), addresses=application.addresses()),
     "defrag": _defrag,
     "logs": _logs,
     "shutdown": lambda order: driver.shut_down(),

@@ -12,16 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.cluster.local.status import (
-    ENDPOINT,
-    FAILED,
-    IN_TROUBLE,
-    declared,
-    deployments_of,
-    enum_value,
-    running_replicas,
-    unready,
-)
+from autoscaling.operations import status
 from serve_app.settings import changes
 
 
@@ -52,7 +43,7 @@ class RolloutState:
 
     @property
     def failed(self) -> bool:
-        return FAILED in self.waits.values()
+        return status.FAILED in self.waits.values()
 
 
 def begun(entry: Mapping[str, Any], before: Mapping[str, Any], *, on_cpu: bool) -> Rollout:
@@ -62,13 +53,13 @@ def begun(entry: Mapping[str, Any], before: Mapping[str, Any], *, on_cpu: bool) 
         before: Serve's details from before.
         on_cpu: by vLLM's CPU build, see `engine_version`.
     """
-    planned = changes((declared(before) or {}).get("args"), entry["args"], on_cpu=on_cpu)
+    planned = changes((status.declared(before) or {}).get("args"), entry["args"], on_cpu=on_cpu)
     changed = {one.deployment for one in planned if one.effect not in ("unchanged", "removed")}
     restarted = {one.deployment for one in planned if one.effect == "restarted"}
-    others = set(unready(before)) - changed - {ENDPOINT} if changed else set()
+    others = set(status.unready(before)) - changed - {status.ENDPOINT} if changed else set()
     outdated = {
         name: frozenset(replica["replica_id"] for replica in one["replicas"])
-        for name, one in deployments_of(before).items()
+        for name, one in status.deployments_of(before).items()
         if name in restarted
     }
     return Rollout(frozenset(others), outdated)
@@ -76,10 +67,10 @@ def begun(entry: Mapping[str, Any], before: Mapping[str, Any], *, on_cpu: bool) 
 
 def state_of(rollout: Rollout, details: Mapping[str, Any]) -> RolloutState:
     """How far the deploy is, by Serve's present details."""
-    found = deployments_of(details)
-    not_ready = {name: state for name, state in unready(details).items() if name not in rollout.others}
+    found = status.deployments_of(details)
+    not_ready = {name: state for name, state in status.unready(details).items() if name not in rollout.others}
     replacing = {
-        name: enum_value(found[name]["status"]).lower()
+        name: status.enum_value(found[name]["status"]).lower()
         for name, ids in rollout.outdated.items()
         if name in found and ids & {replica["replica_id"] for replica in found[name]["replicas"]}
     }
@@ -91,11 +82,11 @@ def state_of(rollout: Rollout, details: Mapping[str, Any]) -> RolloutState:
 def _serves(deployment: Mapping[str, Any]) -> bool:
     """Whether its least number of replicas runs, and its load wants more."""
     scaling = deployment["deployment_config"].get("autoscaling_config")
-    if not scaling or enum_value(deployment["status"]) in IN_TROUBLE:
+    if not scaling or status.enum_value(deployment["status"]) in status.IN_TROUBLE:
         return False
     least = max(scaling["min_replicas"], scaling.get("initial_replicas") or 0, 1)
-    return running_replicas(deployment) >= least and bool(deployment["target_num_replicas"] > least)
+    return status.running_replicas(deployment) >= least and bool(deployment["target_num_replicas"] > least)
 
 
 def _count(deployment: Mapping[str, Any]) -> str:
-    return f"{running_replicas(deployment)} of {deployment['target_num_replicas']}"
+    return f"{status.running_replicas(deployment)} of {deployment['target_num_replicas']}"

@@ -9,8 +9,9 @@ from serve_app.http.api.audit_routes import AuditRoutes
 from serve_app.http.api.batch_routes import BatchRoutes
 from serve_app.http.api.file_routes import FileRoutes
 from serve_app.http.api.key_routes import KeyRoutes
+from serve_app.http.api.operator_routes import OperatorRoutes
 from serve_app.http.api.router_parts import RouterParts
-from serve_app.http.api.routes import AuditCall, BatchCall, FileCall, HttpRoute, KeyCall, SessionCall
+from serve_app.http.api.routes import AuditCall, BatchCall, FileCall, HttpRoute, KeyCall, OperatorCall, SessionCall
 from serve_app.http.api.session_routes import SessionRoutes
 from serve_app.http.body import HeaderMap, Receive, read_object
 from serve_app.http.error_responses import Answer
@@ -32,6 +33,7 @@ class ApiRoutes:
         self._sessions = SessionRoutes(parts.sessions, parts.models)
         self._keys = KeyRoutes(parts.follower, keys, settings)
         self.audit = AuditRoutes(lambda: parts.follower.store, settings)
+        self._operators = OperatorRoutes(parts.cluster, lambda: parts.follower.store)
         self._files = FileRoutes(parts.batches, settings, parts.body_thread)
         self._batches = BatchRoutes(parts.batches, settings)
         self._parts = parts
@@ -52,6 +54,8 @@ class ApiRoutes:
             return await self._keys.answer(route, identity, functools.partial(read_body, with_nulls=changes))
         if isinstance(route.target, AuditCall):
             return await self.audit.answer(identity, query)
+        if isinstance(route.target, OperatorCall):
+            return await self._operators.answer(route, identity, query, read_body)
         if isinstance(route.target, FileCall):
             open_form = functools.partial(FormReader, headers, receive)
             return await self._files.answer(route, identity, query, open_form)

@@ -13,18 +13,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from serve_app.errors import BadRequest, StoreAway
+from serve_app.errors import StoreAway
 from serve_app.http.api.local_routes import not_an_operator
 from serve_app.http.error_responses import JSON, Answer
-from serve_app.http.fields import query_number, query_words
+from serve_app.http.fields import query_number, query_words, time_of
 from serve_app.http.keys import utc
 from serve_app.settings import Settings
-from serve_app.store import AuditEntry, Store
+from serve_app.store import AuditEntry, Author, Store
 from serve_app.types import Identity
 
 logger = logging.getLogger("ray.serve")
@@ -64,7 +63,8 @@ class AuditRoutes:
         words = query_words(query, PARAMETERS)
         limit = query_number(words, "limit", DEFAULT_ENTRIES, MAX_ENTRIES)
         after = query_number(words, "cursor", 0, MAX_NUMBER)
-        found = await self._store().audit(_since(words.get("since")), after, limit + 1)
+        since = time_of(words["since"], "since") if "since" in words else 0.0
+        found = await self._store().audit(since, after, limit + 1)
         page = found[:limit]
         next_cursor = str(page[-1].number) if page else words.get("cursor")
         answer = {
@@ -95,6 +95,11 @@ class AuditRoutes:
             await asyncio.sleep(SWEEP_S)
 
 
+def author_of(identity: Identity) -> Author:
+    """The author of what this key changes."""
+    return Author(identity.key_id, identity.tenant)
+
+
 def shown_entry(entry: AuditEntry) -> dict[str, Any]:
     """An entry as JSON values."""
     return {
@@ -108,18 +113,3 @@ def shown_entry(entry: AuditEntry) -> dict[str, Any]:
         "digest_after": entry.digest_after,
         "details": dict(entry.details),
     }
-
-
-def _since(text: str | None) -> float:
-    """Seconds since 1970 UTC. Raises BadRequest."""
-    if text is None:
-        return 0.0
-    try:
-        time = datetime.fromisoformat(text)
-        if time.tzinfo is None:
-            raise ValueError
-        return time.timestamp()
-    except (ValueError, OverflowError):
-        raise BadRequest(
-            "`since` must be a time with its offset from UTC, such as 2026-11-01T00:00:00Z", param="since"
-        ) from None

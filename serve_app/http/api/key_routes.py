@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -25,14 +24,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.core.limits import Limits
 from serve_app.errors import BadRequest, KeyConflict, NotFound
+from serve_app.http.api.audit_routes import author_of
 from serve_app.http.api.local_routes import not_an_operator
 from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, KeyCall
 from serve_app.http.error_responses import JSON, Answer
-from serve_app.http.fields import parse_fields
+from serve_app.http.fields import parse_fields, time_of
 from serve_app.http.keys import KeyRing, key_rights, utc
 from serve_app.http.stored_keys import KeyFollower
 from serve_app.settings import LimitSettings, Settings, new_key
-from serve_app.store import Author, KeyRecord, is_key_id, new_key_id
+from serve_app.store import KeyRecord, is_key_id, new_key_id
 from serve_app.types import Identity, RequestClass
 
 logger = logging.getLogger("ray.serve")
@@ -63,14 +63,14 @@ ClassName = Annotated[str, AfterValidator(_class)]
 
 
 class _KeyFields(BaseModel):
-    """The body that makes a key; the same names and defaults as `auth.keys`."""
+    """The body that makes a key; the same names as `auth.keys`, and the same defaults where nothing is said of one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: Name
     tenant: Name = "default"
     max_class: ClassName = "high"
-    default_class: ClassName = "normal"
+    default_class: ClassName | None = None  # `normal`, or the highest class that the key may ask for
     admin: bool = False
     metrics: bool = False
     models: list[ModelName] | None = Field(None, max_length=MAX_MODELS)
@@ -148,7 +148,7 @@ class KeyRoutes:
             "expires_at": expires_at,
         }
         record = KeyRecord(key_id=new_key_id(), **given, **_rights(asked))
-        made = await self._follower.store.create_key(record, _author(identity))
+        made = await self._follower.store.create_key(record, author_of(identity))
         return self._done("created", made, identity, key, 201)
 
     async def _update(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
@@ -165,7 +165,7 @@ class KeyRoutes:
         if "expires_at" in body:  # one that has passed may stay as it is
             changes["expires_at"] = None if asked.expires_at is None else _expiry(asked.expires_at, now)
         changed = await self._follower.store.change_key(
-            key_id, if_version=record.version, by=_author(identity), **changes
+            key_id, if_version=record.version, by=author_of(identity), **changes
         )
         return self._done("changed", changed, identity)
 
@@ -179,7 +179,7 @@ class KeyRoutes:
         changed = await self._follower.store.change_key(
             key_id,
             if_version=record.version,
-            by=_author(identity),
+            by=author_of(identity),
             digest=_digest(key),
             previous_digest=record.digest if asked.grace_s else None,
             previous_until=now + asked.grace_s if asked.grace_s else None,
@@ -189,7 +189,7 @@ class KeyRoutes:
     async def _revoke(self, key_id: str, identity: Identity) -> Answer:
         record = await self._stored(key_id)
         if record.revoked_at is None:
-            record = await self._follower.store.change_key(key_id, by=_author(identity), revoked_at=self._now())
+            record = await self._follower.store.change_key(key_id, by=author_of(identity), revoked_at=self._now())
         return self._done("revoked", record, identity)
 
     def _done(
@@ -230,12 +230,11 @@ class KeyRoutes:
         }
 
 
-def _author(identity: Identity) -> Author:
-    return Author(identity.key_id, identity.tenant)
-
-
 def _rights(asked: _KeyFields) -> dict[str, Any]:
     """What a key may do and use, as its record has it."""
+    if asked.default_class is None:
+        highest = RequestClass[asked.max_class.upper()]
+        asked = asked.model_copy(update={"default_class": min(RequestClass.NORMAL, highest).label})
     rights = key_rights(asked)
     if rights["default_class"] > rights["max_class"]:
         raise BadRequest("`default_class` is above `max_class`", param="default_class")
@@ -306,15 +305,7 @@ def _digest(key: str) -> bytes:
 
 def _expiry(text: str, now: float) -> float:
     """Seconds since 1970 UTC."""
-    try:
-        time = datetime.fromisoformat(text)
-        if time.tzinfo is None:
-            raise ValueError
-        seconds = time.timestamp()
-    except (ValueError, OverflowError):
-        raise BadRequest(
-            "`expires_at` must be a time with its offset from UTC, such as 2027-01-31T00:00:00Z", param="expires_at"
-        ) from None
+    seconds = time_of(text, "expires_at")
     if seconds <= now:
         raise BadRequest("`expires_at` has passed", param="expires_at")
     return seconds

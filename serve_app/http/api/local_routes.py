@@ -1,6 +1,5 @@
-"""Routes that a router answers without an engine: models, health, readiness, metrics, and what operators ask.
+"""Routes that a router answers without an engine: models, health, readiness, metrics, receipts and use.
 
-    GET /admin/quota            the ledger of GPU memory
     GET /admin/requests/{id}    the receipt of a request, from whichever router received it
     GET /admin/usage            what keys, tenants and models have used (`usage_report`)
 
@@ -23,13 +22,9 @@ from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.names import versions
-from serve_app.ray_adapter import AWAY
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
 
-ANSWER_TIMEOUT_S = 2.0  # the quota actor answers in milliseconds, and within seconds after its own death
-
-GetFigures = Callable[[], Awaitable[dict[str, Any]]]
 FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]
 
 
@@ -40,7 +35,6 @@ class LocalRoutes:
     Args:
         models: by name.
         scrape: the content type and the metrics of all routers, by the header `Accept`.
-        get_figures: asks the quota actor for its figures; raises `AWAY` while the actor is unreachable.
         get_usage: sums of use from the store; raises while the store is away.
         find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
             it. Bounded in time.
@@ -48,7 +42,6 @@ class LocalRoutes:
 
     models: Mapping[str, ModelRouter]
     scrape: Callable[[str], Awaitable[tuple[str, bytes]]]
-    get_figures: GetFigures
     find_receipt: FindReceipt
     get_usage: GetUsage
     created: int = field(default_factory=lambda: int(time.time()))
@@ -57,8 +50,8 @@ class LocalRoutes:
         """The complete answer to a local route. `query`: of the URL; `accept`: the header.
 
         Raises:
-            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready, or the quota actor does
-            not answer. Forbidden: the key is not an operator's; the metrics name all tenants.
+            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready. Forbidden: the key is not
+            an operator's; the metrics name all tenants.
         """
         match route.target:
             case LocalCall.HEALTH:
@@ -80,10 +73,6 @@ class LocalRoutes:
                     )
                 content_type, text = await self.scrape(accept.decode("latin-1"))
                 return 200, [(b"content-type", content_type.encode())], text
-            case LocalCall.QUOTA:
-                if not identity.admin:
-                    raise not_an_operator()
-                found = await self._quota()
             case LocalCall.USAGE:
                 found = await usage_report(self.get_usage, identity, query)
             case _:
@@ -112,14 +101,6 @@ class LocalRoutes:
         card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}
         info = await model.info()
         return card | {"max_model_len": model.settings.max_model_len if info is None else info.max_model_len}
-
-    async def _quota(self) -> dict[str, Any]:
-        """The ledger, as `serve-app quota --json` prints it."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self.get_figures()
-        except AWAY as error:
-            raise Unavailable("the quota actor does not answer at the moment", code="no_quota") from error
 
 
 def not_an_operator() -> Forbidden:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from serve_app.core.receipts import Receipts
 from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.local_routes import LocalRoutes
+from serve_app.http.api.operator_routes import ClusterCalls
 from serve_app.http.body import BodyThread
 from serve_app.http.keyed import KeyedRuns
 from serve_app.http.stored_keys import KeyFollower
@@ -29,6 +30,7 @@ class RouterParts:
         keyed_runs: runs the requests with an Idempotency-Key.
         follower: follows the keys of the store.
         batches: where batches and their files are.
+        cluster: what is asked of the cluster for operators.
         body_thread: works on large bodies.
         name: the id of this router.
     """
@@ -44,5 +46,6 @@ class RouterParts:
     keyed_runs: KeyedRuns
     follower: KeyFollower
     batches: BatchLane
+    cluster: ClusterCalls
     body_thread: BodyThread = field(default_factory=BodyThread)
     name: str = "router"

@@ -31,7 +31,6 @@ class LocalCall(enum.StrEnum):
     HEALTH = "health"
     READY = "ready"
     METRICS = "metrics"
-    QUOTA = "quota"
     REQUEST = "request"
     USAGE = "usage"
 
@@ -73,6 +72,18 @@ class AuditCall(enum.StrEnum):
     LIST = "audit"
 
 
+class OperatorCall(enum.StrEnum):
+    """What operators ask of a running application and change in it."""
+
+    STATUS = "status"
+    QUOTA = "quota"
+    DEFRAG_PLAN = "defrag_plan"
+    DEFRAG = "defrag"
+    DRAIN = "drain"
+    DRAIN_LOOK = "drain_look"
+    LOGS = "logs"
+
+
 class FileCall(enum.StrEnum):
     """Calls on the files of batches."""
 
@@ -92,12 +103,13 @@ class BatchCall(enum.StrEnum):
     CANCEL = "cancel"
 
 
-RouteTarget = Operation | LocalCall | SessionCall | KeyCall | AuditCall | FileCall | BatchCall
+RouteTarget = Operation | LocalCall | SessionCall | KeyCall | AuditCall | OperatorCall | FileCall | BatchCall
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """The target of a request. `argument` is the id of the model, session, request, key, file or batch in the path."""
+    """The target of a request. `argument` is the id of the model, session, request, key, replica or node,
+    file or batch in the path."""
 
     target: RouteTarget
     argument: str = ""
@@ -127,7 +139,12 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("GET", "/health", LocalCall.HEALTH),
     ("GET", "/ready", LocalCall.READY),
     ("GET", "/metrics", LocalCall.METRICS),
-    ("GET", "/admin/quota", LocalCall.QUOTA),
+    ("GET", "/admin/status", OperatorCall.STATUS),
+    ("GET", "/admin/quota", OperatorCall.QUOTA),
+    ("GET", "/admin/defrag", OperatorCall.DEFRAG_PLAN),
+    ("POST", "/admin/defrag", OperatorCall.DEFRAG),
+    ("POST", "/admin/drains", OperatorCall.DRAIN),
+    ("GET", "/admin/logs", OperatorCall.LOGS),
     ("GET", "/admin/usage", LocalCall.USAGE),
     ("GET", "/admin/audit", AuditCall.LIST),
     ("GET", "/admin/keys", KeyCall.LIST),
@@ -136,6 +153,7 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
 _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what comes before and after an id; methods
     ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),
     ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
+    ("/admin/drains/", "", {"GET": OperatorCall.DRAIN_LOOK, "HEAD": OperatorCall.DRAIN_LOOK}),
     ("/admin/keys/", "/rotate", {"POST": KeyCall.ROTATE}),
     (
         "/admin/keys/",

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.dashboard.modules.reporter import reporter_consts
 
+from autoscaling.operations.status import describe, longest_drain_s, reason, replicas_on
 from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import reserved_block
-from serve_app.cluster.local.status import describe, longest_drain_s, reason, replicas_on
 from serve_app.names import APPLICATION
 from tests.requires import requires
 

@@ -47,7 +47,7 @@ WRONG_FIELDS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tenant": ""}, "tenant"),
     ({"tenant": "t" * 65}, "tenant"),
     ({"max_class": "urgent"}, "max_class"),
-    ({"max_class": "low"}, "default_class"),
+    ({"max_class": "low", "default_class": "normal"}, "default_class"),
     ({"admin": "yes"}, "admin"),
     ({"models": "tiny"}, "models"),
     ({"models": [1]}, "models.0"),

@@ -1,5 +1,5 @@
 """The state of a running application for `serve-app status`, from Serve's details: its deployments, their load, and why
-replicas wait. Pure: driver.py asks Serve, Ray and the quota actor.
+replicas wait. Pure: `application` asks Serve, Ray and the quota actor.
 
 Load: the policy's averages and delays are inside the controller and not fetched: the figures here are the newest ones,
 and the reason of a target that is about to change names the delay.
@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from autoscaling import RouterCounts, readings
+from autoscaling import readings
 from autoscaling.policies import OngoingRequestsPolicy, Signals
+from autoscaling.readings import RouterCounts
 from serve_app.names import APPLICATION, ENGINE_PREFIX, ROUTER, deployment_of
 
 STATES = {
@@ -161,12 +162,6 @@ def replicas_on(details: Mapping[str, Any], node_id: str) -> list[str]:
         one for application in details["applications"].values() for one in application["deployments"].values()
     ]
     return [one["name"] for one in deployments for replica in one["replicas"] if replica.get("node_id") == node_id]
-
-
-def has_replica(details: Mapping[str, Any], replica_id: str) -> bool:
-    """Whether Serve counts this replica as one of the application."""
-    deployments = deployments_of(details).values()
-    return any(one["replica_id"] == replica_id for deployment in deployments for one in deployment["replicas"])
 
 
 def longest_drain_s(details: Mapping[str, Any], node_id: str) -> float:

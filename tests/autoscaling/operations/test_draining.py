@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from serve_app.cluster.local import draining
+from autoscaling.operations import draining, ray_drains
 from serve_app.core.memory import DrainRequest
 from serve_app.errors import LeaseNotFound, Unavailable
 from serve_app.names import APPLICATION
 
 NODE = "n1"
+DRAINS = ray_drains.RayDrains()
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -68,10 +69,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "POLL_S", 0.001)
     monkeypatch.setattr(draining, "END_S", 0.1)
     monkeypatch.setattr(draining, "MOVE_S", 0.1)
+    monkeypatch.setattr(ray_drains, "MOVE_S", 0.1)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> list[list[dict[str, Any]]]:
-    monkeypatch.setattr(draining, "driver", driver)
+    monkeypatch.setattr(ray_drains, "application", driver)
     return []
 
 
@@ -80,7 +82,7 @@ def test_a_replica_is_followed_until_serve_has_seen_its_end(monkeypatch: pytest.
     away = Unavailable("the actor restarts")
     driver = Driver([[row()], away, [row()], [end]], [details(("r1", "RUNNING")), details(("r2", "STARTING"))])
     reported = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
+    assert draining.follow_replica(DRAINS, "r1", 30.0, reported.append) == [end]
     assert reported == [[row()], [end]], "each once"
     assert [one.replica for one in driver.asked] == ["r1"]
     assert 29.0 < (driver.asked[0].within_s or 0.0) <= 30.0
@@ -90,13 +92,13 @@ def test_a_replica_is_followed_until_serve_has_seen_its_end(monkeypatch: pytest.
 def test_a_replica_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = use(monkeypatch, Driver([[row()]], [details(("r1", "RUNNING"))]))
     with pytest.raises(Unavailable, match="has not ended in time"):
-        draining.drain_replica("r1", 0.0, reported.append)
+        draining.follow_replica(DRAINS, "r1", 0.0, reported.append)
 
 
 def test_a_replica_that_ends_while_the_actor_starts_anew_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[row()], Unavailable("the actor restarts"), []], [details(("r1", "RUNNING")), details()])
     reported = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, reported.append) == [row(ended=True)]
+    assert draining.follow_replica(DRAINS, "r1", 30.0, reported.append) == [row(ended=True)]
 
 
 def test_an_actor_that_ended_before_the_engine_knew_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +109,7 @@ def test_an_actor_that_ended_before_the_engine_knew_is_reported_again(monkeypatc
         [running_details, running_details, running_details, details()],
     )
     reported = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
+    assert draining.follow_replica(DRAINS, "r1", 30.0, reported.append) == [end]
     first, again = (one.within_s or 0.0 for one in driver.asked)
     assert 0 < again < first <= 30.0
 
@@ -115,7 +117,7 @@ def test_an_actor_that_ended_before_the_engine_knew_is_reported_again(monkeypatc
 def test_a_replica_that_the_actor_does_not_know_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = use(monkeypatch, Driver([[]], [details()], [LeaseNotFound("there is no engine")]))
     with pytest.raises(LeaseNotFound):
-        draining.drain_replica("r1", None, reported.append)
+        draining.follow_replica(DRAINS, "r1", None, reported.append)
 
 
 def test_an_order_that_an_actor_did_not_take_is_given_to_the_next_one_once_it_knows_its_engines(
@@ -127,14 +129,14 @@ def test_an_order_that_an_actor_did_not_take_is_given_to_the_next_one_once_it_kn
     driver = Driver([[], [], [], [end]], [running_details, running_details, details()], orders)
     driver.recovering = True
     reported = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, reported.append) == [end]
+    assert draining.follow_replica(DRAINS, "r1", 30.0, reported.append) == [end]
     assert len(driver.asked) == 3
 
 
 def test_an_earlier_deadline_reaches_a_replica_that_drains_already(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([[row(left_s=600.0)], [row(ended=True)]], [details()])
     reported = use(monkeypatch, driver)
-    draining.drain_replica("r1", 5.0, reported.append)
+    draining.follow_replica(DRAINS, "r1", 5.0, reported.append)
     assert len(driver.asked) == 1
 
 
@@ -142,7 +144,7 @@ def test_a_controller_that_stands_still_is_no_reason_to_wait_for_ever(monkeypatc
     driver = Driver([[row(ended=True)]], [Unavailable("the controller does not answer")])
     reported = use(monkeypatch, driver)
     with pytest.raises(Unavailable, match="has ended, and Serve has not seen it"):
-        draining.drain_replica("r1", 0.0, reported.append)
+        draining.follow_replica(DRAINS, "r1", 0.0, reported.append)
     assert len(driver.asked) == 1
 
 
@@ -151,7 +153,9 @@ def test_what_was_known_outlives_the_actor_that_knew_it(monkeypatch: pytest.Monk
     seen = [details(("r1", "RUNNING")), details()]
     driver = Driver([[row(finished=4, moved=1)], [anew]], seen)
     reported = use(monkeypatch, driver)
-    assert draining.drain_replica("r1", 30.0, reported.append) == [row(ended=True, running=0, finished=4, moved=1)]
+    assert draining.follow_replica(DRAINS, "r1", 30.0, reported.append) == [
+        row(ended=True, running=0, finished=4, moved=1)
+    ]
 
 
 def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_its_progress(
@@ -168,8 +172,8 @@ def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_i
     end = row(ended=True, running=0, finished=1)
     driver = Driver([[], [], [row()], [end]], seen)
     reported = use(monkeypatch, driver)
-    assert draining.drain_node(NODE, None, reported.append) == [end]
-    assert driver.announced == [(NODE, draining.REPLACE_S + 65.0)]
+    assert draining.follow_node(DRAINS, NODE, None, reported.append) == [end]
+    assert driver.announced == [(NODE, ray_drains.REPLACE_S + 65.0)]
     assert driver.asked == [DrainRequest("r1")], "once, when Serve stops it"
     assert reported == [[row()], [end]]
 
@@ -177,15 +181,16 @@ def test_a_node_is_followed_until_nothing_runs_there_and_what_serve_stops_says_i
 def test_a_node_has_until_its_deadline_and_its_engines_some_seconds_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = use(monkeypatch, Driver([[]], [details(("r1", "RUNNING"))]))
     with pytest.raises(Unavailable, match="1 replicas are left there: engine-m"):
-        draining.drain_node(NODE, 0.2, reported.append)
+        draining.follow_node(DRAINS, NODE, 0.2, reported.append)
 
 
 def test_a_node_is_drained_at_its_deadline_though_its_haproxy_runs_for_its_minimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[Any] = [details(("r1", "STOPPING"), proxy=True), Unavailable("the controller"), details(proxy=True)]
+    stopping = details(("r1", "STOPPING"), proxy=True)
+    seen: list[Any] = [stopping, stopping, Unavailable("the controller"), details(proxy=True)]
     end = row(ended=True, final=True, running=0)
     driver = Driver([[end]], seen)
     reported = use(monkeypatch, driver)
-    assert draining.drain_node(NODE, 0.0, reported.append) == [end]
-    assert driver.announced == [(NODE, draining.MOVE_S)]
+    assert draining.follow_node(DRAINS, NODE, 0.0, reported.append) == [end]
+    assert driver.announced == [(NODE, ray_drains.MOVE_S)]

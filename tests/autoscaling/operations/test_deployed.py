@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.cluster.local import status
+from autoscaling.operations import status
 
 NODES = [
     {"NodeID": "a", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},

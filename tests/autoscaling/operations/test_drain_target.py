@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.cluster.local.drain_target import HEAD_RESOURCE, DrainTarget, find
+from autoscaling.operations.drain_target import HEAD_RESOURCE, DrainTarget, find
 from serve_app.errors import BadRequest, NotFound
 from serve_app.names import APPLICATION, ROUTER
 

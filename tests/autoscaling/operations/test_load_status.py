@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from autoscaling.operations.status import FIXED, describe_load
 from serve_app.cli import instances
-from serve_app.cluster.local.status import FIXED, describe_load
 from serve_app.names import ROUTER
 
 SCALE = {

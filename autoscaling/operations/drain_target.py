@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.cluster.local.status import deployments_of
+from autoscaling.operations.status import deployments_of
 from serve_app.errors import BadRequest, NotFound
 from serve_app.names import ENGINE_PREFIX
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.cluster.local import status
+from autoscaling.operations import status
 from serve_app.engine.start.engine_args import placement
 from serve_app.names import APPLICATION
 from serve_app.settings.settings import ModelSettings

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
-from serve_app.cluster.local.holders import other_applications, usage
+from autoscaling.operations.holders import other_applications, usage
 
 
 def group(name: str, *bundles: dict[str, float], state: str = "CREATED") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_app.cluster.local.status import replicas_wait
+from autoscaling.operations.status import replicas_wait
 from serve_app.settings import GB
 
 BLOCKED = "blocked: memory"
