@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from typer.testing import CliRunner
 from serve_app.cli.commands import app
 from serve_app.names import STORE_FILE
 from tests.e2e.crashing import kill
-from tests.e2e.observe import within
-from tests.e2e.stack import Stack
+from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import MODEL, RESTART_S, ROUTER, ROUTERS, all_routers, processes, routers
+from tests.waiting import wait_until
 
 KEYS = "/admin/keys"
 STORE = "ray::StoreOwner"
 FOLLOW_S = 1.0  # the promise: every router follows a change within that
-BUSY_S = 4.0  # of this test, on a machine that others use
+BUSY_S = 4.0  # of this test, beside others of the suite
 ACTOR_BACK_S = 30.0  # its process starts in two seconds; it reads nothing
 WRITES = 30  # keys made while the actor is killed under them
 
@@ -43,27 +42,51 @@ def statuses(target: list[Stack], key: str) -> set[int]:
 
 
 def follows(target: list[Stack], key: str, status: int, goal: str) -> None:
-    began = time.monotonic()
-    within(FOLLOW_S + BUSY_S, lambda: statuses(target, key), {status}, goal)
-    print(f"{goal}: all routers after {time.monotonic() - began:.2f} s")
+    took = wait_until(lambda: statuses(target, key), FOLLOW_S + BUSY_S, goal, wanted={status})
+    print(f"{goal}: all routers after {took.wall_s:.2f} s")
 
 
-def make(target: Stack, **fields: Any) -> dict[str, Any]:
-    answer = target.post(KEYS, {"name": "e2e", "tenant": "acme"} | fields)
+def answered(ask: Callable[[], requests.Response]) -> requests.Response:
+    """The store's answer: while its actor is away, a call gets a 503 and is repeated."""
+
+    def look() -> list[requests.Response]:
+        answer = ask()
+        is_away = answer.status_code == 503 and answer.json()["error"]["code"] == "no_store"
+        return [] if is_away else [answer]
+
+    (answer,) = wait_until(look, ACTOR_BACK_S, "the store answers").found
+    return answer
+
+
+def created(target: Stack, **fields: Any) -> requests.Response:
+    return target.post(KEYS, {"name": "e2e", "tenant": "acme"} | fields)
+
+
+def made_by(answer: requests.Response) -> dict[str, Any]:
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
 
+def make(target: Stack, **fields: Any) -> dict[str, Any]:
+    return made_by(created(target, **fields))
+
+
 def revoke(target: Stack, made: dict[str, Any]) -> None:
-    answer = requests.delete(f"{target.base_url}{KEYS}/{made['id']}", headers=target.headers(), timeout=30)
+    url = f"{target.base_url}{KEYS}/{made['id']}"
+    answer = answered(lambda: requests.delete(url, headers=target.headers(), timeout=REQUEST_TIMEOUT_S))
     assert answer.status_code == 200, answer.text
+
+
+def listed(target: Stack) -> list[dict[str, Any]]:
+    """The records of all keys."""
+    return list(answered(lambda: target.get(KEYS)).json()["data"])
 
 
 @pytest.fixture
 def each(three: Stack) -> Iterator[list[Stack]]:
     """Each router; the keys of a test are revoked after it."""
     yield all_routers(three)
-    for record in three.get(KEYS).json()["data"]:
+    for record in listed(three):
         if record["source"] == "store" and record["state"] == "active":
             revoke(three, record)
 
@@ -115,11 +138,11 @@ def test_the_actor_killed_under_writes_loses_no_key_that_was_answered(three: Sta
             pid = actor(three)
             if pid is not None:
                 kill(pid)
-        made.append(make(each[number % ROUTERS]))
+        made.append(made_by(answered(lambda router=each[number % ROUTERS]: created(router))))
         assert statuses(each, known["key"]) == {200}
-    listed = {one["id"] for one in three.get(KEYS).json()["data"]}
-    assert [one["id"] for one in made if one["id"] not in listed] == []
-    within(ACTOR_BACK_S, lambda: statuses(each, made[-1]["key"]), {200}, "the last key on every router")
+    kept = {one["id"] for one in listed(three)}
+    assert [one["id"] for one in made if one["id"] not in kept] == []
+    wait_until(lambda: statuses(each, made[-1]["key"]), ACTOR_BACK_S, "the last key on every router", wanted={200})
 
 
 def test_a_router_that_starts_while_the_store_stands_still_knows_the_keys_of_the_others(
@@ -133,10 +156,10 @@ def test_a_router_that_starts_while_the_store_stands_still_knows_the_keys_of_the
     os.kill(pid, signal.SIGSTOP)
     try:
         kill(processes(three, ROUTER)[0])
-        within(RESTART_S, lambda: len(set(processes(three, ROUTER)) - before), 1, "a new router")
-        within(RESTART_S, lambda: len(routers(three)), ROUTERS, "routers")
-        within(RESTART_S, lambda: statuses(routers(three), made["key"]), {200}, "the key on all of them")
+        wait_until(lambda: len(set(processes(three, ROUTER)) - before), RESTART_S, "a new router", wanted=1)
+        wait_until(lambda: len(routers(three)), RESTART_S, "routers", wanted=ROUTERS)
+        wait_until(lambda: statuses(routers(three), made["key"]), RESTART_S, "the key on all of them", wanted={200})
         assert three.get(KEYS).status_code == 503
     finally:
         os.kill(pid, signal.SIGCONT)
-    within(ACTOR_BACK_S, lambda: three.get(KEYS).status_code, 200, "the store is back")
+    wait_until(lambda: three.get(KEYS).status_code, ACTOR_BACK_S, "the store is back", wanted=200)
