@@ -7,10 +7,9 @@ through it, the instance's ports and processes.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +21,7 @@ from serve_app.cluster.local import LocalCluster, RemoteDriver
 from serve_app.engine import ensure_tiny_model
 from serve_app.settings import application, parse
 from serve_app.system import marked
+from tests.waiting import patient, wait_until
 
 TINY = "tiny"
 SIMULATED = "tiny-sim"
@@ -30,6 +30,7 @@ BATCH_KEY = "sk-e2e-batch-0123456789"
 SIMULATED_SLOTS = 8  # one request with n=8 fills them all
 MAX_QUEUED = 64  # a line that a test can fill with 65 small requests
 TINY_SLOTS = 64
+STEP_S = 0.005  # of the simulated engine, per token, on every machine
 
 CONFIG: dict[str, Any] = {
     "models": [
@@ -45,8 +46,8 @@ CONFIG: dict[str, Any] = {
             "name": SIMULATED,
             "engine": "simulated",
             "max_num_seqs": SIMULATED_SLOTS,
-            "max_model_len": 8192,  # 40 s of one request at 5 ms a token: longer than any test looks at it
-            "simulated": {"decode_step_s": 0.005, "kv_cache_tokens": 131_072},
+            "max_model_len": 8192,  # 40 s of one request: longer than any test looks at it
+            "simulated": {"decode_step_s": STEP_S, "kv_cache_tokens": 131_072},
         },
     ],
     "auth": {
@@ -61,20 +62,23 @@ CONFIG: dict[str, Any] = {
 
 LOGICAL_CPUS = 8  # for Ray's placement: one for each engine, however few cores the machine has
 START_S = 300.0  # a minute on two idle cores; tests share the machine with others
+READY_S = 5.0  # of a look whether it is ready
 DRIVER_END_S = 30.0  # the driver's own bound for ending Serve is 20 s
 TICK_S = 0.25
-REQUEST_TIMEOUT_S = 120.0  # no single answer takes a tenth of that, even on a loaded machine
+REQUEST_TIMEOUT_S = 120.0  # no answer takes a tenth of that, even beside the others of the suite
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A running stack. `batch_key` and `cluster` are None where an external one does not have them."""
+    """A running stack. `batch_key` and `cluster` are None where an external one does not have them; `config` is what
+    our own was started with."""
 
     base_url: str
     api_key: str
     batch_key: str | None
     models: frozenset[str]
     cluster: LocalCluster | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def model_folder(self) -> Path:
@@ -83,11 +87,11 @@ class Stack:
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
         """The official SDK, without retries unless asked for."""
-        given: dict[str, Any] = {"max_retries": 0, "timeout": REQUEST_TIMEOUT_S} | options
+        given: dict[str, Any] = {"max_retries": 0, "timeout": patient(REQUEST_TIMEOUT_S)} | options
         return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=key or self.api_key, **given)
 
     def async_client(self, key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
-        given: dict[str, Any] = {"max_retries": 0, "timeout": REQUEST_TIMEOUT_S} | options
+        given: dict[str, Any] = {"max_retries": 0, "timeout": patient(REQUEST_TIMEOUT_S)} | options
         return openai.AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=key or self.api_key, **given)
 
     def headers(self, key: str | None = None) -> dict[str, str]:
@@ -105,7 +109,7 @@ class Stack:
     def _request(self, method: str, path: str, options: Mapping[str, Any]) -> requests.Response:
         given = dict(options)
         headers = self.headers() | dict(given.pop("headers", {}))
-        given.setdefault("timeout", REQUEST_TIMEOUT_S)
+        given.setdefault("timeout", patient(REQUEST_TIMEOUT_S))
         return requests.request(method, f"{self.base_url}{path}", headers=headers, **given)
 
 
@@ -142,13 +146,13 @@ def own(
     driver: RemoteDriver | None = None
     try:
         driver = _deploy(cluster, config, names, state_dir / "driver.log")
-        stack = Stack(cluster.url, PEOPLE_KEY, BATCH_KEY, frozenset(names), cluster)
+        stack = Stack(cluster.url, PEOPLE_KEY, BATCH_KEY, frozenset(names), cluster, config)
         _wait_ready(stack, driver, state_dir / "driver.log")
         yield stack
     finally:
         if driver is not None:
             driver.send({"do": "shutdown"})
-            driver.wait(DRIVER_END_S)
+            driver.wait(patient(DRIVER_END_S))
             driver.close()
         cluster.stop()
     left = marked(cluster.mark)
@@ -173,24 +177,25 @@ def _deploy(cluster: LocalCluster, config: Mapping[str, Any], names: list[str], 
 
 
 def _wait_ready(stack: Stack, driver: RemoteDriver, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    running = False
-    last = "nothing"
-    while time.monotonic() < deadline:
+    last: dict[str, Any] = {}
+
+    def tail() -> str:
+        return log.read_text(errors="replace")[-3000:] if log.exists() else ""
+
+    def is_ready() -> bool:
         event = driver.event(TICK_S)
         if event is not None:
-            last = str(event)
-            running = event.get("state") == "running"
-            if event["event"] in ("error", "end") or event.get("state") == "failed":
-                break
-        if running and _answers(stack):
-            return
-    tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
-    raise RuntimeError(f"the stack did not start; last seen: {last}\n{tail}")
+            last.clear()
+            last.update(event)
+        if last.get("event") in ("error", "end") or last.get("state") == "failed":
+            raise RuntimeError(f"the stack did not start; last seen: {last}\n{tail()}")
+        return last.get("state") == "running" and _answers(stack)
+
+    wait_until(is_ready, START_S, "the stack is ready", seen=lambda: f"{last}\n{tail()}")
 
 
 def _answers(stack: Stack) -> bool:
     try:
-        return stack.get("/ready", timeout=5).status_code == 200
+        return stack.get("/ready", timeout=patient(READY_S)).status_code == 200
     except requests.RequestException:
         return False

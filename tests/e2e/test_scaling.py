@@ -7,29 +7,46 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import requests
 
-from benchmarks.scaling.watch import Look, Watch, first
+from benchmarks.scaling.watch import PERIOD_S, Look, Watch, first
 from tests.e2e.stack import Stack
-from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, ROUTER, SLOW, SLOW_START_S, processes
+from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, ROUTER, SLOW, processes
+from tests.waiting import slowness, wait_until
 
 DRAIN_S = 3.0  # what is promised for a replica without requests, from Serve's decision to its end
 DRAINS = 3  # that are looked at: what others do on the machine can only make one longer
 ENOUGH = 1000  # tokens: 10 s, in which the replicas that seven requests need have started, even on a busy machine
-SETTLE_S = 60.0  # for what takes a few seconds, on a machine that others use as well
+SETTLE_S = 60.0  # for what takes a few seconds, beside others of the suite
+SLOTS = 8  # of a replica
+
+
+def seen(watch: Watch, model: str, condition: Callable[[Look], bool], goal: str, since: float | None = None) -> Look:
+    """The first look after `since` (default: now) for which the condition holds."""
+    since = time.monotonic() if since is None else since
+
+    def last() -> list[Look]:
+        return watch.looks(model)[-1:]
+
+    look = lambda: first(watch.looks(model), since, condition)  # noqa: E731
+    found = wait_until(look, SETTLE_S, f"{model}: {goal}", seen=last, poll_s=PERIOD_S).found
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
 def watch(three: Stack) -> Iterator[Watch]:
     assert three.cluster is not None
     with Watch(three.cluster.environment(), [QUICK, SLOW]) as opened:
-        opened.until(QUICK, lambda look: True, SETTLE_S)
+        seen(opened, QUICK, lambda look: True, "a look")
         yield opened
 
 
@@ -41,7 +58,7 @@ def slow_answers(three: Stack, watch: Watch) -> Iterator[Future[list[requests.Re
     def twice() -> list[requests.Response]:
         began = time.monotonic()
         refused = ask(three, SLOW, 5)
-        watch.until(SLOW, at(1), SETTLE_S, began)
+        seen(watch, SLOW, at(1), "its replica", began)
         return [refused, ask(three, SLOW, 5)]
 
     with ThreadPoolExecutor(1) as alone:
@@ -64,6 +81,25 @@ def burst(pool: ThreadPoolExecutor, stack: Stack, count: int, tokens: int) -> li
     return [pool.submit(ask, stack, QUICK, tokens) for _ in range(count)]
 
 
+@contextmanager
+def steady(pool: ThreadPoolExecutor, stack: Stack, count: int, tokens: int) -> Iterator[list[int]]:
+    """So many requests at any moment of the block, however long it takes; the statuses of all are there after it."""
+    over = threading.Event()
+    statuses: list[int] = []
+
+    def client() -> None:
+        while not over.is_set():
+            statuses.append(ask(stack, QUICK, tokens).status_code)
+
+    clients = [pool.submit(client) for _ in range(count)]
+    try:
+        yield statuses
+    finally:
+        over.set()
+        for ended in clients:
+            ended.result()
+
+
 def at(replicas: int) -> Any:
     """Whether a look shows so many replicas running, and no more wanted."""
     return lambda look: len(look.running) == replicas == look.target
@@ -73,36 +109,39 @@ def total(look: Look) -> int:
     return (look.ongoing or 0) + (look.waiting or 0)
 
 
+def is_idle(look: Look) -> bool:
+    return (look.ongoing, look.waiting) == (0, 0)
+
+
 def test_zero_to_three_to_zero_to_one_without_a_failed_request(
     three: Stack, watch: Watch, pool: ThreadPoolExecutor
 ) -> None:
-    watch.until(QUICK, at(0), SETTLE_S)
+    seen(watch, QUICK, at(0), "no replica")
     began = time.monotonic()
-    answers = burst(pool, three, 12, tokens=600)
-    watch.until(QUICK, at(3), SETTLE_S, began)
-    assert {answer.result().status_code for answer in answers} == {200}
-    ended = time.monotonic()
-    watch.until(QUICK, at(0), SETTLE_S, ended)
+    with steady(pool, three, 12, tokens=200) as statuses:
+        seen(watch, QUICK, at(3), "three replicas", began)
+    assert set(statuses) == {200}
+    seen(watch, QUICK, at(0), "no replica any more")
     assert ask(three, QUICK, 5).status_code == 200
     targets = [look.target for look in watch.looks(QUICK) if look.at >= began]
-    seen = [target for index, target in enumerate(targets) if index == 0 or targets[index - 1] != target]
-    assert max(seen) == 3
-    assert seen[-1] == 1
-    assert 0 in seen[1:-1]
+    changes = [target for index, target in enumerate(targets) if index == 0 or targets[index - 1] != target]
+    assert max(changes) == 3
+    assert changes[-1] == 1
+    assert 0 in changes[1:-1]
 
 
 def test_the_count_is_that_of_the_requests_there_are(three: Stack, watch: Watch, pool: ThreadPoolExecutor) -> None:
     """Three routers have a channel to each replica and ring for the first one: none of that is a request."""
-    watch.until(QUICK, lambda look: (look.ongoing, look.waiting) == (0, 0), SETTLE_S)
+    seen(watch, QUICK, is_idle, "no request")
     answers = burst(pool, three, 7, tokens=ENOUGH)
-    all_there = watch.until(QUICK, lambda look: total(look) == 7 == look.ongoing, SETTLE_S)
+    all_there = seen(watch, QUICK, lambda look: total(look) == 7 == look.ongoing, "seven run")
     settled = all_there.at + 2 * INTERVAL_S
-    watch.until(QUICK, lambda look: look.at > settled, SETTLE_S)
+    seen(watch, QUICK, lambda look: look.at > settled, "a later look")
     assert not any(answer.done() for answer in answers)
     assert {total(look) for look in watch.looks(QUICK) if all_there.at <= look.at <= settled} == {7}
     assert max(total(look) for look in watch.looks(QUICK) if look.at > all_there.at - 2 * LOOK_BACK_S) == 7
     assert {answer.result().status_code for answer in answers} == {200}
-    watch.until(QUICK, lambda look: (look.ongoing, look.waiting) == (0, 0), SETTLE_S)
+    seen(watch, QUICK, is_idle, "no request")
 
 
 def test_an_idle_replica_drains_within_three_seconds_with_three_routers(
@@ -112,28 +151,30 @@ def test_an_idle_replica_drains_within_three_seconds_with_three_routers(
     drains: list[float] = []
     while len(drains) < DRAINS and not any(drain < DRAIN_S for drain in drains):
         began = time.monotonic()
-        answers = burst(pool, three, 24, tokens=300)
-        full = watch.until(QUICK, at(3), SETTLE_S, began)
-        answers += burst(pool, three, 12, tokens=100)
-        assert {answer.result().status_code for answer in answers} == {200}
-        decided = watch.until(QUICK, lambda look: look.target < 3, SETTLE_S, full.at)
-        ended = watch.until(QUICK, lambda look: len(look.replicas) <= 1, SETTLE_S, decided.at)
-        drains.append(ended.at - decided.at)
+        with steady(pool, three, 24, tokens=100) as statuses:
+            full = seen(watch, QUICK, at(3), "three replicas", began)
+            answers = burst(pool, three, 12, tokens=100)
+            assert {answer.result().status_code for answer in answers} == {200}
+        assert set(statuses) == {200}
+        decided = seen(watch, QUICK, lambda look: look.target < 3, "fewer are wanted", full.at)
+        ended = seen(watch, QUICK, lambda look: len(look.replicas) <= 1, "one is left", decided.at)
+        drains.append((ended.at - decided.at) / slowness())
     assert min(drains) < DRAIN_S, drains
 
 
 def test_a_start_that_outlasts_its_requests_goes_on_without_them(
-    slow_answers: Future[list[requests.Response]],
+    three: Stack, slow_answers: Future[list[requests.Response]]
 ) -> None:
     """The first request is told when to come back; nobody waits any more for longer than an idle replica is kept."""
     refused, answered = slow_answers.result()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica")
-    assert 0 < float(refused.headers["retry-after"]) <= SLOW_START_S
+    (settings,) = [one for one in three.config["models"] if one["name"] == SLOW]
+    assert 0 < float(refused.headers["retry-after"]) <= settings["simulated"]["start_s"]
     assert answered.status_code == 200
 
 
 def test_tokenizing_waits_for_the_first_replica_too(three: Stack, watch: Watch) -> None:
-    watch.until(QUICK, at(0), SETTLE_S)
+    seen(watch, QUICK, at(0), "no replica")
     answer = three.post("/tokenize", {"model": QUICK, "prompt": "two words"})
     assert (answer.status_code, answer.json()["count"]) == (200, 2)
 
@@ -143,13 +184,13 @@ def test_a_killed_routers_requests_stop_counting(three: Stack, watch: Watch, poo
     engines is nobody's any more, and the others' goes on."""
     streams = [pool.submit(stream, three, 700) for _ in range(24)]
     whole = burst(pool, three, 21, tokens=700)
-    watch.until(QUICK, lambda look: total(look) == 45, SETTLE_S)
+    seen(watch, QUICK, lambda look: total(look) == 45 and (look.ongoing or 0) >= SLOTS, "all are in, and some run")
     victim = processes(three, ROUTER)[0]
     os.kill(victim, signal.SIGKILL)
     assert {answer.result().status_code for answer in whole} == {200}
     lost = sum(1 for one in streams if not one.result())
     assert 0 < lost < len(streams)
-    watch.until(QUICK, lambda look: (look.ongoing, look.waiting) == (0, 0), SETTLE_S)
+    seen(watch, QUICK, is_idle, "no request")
 
 
 def stream(stack: Stack, tokens: int) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 from benchmarks.common.processes import titled
 from serve_app.system import listening_ports
 from tests.e2e import stack as stacks
-from tests.e2e.observe import http_status, within
+from tests.e2e.observe import http_status
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
+from tests.waiting import slowness, wait_until
 
 MODEL = "tiny-sim"
 SLOTS = 4
@@ -27,7 +28,7 @@ EMBED = "embed-sim"
 # whose replicas follow the requests, from none
 QUICK = "org/quick"
 SLOW = "slow"
-HOLD_S = 20.0  # how long a request is held while no replica runs: above what starting processes takes on a busy machine
+HOLD_S = 20.0  # that a request is held while no replica runs: above what starting processes takes
 SLOW_START_S = 26.0  # of an engine: longer than its requests are held
 SLOW_IDLE_S = 4.0  # how long it is kept without requests; less than its start lacks when they are refused
 LOOK_BACK_S = 1.5
@@ -50,35 +51,42 @@ def scaled(name: str, start_s: float, **replicas: Any) -> dict[str, Any]:
 
 
 SLO = {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}  # kept by whatever is answered at all
-CONFIG: dict[str, Any] = {
-    "models": [
-        {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
-        {
-            "name": WIDE,
-            "engine": "simulated",
-            "max_num_seqs": WIDE_SLOTS,
-            "replicas": {"min_replicas": WIDE_REPLICAS, "max_replicas": WIDE_REPLICAS},
-            "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": WIDE_KV_TOKENS},
-            "cpus_per_rank": 0.5,
+
+
+def configured() -> dict[str, Any]:
+    """The configuration. How long a request is held and how long the slow model starts depend on the machine."""
+    slow = slowness()
+    return {
+        "models": [
+            {"name": MODEL, "engine": "simulated", "max_num_seqs": SLOTS, "simulated": {"decode_step_s": 0.005}},
+            {
+                "name": WIDE,
+                "engine": "simulated",
+                "max_num_seqs": WIDE_SLOTS,
+                "replicas": {"min_replicas": WIDE_REPLICAS, "max_replicas": WIDE_REPLICAS},
+                "simulated": {"decode_step_s": WIDE_STEP_S, "kv_cache_tokens": WIDE_KV_TOKENS},
+                "cpus_per_rank": 0.5,
+            },
+            {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
+            scaled(QUICK, 0.5),
+            scaled(SLOW, SLOW_START_S * slow, downscale_to_zero_delay_s=SLOW_IDLE_S),
+        ],
+        "router": {"replicas": ROUTERS},
+        "admission": {
+            "max_queued": 1000,
+            "no_replica_wait_s": HOLD_S * slow,
+            "min_share": 0.0,  # the minimum share lets lower classes pass on purpose
+            "classes": {"normal": SLO, "critical": SLO | {"max_queued": 0}},  # who cannot run at once is refused
         },
-        {"name": EMBED, "engine": "simulated", "max_num_seqs": 8, "task": "embed", "cpus_per_rank": 0.5},
-        scaled(QUICK, 0.5),
-        scaled(SLOW, SLOW_START_S, downscale_to_zero_delay_s=SLOW_IDLE_S),
-    ],
-    "router": {"replicas": ROUTERS},
-    "admission": {
-        "max_queued": 1000,
-        "no_replica_wait_s": HOLD_S,
-        "min_share": 0.0,  # the minimum share lets lower classes pass on purpose
-        "classes": {"normal": SLO, "critical": SLO | {"max_queued": 0}},  # who cannot run at once is refused
-    },
-    "auth": {
-        "keys": [
-            {"key": PEOPLE_KEY, "tenant": "people", "max_class": "critical", "admin": True},
-            {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
-        ]
-    },
-}
+        "auth": {
+            "keys": [
+                {"key": PEOPLE_KEY, "tenant": "people", "max_class": "critical", "admin": True},
+                {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
+            ]
+        },
+    }
+
+
 ROUTER = "ray::ServeReplica:serve_app:Router"  # how the titles of the routers' processes begin
 RESTART_S = 60.0  # of a router, which takes some seconds
 
@@ -86,7 +94,7 @@ RESTART_S = 60.0  # of a router, which takes some seconds
 @contextmanager
 def three(state_dir: Path) -> Iterator[Stack]:
     """The stack, once all routers are there."""
-    with stacks.own(state_dir, CONFIG, "three") as started:
+    with stacks.own(state_dir, configured(), "three") as started:
         all_routers(started)
         yield started
 
@@ -112,5 +120,5 @@ def process(target: Stack, router: Stack) -> int:
 
 def all_routers(target: Stack) -> list[Stack]:
     """The same once all of them are there."""
-    within(RESTART_S, lambda: len(routers(target)), ROUTERS, "routers")
+    wait_until(lambda: len(routers(target)), RESTART_S, "routers", wanted=ROUTERS)
     return routers(target)
