@@ -15,6 +15,7 @@ from serve_app.cluster.local.state import STATE_VARIABLE
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, Stack
 from tests.interruptible import interruptible
 from tests.requires import ROOT, missing
+from tests.waiting import patient
 
 PROGRAM_S = 60  # bound of a program of its own; joining takes three seconds on an idle machine
 LONG = 8000  # tokens of the simulated engine: 40 s, so what is gone sooner has not ended by itself
@@ -54,7 +55,7 @@ def run(program: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess
     """A program in a process of its own, to its end."""
     command = [sys.executable, "-c", program]
     return subprocess.run(
-        command, env=dict(environ), cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S, check=False
+        command, env=dict(environ), cwd=ROOT, capture_output=True, text=True, timeout=patient(PROGRAM_S), check=False
     )
 
 
@@ -65,6 +66,7 @@ def running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Pop
         interruptible([sys.executable, "-c", program]),
         env=dict(environ),
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -73,4 +75,4 @@ def running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=PROGRAM_S)
+        process.communicate(timeout=patient(PROGRAM_S))

@@ -14,8 +14,9 @@ import pytest
 from serve_app.client import Client, connect
 from serve_app.client.streams import Stream, SyncStream
 from tests.e2e.joined import LONG, PROGRAM_S, environment, full, joined, running
-from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
+from tests.waiting import patient, wait_until
 
 TOKENS = {SIMULATED: LONG, TINY: 2000}  # of the real one some three seconds and more
 MODELS = [pytest.param(TINY, marks=pytest.mark.long), SIMULATED]  # test_disconnect has both always
@@ -41,12 +42,14 @@ def long(model: str) -> dict[str, Any]:
 
 
 async def begun(observer: Observer, model: str, count: int = 1) -> None:
-    await asyncio.to_thread(within, FILL_S, lambda: observer.running(model), count, "sequences running")
+    await asyncio.to_thread(wait_until, lambda: observer.running(model), FILL_S, "sequences running", wanted=count)
 
 
 async def gone(observer: Observer, model: str) -> None:
     """In a thread: the event loop has to go on meanwhile."""
-    await asyncio.to_thread(within, ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    await asyncio.to_thread(
+        wait_until, lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0)
+    )
 
 
 async def _cancelled_while_waiting_for_it_all(llm: Client, model: str, observer: Observer) -> None:
@@ -59,7 +62,7 @@ async def _cancelled_while_waiting_for_it_all(llm: Client, model: str, observer:
 
 async def _timed_out(llm: Client, model: str, observer: Observer) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):  # bound of nothing: the caller's own patience
+        async with asyncio.timeout(patient(1.0)):  # bound of nothing: the caller's own patience, once it runs
             await llm.complete(**long(model))
 
 
@@ -147,7 +150,7 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_stream(llm: Client, observer
 
     with observer.ends(model, "cancelled_running"):
         asyncio.run(leave())
-        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def _sync_break(stream: SyncStream[Any]) -> None:
@@ -173,7 +176,7 @@ def test_a_sync_caller_that_leaves(
     stream = llm.sync.stream_complete(**long(model))
     with observer.ends(model, "cancelled_running"):
         leave(stream)
-        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
     assert list(stream) == []
 
 
@@ -182,21 +185,21 @@ def test_a_sync_iterator_that_is_dropped(llm: Client, observer: Observer, model:
         iterator = iter(llm.sync.stream_complete(**long(model)))
         next(iterator)
         del iterator
-        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_leaving_the_queue_takes_the_request_out(llm: Client, observer: Observer, simulated: str) -> None:
     async def leave() -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(llm.complete(**long(simulated)))]
         waiting += [asyncio.create_task(anext(llm.stream_complete(**long(simulated)))) for _ in range(2)]
-        await asyncio.to_thread(within, FILL_S, lambda: observer.waiting(simulated), 3, "requests waiting")
+        await asyncio.to_thread(wait_until, lambda: observer.waiting(simulated), FILL_S, "requests waiting", wanted=3)
         for call in waiting:
             call.cancel()
         await asyncio.wait(waiting)
 
     with observer.ends(simulated, "cancelled_queued", 3), full(llm):
         asyncio.run(leave())
-        within(ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=0)
         assert observer.granted(simulated) == SIMULATED_SLOTS
 
 
@@ -213,7 +216,7 @@ def test_a_client_that_is_closed_ends_its_calls(stack: Stack, llm: Client, obser
 
     with observer.ends(simulated, "cancelled_running", 3):
         asyncio.run(closing())
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
     assert llm.sync.complete("others are not concerned", model=simulated, max_tokens=2).usage is not None
 
 
@@ -221,6 +224,7 @@ WHOLE = "llm.sync.complete('x', max_tokens=8000)"
 STREAMED = "for chunk in llm.sync.stream_complete('x', max_tokens=8000): pass"
 AWAITED = "import asyncio; asyncio.run(llm.complete('x', max_tokens=8000))"
 PROGRAM = "from serve_app import connect; llm = connect(model='tiny-sim')\n{}"
+ONCE_JOINED = PROGRAM.format("llm.sync.complete('x', max_tokens=1); print('joined', flush=True); input()\n{}")
 
 
 @pytest.mark.parametrize(
@@ -238,23 +242,26 @@ def test_a_program_that_dies_takes_its_request_with_it(
     stack: Stack, observer: Observer, simulated: str, call: str, sent: signal.Signals
 ) -> None:
     with observer.ends(simulated, "cancelled_running"), running(PROGRAM.format(call), environment(stack)) as program:
-        within(PROGRAM_S, lambda: observer.running(simulated), 1, "sequences running")
+        wait_until(lambda: observer.running(simulated), PROGRAM_S, "sequences running", wanted=1)
         program.send_signal(sent)
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 @pytest.mark.parametrize("call", [WHOLE, STREAMED], ids=["whole", "streamed"])
 def test_a_program_that_dies_in_the_queue_leaves_it(
     stack: Stack, llm: Client, observer: Observer, simulated: str, call: str
 ) -> None:
-    with (
-        observer.ends(simulated, "cancelled_queued"),
-        full(llm),
-        running(PROGRAM.format(call), environment(stack)) as program,
-    ):
-        within(PROGRAM_S, lambda: observer.waiting(simulated), 1, "requests waiting")
-        program.kill()
-        within(ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+    """It has joined and asked before the slots are taken: what takes them does not last as long as a start may."""
+    with running(ONCE_JOINED.format(call), environment(stack)) as program:
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "joined\n"
+        with observer.ends(simulated, "cancelled_queued"), full(llm):
+            program.stdin.write("go on\n")
+            program.stdin.flush()
+            wait_until(lambda: observer.waiting(simulated), FILL_S, "requests waiting", wanted=1)
+            program.kill()
+            wait_until(lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=0)
 
 
 FROZEN = """
@@ -268,7 +275,7 @@ for chunk in llm.sync.stream_complete("x", max_tokens=8000):
 
 def test_a_frozen_program_delays_nobody_else(stack: Stack, llm: Client, observer: Observer, simulated: str) -> None:
     with running(FROZEN, environment(stack)):
-        within(PROGRAM_S, lambda: observer.running(simulated), 1, "sequences running")
+        wait_until(lambda: observer.running(simulated), PROGRAM_S, "sequences running", wanted=1)
         answer = llm.sync.complete("x", model=simulated, max_tokens=50)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 50
