@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,28 @@ from serve_app.cluster.local.node import node_environment, usable_environment
 from serve_app.cluster.local.ports import reserved_block
 from serve_app.names import MARK, deployment_of
 from serve_app.system import end_marked, marked
+from tests.waiting import patient, wait_until
 
 KEY = "sk-placement-0123456789"
 ORDER_S = 90.0  # the slowest order ends a cluster under load: Serve's 20 s, and a second or two for each node
 STATE_S = 60.0  # for Serve to carry out what takes 5 s on an idle machine
 DEVICE_GB = 80  # of a counted GPU: there is no NVML to ask
+ANSWER_POLL_S = 0.005  # most orders take milliseconds
 TICK_S = 0.2  # states change within half a second, and each look costs Serve's controller a few milliseconds
 
-# Ray finds a silent node dead after 15 s by default; these find it in about 5, and stay above what a loaded machine
-# with two cores may keep a raylet from answering.
-QUICK_DEATH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "4",
-}
+HEAD_START_S = 30.0  # as Ray itself has it, which counts the wall's seconds
+
+
+def ray_s_bounds() -> dict[str, str]:
+    """Ray finds a silent node dead after 15 s by default; these find it in about 5 on a quiet machine, and stay above
+    what two cores that others use may keep a raylet from answering."""
+    return {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": str(int(1000 * patient(2.0))),
+        "RAY_health_check_failure_threshold": "4",
+        "RAY_gcs_server_port_wait_time_s": str(int(patient(HEAD_START_S))),
+    }
 
 
 class Lab:
@@ -65,7 +71,8 @@ class Lab:
         return self.answer()
 
     def answer(self) -> Any:
-        line = self._answers.get(timeout=self._order_s)
+        wait_until(lambda: not self._answers.empty(), self._order_s, "the nodes have answered", poll_s=ANSWER_POLL_S)
+        line = self._answers.get()
         assert line is not None, "the process of the nodes has ended"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
@@ -151,13 +158,7 @@ class Lab:
         self, probe: Callable[[], Any], goal: str, seen: Callable[[], Any] = lambda: None, within_s: float = STATE_S
     ) -> Any:
         """What `probe` gives once it gives something; bounded."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            found = probe()
-            if found:
-                return found
-            time.sleep(TICK_S)  # bound: within_s; Serve tells its states only when asked
-        raise AssertionError(f"not within {within_s:.0f} s: {goal}; seen last: {seen()}")
+        return wait_until(probe, within_s, goal, seen=seen, poll_s=TICK_S).found  # Serve tells its states when asked
 
     def complete(self, model: str, tokens: int = 4, **more: Any) -> requests.Response:
         """One completion through the router's endpoint."""
@@ -165,7 +166,7 @@ class Lab:
             f"{self.url}/v1/completions",
             headers={"Authorization": f"Bearer {KEY}"},
             json={"model": model, "prompt": "where am I?", "max_tokens": tokens, **more},
-            timeout=STATE_S,
+            timeout=patient(STATE_S),
             stream=more.get("stream", False),
         )
 
@@ -194,7 +195,7 @@ def lab(order_s: float = ORDER_S) -> Iterator[Lab]:
     with reserved_block(LOOPBACK) as block:
         environment = usable_environment(os.environ) | node_environment(mark, secrets.token_hex(32), run_dir, block)
         # RAY_TMPDIR: else the address of this cluster becomes that of any `ray.init()` on the machine
-        environment |= QUICK_DEATH | {MARK: mark, "RAY_TMPDIR": str(run_dir)}
+        environment |= ray_s_bounds() | {MARK: mark, "RAY_TMPDIR": str(run_dir)}
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.cluster.placement_nodes", str(run_dir / "ray")],

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
+from ray._private import services
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -26,6 +27,7 @@ from serve_app.cluster.local import LOOPBACK, draining, driver
 from serve_app.names import APPLICATION
 from serve_app.settings import application, parse
 from serve_app.settings.serve_config import BUILD
+from tests.waiting import wait_until
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray wants 75 MB at least; requests do not go through it
 COMMON: dict[str, Any] = {
@@ -34,6 +36,7 @@ COMMON: dict[str, Any] = {
     "include_log_monitor": False,
 }
 HEAD_CPUS = 4
+NODE_START_S = 30.0  # as Ray itself has it, which counts the wall's seconds
 NO_PLACE = ""  # the node of a bundle without one
 GONE = "?"  # a node this cluster never had, or has no more
 
@@ -86,7 +89,8 @@ class Nodes:
         give_up_bundles(replica)
 
     def add(self, name: str, gpus: int, cpus: int) -> None:
-        node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, **COMMON)
+        node = self._cluster.add_node(num_gpus=gpus, num_cpus=cpus, wait=False, **COMMON)
+        wait_until(lambda: node.node_id in alive_ids(), NODE_START_S, f"node {name} is alive")
         self._nodes[name] = node
         self._names[node.node_id] = name
 
@@ -203,14 +207,34 @@ class Nodes:
 
     def alive(self) -> list[str]:
         """Nodes that Ray takes for alive."""
-        return sorted(self._names.get(node["NodeID"], GONE) for node in ray.nodes() if node["Alive"])
+        return sorted(self._names.get(node, GONE) for node in alive_ids())
 
     def end(self) -> None:
         driver.shut_down()
         self._cluster.shutdown()
 
 
+def alive_ids() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def registered(gcs_address: str, node_id: str) -> Any:
+    """What Ray's `get_node` returns, once the node has started: Ray gives up after 30 s, however slow the machine."""
+
+    def look() -> Any:
+        try:
+            return GET_NODE(gcs_address, node_id)
+        except RuntimeError:  # not yet
+            return None
+
+    return wait_until(look, NODE_START_S, f"node {node_id} has started").found
+
+
+GET_NODE = services.get_node
+
+
 def main(folder: str) -> None:
+    services.get_node = registered
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is not to come between our answers
     nodes = Nodes(folder)
