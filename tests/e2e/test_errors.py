@@ -15,6 +15,7 @@ import requests
 from tests.e2e import prompts
 from tests.e2e.grammar_attack import words
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, SIMULATED, TINY, Stack
+from tests.waiting import patient
 
 MAX_BODY_BYTES = 8 * 2**20  # the default of the settings, which our stack leaves as it is
 JSON = {"content-type": "application/json"}
@@ -195,6 +196,7 @@ def test_a_wrong_field_is_a_400_that_names_it(stack: Stack, wrong: dict[str, Any
     assert named in f"{error['param']} {error['message']}"
 
 
+ANSWER_S = 20.0  # what would harm an engine is refused within seconds
 HARMFUL: dict[str, dict[str, Any]] = {
     "an integer no engine message can carry": {"top_k": 2**70},
     "the same where it is nested": {"logit_bias": {"5": 2**70}},
@@ -212,9 +214,9 @@ HARMFUL: dict[str, dict[str, Any]] = {
 def test_what_would_harm_a_shared_engine_is_the_client_s_error(stack: Stack, harm: str) -> None:
     """Each of these was answered with a 500 or worse once; the model goes on serving others."""
     body = {"model": TINY, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2} | HARMFUL[harm]
-    check_format(stack.post("/v1/chat/completions", body, timeout=20), 400)
+    check_format(stack.post("/v1/chat/completions", body, timeout=patient(ANSWER_S)), 400)
 
-    after = stack.post("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 2}, timeout=20)
+    after = stack.post("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 2}, timeout=patient(ANSWER_S))
     assert after.status_code == 200
 
 
@@ -322,8 +324,13 @@ def test_a_refused_request_leaves_its_connection_usable(stack: Stack) -> None:
     with requests.Session() as session:
         session.headers.update(stack.headers())
         for _ in range(3):
-            assert session.post(f"{stack.base_url}/v1/completions", json={"model": "x"}, timeout=30).status_code == 404
-            assert session.get(f"{stack.base_url}/v1/models", timeout=30).status_code == 200
+            assert (
+                session.post(
+                    f"{stack.base_url}/v1/completions", json={"model": "x"}, timeout=REQUEST_TIMEOUT_S
+                ).status_code
+                == 404
+            )
+            assert session.get(f"{stack.base_url}/v1/models", timeout=REQUEST_TIMEOUT_S).status_code == 200
 
 
 def test_head_answers_like_get_without_a_body(stack: Stack) -> None:
