@@ -21,6 +21,9 @@ FOREIGN_PRIVATE = frozenset({
     "_scheduled",  # asyncio: timers that are left
     "_shutdown",  # vLLM's tests: how their server is ended
 })  # fmt: skip
+WAITING = "waiting.py"
+POLLS = frozenset({"time.sleep"})
+CLOCKS = frozenset({"quiet_time", "time.monotonic", "time.perf_counter", "time.time"})
 SENDS = frozenset({"send_signal", "kill", "killpg"})
 DEEP = 3  # names: `queue.core.in_flight`
 COLLECTIONS = frozenset(name for kind in (dict, list, set, str) for name in dir(kind))
@@ -119,6 +122,32 @@ def unexplained_sleeps(texts: Mapping[str, str]) -> list[str]:
             if not a_turn and "#" not in lines[node.lineno] and "#" not in lines[node.lineno - 1]:
                 found.append(f"{path}:{node.lineno}")
     return found
+
+
+def own_waits(texts: Mapping[str, str]) -> list[str]:
+    """Loops that wait by a bound of their own, by path and line: a `while` that sleeps or compares what a clock says,
+    and a `for` that does both. `WAITING` has the one that waits, and bounds it in seconds of a quiet machine."""
+    found = []
+    for path, text in texts.items():
+        for node in ast.walk(ast.parse(text, path)) if path != WAITING else ():
+            if isinstance(node, ast.While | ast.For | ast.AsyncFor):
+                polls = any(isinstance(part, ast.Call) and ast.unparse(part.func) in POLLS for part in ast.walk(node))
+                compares = any(isinstance(part, ast.Compare) and _reads_clock(part) for part in ast.walk(node))
+                is_wait = polls or compares if isinstance(node, ast.While) else polls and compares
+                found += [f"{path}:{node.lineno}"] if is_wait else []
+    return found
+
+
+def _reads_clock(compared: ast.Compare) -> bool:
+    """Whether a side is what a clock says, or a sum with that."""
+    sides = [compared.left, *compared.comparators]
+    while sides:
+        side = sides.pop()
+        if isinstance(side, ast.BinOp):
+            sides += [side.left, side.right]
+        elif isinstance(side, ast.Call) and ast.unparse(side.func) in CLOCKS:
+            return True
+    return False
 
 
 def uninterruptible(texts: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""The tests read nothing private of other modules, enter rooms by doors, and sleep for a reason. Each rule can fail."""
+"""The tests read nothing private of other modules, enter rooms by doors, sleep for a reason, and wait by one clock.
+Each rule can fail."""
 
 from __future__ import annotations
 
@@ -91,6 +92,34 @@ def test_a_sleep_with_its_reason_is_accepted(source: str) -> None:
     assert rules.unexplained_sleeps({"a.py": source}) == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "while not done():\n    time.sleep(0.1)",
+        "while time.monotonic() < deadline:\n    look()",
+        "while not done():\n    assert time.monotonic() - began < BOUND_S",
+        "for _ in looks:\n    time.sleep(0.1)\n    if quiet_time() > until:\n        break",
+    ],
+)
+def test_a_wait_by_a_bound_of_its_own_is_seen(source: str) -> None:
+    assert rules.own_waits({"a.py": source}) == ["a.py:1"]
+    assert rules.own_waits({rules.WAITING: source}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "wait_until(done, BOUND_S, 'it is done')",
+        "for _ in during(LOAD_S):\n    ask()\n    time.sleep(0.1)",
+        "while not over.is_set():\n    ask()\n    ended.append(time.monotonic())",
+        "for one in asked:\n    assert quiet_time() - began < BOUND_S",
+        "while queue.next(time.monotonic()) is not None:\n    send()",
+    ],
+)
+def test_a_wait_by_the_clock_of_all_and_a_load_are_accepted(source: str) -> None:
+    assert rules.own_waits({"a.py": source}) == []
+
+
 @pytest.mark.parametrize("source", ["child.send_signal(signal.SIGINT)", "import os\nos.killpg(pid, signal.SIGINT)"])
 def test_an_interrupt_of_what_may_ignore_it_is_seen(source: str) -> None:
     assert len(rules.uninterruptible({"a.py": source})) == 1
@@ -115,6 +144,10 @@ def test_tests_enter_other_rooms_by_their_doors(texts: dict[str, str]) -> None:
     known = debts.DEEP_REACHES
     assert {path: count for path, count in found.items() if count > known.get(path, 0)} == {}
     assert {path: found.get(path, 0) for path in known if found.get(path, 0) < known[path]} == {}, "fewer now"
+
+
+def test_no_test_waits_by_a_bound_of_its_own(texts: dict[str, str]) -> None:
+    assert rules.own_waits(texts) == []
 
 
 def test_no_test_sleeps_without_saying_why_and_how_long(texts: dict[str, str]) -> None:

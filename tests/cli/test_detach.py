@@ -8,7 +8,6 @@ import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +22,11 @@ from serve_app.cli.up import LAST_LINE
 from serve_app.cluster.local import InstanceState
 from serve_app.errors import Unavailable
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 requires("linux")
 
-SEEN_S = 30.0  # for a line to appear, or a process to end, on a loaded machine
+SEEN_S = 30.0  # for a line to appear, or a process to end
 SERVING = f"print('Loading', flush=True); print('Serving tiny', flush=True); print({LAST_LINE!r}, flush=True); "
 STAY = "import signal, time; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
 UNTIL_INTERRUPTED = "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('ended in order', flush=True)"
@@ -68,7 +68,7 @@ def test_it_returns_once_it_serves_and_leaves_it_in_a_session_of_its_own(state: 
     assert os.getsid(process.pid) == process.pid != os.getsid(0)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600, "it may hold a key"
     process.terminate()
-    assert process.wait(SEEN_S) == 0
+    assert process.wait(patient(SEEN_S)) == 0
     assert log.read_text().splitlines()[-1] == "ended in order"
 
 
@@ -85,16 +85,14 @@ def test_ctrl_c_before_it_serves_ends_it_in_order(state: InstanceState) -> None:
     ended = []
 
     def interrupt() -> None:
-        deadline = time.monotonic() + SEEN_S
-        while not (log.exists() and "Loading" in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.01)  # bound: SEEN_S
+        wait_until(lambda: log.exists() and "Loading" in log.read_text(), SEEN_S, "it loads")
         ended.append(background(state))
         os.kill(os.getpid(), signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
     other.start()
     code, reported = run(state, "print('Loading', flush=True)\n" + UNTIL_INTERRUPTED)
-    other.join(SEEN_S)
+    other.join(patient(SEEN_S))
     assert code == 130
     assert reported.splitlines() == ["Loading", "ended in order"]
     assert not ended[0].is_running()

@@ -19,6 +19,7 @@ from serve_app.system import marked
 from tests.cli.up_lab import LOADING, SEEN_S, FakeDriver, Terminal, interrupt, status
 from tests.fakes import ray_node
 from tests.requires import requires
+from tests.waiting import wait_until
 
 requires("linux")
 
@@ -100,9 +101,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(
     monkeypatch.setattr(node, "ray_command", ray_node.command("silent", tmp_path))
 
     def interrupt_started_node() -> None:
-        deadline = time.monotonic() + SEEN_S
-        while not (tmp_path / "attempts").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)  # bound: `deadline`, above
+        wait_until((tmp_path / "attempts").exists, SEEN_S, "the node is started")
         instance = terminal.state.read()
         assert instance is not None
         terminal.mark = instance.mark

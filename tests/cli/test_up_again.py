@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from serve_app.cli import up as module
 from serve_app.cluster.local import InstanceState
 from serve_app.settings import Settings
 from serve_app.system import marked
-from tests.cli.up_lab import SEEN_S, FakeDriver, Terminal, interrupt, status
+from tests.cli.up_lab import FakeDriver, Terminal, interrupt, status
 from tests.requires import requires
 
 requires("linux")
@@ -153,9 +152,7 @@ def test_a_cluster_that_dies_is_started_again_with_its_keys_where_that_is_wanted
             os.kill(pid, signal.SIGKILL)
 
     def second_is_up() -> None:
-        deadline = time.monotonic() + SEEN_S
-        while terminal.text.count("Ctrl-C ends everything") < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)  # bound: `deadline`, above
+        terminal.wait_for("Ctrl-C ends everything", 2)
         instance = terminal.state.read()
         terminal.mark = instance.mark if instance else ""
         look()
@@ -179,9 +176,7 @@ def test_a_cluster_that_dies_again_and_again_is_given_up(
 
     def kill_each() -> None:
         for number in range(3):
-            deadline = time.monotonic() + SEEN_S
-            while terminal.text.count("Ctrl-C ends everything") <= number and time.monotonic() < deadline:
-                time.sleep(0.01)  # bound: `deadline`, above
+            terminal.wait_for("Ctrl-C ends everything", number + 1)
             instance = terminal.state.read()
             for pid in marked(instance.mark) if instance else ():
                 os.kill(pid, signal.SIGKILL)

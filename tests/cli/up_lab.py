@@ -18,8 +18,9 @@ from benchmarks.common.arms import free_port
 from serve_app.cli.up import UpOptions, up
 from serve_app.cluster.local import InstanceState
 from serve_app.settings import Settings
+from tests.waiting import during, wait_until
 
-SEEN_S = 60.0  # for a line to appear on a loaded machine; idle it takes less than a second
+SEEN_S = 60.0  # for a line to appear, which takes less than a second
 
 
 def status(state: str, message: str = "", replica: str = "RUNNING") -> dict[str, Any]:
@@ -80,8 +81,7 @@ class FakeDriver:
         self.sent.append(command)
 
     def wait(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + type(self).end_s
-        while time.monotonic() < deadline:
+        for _ in during(type(self).end_s):
             # in small steps, as `Popen.wait` does: a signal just before a long sleep would wait it out; bound: `end_s`
             time.sleep(0.01)
         return True
@@ -117,12 +117,17 @@ class Terminal:
 
     def _act(self, acts: tuple[tuple[str, Callable[[], None]], ...]) -> None:
         for text, action in acts:
-            deadline = time.monotonic() + SEEN_S
-            while text not in self.text and time.monotonic() < deadline:
-                time.sleep(0.01)  # bound: `SEEN_S`, between two looks at what was printed
-            instance = self.state.read()
-            self.mark = instance.mark if instance else self.mark
-            action()
+            try:
+                self.wait_for(text)
+            finally:  # else `up` would never end
+                instance = self.state.read()
+                self.mark = instance.mark if instance else self.mark
+                action()
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Until this was printed so often."""
+        prints = lambda: self.text.count(text) >= times  # noqa: E731
+        wait_until(prints, SEEN_S, f"{text!r} is printed", seen=lambda: self.text)
 
 
 def interrupt() -> None:

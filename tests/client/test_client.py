@@ -25,6 +25,7 @@ from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import MODEL, FakeCluster, model, until
 from tests.fakes.handle_calls import client_of, home, run
 from tests.fakes.router import LONG, SOON_S, expected_text
+from tests.waiting import patient
 
 HELLO = [{"role": "user", "content": "Hi"}]
 JOIN_S = 10.0  # of threads that have nothing left to do
@@ -179,7 +180,7 @@ async def _drop(llm: Client) -> None:
 
 async def _cancel(llm: Client) -> None:
     call = asyncio.create_task(llm.complete("long", max_tokens=LONG))
-    await asyncio.sleep(0.05)  # it runs by then; if not, it is cancelled in the line, and the test says so
+    await asyncio.sleep(patient(0.05))  # it runs by then; if not, it is cancelled in the line, and the test says so
     call.cancel()
     await asyncio.wait({call})
 

@@ -22,6 +22,7 @@ from tests.fakes.asgi_client import KEY
 from tests.fakes.engines import MODEL, FakeCluster, model, turns, until
 from tests.fakes.handle_calls import client_of, client_on, home, run
 from tests.fakes.router import LONG, SOON_S, expected_text
+from tests.waiting import patient
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 IMPATIENT_S = 0.05  # a read timeout; the fake engine's first token takes a millisecond
@@ -166,7 +167,7 @@ async def _close_unread(llm: Client) -> None:
 async def _cancel(llm: Client) -> None:
     asked = llm.openai.completions.create(prompt="long", model=MODEL, max_tokens=LONG)
     call = asyncio.create_task(asked)  # type: ignore[arg-type]
-    await asyncio.sleep(0.05)  # it runs by then; if not, it is cancelled in the line, and the test says so
+    await asyncio.sleep(patient(0.05))  # it runs by then; if not, it is cancelled in the line, and the test says so
     call.cancel()
     await asyncio.wait({call})
     assert call.cancelled()
@@ -174,7 +175,7 @@ async def _cancel(llm: Client) -> None:
 
 async def _time_out(llm: Client) -> None:
     with pytest.raises(openai.APITimeoutError):
-        await llm.openai.completions.create(prompt="long", model=MODEL, max_tokens=LONG, timeout=IMPATIENT_S)
+        await llm.openai.completions.create(prompt="long", model=MODEL, max_tokens=LONG, timeout=patient(IMPATIENT_S))
 
 
 LEAVING = [_leave_the_block, _close, _close_unread, _cancel, _time_out]
@@ -207,7 +208,7 @@ def test_a_request_whose_headers_never_come_times_out_and_leaves_the_queue() -> 
         llm, router = await started(cluster)
         async with llm.stream_complete("fills it", n=4, max_tokens=LONG) as filling:
             await anext(filling)
-            timeout = httpx2.Timeout(None, read=IMPATIENT_S)
+            timeout = httpx2.Timeout(None, read=patient(IMPATIENT_S))
             with pytest.raises(openai.APITimeoutError):
                 await llm.openai.chat.completions.create(messages=HELLO, model=MODEL, timeout=timeout)
             await until(lambda: router.outcomes.get(Outcome.CANCELLED_QUEUED) == 1, SOON_S, "out of the line")
@@ -346,7 +347,7 @@ def test_leaving_the_sdk_without_await_ends_the_request() -> None:
                     break
             llm.sync.openai.completions.create(stream=True, **asked).close()
             with pytest.raises(openai.APITimeoutError):
-                llm.sync.openai.completions.create(timeout=IMPATIENT_S, **asked)
+                llm.sync.openai.completions.create(timeout=patient(IMPATIENT_S), **asked)
 
         await asyncio.to_thread(leave)
         await gone(router, Outcome.CANCELLED_RUNNING, 3)

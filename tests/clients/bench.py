@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.e2e.stack import Stack
+from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_S = 240.0  # eight seconds on two idle cores
@@ -30,7 +31,7 @@ def failure(target: Stack) -> str | None:
     arguments = [stands_for.get(argument, argument) for argument in documented()]
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=os.environ | {"OPENAI_API_KEY": target.api_key},
-        capture_output=True, text=True, timeout=BENCH_S, check=False,
+        capture_output=True, text=True, timeout=patient(BENCH_S), check=False,
     )  # fmt: skip
     answered = SUCCESSES.search(done.stdout)
     asked = arguments[arguments.index("--num-prompts") + 1]

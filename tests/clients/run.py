@@ -20,7 +20,8 @@ from pathlib import Path
 from tests.clients import bench
 from tests.clients.checks.common import BUSY, COLUMNS, EMBED, MANY_TOKENS, SLOW
 from tests.e2e import stack
-from tests.e2e.observe import FILL_S, Observer, within
+from tests.e2e.observe import FILL_S, Observer
+from tests.waiting import patient, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ROOT / "tests/clients/checks"
@@ -69,7 +70,7 @@ def occupied(target: stack.Stack) -> Iterator[None]:
     with target.post("/v1/completions", body, stream=True) as answer:
         answer.raise_for_status()
         observer = Observer(target)
-        within(FILL_S, lambda: observer.granted(BUSY), 1, f"slots of {BUSY} granted")
+        wait_until(lambda: observer.granted(BUSY), FILL_S, f"slots of {BUSY} granted", wanted=1)
         yield
 
 
@@ -81,7 +82,7 @@ def of_all_languages(python: str, node_folder: str, environment: dict[str, str])
 def checked(command: list[str], folder: Path, environment: dict[str, str]) -> list[Found]:
     """What a process has found that runs the checks of one language. It writes failures to our stderr."""
     done = subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=CLIENT_S, check=False
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=patient(CLIENT_S), check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")

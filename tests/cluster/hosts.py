@@ -15,12 +15,12 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.child import ends_with_us
+from tests.waiting import patient, wait_until
 
 PREFIX = "salab"  # of network namespaces and folders; the owner's pid follows
 NETWORK = "10.77.0"  # /24, seen by nobody but the hosts
@@ -101,7 +101,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout_s,
+            timeout=patient(timeout_s),
             check=False,
         )
 
@@ -182,9 +182,9 @@ def rack(names: Sequence[str], *, seen: Sequence[Path], environment: Mapping[str
         for process in processes:
             process.kill()
             process.wait()
-        deadline = time.monotonic() + END_S
-        while any(host.processes() for host in hosts.values() if _lives(host.init_pid)) and time.monotonic() < deadline:
-            time.sleep(0.05)  # bound: END_S; killed processes go as the kernel gets to them
+        ended = lambda: not any(host.processes() for host in hosts.values() if _lives(host.init_pid))  # noqa: E731
+        with contextlib.suppress(AssertionError):  # killed processes go as the kernel gets to them
+            wait_until(ended, END_S, "the hosts' processes have ended")
         for space in spaces.values():
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
         shutil.rmtree(folder)
@@ -235,13 +235,16 @@ def _boot(folder: Path, space: str) -> subprocess.Popen[bytes]:
 
 def _wait_for_sshd(process: subprocess.Popen[bytes], folder: Path) -> int:
     """The pid of the host's first process, once it listens."""
-    deadline = time.monotonic() + SSHD_START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if "Server listening" in (folder / "sshd.log").read_text():
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            return int(children[0])
-        time.sleep(0.02)  # bound: SSHD_START_S; sshd tells only its log that it listens
-    raise RuntimeError(f"{folder.name} did not start:\n{(folder / 'sshd.log').read_text()}")
+    log = folder / "sshd.log"
+
+    def listens() -> bool:
+        """sshd tells only its log."""
+        assert process.poll() is None, f"{folder.name} has ended:\n{log.read_text()}"
+        return "Server listening" in log.read_text()
+
+    wait_until(listens, SSHD_START_S, f"{folder.name} listens", seen=log.read_text)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0])
 
 
 def _lives(pid: int) -> bool:

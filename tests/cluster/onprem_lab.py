@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import yaml
 
 from tests.cluster.hosts import Host, Rack, rack
+from tests.waiting import patient, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DRIVER = "driver"
@@ -43,7 +43,7 @@ WORKER_RESOURCES = "--num-cpus=7 --num-gpus=4"
 UP_S = 300.0  # 60 s on an idle machine with two cores: the head, two workers, a real engine
 DOWN_S = 90.0  # 20 s on an idle machine
 COMMAND_S = 60.0  # a command on a host: a driver connects in 3 s
-STATE_S = 240.0  # for the cluster to heal: a node's start, a real engine's start, on a loaded machine
+STATE_S = 240.0  # for the cluster to heal: a node's start, a real engine's start
 TICK_S = 0.2  # how often a state that is waited for is looked at
 
 APPLICATION: dict[str, Any] = {
@@ -115,27 +115,30 @@ class Lines:
         Raises:
             AssertionError: it does not in time; names `what` and what was seen last.
         """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+
+        def last() -> str:
+            return json.dumps(self.seen[-1]) if self.seen else self._errors.read_text()[-2000:]
+
+        def look() -> dict[str, Any]:
             if self.seen and fulfilled(self.seen[-1]):
                 return self.seen[-1]
-            if self._process.poll() is not None:
-                break
-            time.sleep(TICK_S)  # bound: timeout_s; the program tells its state line by line
-        last = json.dumps(self.seen[-1]) if self.seen else self._errors.read_text()[-2000:]
-        raise AssertionError(f"not seen within {timeout_s:.0f} s: {goal}; last: {last}")
+            assert self._process.poll() is None, f"the program has ended before {goal}; last: {last()}"
+            return {}
+
+        # the program tells its state line by line
+        return wait_until(look, timeout_s, goal, seen=last, poll_s=TICK_S).found
 
     def close(self, timeout_s: float) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout_s)
+            self._process.wait(patient(timeout_s))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             raise
         finally:
-            self._reader.join(COMMAND_S)
+            self._reader.join(patient(COMMAND_S))
 
 
 @dataclasses.dataclass
@@ -243,7 +246,7 @@ class Lab:
             for pid, line in self.rack[DRIVER].processes().items():
                 if line.startswith("redis-server"):  # what we started is nsenter, and its child is not ended with it
                     os.kill(pid, signal.SIGTERM)
-            self._redis.wait(COMMAND_S)
+            self._redis.wait(patient(COMMAND_S))
 
     def table(self) -> list[str]:
         """What was started, cut and counted."""

@@ -26,6 +26,7 @@ from serve_app.engine.vllm_adapter import staged_executor
 from serve_app.errors import EngineFailed
 from serve_app.settings.settings import ModelSettings
 from tests.e2e.one_engine import complete
+from tests.waiting import during, patient
 
 REPORTS = "PLACEMENT_RANKS"  # the folder in which each rank says where it is
 PLACED_S = 30.0  # the nodes are there already
@@ -85,14 +86,16 @@ class Replica:
         started = time.monotonic()
         reported = ""
         noticed = -1.0
-        while time.monotonic() - started < NOTICED_S and (noticed < 0 or not reported):
+        for _ in during(patient(NOTICED_S)):
             if noticed < 0 and not self._backend.alive:
                 noticed = time.monotonic() - started
             try:
                 await self._layout.check()
             except EngineFailed as error:
                 reported = error.message
-            await asyncio.sleep(TICK_S)  # bound: NOTICED_S; neither Ray nor vLLM tells by itself
+            if noticed >= 0 and reported:
+                break
+            await asyncio.sleep(TICK_S)  # between two looks: neither Ray nor vLLM tells by itself
         return reported, noticed
 
 
@@ -100,7 +103,7 @@ def run(settings: dict[str, Any], folder: str) -> Any:
     """Start a replica where Ray places its bundles; returns its handle and its group."""
     options = placement(ModelSettings.model_validate(settings), "gpu")
     group = placement_group(options["placement_group_bundles"], options["placement_group_strategy"])
-    assert group.wait(PLACED_S)
+    assert group.wait(patient(PLACED_S))
     actor = Replica.options(  # type: ignore[attr-defined]
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0, True),
         runtime_env={

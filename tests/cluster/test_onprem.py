@@ -23,6 +23,7 @@ from tests.cluster import onprem_lab
 from tests.cluster.hosts import Host, left_over
 from tests.cluster.onprem_lab import DRIVER, GCS_PORT, HEAD, HTTP_PORT, KEY, REAL, SIMULATED, STATE_S, WORKERS, Lab
 from tests.requires import requires
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -243,22 +244,23 @@ def kill_gcs(lab: Lab) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def seen_anew(lab: Lab, deadline: float) -> dict[str, Any]:
+def seen_anew(lab: Lab) -> dict[str, Any]:
     """The healthy cluster, as drivers see it that come after the head's crash."""
-    while True:
+
+    def look() -> dict[str, Any]:
         try:
             with lab.watched() as watch:
-                return watch.wait("a healthy cluster", healthy, deadline - time.monotonic())
+                return watch.wait("a healthy cluster", healthy, onprem_lab.COMMAND_S)
         except (AssertionError, subprocess.TimeoutExpired):  # it came too early, or its Ray was the old one
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(onprem_lab.TICK_S)  # bound: `deadline`, above
+            return {}
+
+    return wait_until(look, STATE_S, "a healthy cluster", poll_s=onprem_lab.TICK_S).found
 
 
 def test_a_head_that_crashes_starts_again_with_its_workers_and_the_application(lab: Lab) -> None:
     kill_gcs(lab)
     began = time.monotonic()
-    seen_anew(lab, began + STATE_S)
+    seen_anew(lab)
     found = answers(lab)
     lab.note("the head's GCS killed", time.monotonic() - began, found[1::2], "workers and application started again")
     assert [one["model"] for one in found] == [SIMULATED, SIMULATED, REAL, REAL]
@@ -278,7 +280,7 @@ def test_with_redis_a_head_that_crashes_costs_no_request_and_no_replica(lab: Lab
         time.sleep(3)  # streams of every client are under way
         kill_gcs(lab)
         began = time.monotonic()
-        after = seen_anew(lab, began + STATE_S)
+        after = seen_anew(lab)
     lab.note("the head's GCS killed, with Redis", time.monotonic() - began, rows, f"clients at {worker}")
     assert after["replicas"] == before["replicas"]
     assert {row["outcome"] for row in rows} == {"ok"}, [row for row in rows if row["outcome"] != "ok"]
@@ -289,13 +291,12 @@ def test_ray_down_leaves_nothing(lab: Lab) -> None:
     done = lab.ray("down", "-y", str(lab.file), timeout_s=onprem_lab.DOWN_S)
     lab.end_redis()
     assert done.returncode == 0, done.stdout[-4000:]
-    deadline = time.monotonic() + onprem_lab.COMMAND_S  # the launcher's own SSH connections close after 10 s
     machines = [lab.rack[name] for name in (DRIVER, HEAD, *WORKERS)]
-    while any(host.processes() for host in machines) and time.monotonic() < deadline:
-        time.sleep(onprem_lab.TICK_S)  # bound: `deadline`, above
+    left = lambda: {host.name: found for host in machines if (found := host.processes())}  # noqa: E731
+    # the launcher's own SSH connections close after 10 s
+    wait_until(left, onprem_lab.COMMAND_S, "processes on the hosts", wanted={}, poll_s=onprem_lab.TICK_S)
     lab.note("ray down", time.monotonic() - began, note="no process, no port, no folder")
     for host in machines:
-        assert not host.processes(), host.name
         assert not host.listening(), host.name
         assert not stray_files(host), host.name
 

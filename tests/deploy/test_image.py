@@ -26,6 +26,7 @@ from serve_app.cluster.local.state import Instance, InstanceState
 from serve_app.system import preflight
 from tests.deploy import dockerfile
 from tests.system.certificates import self_signed
+from tests.waiting import patient, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = dockerfile.read((ROOT / "deploy" / "Dockerfile").read_text())
@@ -141,25 +142,24 @@ def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(ima
             stderr=output,
         )
         try:
-            _until_200(lambda: requests.get(f"{url}/-/healthz", timeout=REQUEST_S), process, log)
+            _until_200(lambda: requests.get(f"{url}/-/healthz", timeout=patient(REQUEST_S)), process, log)
             (first,) = psutil.Process(process.pid).children()  # of `unshare`: process 1 of the namespace
             # the endpoint is healthy before its model is
             headers = {"Authorization": f"Bearer {(tmp_path / KEY_FILE).read_text().strip()}"}
             body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8}
             _until_200(
-                lambda: requests.post(f"{url}/v1/completions", headers=headers, json=body, timeout=REQUEST_S),
+                lambda: requests.post(f"{url}/v1/completions", headers=headers, json=body, timeout=patient(REQUEST_S)),
                 process,
                 log,
             )
             ready_s = time.monotonic() - began
-            while "Ctrl-C ends everything" not in log.read_text():  # else it is a start that is interrupted
-                assert time.monotonic() < began + READY_S, log.read_text()
-                time.sleep(0.5)  # bound: READY_S
+            # else it is a start that is interrupted
+            wait_until(lambda: "Ctrl-C ends everything" in log.read_text(), READY_S, "it is up", seen=log.read_text)
             family = [first, *first.children(recursive=True)]
             assert {one.uids().real for one in family} == {10001}
             ended = time.monotonic()
             os.kill(first.pid, signal.SIGTERM)
-            status = process.wait(END_S)
+            status = process.wait(patient(END_S))
             print(f"ready after {ready_s:.0f} s, ended {time.monotonic() - ended:.1f} s after SIGTERM", flush=True)
         finally:
             process.kill()
@@ -171,13 +171,12 @@ def test_the_image_serves_as_its_user_and_ends_in_order_as_the_first_process(ima
 
 def _until_200(ask: Callable[[], requests.Response], process: subprocess.Popen[bytes], log: Path) -> None:
     """Bounded by READY_S."""
-    deadline = time.monotonic() + READY_S
-    while True:
-        try:
-            if ask().status_code == 200:
-                return
-        except requests.RequestException:
-            pass
+
+    def answers() -> bool:
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(1)  # bound: READY_S
+        try:
+            return ask().status_code == 200
+        except requests.RequestException:
+            return False
+
+    wait_until(answers, READY_S, "an answer", seen=log.read_text, poll_s=1.0)

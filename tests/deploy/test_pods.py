@@ -21,6 +21,7 @@ import yaml
 from tests.cluster.hosts import Rack, rack
 from tests.deploy import dockerfile
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 *_, SERVICE = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rayservice.yaml").read_text())
@@ -97,22 +98,22 @@ class Pods:
             },
             "method": "PUT" if put else ("GET" if body is None else "POST"),
             "body": "" if body is None else json.dumps(body),
-            "timeout_s": READY_S,
+            "timeout_s": patient(READY_S),
         }
         line = self.hosts["head"].command(sys.executable, "-c", ASK, json.dumps(order))
         return subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
 
     def answer(self, name: str, path: str, **order: Any) -> tuple[int, str]:
-        status, _, body = self.ask(name, path, **order).communicate(timeout=READY_S)[0].partition(" ")
+        status, _, body = self.ask(name, path, **order).communicate(timeout=patient(READY_S))[0].partition(" ")
         return int(status), body
 
     def until(self, goal: str, fulfilled: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + READY_S
-        while not fulfilled():
+        def look() -> bool:
             for name, process in self._started.items():
                 assert process.poll() is None, self.log(name)
-            assert time.monotonic() < deadline, goal
-            time.sleep(1)  # bound: READY_S
+            return fulfilled()
+
+        wait_until(look, READY_S, goal, poll_s=1.0)
 
     def passes(self, name: str, kind: str, probe: str) -> bool:
         """Whether the kubelet's probe would pass."""
@@ -179,17 +180,19 @@ def test_a_worker_pod_that_ends_costs_no_stream_and_no_request(pods: Pods) -> No
     streams = [pods.ask(name, "/v1/completions", body=request) for name in ("one", "two") for _ in range(STREAMS)]
     time.sleep(5)  # they are under way: first tokens come within 0.1 s
     ending = pods.terminate("two")
-    began = time.monotonic()
     seen = []
-    while ending.poll() is None:
-        assert time.monotonic() < began + DRAINED_S, pods.log("two")
+
+    def has_drained() -> bool:
         seen.append(pods.answer("one", "/v1/completions", body={"model": "sim", "prompt": "x", "max_tokens": 4})[0])
-    print(f"drained in {time.monotonic() - began:.0f} s, {len(seen)} requests meanwhile", flush=True)
+        return ending.poll() is not None
+
+    took = wait_until(has_drained, DRAINED_S, "the worker has drained", seen=lambda: pods.log("two"))
+    print(f"drained in {took.wall_s:.0f} s, {len(seen)} requests meanwhile", flush=True)
     assert ending.returncode == 0
     assert pods.log("two").endswith("drained\n")
     assert set(seen) == {200}
-    ends = [stream.communicate(timeout=READY_S)[0] for stream in streams]
+    ends = [stream.communicate(timeout=patient(READY_S))[0] for stream in streams]
     assert [end.startswith("200") and end.rstrip().endswith("[DONE]") and '"error"' not in end for end in ends] == (
         [True] * 2 * STREAMS
     )
-    assert pods.terminate("head").wait(READY_S) == 0
+    assert pods.terminate("head").wait(patient(READY_S)) == 0

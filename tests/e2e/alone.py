@@ -11,6 +11,8 @@ import sys
 import tempfile
 from typing import Any
 
+from tests.waiting import patient
+
 RUN_S = 180  # a Ray of its own starts, answers and ends in 15 to 20 s on an idle machine
 
 
@@ -27,7 +29,7 @@ def run_alone(module: str) -> Any:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=RUN_S,
+            timeout=patient(RUN_S),
             check=False,
         )
     finally:

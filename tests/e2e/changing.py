@@ -25,6 +25,7 @@ from serve_app.errors import Unavailable
 from serve_app.names import APPLICATION, deployment_of
 from serve_app.settings import application, parse
 from serve_app.system import marked
+from tests.waiting import patient, wait_until
 
 KEY = "sk-changes-0123456789"
 STEADY = "steady"  # the model that no test changes
@@ -32,7 +33,7 @@ OTHER = "other"  # the one they do
 STEP_S = 0.01  # of the simulated engines, per token
 SLOTS = 2  # of an engine: few enough to fill them
 LOGICAL_CPUS = 8
-CHANGED_S = 90.0  # a change is done in one to five seconds on two idle cores; other tests share the machine
+CHANGED_S = 90.0  # a change is done in one to five seconds on two idle cores; others of the suite share them
 REQUEST_S = 60.0  # no request here takes longer than CHANGED_S allows its model to be away
 POLL_S = 0.05
 STREAM_TOKENS = 40
@@ -75,7 +76,7 @@ class Endpoint:
         self.url = url
 
     def get(self, path: str, key: str = KEY) -> requests.Response:
-        return requests.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=REQUEST_S)
+        return requests.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=patient(REQUEST_S))
 
     def ask(self, name: str, tokens: int = 3, *, key: str = KEY, **body: Any) -> Answer:
         """A completion by the model of this name."""
@@ -84,7 +85,7 @@ class Endpoint:
             f"{self.url}/v1/completions",
             headers={"Authorization": f"Bearer {key}"},
             json={"model": name, "prompt": "The river", "max_tokens": tokens, **body},
-            timeout=REQUEST_S,
+            timeout=patient(REQUEST_S),
         )
         return Answer(response.status_code, response.text, time.monotonic() - began)
 
@@ -98,7 +99,7 @@ class Endpoint:
         body = {"model": name, "prompt": "The river", "max_tokens": tokens, "stream": True}
         headers = {"Authorization": f"Bearer {KEY}"}
         with requests.post(
-            f"{self.url}/v1/completions", headers=headers, json=body, stream=True, timeout=REQUEST_S
+            f"{self.url}/v1/completions", headers=headers, json=body, stream=True, timeout=patient(REQUEST_S)
         ) as response:
             assert response.status_code == 200, response.text
             yield (line for line in response.iter_lines() if line)
@@ -206,11 +207,12 @@ class Place:
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], goal: str) -> dict[str, Any]:
         """Look until the state is as wanted; returns it."""
-        deadline = time.monotonic() + CHANGED_S
-        while not condition(state := self.status()):
-            assert time.monotonic() < deadline, f"{goal}: {state} after {CHANGED_S} s"
-            time.sleep(POLL_S)  # bound: CHANGED_S; Serve tells nobody of a state's change
-        return state
+
+        def look() -> dict[str, Any]:
+            state = self.status()
+            return state if condition(state) else {}
+
+        return wait_until(look, CHANGED_S, goal, seen=self.status, poll_s=POLL_S).found
 
     def become(self, config: Config) -> None:
         """Declare it and wait until it runs, and nothing else any more."""
@@ -247,10 +249,8 @@ class Place:
 
     def wait_serving(self, *names: str) -> None:
         """Until each of these models answers; the endpoint may be about to open."""
-        deadline = time.monotonic() + CHANGED_S
-        while not all(self.endpoint.serves(name) for name in names):
-            assert time.monotonic() < deadline, f"{names} do not answer after {CHANGED_S} s"
-            time.sleep(POLL_S)  # bound: CHANGED_S; HAProxy takes a second or two to open
+        serves = lambda: all(self.endpoint.serves(name) for name in names)  # noqa: E731
+        wait_until(serves, CHANGED_S, f"{names} answer", poll_s=POLL_S)  # HAProxy takes a second or two to open
 
     def replicas(self, *names: str) -> dict[str, list[str]]:
         """Ids of the running replicas by model, those of the routers under `Router`; of these names, or of all."""
@@ -263,11 +263,14 @@ class Place:
 
     def process(self, deployment: str) -> int:
         """Of the one replica of a deployment, as soon as former ones, which end in their own time, are gone."""
-        deadline = time.monotonic() + CHANGED_S
-        while len(found := self.processes(deployment)) != 1:
-            assert time.monotonic() < deadline, f"not one process of {deployment} after {CHANGED_S} s: {found}"
-            time.sleep(POLL_S)  # bound: CHANGED_S; a replica that drains goes within its shutdown timeout
-        return found[0]
+
+        def look() -> list[int]:
+            found = self.processes(deployment)
+            return found if len(found) == 1 else []
+
+        seen = lambda: self.processes(deployment)  # noqa: E731
+        (found,) = wait_until(look, CHANGED_S, f"one process of {deployment}", seen=seen, poll_s=POLL_S).found
+        return found
 
     def loading(self, name: str) -> list[int]:
         """Processes of the model's engines that load."""

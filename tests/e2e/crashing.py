@@ -1,20 +1,17 @@
-"""The ledger beside what Serve says is there, the load that runs through a crash, and the blows themselves.
-
-Invariant: a wait has a bound, and says at its end what was seen last.
-"""
+"""The ledger beside what Serve says is there, the load that runs through a crash, and the blows themselves."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from benchmarks.common.processes import titled
 from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place
 from tests.e2e.stack import Stack
+from tests.waiting import wait_until
 
 ACTOR = "ray::GpuMemoryQuota"
 CLIENT_PAIRS = 2
@@ -26,10 +23,12 @@ def load(place: Place) -> Iterator[list[Load]]:
     """Requests without a pause; whatever failed of them is there after the block."""
     running = [Load(place.endpoint) for _ in range(CLIENT_PAIRS)]
     try:
-        within(lambda: all(one.answered for one in running), CHANGED_S, "the load has begun")
+        wait_until(lambda: all(one.answered for one in running), CHANGED_S, "the load has begun")
         yield running
         answered = [one.answered for one in running]
-        within(lambda: all(one.answered > n for one, n in zip(running, answered, strict=True)), CHANGED_S, "it goes on")
+        wait_until(
+            lambda: all(one.answered > n for one, n in zip(running, answered, strict=True)), CHANGED_S, "it goes on"
+        )
     finally:
         for thread in running:
             thread.stop()
@@ -37,16 +36,6 @@ def load(place: Place) -> Iterator[list[Load]]:
 
 def failed(running: list[Load]) -> list[str]:
     return [what for one in running for what in one.failed]
-
-
-def within(condition: Callable[[], Any], bound_s: float, goal: str) -> float:
-    """Look until it is so; returns the seconds that took."""
-    began = time.monotonic()
-    seen = None
-    while not (seen := condition()):
-        assert time.monotonic() - began < bound_s, f"{goal}: not within {bound_s} s; last: {seen}"
-        time.sleep(POLL_S)  # bound: bound_s
-    return time.monotonic() - began
 
 
 def actor(place: Place | Stack) -> int | None:
@@ -92,12 +81,9 @@ def difference(place: Place, *, idle: bool) -> str:
 
 
 def settled(place: Place, bound_s: float = CHANGED_S, *, idle: bool = True) -> float:
-    """Wait until ledger and reality are the same; returns the seconds that took."""
-    began = time.monotonic()
-    while wrong := difference(place, idle=idle):
-        assert time.monotonic() - began < bound_s, f"{wrong}, after {bound_s} s"
-        time.sleep(POLL_S)  # bound: bound_s
-    return time.monotonic() - began
+    """Wait until ledger and reality are the same; returns the wall's seconds that took."""
+    look = functools.partial(difference, place, idle=idle)
+    return wait_until(look, bound_s, "ledger and reality are the same", wanted="", poll_s=POLL_S).wall_s
 
 
 def kill(pid: int) -> None:

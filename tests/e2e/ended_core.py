@@ -12,6 +12,7 @@ from serve_app.transport import EngineBackend
 from serve_app.types import Operation
 from tests.e2e.continued_streams import messages, request
 from tests.fakes.engines import until
+from tests.waiting import patient
 
 ENDED_S = 30.0
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
@@ -33,10 +34,10 @@ async def end_core(backend: EngineBackend) -> dict[str, Any]:
     submits = [msgspec.structs.replace(one, number=number) for number, one in enumerate(submits, 900)]
     running = [asyncio.create_task(messages(backend, one)) for one in submits]
     steps = backend.load().steps
-    await until(lambda: backend.load().steps > steps + 20, ENDED_S, "some tokens; others wait in the engine")
+    await until(lambda: backend.load().steps > steps + 20, patient(ENDED_S), "some tokens; others wait in the engine")
     (core,) = [child for child in multiprocessing.active_children() if "EngineCore" in child.name]
     core.terminate()
-    answers = await asyncio.wait_for(asyncio.gather(*running), ENDED_S)
+    answers = await asyncio.wait_for(asyncio.gather(*running), patient(ENDED_S))
     return {
         name: {"failure": failure, "text": b"".join(frame.body for frame in frames).decode()}
         for name, (frames, failure) in zip(ASKED, answers, strict=True)

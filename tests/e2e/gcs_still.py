@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,10 @@ from serve_app.core.memory import EngineReport, Rank
 from serve_app.errors import Unavailable
 from serve_app.quota import QuotaActor
 from serve_app.settings import QuotaSettings
+from tests.e2e.plain_serve import start_ray
+from tests.waiting import wait_until
 
-ANSWER_S = 60.0  # of a call that fails or succeeds by itself within five
+ANSWER_S = 60.0  # against hanging: a call fails or succeeds by itself within five
 BACK_S = 60.0  # for the first answer after the GCS goes on
 
 
@@ -29,7 +30,7 @@ def answer_of(actor: Any, report: EngineReport) -> str:
 
 
 def main() -> None:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[2])
+    start_ray(sys.argv[2])
     try:
         (gcs,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server")
         actor = QuotaActor(QuotaSettings()).actor.find()
@@ -41,9 +42,8 @@ def main() -> None:
             new = answer_of(actor, replace(first, owner="e2"))
         finally:
             gcs.resume()
-        deadline = time.monotonic() + BACK_S
-        while (after := answer_of(actor, replace(first, owner="e2"))) != "granted" and time.monotonic() < deadline:
-            time.sleep(0.2)  # bound: BACK_S
+        again = lambda: answer_of(actor, replace(first, owner="e2"))  # noqa: E731
+        after = wait_until(again, BACK_S, "the second has its grant", wanted="granted", poll_s=0.2).found
         print(json.dumps({"before": before, "known": known, "new": new, "after": after}))
     finally:
         ray.shutdown()

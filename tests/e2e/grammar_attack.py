@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import Any
 
 import psutil
@@ -15,6 +14,7 @@ import psutil
 from serve_app.settings.settings import BUILT_IN_MODEL
 from serve_app.transport import EngineBackend, Submit
 from serve_app.types import Operation
+from tests.waiting import during, patient, quiet_time, slowness
 
 STAYS_S = 3.0  # as the attack's clients did
 SPAN_S = 2.0  # in which idle CPU is measured
@@ -55,20 +55,20 @@ async def ask(
 ) -> dict[str, Any]:
     body = {"model": BUILT_IN_MODEL.name, "messages": [{"role": "user", "content": "Say."}], "max_tokens": tokens}
     body |= {"structured_outputs": wanted, "temperature": 1.0, "seed": 1} | more
-    began = time.monotonic()
+    began = quiet_time()
     answer = b""
     status = 0
     async for piece in backend.run(Submit(1, f"r{random.random()}", Operation.CHAT, body, cache_salt=tenant)):
         status = status or piece.status
         answer += piece.body
-    return {"status": status, "seconds": time.monotonic() - began, "answer": answer.decode()}
+    return {"status": status, "seconds": quiet_time() - began, "answer": answer.decode()}
 
 
 async def seen(backend: EngineBackend) -> dict[str, Any]:
     """What becomes of them."""
-    await asyncio.wait_for(ask(backend, "other", TRIVIAL), LATE_S)  # imports, caches
+    await asyncio.wait_for(ask(backend, "other", TRIVIAL), patient(LATE_S))  # imports, caches
     long = [{"role": "user", "content": "word " * 20_000}]  # starts the process that reads large requests
-    await asyncio.wait_for(ask(backend, "other", TRIVIAL, messages=long), LATE_S)
+    await asyncio.wait_for(ask(backend, "other", TRIVIAL, messages=long), patient(LATE_S))
     alone = await ask(backend, "other", {"json": TRIVIAL["json"] | {"title": "1"}})
     before = cpu_s()
     attack = [asyncio.create_task(ask(backend, "attacker", one)) for one in ATTACKS]
@@ -79,16 +79,15 @@ async def seen(backend: EngineBackend) -> dict[str, Any]:
     for task in attack:
         task.cancel()
     try:
-        trivial = await asyncio.wait_for(under, LATE_S)
+        trivial = await asyncio.wait_for(under, patient(LATE_S))
     except TimeoutError:
         trivial = {"status": 0, "seconds": LATE_S, "answer": ""}
-    until = time.monotonic() + SETTLED_S
-    while True:
-        used = cpu_s() - before
+    for _ in during(patient(SETTLED_S + SPAN_S)):
+        used = (cpu_s() - before) / slowness()
         later = cpu_s()
         await asyncio.sleep(SPAN_S)  # the span in which idle CPU is measured
         after = cpu_s() - later
-        if after < IDLE_CPU_S or time.monotonic() > until + SPAN_S:
+        if after < IDLE_CPU_S:
             break
     return {
         "alone": alone,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import requests
@@ -12,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
+from tests.waiting import patient, wait_until
 
-POLL_S = 0.02  # between two looks; a look itself costs the stack some 10 ms
 ABORT_S = 1.0  # what is promised for a client's disconnect
-IDLE_S = 30.0  # for what is already ending to end, on a machine others use as well
+IDLE_S = 30.0  # for what is already ending to end
 FILL_S = 30.0  # for requests in flight to reach the line or the engine
 PROBE_S = 10.0  # a listener that does not answer a local call for that long is not one that serves without a key
 HTTP_PROCESSES = ("haproxy", "ray::ProxyActor", "ray::ServeReplica")  # how the names of processes begin
@@ -76,14 +75,16 @@ class Observer:
 
     def wait_idle(self, model: str) -> None:
         """Until nothing of the model runs or waits and no slot is granted."""
-        within(IDLE_S, lambda: self.figures(model), (0, 0, 0), f"{model} (running, waiting, granted)")
+        wait_until(lambda: self.figures(model), IDLE_S, f"{model} (running, waiting, granted)", wanted=(0, 0, 0))
 
     @contextmanager
     def ends(self, model: str, outcome: str, count: int = 1) -> Iterator[None]:
         """Exactly `count` requests end so during the block, or shortly after it."""
         before = self.ended(model, outcome)
         yield
-        within(IDLE_S, lambda: self.ended(model, outcome) - before, count, f"{model} requests ended as {outcome}")
+        wait_until(
+            lambda: self.ended(model, outcome) - before, IDLE_S, f"{model} requests ended as {outcome}", wanted=count
+        )
 
 
 def _sum(text: str, metric: str, labels: Mapping[str, str]) -> float:
@@ -99,23 +100,9 @@ def _samples(text: str, metric: str, labels: Mapping[str, str]) -> list[Sample]:
     ]
 
 
-def within(bound_s: float, look: Callable[[], object], wanted: object, goal: str) -> None:
-    """Look until it is as wanted. Fails when a look that began after the bound is not; a slow look is not held against
-    the stack."""
-    began = time.monotonic()
-    while True:
-        asked_s = time.monotonic() - began
-        seen = look()
-        if seen == wanted:
-            return
-        assert asked_s <= bound_s, f"{goal}: {seen} after {asked_s:.2f} s, wanted {wanted} within {bound_s} s"
-        took_s = time.monotonic() - began - asked_s
-        time.sleep(max(POLL_S, took_s))  # bound: bound_s; looking takes half of the machine's time at most
-
-
 def http_status(port: int) -> int | None:
     """How a GET of the models without a key is answered; None where HTTP is not spoken."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(PROBE_S))
     try:
         connection.request("GET", "/v1/models")
         return connection.getresponse().status

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from typing import Any
 
 import ray
@@ -19,7 +18,8 @@ from ray import serve
 from serve_app import connect
 from serve_app.errors import NotFound, ServeAppError
 from tests.e2e import caller_app
-from tests.e2e.plain_serve import GIVEN_BACK_S, KEY, granted
+from tests.e2e.plain_serve import ANSWER_S, GIVEN_BACK_S, KEY, granted, start_ray
+from tests.waiting import patient, wait_until
 
 HELLO = [{"role": "user", "content": "hi"}]
 MODEL = caller_app.MODEL
@@ -31,19 +31,16 @@ CONFIG: dict[str, Any] = {
 
 
 def given_back(url: str) -> float:
-    """Slots still granted, once there has been time to give them back."""
+    """Slots still granted, once they are given back; there is no event of it over HTTP."""
     headers = {"Authorization": f"Bearer {KEY}"}
-    until = time.monotonic() + GIVEN_BACK_S
-    while granted(url, headers) and time.monotonic() < until:
-        time.sleep(0.05)  # bound: GIVEN_BACK_S; there is no event of it over HTTP
-    return granted(url, headers)
+    return wait_until(lambda: granted(url, headers), GIVEN_BACK_S, "slots granted", wanted=0.0, poll_s=0.05).found
 
 
 async def left(llm: Any) -> None:
     async for _ in llm.stream(HELLO, max_tokens=4000):
         break
     call = asyncio.create_task(llm.chat(HELLO, max_tokens=4000))
-    await asyncio.sleep(0.5)  # it runs by then; if not, it is cancelled in the line
+    await asyncio.sleep(patient(0.5))  # it runs by then; if not, it is cancelled in the line
     call.cancel()
     await asyncio.wait({call})
 
@@ -59,7 +56,7 @@ def error_of(call: Any) -> list[Any]:
 def seen(url: str) -> dict[str, Any]:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 6}
     over = requests.post(
-        f"{url}/v1/chat/completions", headers={"Authorization": f"Bearer {KEY}"}, json=body, timeout=30
+        f"{url}/v1/chat/completions", headers={"Authorization": f"Bearer {KEY}"}, json=body, timeout=ANSWER_S
     ).json()["choices"][0]["message"]["content"]
     os.environ["SERVE_APP_API_KEY"] = KEY
     llm = connect()
@@ -87,9 +84,7 @@ def seen(url: str) -> dict[str, Any]:
 def main(port: int, folder: str) -> dict[str, Any]:
     from serve_app.app import build
 
-    ray.init(
-        num_cpus=4, include_dashboard=False, _temp_dir=folder, object_store_memory=100_000_000, log_to_driver=False
-    )
+    start_ray(folder)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build(CONFIG), name="serve_app")

@@ -19,9 +19,10 @@ import httpx
 import pytest
 
 from serve_app.names import ENGINE_PREFIX
-from tests.e2e.crashing import ACTOR, actor, kill, within
+from tests.e2e.crashing import ACTOR, actor, kill
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import ROUTER, WIDE, WIDE_STEP_S, processes
+from tests.waiting import during, patient, quiet_time, wait_until
 
 CLIENTS = 30
 TOKENS = 50
@@ -31,8 +32,8 @@ DOWN_S = 5.0  # the actor is killed again and again for so long: past the router
 AFTER_S = 30.0  # for two requests of each client after the new actor came (one may be granted before): 2 s when idle
 LATE_S = 1.0  # the promise: what was granted completes no later than that
 GRANTS_S = 1.0  # the promise: new grants within that of the new actor's first word
-BUSY_S = 2.0  # of this test, on a machine that others use
-ENDED_S = 15.0  # it is at once, on a machine that others use
+BUSY_S = 2.0  # of this test, beside others of the suite
+ENDED_S = 15.0  # it is at once
 UP_S = 60.0  # an actor's Python starts within some seconds
 ENGINE = f"ray::ServeReplica:serve_app:{ENGINE_PREFIX}{WIDE}"
 ID_HEADER = "x-serve-app-request-id"
@@ -60,9 +61,10 @@ async def load(three: Stack) -> tuple[list[Asked], float, float]:
     """What was asked, when the actor was killed, and when the process that stayed was started."""
     reported: list[Asked] = []
     up = math.inf
+    until = math.inf
 
     def is_over() -> bool:
-        return sum(one.first >= up for one in reported) >= 2 * CLIENTS or time.monotonic() >= up + AFTER_S
+        return sum(one.first >= up for one in reported) >= 2 * CLIENTS or quiet_time() >= until
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
@@ -74,12 +76,16 @@ async def load(three: Stack) -> tuple[list[Asked], float, float]:
         assert pid is not None
         killed = time.monotonic()
         kill(pid)
-        while (found := actor(three)) in (None, pid) or time.monotonic() < killed + DOWN_S:
+        for _ in during(DOWN_S):
+            found = actor(three)
             if found not in (None, pid):
                 pid = found
                 kill(pid)
-            await asyncio.sleep(0.02)  # bound: DOWN_S, and a process's start
+            await asyncio.sleep(0.02)  # between two looks
+        new = lambda: actor(three) not in (None, pid)  # noqa: E731
+        await asyncio.to_thread(wait_until, new, UP_S, "the actor's process")
         up = time.monotonic()  # its title is set when it begins to construct the actor
+        until = quiet_time() + AFTER_S
         await asyncio.gather(*clients)
     return reported, killed, up
 
@@ -104,8 +110,8 @@ def test_what_was_granted_completes_in_time_and_grants_go_on_with_the_new_actors
     )
     print(f"first grant {first - up:.2f} s after the new process was there")
     assert running, "nothing ran at the kill"
-    assert late_s < LATE_S + BUSY_S
-    assert first - up < GRANTS_S + BUSY_S
+    assert late_s < patient(LATE_S + BUSY_S)
+    assert first - up < patient(GRANTS_S + BUSY_S)
 
 
 @pytest.mark.parametrize("title", ["ray::ServeController", "ray::StoreOwner", ACTOR, ROUTER, ENGINE])
@@ -113,7 +119,7 @@ def test_sigterm_ends_an_actors_process_at_once_and_another_takes_its_place(thre
     """By Ray's own handler a controller and a router stay for minutes, and do nothing."""
     before = processes(three, title)
     os.kill(before[0], signal.SIGTERM)
-    within(lambda: before[0] not in processes(three, title), ENDED_S, f"{title} has ended")
-    within(lambda: len(processes(three, title)) == len(before), UP_S, f"a new {title}")
+    wait_until(lambda: before[0] not in processes(three, title), ENDED_S, f"{title} has ended")
+    wait_until(lambda: len(processes(three, title)) == len(before), UP_S, f"a new {title}")
     body = {"model": WIDE, "prompt": "The river", "max_tokens": 4}
-    within(lambda: three.post("/v1/completions", body).status_code == 200, UP_S, "an answer")
+    wait_until(lambda: three.post("/v1/completions", body).status_code == 200, UP_S, "an answer")

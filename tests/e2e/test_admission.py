@@ -13,8 +13,9 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.observe import FILL_S, Observer, within
-from tests.e2e.stack import MAX_QUEUED, REQUEST_TIMEOUT_S, SIMULATED, SIMULATED_SLOTS, Stack
+from tests.e2e.observe import FILL_S, Observer
+from tests.e2e.stack import MAX_QUEUED, REQUEST_TIMEOUT_S, SIMULATED, SIMULATED_SLOTS, STEP_S, Stack
+from tests.waiting import patient, quiet_time, wait_until
 
 LONG_TOKENS = 8000  # 40 s on the simulated engine: whoever takes a slot with it keeps it until it is told to go
 SHORT_TOKENS = 4
@@ -42,10 +43,14 @@ class Load:
         return self.tasks[-1]
 
     async def granted(self, count: int) -> None:
-        await asyncio.to_thread(within, FILL_S, lambda: self.observer.granted(SIMULATED), count, "slots granted")
+        await asyncio.to_thread(
+            wait_until, lambda: self.observer.granted(SIMULATED), FILL_S, "slots granted", wanted=count
+        )
 
     async def waiting(self, count: int) -> None:
-        await asyncio.to_thread(within, FILL_S, lambda: self.observer.waiting(SIMULATED), count, "requests waiting")
+        await asyncio.to_thread(
+            wait_until, lambda: self.observer.waiting(SIMULATED), FILL_S, "requests waiting", wanted=count
+        )
 
     async def fill_slots(self) -> asyncio.Task[httpx.Response]:
         task = self.start(LONG_TOKENS, n=SIMULATED_SLOTS)
@@ -91,10 +96,10 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(
         async with load_on(stack, observer) as load:
             await load.fill_slots()
             await load.fill_queue()
-            began = time.monotonic()
+            began = quiet_time()
             check_refusal(await load.ask(), "queue_full")
             check_refusal(await load.ask(stream=True), "queue_full")
-            assert time.monotonic() - began < QUICK_S
+            assert quiet_time() - began < QUICK_S
             assert not any(task.done() for task in load.tasks)
 
     with observer.ends(simulated, "refused", 2):
@@ -165,24 +170,26 @@ def test_a_deadline_that_passes_in_the_queue_is_a_429(stack: Stack, observer: Ob
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
             await load.fill_slots()
-            began = time.monotonic()
+            began = quiet_time()
             for stream in (False, True):
                 refused = await load.ask(headers={"X-Deadline-Ms": "300"}, stream=stream)
                 check_refusal(refused, "deadline")
-            assert time.monotonic() - began < QUICK_S
+            assert quiet_time() - began < QUICK_S
             assert observer.waiting(simulated) == 0
 
     asyncio.run(scenario())
 
 
 def test_a_deadline_does_not_cut_what_runs(stack: Stack, observer: Observer, simulated: str) -> None:
-    """It bounds the wait for a start: 200 tokens take a second, and all of them come."""
+    """It bounds the wait for a start: the tokens take twice as long, and all of them come."""
+    deadline_s = patient(0.5)
+    tokens = int(2 * deadline_s / STEP_S)
 
     async def scenario() -> None:
         async with load_on(stack, observer) as load:
-            response = await load.ask(200, headers={"X-Deadline-Ms": "500"})
+            response = await load.ask(tokens, headers={"X-Deadline-Ms": str(int(1000 * deadline_s))})
             assert response.status_code == 200, response.text
-            assert response.json()["usage"]["completion_tokens"] == 200
+            assert response.json()["usage"]["completion_tokens"] == tokens
 
     asyncio.run(scenario())
 
@@ -227,7 +234,7 @@ def test_the_sdk_obeys_the_wait_that_it_gets(stack: Stack, observer: Observer, s
             blocker = await load.fill_slots()
             await load.fill_queue()
             answer = asyncio.create_task(client.completions.create(model=simulated, prompt="a", max_tokens=1))
-            await asyncio.wait_for(refused.wait(), FILL_S)
+            await asyncio.wait_for(refused.wait(), patient(FILL_S))
             blocker.cancel()
             assert (await answer).choices
 

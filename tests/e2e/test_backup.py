@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from serve_app.cluster.local.ports import reserved_block
 from tests.cli.test_backup import commands
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 requires("linux")
 pytestmark = pytest.mark.long
@@ -47,7 +47,7 @@ class Operator:
     def run(self, command: str) -> str:
         """Run a command to its end; it must succeed."""
         done = subprocess.run(
-            ["bash", "-euc", command], **self._where(), capture_output=True, timeout=END_S, check=False
+            ["bash", "-euc", command], **self._where(), capture_output=True, timeout=patient(END_S), check=False
         )
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
@@ -61,21 +61,23 @@ class Operator:
                 ["bash", "-euc", f"exec {command} --port {self.port}"], **self._where(), stdout=output, stderr=output
             )
         try:
-            deadline = time.monotonic() + START_S
-            while not self.answers(key or self.kept_key()):
+
+            def is_up() -> bool:
                 assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(POLL_S)  # bound: START_S
+                return self.answers(key or self.kept_key())
+
+            wait_until(is_up, START_S, "it answers", seen=log.read_text, poll_s=POLL_S)
             yield key or self.kept_key()
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(END_S)
+            process.wait(patient(END_S))
 
     def answers(self, key: str) -> bool:
         try:
             headers = {"Authorization": f"Bearer {key}"}
             return (
-                requests.get(f"http://127.0.0.1:{self.port}/ready", headers=headers, timeout=END_S).status_code == 200
+                requests.get(f"http://127.0.0.1:{self.port}/ready", headers=headers, timeout=patient(END_S)).status_code
+                == 200
             )
         except requests.RequestException:
             return False
@@ -107,7 +109,7 @@ def test_the_same_key_works_after_a_loss_of_home(tmp_path: Path) -> None:
             f"http://127.0.0.1:{operator.port}/v1/chat/completions",
             headers={"Authorization": f"Bearer {key}"},
             json=body,
-            timeout=END_S,
+            timeout=patient(END_S),
         )
         assert answer.json()["usage"]["completion_tokens"] == 4
         assert operator.kept_key() == key

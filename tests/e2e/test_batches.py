@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +16,13 @@ from benchmarks.common.processes import titled
 from serve_app.names import BATCH_WORKER
 from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
-from tests.e2e.observe import FILL_S, Observer, within
+from tests.e2e.observe import FILL_S, Observer
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing, requires
+from tests.waiting import wait_until
 
 POLL_S = 0.1
-END_S = 30.0  # of a batch that takes seconds, on a machine that others use as well
+END_S = 30.0  # of a batch that takes seconds
 BACK_S = 90.0  # of a batch whose worker dies: its rows return after 30 s, and a new worker starts meanwhile
 ENDED = ("completed", "failed", "expired", "cancelled")
 COMPLETIONS = "/v1/completions"
@@ -64,10 +64,13 @@ def begun(client: openai.OpenAI, rows: list[dict[str, Any]]) -> Batch:
 
 
 def ended(client: openai.OpenAI, batch: Batch, bound_s: float = END_S) -> Batch:
-    deadline = time.monotonic() + bound_s
-    while (found := client.batches.retrieve(batch.id)).status not in ENDED:
-        assert time.monotonic() < deadline, f"{found.status} after {bound_s:g} s: {found.request_counts}"
-        time.sleep(POLL_S)  # bound: bound_s
+    def look() -> Batch | None:
+        found = client.batches.retrieve(batch.id)
+        return found if found.status in ENDED else None
+
+    seen = lambda: client.batches.retrieve(batch.id)  # noqa: E731
+    found = wait_until(look, bound_s, "the batch has ended", seen=seen, poll_s=POLL_S).found
+    assert found is not None
     return found
 
 
@@ -97,10 +100,8 @@ def test_a_batch_has_an_answer_or_an_error_for_each_of_its_rows(
     assert tokens == [one["body"]["max_tokens"] for one in rows if one is not rows[7]]
     assert {(one["response"]["status_code"], one["error"]) for one in found} == {(200, None)}
     assert [(one["custom_id"], one["response"]["status_code"]) for one in wrong] == [("row 7", 400)]
-    deadline = time.monotonic() + END_S
-    while f"{simulated} (batch)" not in lane.get("/admin/usage?by=model").text:
-        assert time.monotonic() < deadline, "its use is not counted"
-        time.sleep(POLL_S)  # bound: END_S; what has ended is counted within seconds
+    counts = lambda: f"{simulated} (batch)" in lane.get("/admin/usage?by=model").text  # noqa: E731
+    wait_until(counts, END_S, "its use is counted", poll_s=POLL_S)  # what has ended is counted within seconds
 
 
 def test_a_batch_has_the_answers_of_the_same_requests_one_by_one(lane: Stack, client: openai.OpenAI) -> None:
@@ -118,7 +119,7 @@ def test_a_batch_has_the_answers_of_the_same_requests_one_by_one(lane: Stack, cl
 def test_a_cancelled_batch_keeps_the_answers_that_it_has(lane: Stack, client: openai.OpenAI, simulated: str) -> None:
     rows = [row(f"row {number}", simulated, "Go on", 20 if number < 8 else 400) for number in range(60)]
     batch = begun(client, rows)
-    within(FILL_S, lambda: counted(client, batch) > 0, True, "rows with an answer")
+    wait_until(lambda: counted(client, batch) > 0, FILL_S, "rows with an answer")
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = ended(client, batch)
     assert done.status == "cancelled"
@@ -140,7 +141,7 @@ def test_a_batch_whose_worker_is_killed_misses_no_row_and_has_none_twice(
 ) -> None:
     rows = [row(f"row {number}", simulated, f"Say {number}", 100) for number in range(60)]
     batch = begun(client, rows)
-    within(FILL_S, lambda: counted(client, batch) > 0, True, "rows with an answer")
+    wait_until(lambda: counted(client, batch) > 0, FILL_S, "rows with an answer")
     for pid in workers(lane):
         kill(pid)
     done = ended(client, batch, BACK_S)
@@ -165,4 +166,4 @@ def test_a_batch_wakes_its_model_and_lets_it_sleep_when_it_is_done(sleeping: Sta
         assert done.status == "completed"
         assert len(lines(client, done.output_file_id)) == 40
     slots = lambda: observer.value("serve_app_slots", model=ASLEEP)  # noqa: E731
-    within(END_S, slots, 0.0, "slots of the model")
+    wait_until(slots, END_S, "slots of the model", wanted=0.0)

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.chaos.figures import KEYS
 from benchmarks.chaos.plan import BARS
 from tests.requires import requires
+from tests.waiting import patient
 
 requires("linux")
 
@@ -26,7 +27,9 @@ LONG_S = 2400.0  # twenty minutes of load, the start, and what was hit last is b
 def chaos(*arguments: str, bound_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.chaos", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=bound_s, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=patient(bound_s), check=False
+    )
     shown = done.stderr[-6000:]
     assert done.stdout, shown
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -32,9 +32,10 @@ from serve_app.names import deployment_of
 from serve_app.system import Listener
 from serve_app.transport.tcp import HEADER_BYTES
 from serve_app.transport.tcp_server import TICKET_BYTES
-from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, IDLE_S, Observer
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import ROUTER, ROUTERS, WIDE, WIDE_REPLICAS, WIDE_SLOTS, processes
+from tests.waiting import wait_until
 
 STREAMS = WIDE_SLOTS * 5 // 4  # for one engine too many, if the other is lost
 STILL_S = 2.0  # how long a process stands still; connections are given up after ten
@@ -60,8 +61,8 @@ def idle(three: Stack) -> Iterator[Stack]:
 
 
 def settle(stack: Stack) -> None:
-    within(BACK_S, lambda: (len(engines(stack)), len(routers(stack))), (WIDE_REPLICAS, ROUTERS), "replicas")
-    within(BACK_S, lambda: running(stack), 0.0, "sequences running")
+    wait_until(lambda: (len(engines(stack)), len(routers(stack))), BACK_S, "replicas", wanted=(WIDE_REPLICAS, ROUTERS))
+    wait_until(lambda: running(stack), BACK_S, "sequences running", wanted=0.0)
 
 
 def started(stack: Stack, title: str) -> list[int]:
@@ -140,7 +141,7 @@ class Client(threading.Thread):
 def crowd(stack: Stack, tokens: int, silent_s: float = REQUEST_TIMEOUT_S) -> list[Client]:
     """Streams that have all begun."""
     clients = [Client(stack, tokens, silent_s) for _ in range(STREAMS)]
-    within(FILL_S, lambda: sum(client.events > 1 for client in clients), STREAMS, "streams begun")
+    wait_until(lambda: sum(client.events > 1 for client in clients), FILL_S, "streams begun", wanted=STREAMS)
     return clients
 
 
@@ -190,7 +191,7 @@ def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_oth
     still = engines(idle)[0]
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(idle.post, "/v1/completions", body, timeout=GIVEN_UP_S) for _ in range(STREAMS)]
-        within(FILL_S, lambda: running(idle), float(STREAMS), "sequences running")
+        wait_until(lambda: running(idle), FILL_S, "sequences running", wanted=float(STREAMS))
         os.kill(still, signal.SIGSTOP)
         try:
             counter = Counter(answer.result().status_code for answer in answers)
@@ -220,8 +221,8 @@ def test_the_streams_of_a_killed_engine_go_on_on_the_other_as_if_nothing_had_hap
 def test_a_killed_router_s_requests_are_aborted_within_a_second_and_no_others(idle: Stack) -> None:
     clients = crowd(idle, ENDLESS)
     os.kill(routers(idle)[0], signal.SIGKILL)
-    within(FILL_S, lambda: any(client.ended for client in clients), True, "the router's clients cut")
-    within(ABORT_S, lambda: running(idle) == uncut(clients), True, "what runs is what the clients still read")
+    wait_until(lambda: any(client.ended for client in clients), FILL_S, "the router's clients cut")
+    wait_until(lambda: running(idle) == uncut(clients), ABORT_S, "what runs is what the clients still read")
 
     assert 0 < uncut(clients) < STREAMS
     for pid in routers(idle):  # the others' clients would stay for ENDLESS
@@ -304,11 +305,11 @@ def resident_mib(pid: int) -> float:
 )
 def test_clients_that_come_and_go_leave_nothing_behind(idle: Stack, count: int, memory: bool) -> None:
     asyncio.run(storm(idle, FILLED if memory else count // 2, seed=1))  # what is allocated once
-    within(IDLE_S, lambda: running(idle), 0.0, "sequences running")
+    wait_until(lambda: running(idle), IDLE_S, "sequences running", wanted=0.0)
     pids = routers(idle) + engines(idle)
     before = {pid: (descriptors(pid), resident_mib(pid)) for pid in pids}
     statuses = asyncio.run(storm(idle, count, seed=2))
-    within(ABORT_S, lambda: running(idle), 0.0, "sequences running")
+    wait_until(lambda: running(idle), ABORT_S, "sequences running", wanted=0.0)
 
     assert set(statuses) == {"200"}
     assert routers(idle) + engines(idle) == pids

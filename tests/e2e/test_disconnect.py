@@ -11,8 +11,9 @@ import openai
 import pytest
 
 from tests.e2e.half_closed import read_until, send
-from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
+from tests.waiting import wait_until
 
 # Tokens that take many times ABORT_S, so that a request that is gone in time has not ended by itself: the simulated
 # engine makes 200 a second of one sequence, tiny at most some 600.
@@ -51,7 +52,7 @@ def full(stack: Stack, model: str, observer: Observer) -> Iterator[None]:
     """All slots of the simulated model taken for the block."""
     blocker = send(stack, "/v1/completions", body_for(model, n=SIMULATED_SLOTS))
     try:
-        within(FILL_S, lambda: observer.granted(model), SIMULATED_SLOTS, "slots granted")
+        wait_until(lambda: observer.granted(model), FILL_S, "slots granted", wanted=SIMULATED_SLOTS)
         yield
     finally:
         blocker.close()
@@ -65,9 +66,9 @@ def test_leaving_a_stream_aborts_it_in_the_engine(
     with observer.ends(model, "cancelled_running"):
         connection = send(stack, path, body_for(model, path, stream=True), in_two=in_two)
         read_until(connection, b"data: ")
-        within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+        wait_until(lambda: observer.running(model), FILL_S, "sequences running", wanted=1)
         connection.close()
-        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
     made = observer.generated(model)
     assert observer.generated(model) == made, "the engine goes on generating"
 
@@ -78,9 +79,9 @@ def test_leaving_before_a_whole_answer_aborts_it_in_the_engine(
 ) -> None:
     with observer.ends(model, "cancelled_running"):
         connection = send(stack, "/v1/completions", body_for(model), in_two=in_two)
-        within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+        wait_until(lambda: observer.running(model), FILL_S, "sequences running", wanted=1)
         connection.close()
-        within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_leaving_a_response_stream_aborts_it(stack: Stack, observer: Observer) -> None:
@@ -90,14 +91,14 @@ def test_leaving_a_response_stream_aborts_it(stack: Stack, observer: Observer) -
         connection = send(stack, "/v1/responses", body | {"ignore_eos": True}, in_two=True)
         read_until(connection, b"response.output_text.delta")
         connection.close()
-        within(ABORT_S, lambda: observer.figures(TINY), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(TINY), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_leaving_takes_all_of_a_request_s_sequences(stack: Stack, observer: Observer, model: str) -> None:
     connection = send(stack, "/v1/completions", body_for(model, n=4, stream=True, temperature=1.0))
-    within(FILL_S, lambda: observer.running(model), 4, "sequences running")
+    wait_until(lambda: observer.running(model), FILL_S, "sequences running", wanted=4)
     connection.close()
-    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 @pytest.mark.parametrize("in_two", [False, True], ids=["one segment", "two segments"])
@@ -108,21 +109,21 @@ def test_leaving_the_queue_takes_the_request_out(
     with observer.ends(simulated, "cancelled_queued", 3), full(stack, simulated, observer):
         body = body_for(simulated, stream=stream)
         waiting = [send(stack, "/v1/completions", body, in_two=in_two) for _ in range(3)]
-        within(FILL_S, lambda: observer.waiting(simulated), 3, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), FILL_S, "requests waiting", wanted=3)
         for connection in waiting:
             connection.close()
-        within(ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=0)
         assert observer.granted(simulated) == SIMULATED_SLOTS
 
 
 def test_who_waits_behind_a_client_that_left_is_served(stack: Stack, observer: Observer, simulated: str) -> None:
     with full(stack, simulated, observer):
         left = send(stack, "/v1/completions", body_for(simulated))
-        within(FILL_S, lambda: observer.waiting(simulated), 1, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), FILL_S, "requests waiting", wanted=1)
         stays = send(stack, "/v1/completions", body_for(simulated, max_tokens=3))
-        within(FILL_S, lambda: observer.waiting(simulated), 2, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), FILL_S, "requests waiting", wanted=2)
         left.close()
-        within(ABORT_S, lambda: observer.waiting(simulated), 1, "requests waiting")
+        wait_until(lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=1)
     read_until(stays, b'"finish_reason":"length"')
     stays.close()
 
@@ -133,19 +134,19 @@ def test_the_sdk_s_cancelled_calls_are_aborted(stack: Stack, observer: Observer,
     async def leave() -> None:
         async with stack.async_client() as client:
             calls = [asyncio.create_task(client.completions.create(**sdk_call(model))) for _ in range(4)]
-            await asyncio.to_thread(within, FILL_S, lambda: observer.running(model), 4, "sequences running")
+            await asyncio.to_thread(wait_until, lambda: observer.running(model), FILL_S, "sequences running", wanted=4)
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
     asyncio.run(leave())
-    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_the_sdk_s_closed_streams_are_aborted(client: openai.OpenAI, observer: Observer, model: str) -> None:
     with client.completions.create(stream=True, **sdk_call(model)) as stream:
         next(iter(stream))
-    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_no_header_lets_an_abandoned_request_run_on(stack: Stack, observer: Observer, model: str) -> None:
@@ -157,9 +158,9 @@ def test_no_header_lets_an_abandoned_request_run_on(stack: Stack, observer: Obse
         return
     assert tried.status_code == 200
     connection = send(stack, "/v1/completions", body_for(model), headers=headers, in_two=True)
-    within(FILL_S, lambda: observer.running(model), 1, "sequences running")
+    wait_until(lambda: observer.running(model), FILL_S, "sequences running", wanted=1)
     connection.close()
-    within(ABORT_S, lambda: observer.figures(model), (0, 0, 0), "running, waiting, granted")
+    wait_until(lambda: observer.figures(model), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_a_client_that_reads_slowly_gets_everything(stack: Stack, observer: Observer) -> None:
@@ -167,8 +168,10 @@ def test_a_client_that_reads_slowly_gets_everything(stack: Stack, observer: Obse
     observer.wait_idle(TINY)
     with observer.ends(TINY, "ok"):
         connection = send(stack, "/v1/completions", body_for(TINY, max_tokens=1500, stream=True))
-        within(FILL_S, lambda: observer.running(TINY), 1, "sequences running")
-        within(FILL_S, lambda: observer.running(TINY), 0, "sequences running")  # all is made, nothing read yet
+        wait_until(lambda: observer.running(TINY), FILL_S, "sequences running", wanted=1)
+        wait_until(
+            lambda: observer.running(TINY), FILL_S, "sequences running", wanted=0
+        )  # all is made, nothing read yet
         seen = read_until(connection, b"data: [DONE]")
         connection.close()
     assert seen.count(b"data: ") > 500

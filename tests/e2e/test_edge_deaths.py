@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +27,10 @@ import pytest
 import requests
 
 from serve_app.system.haproxy import BUFFER_BYTES, FRONT, PER_SOURCE, REFUSED_PER_SOURCE, REQUEST_S
-from tests.e2e.crashing import kill, within
+from tests.e2e.crashing import kill
 from tests.e2e.stack import Stack
 from tests.e2e.three import ROUTER, ROUTERS, WIDE, processes
+from tests.waiting import patient, quiet_time, wait_until
 
 OPEN_S = 5.0
 REPLACED_S = 150.0
@@ -40,7 +41,7 @@ ASKED_S = 10.0  # no question takes a tenth of that
 HOGS_PER_CORE = 2
 IN_FLIGHT = 30
 SLOW = 200  # of each kind, below PER_SOURCE in all
-ENDS_S = REQUEST_S + 20.0  # the rest is for a busy machine
+ENDS_S = REQUEST_S + 20.0  # HAProxy's bound, and for a thousand connections to be closed
 OTHER = "127.0.0.9"  # another client
 LARGE = 4 * BUFFER_BYTES
 TOKENS = 400  # 4 s of the engine: nothing of a whole answer is sent before
@@ -48,7 +49,7 @@ TOKENS = 400  # 4 s of the engine: nothing of a whole answer is sent before
 
 @pytest.fixture
 def edge_stack(three: Stack) -> Stack:
-    within(lambda: len(processes(three, ROUTER)) == ROUTERS, UP_S, "routers")
+    wait_until(lambda: len(processes(three, ROUTER)) == ROUTERS, UP_S, "routers")
     return three
 
 
@@ -66,9 +67,10 @@ def front(edge_stack: Stack) -> int:
 class Asking(threading.Thread):
     """A client that asks for the models again and again, over a new connection each time."""
 
-    def __init__(self, edge_stack: Stack) -> None:
+    def __init__(self, edge_stack: Stack, clock: Callable[[], float]) -> None:
         super().__init__(daemon=True)
         self._there = edge_stack
+        self._clock = clock
         self._over = threading.Event()
         self.ends: list[tuple[float, str]] = []
         self.start()
@@ -76,13 +78,13 @@ class Asking(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(PERIOD_S):
             try:
-                answer = self._there.get("/v1/models", headers={"Connection": "close"}, timeout=ASKED_S)
+                answer = self._there.get("/v1/models", headers={"Connection": "close"}, timeout=patient(ASKED_S))
                 end = str(answer.status_code)
                 if answer.status_code != 200:
                     end += f" {answer.json()['error']['code']}"
             except (requests.RequestException, ValueError, KeyError) as error:
                 end = repr(error)
-            self.ends.append((time.monotonic(), end))
+            self.ends.append((self._clock(), end))
 
     def stop(self) -> list[tuple[float, str]]:
         """What was not 200, and when."""
@@ -130,12 +132,13 @@ def stack_folder(edge_stack: Stack) -> str:
 
 @on_any_machine
 def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(edge_stack: Stack, busy: bool) -> None:
+    clock = time.monotonic if busy else quiet_time  # the promise holds on a busy machine, too, in the wall's seconds
     with load(busy):
-        asking = Asking(edge_stack)
+        asking = Asking(edge_stack, clock)
         before = manager(edge_stack)
-        began = time.monotonic()
+        began = clock()
         kill(front(edge_stack))
-        within(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has its own HAProxy again")
+        wait_until(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has its own HAProxy again")
         time.sleep(1.0)  # some more questions to the new one
         closed = asking.stop()
     assert all(at - began < OPEN_S for at, _ in closed), [(at - began, end) for at, end in closed]
@@ -145,12 +148,12 @@ def test_the_endpoint_is_open_again_soon_after_haproxy_s_death_and_stays_so(edge
 def test_the_death_of_the_manager_closes_nothing_and_cuts_nothing(edge_stack: Stack, busy: bool) -> None:
     body = {"model": WIDE, "prompt": "The river", "max_tokens": 1800, "ignore_eos": True}
     with load(busy), ThreadPoolExecutor(1) as pool:
-        asking = Asking(edge_stack)
+        asking = Asking(edge_stack, quiet_time)
         before = manager(edge_stack)
         running = pool.submit(edge_stack.post, "/v1/completions", body)  # 18 s: across the handover on a quiet machine
         time.sleep(1.0)  # it runs
         kill(before)
-        within(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has a manager again")
+        wait_until(lambda: replaced(edge_stack, before), REPLACED_S, "Serve has a manager again")
         time.sleep(1.0)  # some more questions to the new one
         closed = asking.stop()
         assert running.result().status_code == 200
@@ -165,8 +168,8 @@ def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disco
         body += "" if number % 2 else " " * LARGE
         with requests.Session() as session:
             session.headers.update(edge_stack.headers() | {"Content-Type": "application/json"})
-            session.get(f"{edge_stack.base_url}/v1/models", timeout=ASKED_S)  # its connection was used before
-            answer = session.post(f"{edge_stack.base_url}/v1/completions", data=body, timeout=UP_S)
+            session.get(f"{edge_stack.base_url}/v1/models", timeout=patient(ASKED_S))  # its connection was used before
+            answer = session.post(f"{edge_stack.base_url}/v1/completions", data=body, timeout=patient(UP_S))
         return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
 
     victims = processes(edge_stack, ROUTER)
@@ -178,7 +181,7 @@ def test_a_killed_router_costs_no_request_that_had_received_nothing_a_bare_disco
         ends = [one.result() for one in asked]
     assert set(ends[1::2]) == {(200, "")}
     assert set(ends[::2]) <= {(200, ""), (502, "router_lost")}
-    within(lambda: len(processes(edge_stack, ROUTER)) == ROUTERS, UP_S, "routers")
+    wait_until(lambda: len(processes(edge_stack, ROUTER)) == ROUTERS, UP_S, "routers")
 
 
 @contextmanager
@@ -189,7 +192,7 @@ def opened(edge_stack: Stack, count: int, sent: bytes, source: str = "127.0.0.1"
         for _ in range(count):
             with contextlib.suppress(ConnectionError):
                 at = ("127.0.0.1", urlsplit(edge_stack.base_url).port)
-                connection = socket.create_connection(at, ASKED_S, source_address=(source, 0))
+                connection = socket.create_connection(at, patient(ASKED_S), source_address=(source, 0))
                 made.append(connections.enter_context(connection))
                 connection.sendall(sent)
         yield made
@@ -198,7 +201,7 @@ def opened(edge_stack: Stack, count: int, sent: bytes, source: str = "127.0.0.1"
 def models(edge_stack: Stack, source: str = "127.0.0.1") -> int:
     """The status that a client of this address gets."""
     port = urlsplit(edge_stack.base_url).port
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASKED_S, source_address=(source, 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(ASKED_S), source_address=(source, 0))
     with contextlib.closing(connection):
         connection.request("GET", "/v1/models", headers=edge_stack.headers())
         return connection.getresponse().status
@@ -206,10 +209,10 @@ def models(edge_stack: Stack, source: str = "127.0.0.1") -> int:
 
 def answers_of(connections: list[socket.socket]) -> list[bytes]:
     """What each is told by itself, within ENDS_S of the call."""
-    deadline = time.monotonic() + ENDS_S
+    until = quiet_time() + ENDS_S
     answers = []
     for connection in connections:
-        connection.settimeout(max(deadline - time.monotonic(), 0.01))
+        connection.settimeout(max(patient(until - quiet_time()), 0.01))
         try:
             answers.append(connection.recv(65_536))
         except ConnectionResetError:

@@ -9,9 +9,10 @@ import sys
 from typing import Any
 
 from tests.e2e.half_closed import read_until, send
-from tests.e2e.observe import ABORT_S, within
+from tests.e2e.observe import ABORT_S
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers, routers
+from tests.waiting import wait_until
 
 LONG_TOKENS = 8000  # 40 s: whoever takes a slot with it keeps it until its client leaves
 ID_HEADER = "x-serve-app-request-id"
@@ -75,7 +76,9 @@ def test_every_router_tells_of_a_client_that_left(three: Stack) -> None:
     name = ""
     while not name:  # bound: those of the last test leave their slots within a second
         name = ask()
-    within(ABORT_S, lambda: all_routers(three)[0].get(f"/admin/requests/{name}").status_code, 200, "the receipt")
+    wait_until(
+        lambda: all_routers(three)[0].get(f"/admin/requests/{name}").status_code, ABORT_S, "the receipt", wanted=200
+    )
     for found in receipts_of(three, name):
         assert (found["outcome"], found["granted"]) == ("cancelled_running", True)
         assert 0 < found["output_tokens"] < LONG_TOKENS

@@ -14,8 +14,9 @@ from serve_app.errors import Forbidden, NotFound, Overloaded, Unauthorized
 from serve_app.names import APPLICATION, ROUTER
 from tests.e2e import caller_app
 from tests.e2e.joined import LONG, full, joined
-from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, TINY, Stack
+from tests.waiting import wait_until
 
 HELLO = [{"role": "user", "content": "The river"}]
 SOON_S = 0.2  # a deadline that no full engine meets
@@ -86,10 +87,10 @@ def test_a_plain_call_that_is_cancelled_is_aborted(
             HELLO, api_key=stack.api_key, model=simulated, max_tokens=LONG
         )
         next(streamed)
-        within(FILL_S, lambda: observer.running(simulated), 2, "sequences running")
+        wait_until(lambda: observer.running(simulated), FILL_S, "sequences running", wanted=2)
         whole.cancel()
         streamed.cancel()
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_another_deployment_calls_by_plain_handle(llm: Client, caller: Handle, simulated: str) -> None:
@@ -125,9 +126,9 @@ def test_cancelling_another_deployment_s_request_aborts_its_calls(
 ) -> None:
     with observer.ends(simulated, "cancelled_running"):
         call = getattr(caller, method).remote(HELLO, max_tokens=LONG)
-        within(FILL_S, lambda: observer.running(simulated), 1, "sequences running")
+        wait_until(lambda: observer.running(simulated), FILL_S, "sequences running", wanted=1)
         call.cancel()
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 @pytest.mark.parametrize("method", ["stream_plainly", "stream_by_client"])
@@ -137,9 +138,9 @@ def test_leaving_another_deployment_s_stream_aborts_its_calls(
     with observer.ends(simulated, "cancelled_running"):
         stream = getattr(caller.options(stream=True), method).remote(HELLO, max_tokens=LONG)
         next(stream)
-        within(FILL_S, lambda: observer.running(simulated), 1, "sequences running")
+        wait_until(lambda: observer.running(simulated), FILL_S, "sequences running", wanted=1)
         stream.cancel()
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_the_ingress_is_found_by_its_deployment_s_name_too(stack: Stack, llm: Client) -> None:

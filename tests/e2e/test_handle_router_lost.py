@@ -16,6 +16,7 @@ from tests.e2e.crashing import kill
 from tests.e2e.joined import joined
 from tests.e2e.stack import Stack
 from tests.e2e.three import EMBED, MODEL, ROUTER, all_routers, processes
+from tests.waiting import patient
 
 UP_S = 60.0  # a router starts within some seconds
 LONG = 3000  # tokens: 15 s
@@ -57,7 +58,7 @@ async def lost(llm: Client, three: Stack) -> tuple[Any, Any, str]:
             except (openai.OpenAIError, Unavailable) as error:
                 ends.append(error)
     after = await llm.openai.completions.create(
-        model=MODEL, prompt="x", max_tokens=2, timeout=httpx2.Timeout(UP_S, connect=UP_S)
+        model=MODEL, prompt="x", max_tokens=2, timeout=httpx2.Timeout(patient(UP_S))
     )
     return *ends, after.object
 

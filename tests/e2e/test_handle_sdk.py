@@ -13,12 +13,13 @@ import pytest
 
 from serve_app.client import Client
 from tests.e2e.joined import LONG, environment, full, joined, run, running
-from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import SIMULATED, SIMULATED_SLOTS, TINY, Stack
+from tests.waiting import patient, wait_until
 
 HELLO: Any = [{"role": "user", "content": "The river"}]
 GREEDY: dict[str, Any] = {"model": TINY, "messages": HELLO, "max_tokens": 24, "temperature": 0}
-IMPATIENT_S = 0.3  # a read timeout that no full engine meets
+IMPATIENT_S = 0.3  # a read timeout that no full engine meets, after the request has come to the queue
 CHANGING = {"id", "created"}  # fields that no two answers share
 
 
@@ -102,15 +103,15 @@ def test_a_request_whose_answer_does_not_begin_times_out_and_leaves_the_queue(
 ) -> None:
     async def ask() -> None:
         await llm.openai.chat.completions.create(
-            **{**GREEDY, "model": simulated}, timeout=httpx2.Timeout(None, read=IMPATIENT_S)
+            **{**GREEDY, "model": simulated}, timeout=httpx2.Timeout(None, read=patient(IMPATIENT_S))
         )
 
     with observer.ends(simulated, "cancelled_queued", 2), full(llm):
         with pytest.raises(openai.APITimeoutError):
             asyncio.run(ask())
         with pytest.raises(openai.APITimeoutError):
-            llm.sync.openai.chat.completions.create(**{**GREEDY, "model": simulated}, timeout=IMPATIENT_S)
-        within(ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+            llm.sync.openai.chat.completions.create(**{**GREEDY, "model": simulated}, timeout=patient(IMPATIENT_S))
+        wait_until(lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=0)
         assert observer.granted(simulated) == SIMULATED_SLOTS
 
 
@@ -129,7 +130,7 @@ async def _close_what_was_not_read(llm: Client) -> None:
 
 async def _cancel(llm: Client) -> None:
     call: asyncio.Task[Any] = asyncio.create_task(llm.openai.completions.create(**LASTING))  # type: ignore[arg-type]
-    await asyncio.sleep(0.5)  # it runs by then; if not, it is cancelled in the line, and the test says so
+    await asyncio.sleep(patient(0.5))  # it runs by then; if not, it is cancelled in the line, and the test says so
     call.cancel()
     await asyncio.wait({call})
     assert call.cancelled()
@@ -142,7 +143,7 @@ def test_leaving_gives_the_slot_back(
     async def scenario() -> None:
         await leave(llm)
         await asyncio.to_thread(
-            within, ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted"
+            wait_until, lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0)
         )
 
     with observer.ends(simulated, "cancelled_running"):
@@ -154,7 +155,7 @@ def test_leaving_without_await_gives_the_slot_back(llm: Client, observer: Observ
         with llm.sync.openai.completions.create(**LASTING, stream=True) as stream:
             next(stream)
         llm.sync.openai.completions.create(**LASTING, stream=True).close()
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 KILLED = """
@@ -167,9 +168,9 @@ with llm.sync.openai.completions.create(model="tiny-sim", prompt="x", max_tokens
 
 def test_a_program_that_dies_takes_its_request_with_it(stack: Stack, observer: Observer, simulated: str) -> None:
     with observer.ends(simulated, "cancelled_running"), running(KILLED, environment(stack)) as program:
-        within(FILL_S * 4, lambda: observer.running(simulated), 1, "sequences running")
+        wait_until(lambda: observer.running(simulated), FILL_S * 4, "sequences running", wanted=1)
         program.kill()
-        within(ABORT_S, lambda: observer.figures(simulated), (0, 0, 0), "running, waiting, granted")
+        wait_until(lambda: observer.figures(simulated), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 LEFT_OPEN = """

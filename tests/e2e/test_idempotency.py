@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.observe import Observer, within
+from tests.e2e.observe import Observer
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import MODEL, ROUTERS, all_routers, process, routers
+from tests.waiting import wait_until
 
 # tokens: 0.1 s and 3 s of the engine
 SHORT = 20
@@ -84,7 +85,7 @@ def test_a_run_whose_router_was_killed_starts_anew_once(three: Stack) -> None:
     with ThreadPoolExecutor(3) as pool:
         cut = pool.submit(first.post, "/v1/completions", asked, headers=headers)
         observer = Observer(three)
-        within(GONE_S, lambda: observer.figures(MODEL)[0], 1, "it runs")
+        wait_until(lambda: observer.figures(MODEL)[0], GONE_S, "it runs", wanted=1)
         os.kill(process(three, first), signal.SIGKILL)
         repeats = [pool.submit(other.post, "/v1/completions", asked, headers=headers) for other in others]
         answers = [one.result() for one in repeats]
@@ -96,4 +97,4 @@ def test_a_run_whose_router_was_killed_starts_anew_once(three: Stack) -> None:
     receipt = others[0].get(f"/admin/requests/{own[0].headers[ID_HEADER]}").json()
     assert receipt["router_losses"] == 1
     assert restarts(three) == before + 1
-    within(GONE_S, lambda: len(routers(three)), ROUTERS, "routers")
+    wait_until(lambda: len(routers(three)), GONE_S, "routers", wanted=ROUTERS)

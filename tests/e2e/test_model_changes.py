@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.e2e.changing import (
     KEY,
     LOGICAL_CPUS,
     OTHER,
-    POLL_S,
     SLOTS,
     STEADY,
     Load,
@@ -33,6 +31,7 @@ from tests.e2e.changing import (
     running,
     sizes,
 )
+from tests.waiting import patient, wait_until
 
 BASE = configured(model(OTHER))
 BROKEN = model("broken", max_model_len=8192, simulated={"kv_cache_tokens": 4096})  # its engine refuses that
@@ -68,10 +67,7 @@ def place(started: Place, load: Load) -> Iterator[Place]:
     yield started
     answered = load.answered
     assert started.replicas(STEADY, "Router") == before
-    deadline = time.monotonic() + CHANGED_S
-    while load.answered == answered:
-        assert time.monotonic() < deadline, "the load has come to a stop"
-        time.sleep(POLL_S)  # bound: CHANGED_S; an answer takes 50 ms
+    wait_until(lambda: load.answered > answered, CHANGED_S, "the load goes on")
     assert load.failed == []
 
 
@@ -94,12 +90,16 @@ def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place
 
     before = reported()
     streams = [place.endpoint.asking(OTHER, LONG, stream=True) for _ in range(SLOTS)]
-    within(lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="granted") == SLOTS, "all slots taken")
+    wait_until(
+        lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="granted") == SLOTS,
+        CHANGED_S,
+        "all slots taken",
+    )
     # a request without a first frame would be taken for one still on its way, and told that its model is gone
-    within(lambda: reported() >= before + 4 * SLOTS, "all have begun")
+    wait_until(lambda: reported() >= before + 4 * SLOTS, CHANGED_S, "all have begun")
     with place.paused(OTHER):
         waiting = [place.endpoint.asking(OTHER, 3, stream=number == 1) for number in range(2)]
-        within(lambda: place.endpoint.figure("serve_app_waiting", model=OTHER) == 2, "two wait")
+        wait_until(lambda: place.endpoint.figure("serve_app_waiting", model=OTHER) == 2, CHANGED_S, "two wait")
         place.declare(configured())
         for answer in [one.answer() for one in waiting]:
             reported = json.loads(answer.text)["error"]
@@ -120,7 +120,9 @@ def test_a_model_taken_out_finishes_what_runs_and_refuses_the_rest_by_name(place
 def test_a_changed_model_is_replaced_and_what_runs_there_finishes(place: Place) -> None:
     before = place.replicas()
     stream = place.endpoint.asking(OTHER, LONG, stream=True)
-    within(lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="granted") == 1, "it runs")
+    wait_until(
+        lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="granted") == 1, CHANGED_S, "it runs"
+    )
     with place.paused(OTHER):
         place.declare(configured(model(OTHER, max_num_seqs=SLOTS + 1)))
         asked = [place.endpoint.asking(OTHER) for _ in range(5)]  # for the old replica, the new one, or in between
@@ -134,7 +136,11 @@ def test_a_changed_model_is_replaced_and_what_runs_there_finishes(place: Place) 
     assert len(after[OTHER]) == 1
     assert after[OTHER] != before[OTHER]
     assert place.endpoint.ask(OTHER, n=SLOTS + 1).status == 200
-    within(lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="total") == SLOTS + 1, "its new slots")
+    wait_until(
+        lambda: place.endpoint.figure("serve_app_slots", model=OTHER, state="total") == SLOTS + 1,
+        CHANGED_S,
+        "its new slots",
+    )
 
 
 @pytest.mark.long
@@ -176,7 +182,11 @@ def test_bounds_of_the_queue_and_of_requests_are_taken_over_without_a_restart(pl
     assert place.endpoint.ask(OTHER, n=SLOTS).status == 400
     asked = [place.endpoint.asking(OTHER, 3 * LONG) for _ in range(SLOTS)]
     # first, since one that is on its way to a free slot counts as waiting
-    within(lambda: place.endpoint.figure("serve_app_engine", model=OTHER, figure="running") == SLOTS, "all slots run")
+    wait_until(
+        lambda: place.endpoint.figure("serve_app_engine", model=OTHER, figure="running") == SLOTS,
+        CHANGED_S,
+        "all slots run",
+    )
     asked += [place.endpoint.asking(OTHER, LONG) for _ in range(4)]
     answers = [one.answer() for one in asked]
     assert sorted(one.status for one in answers) == [200] * (SLOTS + 1) + [429] * 3
@@ -257,7 +267,7 @@ def test_a_controller_that_dies_forgets_no_change_and_restarts_nothing(place: Pl
 
 def test_an_engine_that_loads_while_the_controller_dies_goes_on_loading(place: Place) -> None:
     place.declare(configured(model(OTHER), model("loads", simulated={"start_s": LOADING_S})))
-    within(lambda: place.loading("loads"), "it loads")
+    wait_until(lambda: place.loading("loads"), CHANGED_S, "it loads")
     before = place.loading("loads")
     place.kill_controller()
     place.wait_serving("loads")
@@ -271,15 +281,15 @@ def test_a_model_taken_out_and_put_back_at_once_goes_on_when_its_former_self_end
     with place.endpoint.streaming(OTHER, ENDLESS) as lines:
         next(lines)
         place.declare(configured())
-        within(lambda: place.endpoint.ask(OTHER).status == 404, "it is taken out")
+        wait_until(lambda: place.endpoint.ask(OTHER).status == 404, CHANGED_S, "it is taken out")
         place.declare(BASE)
-        within(lambda: place.endpoint.ask(OTHER).status == 200, "it is back")
+        wait_until(lambda: place.endpoint.ask(OTHER).status == 200, CHANGED_S, "it is back")
         assert next(lines).startswith(b"data: {")
     place.wait_running(BASE)
     (after,) = place.replicas(OTHER)[OTHER]
     assert after != before
     os.kill(place.process(deployment_of(OTHER)), signal.SIGKILL)
-    within(lambda: place.replicas(OTHER)[OTHER] not in ([], [after]), "another replica")
+    wait_until(lambda: place.replicas(OTHER)[OTHER] not in ([], [after]), CHANGED_S, "another replica")
     assert place.endpoint.ask(OTHER).status == 200
 
 
@@ -301,7 +311,7 @@ def test_a_configuration_that_serve_cannot_build_is_taken_back(place: Place) -> 
         }
     )
     try:
-        reported = remote.event(COMMAND_S)
+        reported = remote.event(patient(COMMAND_S))
     finally:
         remote.close()
     assert reported is not None
@@ -376,18 +386,10 @@ def test_a_router_that_starts_later_has_the_present_configuration(started: Place
     before = started.replicas("Router")
     os.kill(started.process("Router"), signal.SIGKILL)
     started.wait(lambda state: running(state)["Router"] not in ([], before["Router"]), "another router")
-    within(lambda: started.endpoint.get("/ready", NEW_KEY).status_code == 200, "the endpoint is back")
+    wait_until(lambda: started.endpoint.get("/ready", NEW_KEY).status_code == 200, CHANGED_S, "the endpoint is back")
     assert started.endpoint.get("/health").status_code == 401
     assert started.endpoint.ask("added", key=NEW_KEY).status == 200
     assert started.endpoint.ask(OTHER, key=NEW_KEY).status == 404
-
-
-def within(condition: Any, goal: str) -> None:
-    """Until it is so; bound: CHANGED_S."""
-    deadline = time.monotonic() + CHANGED_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {CHANGED_S} s: {goal}"
-        time.sleep(POLL_S)  # bound: CHANGED_S
 
 
 def command(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -397,5 +399,10 @@ def command(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "serve_app.cli", *arguments, "--instance", name, "--state-dir", str(folder)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     return subprocess.run(
-        line, env=environment | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        line,
+        env=environment | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=patient(COMMAND_S),
+        check=False,
     )

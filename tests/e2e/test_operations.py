@@ -18,6 +18,7 @@ from serve_app.system.tls import ADMIN_SOCKETS
 from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
+from tests.waiting import patient
 
 ENGINE_CORE = ("VLLM", "EngineCore", "spawn_main")  # its title, and what it is before it has one
 
@@ -182,7 +183,7 @@ def _grpc_status(port: int, method: str) -> grpc.StatusCode:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
         try:
-            call(b"", timeout=PROBE_S)
+            call(b"", timeout=patient(PROBE_S))
         except grpc.RpcError as error:
             status: grpc.StatusCode = error.code()
             return status
@@ -202,7 +203,7 @@ def test_haproxy_takes_the_routers_themselves_for_healthy(stack: Stack) -> None:
         missing("the external stack's files are not known")
     (admin,) = Path(stack.cluster.instance.run_dir).glob(ADMIN_SOCKETS)
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(PROBE_S)
+        link.settimeout(patient(PROBE_S))
         link.connect(str(admin))
         link.sendall(b"show stat\n")
         text = b"".join(iter(lambda: link.recv(65536), b"")).decode()

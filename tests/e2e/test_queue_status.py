@@ -9,9 +9,10 @@ import openai
 import pytest
 
 from tests.e2e.half_closed import read_until, send
-from tests.e2e.observe import ABORT_S, Observer, within
+from tests.e2e.observe import ABORT_S, Observer
 from tests.e2e.stack import MAX_QUEUED, Stack
 from tests.e2e.test_admission import load_on
+from tests.waiting import wait_until
 
 ASKED = {"X-Queue-Status": "1"}
 TOKENS = 20
@@ -50,7 +51,9 @@ def test_who_closes_after_a_comment_leaves_the_queue(stack: Stack, observer: Obs
             await load.fill_slots()
             with await asyncio.to_thread(send, stack, "/v1/completions", body, headers=ASKED) as connection:
                 await asyncio.to_thread(read_until, connection, b": queue position=1")
-            await asyncio.to_thread(within, ABORT_S, lambda: observer.waiting(simulated), 0, "requests waiting")
+            await asyncio.to_thread(
+                wait_until, lambda: observer.waiting(simulated), ABORT_S, "requests waiting", wanted=0
+            )
 
     with observer.ends(simulated, "cancelled_queued"):
         asyncio.run(scenario())

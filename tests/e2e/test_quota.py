@@ -19,13 +19,14 @@ import pytest
 
 from serve_app.names import ROUTER, deployment_of
 from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model
-from tests.e2e.crashing import CLIENT_PAIRS, actor, difference, failed, kill, known, load, settled, unless_gone, within
+from tests.e2e.crashing import CLIENT_PAIRS, actor, difference, failed, kill, known, load, settled, unless_gone
+from tests.waiting import during, wait_until
 
 ROUTERS = 2
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
 ENGINE_BACK_S = 5.0  # the promise: a dead engine's memory is free
 ROUTER_BACK_S = 5.0  # the promise: a dead router's shares are free
-LOOKS_S = 2.0  # of this test, on a machine that others use: a look asks Serve, which answers within a second
+LOOKS_S = 2.0  # of this test, beside others of the suite: a look asks Serve, which answers within a second
 STILL_S = 6.0  # longer than any owner may be silent
 STORM_S = 20.0
 STORM_GAP_S = (0.2, 2.0)  # between blows
@@ -67,7 +68,7 @@ def test_a_killed_engines_memory_is_free_within_five_seconds_and_it_is_replaced(
     (before,) = place.replicas(OTHER)[OTHER]
     with load(place) as running:
         kill(place.process(deployment_of(OTHER)))
-        took_s = within(lambda: before not in known(place), ENGINE_BACK_S + LOOKS_S, "the grant is back")
+        took_s = wait_until(lambda: before not in known(place), ENGINE_BACK_S + LOOKS_S, "the grant is back").wall_s
         whole_s = settled(place, CHANGED_S, idle=False)
     print(f"a killed engine's memory was free after {took_s:.1f} s, and another had it after {whole_s:.1f} s more")
     assert failed(running) == []
@@ -85,10 +86,10 @@ def test_an_engine_that_stands_still_keeps_its_memory_until_its_process_is_gone(
 
     os.kill(process, signal.SIGSTOP)
     try:
-        within(lambda: state() == "ending", STILL_S + LOOKS_S, "it counts as gone")
+        wait_until(lambda: state() == "ending", STILL_S + LOOKS_S, "it counts as gone")
     finally:
         kill(process)
-    took_s = within(lambda: state() == "none", ENGINE_BACK_S + LOOKS_S, "its memory is free")
+    took_s = wait_until(lambda: state() == "none", ENGINE_BACK_S + LOOKS_S, "its memory is free").wall_s
     print(f"free {took_s:.1f} s after the process was gone")
     whole(place)
 
@@ -150,7 +151,7 @@ def test_a_killed_routers_shares_are_back_within_five_seconds(place: Place) -> N
         shares = [set(one["kv_tokens_by_router"]) & before for one in figures["engines"]]
         return bool(shares) and all(len(one) == ROUTERS - 1 for one in shares)
 
-    took_s = within(one_is_gone, ROUTER_BACK_S + LOOKS_S, "its shares are back")
+    took_s = wait_until(one_is_gone, ROUTER_BACK_S + LOOKS_S, "its shares are back").wall_s
     print(f"a killed router's shares were free after {took_s:.1f} s")
     whole(place)
 
@@ -158,11 +159,10 @@ def test_a_killed_routers_shares_are_back_within_five_seconds(place: Place) -> N
 @pytest.mark.long
 def test_after_a_storm_of_kills_and_standstills_the_ledger_is_what_there_is(place: Place) -> None:
     chance = random.Random(4)
-    until = time.monotonic() + STORM_S
     stopped: list[int] = []
     blows: list[str] = []
     running = [Load(place.endpoint) for _ in range(CLIENT_PAIRS)]
-    while time.monotonic() < until:
+    for _ in during(STORM_S):
         victim = chance.choice(["actor", ROUTER, deployment_of(OTHER), deployment_of(STEADY)])
         found = [actor(place)] if victim == "actor" else place.processes(victim)
         alive = [pid for pid in found if pid is not None]
@@ -196,9 +196,9 @@ def leaves_while_blocked(place: Place, *models: dict[str, Any]) -> float:
     def waits() -> bool:
         return any(one["model"] == "third" for one in (place.quota() or {"waiting": []})["waiting"])
 
-    within(waits, CHANGED_S, "the third waits")
+    wait_until(waits, CHANGED_S, "the third waits")
     place.declare(configured(*models, router={"replicas": ROUTERS}))
-    return within(lambda: place.quota() is not None and not waits(), EQUAL_S, "the third is gone")
+    return wait_until(lambda: place.quota() is not None and not waits(), EQUAL_S, "the third is gone").wall_s
 
 
 def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_is_room(place: Place) -> None:
@@ -213,13 +213,15 @@ def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_i
         (found,) = [one for one in place.status()["models"] if one["name"] == "second"] or [{"state": ""}]
         return found if found["state"] == "blocked: memory" else None
 
-    within(blocked, CHANGED_S, "the second is blocked")
+    wait_until(blocked, CHANGED_S, "the second is blocked")
     seen = blocked()
     assert seen is not None
     assert "1 replica waits for" in seen["message"]
     assert "bytes needed" in seen["message"]
     assert place.endpoint.ask("first").status == 200
-    within(lambda: place.endpoint.figure("serve_app_blocked", model="second") == ROUTERS, CHANGED_S, "by each router")
+    wait_until(
+        lambda: place.endpoint.figure("serve_app_blocked", model="second") == ROUTERS, CHANGED_S, "by each router"
+    )
     assert place.endpoint.figure("serve_app_blocked", model="first") == 0
     waiting = (place.quota() or {})["waiting"]
     assert [(one["model"], one["state"]) for one in waiting] == [("second", "blocked: memory")]
@@ -229,7 +231,7 @@ def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_i
     took_s = leaves_while_blocked(place, model(OTHER), first, second)
     print(f"a replica that waited for memory was gone {took_s:.1f} s after its model was taken out")
     place.declare(configured(model(OTHER), second, router={"replicas": ROUTERS}))
-    within(lambda: place.endpoint.serves("second"), CHANGED_S, "it starts by itself")
+    wait_until(lambda: place.endpoint.serves("second"), CHANGED_S, "it starts by itself")
     assert place.replicas("second") == {"second": [replica]}, "the very one that waited"
     settled(place)
     place.become(BASE)

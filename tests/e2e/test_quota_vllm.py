@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from serve_app.names import deployment_of
 from serve_app.settings import GB, ModelSettings
 from tests.e2e.changing import KEY, POLL_S, Place, place
 from tests.requires import requires
+from tests.waiting import Met, during, wait_until
 
 KV_GB = 0.5
 SMALL_GB = 0.25
@@ -27,11 +27,12 @@ FIXED_BYTES = estimated_need(ModelSettings(name="m", dtype="float32", max_num_se
 DEVICE_BYTES = 2 * FIXED_BYTES + int((KV_GB + SMALL_GB + WEIGHTS_ROOM_GB) * GB)  # not for twice KV_GB
 STARTED_S = 300.0  # two engines one after the other, 40 s each on two idle cores
 EQUAL_S = 10.0  # the promise: after a crash the ledger equals reality
-LOOK_S = 2.0  # of this test, on a machine that others use
+LOOK_S = 2.0  # of this test
 CORE = "VLLM::EngineCore"
 LOADED_S = 5.0  # of requests, while the memory is measured
 
 Engine = dict[str, Any]
+T = TypeVar("T")
 
 
 def model(name: str, kv_gb: float) -> dict[str, Any]:
@@ -43,12 +44,9 @@ def config(*models: dict[str, Any]) -> dict[str, Any]:
     return {"models": list(models), "auth": {"keys": [{"key": KEY}]}, "quota": {"host_memory_share": share}}
 
 
-def until(own_place: Place, condition: Callable[[], Any], goal: str) -> Any:
-    deadline = time.monotonic() + STARTED_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{goal}: {own_place.status()}, {own_place.quota()}"
-        time.sleep(POLL_S)  # bound: STARTED_S
-    return found
+def until(own_place: Place, condition: Callable[[], T], goal: str) -> Met[T]:
+    seen = lambda: (own_place.status(), own_place.quota())  # noqa: E731
+    return wait_until(condition, STARTED_S, goal, seen=seen, poll_s=POLL_S)
 
 
 def small(own_place: Place) -> bool:
@@ -77,7 +75,7 @@ def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within
         own_place.declare(config(model("first", KV_GB)))
         until(own_place, lambda: own_place.endpoint.serves("first"), "the first starts")
         own_place.declare(config(model("first", KV_GB), model("second", KV_GB)))
-        (waiting,) = until(own_place, lambda: (own_place.quota() or {}).get("waiting"), "the second waits")
+        (waiting,) = until(own_place, lambda: (own_place.quota() or {}).get("waiting"), "the second waits").found
         assert (waiting["model"], waiting["state"]) == ("second", "blocked: memory")
         until(
             own_place,
@@ -93,9 +91,8 @@ def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within
         until(own_place, lambda: own_place.endpoint.serves("first") and own_place.endpoint.serves("second"), "both run")
         until(own_place, lambda: small(own_place), "both hold what they are to have")
         assert own_place.replicas("second") == {"second": [waiting["replica"]]}, "the very one that waited"
-        until_loaded = time.monotonic() + LOADED_S
         most: dict[str, int] = {}
-        while time.monotonic() < until_loaded:
+        for _ in during(LOADED_S):
             for name, engine in engines(own_place).items():
                 assert own_place.endpoint.ask(name, 32).status == 200
                 most[name] = max(most.get(name, 0), engine["measured_bytes"])
@@ -109,16 +106,10 @@ def test_the_second_engine_waits_until_the_first_is_smaller_and_both_stay_within
         assert figures["alarms"] == []
 
         replica = engines(own_place)["second"]["replica"]
-        began = time.monotonic()
         os.kill(core_of(own_place, "second"), signal.SIGKILL)
-        until(
-            own_place,
-            lambda: replica not in {one["replica"] for one in engines(own_place).values()},
-            "its grant is back",
-        )
-        back_s = time.monotonic() - began
-        print(f"the grant of an engine whose EngineCore was killed was back after {back_s:.1f} s")
-        assert back_s < EQUAL_S + LOOK_S
+        ids = lambda: {one["replica"] for one in engines(own_place).values()}  # noqa: E731
+        back = wait_until(lambda: replica not in ids(), EQUAL_S + LOOK_S, "its grant is back", seen=ids)
+        print(f"the grant of an engine whose EngineCore was killed was back after {back.wall_s:.1f} s")
         until(own_place, lambda: own_place.endpoint.serves("second"), "another one serves")
         assert engines(own_place)["second"]["state"] == "committed"
         assert set(engines(own_place)) == {"first", "second"}

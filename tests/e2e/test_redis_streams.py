@@ -19,10 +19,10 @@ from serve_app.store.records import UsageQuery
 from serve_app.store.sql import SqlStore
 from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
-from tests.e2e.observe import within
 from tests.e2e.stack import BATCH_KEY, PEOPLE_KEY, Stack
 from tests.fakes.redis_server import redis_server
 from tests.requires import requires
+from tests.waiting import wait_until
 
 MODEL = "streamed"
 STEP_S = 0.005
@@ -112,15 +112,15 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
     ]
     own = streamed.add(endpoint="/v1/completions", body=request("Mine", 5), reply_to=MINE)
     wrong = streamed.add(endpoint="/v1/completions", body=request("No", 5, model="unknown"))
-    within(READ_S, lambda: len(streamed.entries(REPLIES)) > 0, True, "some are answered")
+    wait_until(lambda: len(streamed.entries(REPLIES)) > 0, READ_S, "some are answered")
     in_flight = streamed.consumers()
     killed = max(in_flight, key=lambda pid: in_flight[pid])
     assert in_flight[killed] > 0
     assert title_of(killed).startswith(f"ray::ServeReplica:serve_app:{BATCH_WORKER}")
     kill(killed)
     answered = lambda: {one["entry"] for one in streamed.entries(REPLIES)}  # noqa: E731
-    within(ANSWERED_S, lambda: len(answered()) + len(streamed.entries(MINE)), ENTRIES + 2, "replies")
-    within(READ_S, lambda: sum(streamed.consumers().values()), 0, "entries in flight")
+    wait_until(lambda: len(answered()) + len(streamed.entries(MINE)), ANSWERED_S, "replies", wanted=ENTRIES + 2)
+    wait_until(lambda: sum(streamed.consumers().values()), READ_S, "entries in flight", wanted=0)
 
     replies = streamed.entries(REPLIES)
     assert answered() == {*ids, wrong}
@@ -130,7 +130,7 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
     tokens = Counter(json.loads(one["body"])["usage"]["completion_tokens"] for one in replies if one["entry"] != wrong)
     assert tokens.keys() == {TOKENS}
     once = Counter(requests=ENTRIES + 1, output_tokens=ENTRIES * TOKENS + 5)
-    within(READ_S, lambda: used(streamed.stack), once, "each counted once")
+    wait_until(lambda: used(streamed.stack), READ_S, "each counted once", wanted=once)
 
 
 def test_no_use_is_lost_at_a_normal_end(streamed: StreamStack) -> None:

@@ -18,10 +18,11 @@ import requests
 from serve_app.cluster.local.ports import reserved_block
 from serve_app.system.haproxy import TRUSTED_VARIABLE
 from tests.e2e import stack as stacks
-from tests.e2e.observe import ABORT_S, FILL_S, Observer, within
+from tests.e2e.observe import ABORT_S, FILL_S, Observer
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.requires import requires
 from tests.system.certificates import NAME, self_signed
+from tests.waiting import patient, wait_until
 
 requires("linux")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Unverified HTTPS request")]  # it is self-signed
@@ -64,12 +65,12 @@ def nginx(folder: Path, upstream: str) -> Iterator[str]:
     config.write_text(MAIN.format(folder=folder, server=server))
     process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(config)], stderr=subprocess.PIPE, text=True)
     try:
-        within(UP_S, lambda: listens(port) or process.poll() is not None, True, "nginx listens, or has ended")
+        wait_until(lambda: listens(port) or process.poll() is not None, UP_S, "nginx listens, or has ended")
         assert process.poll() is None, process.communicate()[1]
         yield f"https://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(UP_S)
+        process.wait(patient(UP_S))
 
 
 def listens(port: int) -> bool:
@@ -118,8 +119,8 @@ def test_a_client_that_leaves_ends_its_request(proxy: str, direct: Stack) -> Non
         with post(proxy, direct, body(8000, stream=True), stream=True) as answer:
             lines = answer.iter_lines(chunk_size=1)  # kept: the connection is closed with the iterator
             next(lines)
-            within(FILL_S, lambda: observer.running(MODEL), 1, "sequences running")
-        within(ABORT_S, lambda: observer.figures(MODEL), (0, 0, 0), "running, waiting, granted")
+            wait_until(lambda: observer.running(MODEL), FILL_S, "sequences running", wanted=1)
+        wait_until(lambda: observer.figures(MODEL), ABORT_S, "running, waiting, granted", wanted=(0, 0, 0))
 
 
 def test_errors_and_large_bodies_are_the_routers_own(proxy: str, direct: Stack) -> None:

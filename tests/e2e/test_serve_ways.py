@@ -19,6 +19,7 @@ from serve_app.names import APPLICATION, ROUTER, deployment_of
 from serve_app.settings import parse
 from tests.e2e.changing import KEY, OTHER, STEADY, Place, configured, model, running
 from tests.interruptible import interruptible
+from tests.waiting import patient
 
 BASE = configured(model(OTHER))
 COMMAND_S = 120.0  # of one command: Python and Ray, five seconds on an idle machine
@@ -45,7 +46,7 @@ def command(place: Place | None, *line: str, **more: str) -> subprocess.Complete
         env=environment(place) | more,
         capture_output=True,
         text=True,
-        timeout=COMMAND_S,
+        timeout=patient(COMMAND_S),
         check=False,
     )
 
@@ -90,10 +91,10 @@ class Rest:
         return self.put_as(config, self._token)
 
     def put_as(self, config: Any, token: str | None) -> requests.Response:
-        return requests.put(self._url, json=config, headers=self.headers(token), timeout=API_S)
+        return requests.put(self._url, json=config, headers=self.headers(token), timeout=patient(API_S))
 
     def get(self) -> Any:
-        return requests.get(self._url, headers=self.headers(self._token), timeout=API_S).json()
+        return requests.get(self._url, headers=self.headers(self._token), timeout=patient(API_S)).json()
 
 
 def test_the_exported_configuration_holds_no_key_and_serve_deploy_runs_it(
@@ -198,10 +199,10 @@ def test_serve_run_refuses_a_wrong_file_and_takes_over_with_a_right_one(
         state = place.wait(lambda state: state["state"] == "running", "all of it runs")
         assert {name: ids for name, ids in running(state).items() if name != "added"} == before
         run.send_signal(signal.SIGINT)
-        assert run.wait(COMMAND_S) == 0
+        assert run.wait(patient(COMMAND_S)) == 0
     finally:
         run.kill()
-        run.wait(COMMAND_S)
+        run.wait(patient(COMMAND_S))
     # the node's stand-in for Serve's HAProxy keeps the port for a while, and says so
     gone = place.endpoint.ask(STEADY)
     assert (gone.status, json.loads(gone.text)["error"]["code"]) == (503, "no_router")

@@ -14,13 +14,14 @@ import requests
 from serve_app.names import deployment_of
 from tests.e2e.agents_inside import run_agents, without_await
 from tests.e2e.changing import CHANGED_S, KEY, POLL_S, REQUEST_S, Place, model
+from tests.waiting import during, patient, quiet_time, wait_until
 
 MODEL = "agents"
 OTHER_KEY = "sk-sessions-other-tenant"
 POOL = 8192  # KV tokens of an engine
 SLOTS = 2  # of an engine's line
 BYTES_PER_TOKEN = 131_072  # of the simulated engine
-NO_WAIT_S = 1.0  # from a session request's start to its end on a busy machine; an ordinary one waits for many seconds
+NO_WAIT_S = 1.0  # from a session request's start to its end; an ordinary one waits for many seconds
 CONFIG: dict[str, Any] = {
     "models": [
         model(
@@ -50,7 +51,7 @@ def call(place: Place, method: str, path: str = "", body: Any = None, key: str =
         f"{place.endpoint.url}/v1/sessions{path}",
         headers={"Authorization": f"Bearer {key}"},
         json=body,
-        timeout=REQUEST_S,
+        timeout=patient(REQUEST_S),
     )
 
 
@@ -61,22 +62,20 @@ def opened(place: Place, session_id: str, **asked: Any) -> dict[str, Any]:
 
 
 def step(place: Place, session_id: str, tokens: int = 3) -> tuple[int, float]:
-    """One request of a session: its status and the seconds it took."""
-    began = time.monotonic()
+    """One request of a session: its status and the seconds of a quiet machine that it took."""
+    began = quiet_time()
     answer = requests.post(
         f"{place.endpoint.url}/v1/completions",
         headers={"Authorization": f"Bearer {KEY}", "X-Session-Id": session_id},
         json={"model": MODEL, "prompt": "The river", "max_tokens": tokens},
-        timeout=REQUEST_S,
+        timeout=patient(REQUEST_S),
     )
-    return answer.status_code, time.monotonic() - began
+    return answer.status_code, quiet_time() - began
 
 
-def ends(place: Place, session_id: str, within_s: float = CHANGED_S) -> None:
-    deadline = time.monotonic() + within_s
-    while call(place, "GET", f"/{session_id}").status_code != 404:
-        assert time.monotonic() < deadline, f"{session_id} is still open after {within_s} s"
-        time.sleep(POLL_S)  # bound: within_s
+def ends(place: Place, session_id: str) -> None:
+    look = lambda: call(place, "GET", f"/{session_id}").status_code  # noqa: E731
+    wait_until(look, CHANGED_S, f"{session_id} has ended", wanted=404, poll_s=POLL_S)
 
 
 def test_a_session_is_opened_looked_at_renewed_and_closed_through_any_router(place: Place) -> None:
@@ -147,10 +146,9 @@ def test_requests_of_a_session_do_not_wait_while_the_queue_is_full(place: Place)
 def test_a_silent_session_ends_and_one_in_use_does_not(place: Place) -> None:
     for name in ("silent", "used"):
         opened(place, name, ttl_s=5)
-    until = time.monotonic() + 7.0  # bound: the time to live, and the tick after it
-    while time.monotonic() < until:
+    for _ in during(patient(7.0)):  # the time to live, and the tick after it
         assert step(place, "used")[0] == 200
-        time.sleep(0.5)  # bound: `until`, above
+        time.sleep(0.5)  # a client's pace
     assert call(place, "GET", "/silent").status_code == 404
     assert call(place, "GET", "/used").status_code == 200
     assert step(place, "silent")[0] == 200  # an ordinary request
@@ -193,11 +191,13 @@ def test_a_script_has_a_session_without_await(place: Place) -> None:
 
 
 def _eventually_found(place: Place, session_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + CHANGED_S
-    while (answer := call(place, "GET", f"/{session_id}")).status_code != 200:
-        assert time.monotonic() < deadline, answer.text
-        time.sleep(POLL_S)  # bound: CHANGED_S; Ray starts the actor again within seconds
-    return dict(answer.json())
+    """The session, once the actor is there again: Ray starts it within seconds."""
+
+    def look() -> dict[str, Any]:
+        answer = call(place, "GET", f"/{session_id}")
+        return dict(answer.json()) if answer.status_code == 200 else {}
+
+    return wait_until(look, CHANGED_S, f"{session_id} is found", poll_s=POLL_S).found
 
 
 def _command(pid: int) -> bytes:

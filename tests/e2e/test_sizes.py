@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from serve_app.core.body_bounds import MAX_TOKEN_BYTES
-from tests.e2e.observe import FILL_S, Observer, within
+from tests.e2e.observe import FILL_S, Observer
 from tests.e2e.stack import TINY, Stack
+from tests.waiting import wait_until
 
 MODEL_TOKENS = 2048  # max_model_len of the tests' model
 GRPC_DEFAULT_BYTES = 4 * 2**20  # the largest message between two Serve processes unless it is raised
@@ -65,7 +66,7 @@ def test_an_answer_of_megabytes_arrives_and_breaks_no_other_stream(
     }
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(stack.post, "/v1/completions", stream | {"ignore_eos": True})
-        within(FILL_S, lambda: observer.running(TINY), 1, "sequences running")
+        wait_until(lambda: observer.running(TINY), FILL_S, "sequences running", wanted=1)
         answer = stack.post("/v1/completions", large, headers=stack.headers(batch_key), timeout=ANSWER_WITHIN_S)
         text = other.result().text
 

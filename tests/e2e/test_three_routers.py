@@ -11,7 +11,6 @@ import math
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,14 +18,15 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.observe import FILL_S, IDLE_S, Observer, within
+from tests.e2e.observe import FILL_S, IDLE_S, Observer
 from tests.e2e.stack import REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import MODEL, ROUTERS, SLOTS, all_routers, process
+from tests.waiting import patient, quiet_time, wait_until
 
 TOKENS = 24  # 0.12 s of the engine's time: 33 requests a second
 LONGER = 60  # 0.3 s: 13 a second
 RANK = {"low": 0, "normal": 1, "high": 2}
-EXCHANGE_S = 0.5  # one exchange is a few milliseconds; a process of three may be kept waiting by a busy machine
+EXCHANGE_S = 0.5  # one exchange is a few milliseconds; a process of three may be kept waiting by the others
 # far more than the engine serves, and less than the client can send
 MIXED = 120
 MIXED_PER_S = 60.0
@@ -34,7 +34,7 @@ EQUAL = 60  # requests in each of two groups
 SIGMAS = 4.0  # a fair order fails once in 16,000 runs
 QUEUED = 40  # requests that each router has when one is killed
 RETRIES = 8  # of the SDK: half a second, doubled each time, up to 8 s
-GAP_S = 10.0  # a dead router's slots are back after 4.5 s; the rest is for a busy machine
+GAP_S = 10.0  # a dead router's slots are back after 4.5 s; the rest is for the other tests beside this one
 BURST_S = 10.0  # for a request that needs every slot at once, and so waits for all credit to come back
 ID_HEADER = "x-serve-app-request-id"
 
@@ -93,12 +93,12 @@ async def served(three: Stack, plan: Sequence[tuple[str, dict[str, Any]]], per_s
         return await receipts(opened[0], dict(zip(ids, (group for group, _ in plan), strict=True)))
 
 
-def passed(found: Sequence[Served]) -> list[tuple[Served, Served, float]]:
+def passed(found: Sequence[Served], exchange_s: float) -> list[tuple[Served, Served, float]]:
     """Who was granted while one of a higher class had waited for longer than an exchange: both, and for how long."""
     return [
         (lower, higher, lower.granted - higher.arrived)
         for lower, higher in itertools.product(found, found)
-        if RANK[lower.level] < RANK[higher.level] and higher.arrived + EXCHANGE_S < lower.granted < higher.granted
+        if RANK[lower.level] < RANK[higher.level] and higher.arrived + exchange_s < lower.granted < higher.granted
     ]
 
 
@@ -120,8 +120,11 @@ def test_no_router_grants_a_lower_class_while_a_higher_one_has_waited_for_an_exc
     waits = {level: [one.granted - one.arrived for one in found if one.level == level] for level in RANK}
     most = {level: max(spans) for level, spans in waits.items()}
     print(f"longest waits {most}")
-    assert most["low"] > 2 * EXCHANGE_S, "the line was never longer than what is allowed: this shows nothing"
-    assert passed(found) == []
+    exchange_s = patient(EXCHANGE_S)
+    assert most["low"] > max(exchange_s, 2 * EXCHANGE_S), (
+        "the line was never longer than what is allowed: this shows nothing"
+    )
+    assert passed(found, exchange_s) == []
     assert rank_gap(found, "high", "low") > SIGMAS
 
 
@@ -138,14 +141,14 @@ def test_groups_of_equal_class_are_served_alike(three: Stack) -> None:
 
 
 class Ends:
-    """When requests ended."""
+    """When requests ended, in seconds of a quiet machine."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
 
     async def note(self, request: Awaitable[Any]) -> None:
         await request
-        self.at.append(time.monotonic())
+        self.at.append(quiet_time())
 
     @property
     def longest_gap_s(self) -> float:
@@ -178,7 +181,7 @@ def test_a_router_killed_with_requests_in_queue_costs_the_others_nothing_and_lea
         ):
             by_sdk = [sdk.completions.create(model=MODEL, prompt="a", max_tokens=TOKENS) for _ in range(2 * QUEUED)]
             asked = [asyncio.create_task(ends.note(one)) for one in by_sdk]
-            await asyncio.to_thread(within, FILL_S, lambda: least_waiting() > 2, True, "some wait at each router")
+            await asyncio.to_thread(wait_until, lambda: least_waiting() > 2, FILL_S, "some wait at each router")
             asked += [asyncio.create_task(ends.note(ask(one))) for _ in range(QUEUED) for one in others]
             await asyncio.sleep(0.2)  # so that they are in line
             assert await asyncio.to_thread(least_waiting) > 0, "nobody is at the router: this shows nothing"
@@ -198,13 +201,13 @@ def test_a_router_killed_with_requests_in_queue_costs_the_others_nothing_and_lea
     now = all_routers(three)
     for router in now:
         Observer(router).wait_idle(MODEL)
-    within(IDLE_S, lambda: held_beyond_credit(three), [], "tokens that no router needs")
+    wait_until(lambda: held_beyond_credit(three), IDLE_S, "tokens that no router needs", wanted=[])
     for router in now:
-        began = time.monotonic()
+        began = quiet_time()
         answer = router.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2, "n": SLOTS})
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"]) == SLOTS
-        assert time.monotonic() - began < BURST_S
+        assert quiet_time() - began < BURST_S
 
 
 def test_one_scrape_has_the_metrics_of_every_router(three: Stack) -> None:

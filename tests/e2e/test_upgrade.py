@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.requires import requires
+from tests.waiting import patient
 
 requires("linux")
 
@@ -20,7 +21,7 @@ RUN_S = 400.0  # 45 s on two idle cores
 def test_nothing_fails_while_model_settings_and_code_are_replaced_and_a_bad_model_is_rolled_back() -> None:
     command = [sys.executable, "-m", "benchmarks.upgrade", "--quick", "--engine", "simulated"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(RUN_S), check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["requests"] > 100

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.observe import within
 from tests.e2e.stack import BATCH_KEY, REQUEST_TIMEOUT_S, Stack
 from tests.e2e.three import WIDE, all_routers, process
+from tests.waiting import during, wait_until
 
 LOAD_S = 8.0
 KILLED_AFTER_S = 4.0
@@ -62,12 +62,13 @@ async def ask(http: httpx.AsyncClient, draw: random.Random, asked: Asked) -> Non
 async def load(router: Stack, seed: int, seconds: float) -> Asked:
     asked = Asked()
     draw = random.Random(seed)
-    until = time.monotonic() + seconds
     headers = router.headers(BATCH_KEY)
     async with httpx.AsyncClient(base_url=router.base_url, headers=headers, timeout=REQUEST_TIMEOUT_S) as http:
 
         async def client() -> None:
-            while time.monotonic() < until and not asked.broken:
+            for _ in during(seconds):
+                if asked.broken:
+                    return
                 await ask(http, draw, asked)
 
         await asyncio.gather(*(client() for _ in range(CLIENTS)))
@@ -91,7 +92,7 @@ def test_the_use_of_all_routers_is_the_sum_of_the_answers_own_usage(three: Stack
 
     total: Counter[str] = sum((asked.sums for asked in asyncio.run(scenario())), Counter())
     assert total["requests"] > 3 * CLIENTS
-    within(REPORTED_S, lambda: stored(three) - before, total, "the sum of the answers' own usage")
+    wait_until(lambda: stored(three) - before, REPORTED_S, "the sum of the answers' own usage", wanted=total)
     other = three.get("/admin/usage?tenant=people", headers=three.headers(BATCH_KEY))
     assert other.status_code == 403
 
@@ -115,7 +116,7 @@ def test_of_a_killed_router_every_answer_counts_and_what_was_cut_is_unsettled(th
     assert not item.broken + other.broken
     all_routers(three)
     answered = item.sums + other.sums + dead.sums
-    within(FOUND_S, lambda: (stored(three) - before)["requests"] >= answered["requests"] - CLIENTS, True, "its journal")
+    wait_until(lambda: (stored(three) - before)["requests"] >= answered["requests"] - CLIENTS, FOUND_S, "its journal")
     found = stored(three) - before
     unsettled = found.pop("unsettled", 0)
     cut = len(dead.broken)

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 
-from tests.e2e.observe import within
 from tests.e2e.stack import TINY, Stack
+from tests.waiting import wait_until
 
 PROMPT = "The river carries the boat past the mill and the two old bridges. " * 12  # several blocks of the KV cache
 REPORTED_S = 20.0  # a report takes a second and some milliseconds; the rest is for a busy machine
@@ -58,7 +58,9 @@ def test_what_is_counted_is_what_vllm_says_in_its_answers(
     print(found)
     assert cached > 0
     counter = Counter(requests=len(found), prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
-    within(REPORTED_S, lambda: stored(stack, batch_key) - before, counter, "the sums of the answers' own usage")
+    wait_until(
+        lambda: stored(stack, batch_key) - before, REPORTED_S, "the sums of the answers' own usage", wanted=counter
+    )
 
 
 def test_a_stream_that_its_client_leaves_counts_with_its_prompt_and_what_was_generated(
@@ -71,7 +73,9 @@ def test_a_stream_that_its_client_leaves_counts_with_its_prompt_and_what_was_gen
     for _ in zip(range(5), stream, strict=False):
         pass
     stream.close()
-    within(REPORTED_S, lambda: (stored(stack, batch_key) - before)["requests"], 1, "the request that was cut")
+    wait_until(
+        lambda: (stored(stack, batch_key) - before)["requests"], REPORTED_S, "the request that was cut", wanted=1
+    )
     row = stored(stack, batch_key) - before
     assert row["prompt_tokens"] > 0
     assert 5 <= row["output_tokens"] < 1500

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import psycopg
 from benchmarks.common.child import ends_with_us
 from serve_app.system import preflight
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 USER = "postgres"  # Debian's, and the name of the superuser: the server refuses to run as root
 COMMAND_S = 120.0  # for a start or an end: a second on an idle machine
@@ -37,7 +37,9 @@ class PostgresServer:
         self._count = 0
         command = [f"{programs}/initdb", "--auth=trust", f"--username={USER}", "--no-sync", f"{folder}/data"]
         with (folder / "initdb").open("wb") as log:
-            subprocess.run([*_as_user(), *command], check=True, stdout=log, stderr=log, timeout=COMMAND_S, cwd="/")
+            subprocess.run(
+                [*_as_user(), *command], check=True, stdout=log, stderr=log, timeout=patient(COMMAND_S), cwd="/"
+            )
 
     def start(self) -> None:
         options = ("listen_addresses=", f"unix_socket_directories={self._folder}", "fsync=off", "max_connections=200")
@@ -45,20 +47,24 @@ class PostgresServer:
         command += [part for option in options for part in ("-c", option)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen([*_as_user(), *command], stdout=log, stderr=log, cwd="/")
-        deadline = time.monotonic() + COMMAND_S
-        while True:
+
+        def answers() -> bool:
+            assert self._process.poll() is None, self._last_words()
             try:
                 self._connect().close()
-                return
             except psycopg.OperationalError:
-                assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
-                assert time.monotonic() < deadline
-                time.sleep(POLL_S)  # bound: COMMAND_S
+                return False
+            return True
+
+        wait_until(answers, COMMAND_S, "PostgreSQL answers", seen=self._last_words, poll_s=POLL_S)
+
+    def _last_words(self) -> str:
+        return (self._folder / "log").read_text()[-2000:]
 
     def stop(self) -> None:
         """At once: connections break."""
         self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(COMMAND_S)
+        self._process.wait(patient(COMMAND_S))
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

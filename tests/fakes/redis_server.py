@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,9 @@ import redis
 
 from benchmarks.common.child import ends_with_us
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 COMMAND_S = 60.0  # for a start or an end: a tenth of a second on an idle machine
-POLL_S = 0.02
 
 
 class RedisServer:
@@ -35,21 +34,25 @@ class RedisServer:
         command += ["--appendfsync", "always"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen([*ends_with_us(), *command], stdout=log, stderr=log)
-        deadline = time.monotonic() + COMMAND_S
-        while True:
+
+        def answers() -> bool:
+            assert self._process.poll() is None, self._last_words()
             try:
                 with self.client() as client:
                     client.ping()
-                return
             except redis.ConnectionError:  # a server that loads its data is one, too
-                assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
-                assert time.monotonic() < deadline
-                time.sleep(POLL_S)  # bound: COMMAND_S
+                return False
+            return True
+
+        wait_until(answers, COMMAND_S, "Redis answers", seen=self._last_words)
+
+    def _last_words(self) -> str:
+        return (self._folder / "log").read_text()[-2000:]
 
     def kill(self) -> None:
         """At once: connections break."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(COMMAND_S)
+        self._process.wait(patient(COMMAND_S))
 
     def client(self) -> redis.Redis:
         """A blocking client for the test itself."""

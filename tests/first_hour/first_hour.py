@@ -21,6 +21,7 @@ from tests.first_hour.documents import WrongConfiguration
 from tests.first_hour.newcomer import PYTHON, SERVE_APP, Background, Newcomer
 from tests.first_hour.teams import Teams
 from tests.first_hour.walk import FIRST_ANSWER, Step, StepFailedError
+from tests.waiting import patient
 
 SETUP_S = 1800.0  # downloads several GB where `.venv` is not there yet
 COMMAND_S = 60.0  # a command that starts nothing takes 1 to 3 s
@@ -110,7 +111,7 @@ class FirstHour:
 
     def _sdk(self) -> str:
         client = openai.OpenAI(
-            base_url=f"{self._endpoint.url}/v1", api_key=self._endpoint.key, timeout=self._newcomer.left_s
+            base_url=f"{self._endpoint.url}/v1", api_key=self._endpoint.key, timeout=patient(self._newcomer.left_s)
         )
         models = [model.id for model in client.models.list()]
         whole = client.chat.completions.create(model=TINY, messages=QUESTION, max_tokens=16)

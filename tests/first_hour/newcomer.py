@@ -12,7 +12,6 @@ import re
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ import psutil
 from tests.first_hour.documents import ROOT
 from tests.first_hour.walk import StepFailedError
 from tests.interruptible import interruptible
+from tests.waiting import patient, quiet_time, wait_until
 
 SERVE_APP = ".venv/bin/serve-app"
 PYTHON = ".venv/bin/python"
@@ -44,21 +44,21 @@ class Newcomer:
         self.home = home
         kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_YET_SET)}
         self._environment = kept | {"HOME": str(home), "TMPDIR": str(home)}
-        self._deadline = time.monotonic()
+        self._until = quiet_time()
         self._started: list[Background] = []
 
     def begin(self, limit_s: float) -> None:
-        """The next step begins; nothing in it takes longer than that."""
-        self._deadline = time.monotonic() + limit_s
+        """The next step begins; nothing in it takes longer than that, in seconds of a quiet machine."""
+        self._until = quiet_time() + limit_s
 
     @property
     def left_s(self) -> float:
-        """Of the step.
+        """Of the step, in seconds of a quiet machine.
 
         Raises:
             StepFailedError: nothing is left.
         """
-        left_s = self._deadline - time.monotonic()
+        left_s = self._until - quiet_time()
         if left_s <= 0:
             raise StepFailedError("its time is over")
         return left_s
@@ -78,7 +78,7 @@ class Newcomer:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=self.left_s,
+                timeout=patient(self.left_s),
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
@@ -144,17 +144,23 @@ class Background:
         Raises:
             StepFailedError: it has ended, or the time is over.
         """
-        deadline = time.monotonic() + limit_s
-        while True:
+
+        def printed() -> str:
+            return self._log.read_text(errors="replace")
+
+        def look() -> re.Match[str] | None:
             has_ended = self.process.poll() is not None
-            text = self._log.read_text(errors="replace")
-            if (match := re.search(pattern, text, re.MULTILINE)) is not None:
-                return match
-            if has_ended:
-                raise failed(self._command, text, f"it has ended with exit status {self.process.returncode}")
-            if time.monotonic() > deadline:
-                raise failed(self._command, text, f"no line like {pattern!r} after {limit_s:.0f} s")
-            time.sleep(POLL_S)  # bound: the step's limit
+            match = re.search(pattern, printed(), re.MULTILINE)
+            if match is None and has_ended:
+                raise failed(self._command, printed(), f"it has ended with exit status {self.process.returncode}")
+            return match
+
+        try:
+            match = wait_until(look, limit_s, f"a line like {pattern!r}", poll_s=POLL_S).found
+        except AssertionError as late:
+            raise failed(self._command, printed(), str(late)) from None
+        assert match is not None
+        return match
 
     def await_end(self, limit_s: float) -> int:
         """Its exit status.
@@ -163,7 +169,7 @@ class Background:
             StepFailedError: it goes on.
         """
         try:
-            return self.process.wait(limit_s)
+            return self.process.wait(patient(limit_s))
         except subprocess.TimeoutExpired:
             raise failed(self._command, self._log.read_text(errors="replace"), "it goes on") from None
 
@@ -172,7 +178,7 @@ class Background:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(limit_s)
+                self.process.wait(patient(limit_s))
 
 
 def failed(command: tuple[str, ...], printed: str, why: str) -> StepFailedError:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,9 @@ from ray.serve.config import HTTPOptions
 from benchmarks.common.arms import free_port
 from serve_app.system import Tls, haproxy
 from serve_app.system.tls import ADMIN_SOCKETS
+from tests.waiting import patient, wait_until
 
-WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second; the machine may be busy
-
-
-def within(goal: str, so: Callable[[], Any]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + WITHIN_S
-    while not so():
-        assert time.monotonic() < deadline, f"{goal}: not within {WITHIN_S} s"
-        time.sleep(0.02)  # bound: WITHIN_S
+WITHIN_S = 20.0  # a HAProxy is up in a tenth of a second, and answers in less
 
 
 class Router(ThreadingHTTPServer):
@@ -70,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/lost") and not self.server.lost.is_set():
             self.close_connection = True
         elif self.path == "/late":
-            time.sleep(0.5)  # far above what HAProxy needs to see what its client does
+            time.sleep(patient(0.5))  # far above what HAProxy needs to see what its client does
             self._answer(b"{}")
         elif self.path.startswith("/500?"):
             self._answer(b'{"error": {"code": "its own"}}', 500, self.path.partition("?")[2])
@@ -139,7 +132,7 @@ class Edge:
         order += ["-sf", str(reload.pid), "-x", self.config.socket_path] if reload else []
         process = subprocess.Popen(order, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.started.append(process)
-        within("HAProxy answers Serve", lambda: f"Pid: {process.pid}\n" in self._info())
+        wait_until(lambda: f"Pid: {process.pid}\n" in self._info(), WITHIN_S, "HAProxy answers Serve")
         return process
 
     def _info(self) -> str:

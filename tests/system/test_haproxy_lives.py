@@ -16,7 +16,8 @@ import pytest
 
 from serve_app.system import haproxy
 from tests.requires import requires
-from tests.system.real_haproxy import WITHIN_S, Edge, Router, edge, routers, within
+from tests.system.real_haproxy import WITHIN_S, Edge, Router, edge, routers
+from tests.waiting import wait_until
 
 requires("linux")
 
@@ -107,7 +108,7 @@ def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(front: Edge, two
     assert front.ask()[0] == 0
     front.stand_in.check()
     stands = front.front()
-    within("the stand-in answers", lambda: front.ask()[0] == 200)
+    wait_until(lambda: front.ask()[0] == 200, WITHIN_S, "the stand-in answers")
     # Serve must not take it for its own: it would never replace what died
     with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as admin:
         admin.connect(front.config.socket_path)
@@ -117,7 +118,7 @@ def test_a_dead_haproxy_is_stood_in_for_until_serve_has_its_own(front: Edge, two
         empty = front.start(app=False)
         own = front.start(*two, reload=empty)
         assert front.front() == own.pid
-        within("the stand-in has ended", lambda: not lives(front, stands))
+        wait_until(lambda: not lives(front, stands), WITHIN_S, "the stand-in has ended")
     assert set(statuses) <= {0, 200}
     assert statuses.count(0) <= RESET
 
@@ -134,7 +135,7 @@ def test_a_killed_stand_in_is_followed_by_another(front: Edge, two: list[Router]
     first.wait()
     front.stand_in.check()
     os.kill(front.front(), signal.SIGKILL)
-    within("another answers", lambda: (front.stand_in.check(), front.ask()[0])[1] == 200)
+    wait_until(lambda: (front.stand_in.check(), front.ask()[0])[1] == 200, WITHIN_S, "another answers")
 
 
 def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(
@@ -146,8 +147,8 @@ def test_a_stand_in_ends_where_serve_puts_none_of_its_own_and_no_other_follows(
     first.wait()
     front.stand_in.check()
     stands = front.front()
-    within("the stand-in answers", lambda: front.ask()[0] == 200)
-    within("the stand-in has ended", lambda: not lives(front, stands))
+    wait_until(lambda: front.ask()[0] == 200, WITHIN_S, "the stand-in answers")
+    wait_until(lambda: not lives(front, stands), WITHIN_S, "the stand-in has ended")
     front.stand_in.check()
     assert front.front() == stands  # no other
     assert front.ask()[0] == 0
@@ -162,7 +163,7 @@ def test_a_stand_in_that_was_replaced_ends_its_streams_in_its_own_time(
     first.wait()
     front.stand_in.check()
     stands = front.front()
-    within("the stand-in answers", lambda: front.ask()[0] == 200)
+    wait_until(lambda: front.ask()[0] == 200, WITHIN_S, "the stand-in answers")
     own = front.start(*two, reload=front.start(app=False))
     front.stand_in.check()
     assert front.front() == own.pid != stands
@@ -247,7 +248,7 @@ def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router
         assert full[-1].recv(65_536).startswith(b"HTTP/1.1 200")
         for connection in (*reported, full[0]):
             connection.close()
-        within("there is room again", lambda: front.ask()[0] == 200)
+        wait_until(lambda: front.ask()[0] == 200, WITHIN_S, "there is room again")
         trusted = [front.raw(request, "127.0.0.2") for _ in range(12 + haproxy.REFUSED_PER_SOURCE)]
         assert trusted[-1].recv(65_536).startswith(b"HTTP/1.1 200")
         for connection in itertools.chain(trusted, full):

@@ -17,7 +17,8 @@ from serve_app.system import TLS_VARIABLES, Certificate, Tls, environment, hapro
 from serve_app.system.tls import PEM
 from tests.requires import requires
 from tests.system.certificates import NAME, self_signed
-from tests.system.real_haproxy import WITHIN_S, Edge, Router, edge, routers, within
+from tests.system.real_haproxy import WITHIN_S, Edge, Router, edge, routers
+from tests.waiting import wait_until
 
 requires("linux")
 
@@ -118,14 +119,14 @@ def test_a_haproxy_that_starts_later_has_it_too_and_one_that_is_away_gets_it_whe
     second = haproxy_edge.started[-1]
     haproxy_edge.start(router, reload=second)
     assert is_shown(haproxy_edge, tls.certificate.read_text())
-    within("the old one left", lambda: second.poll() is not None)
+    wait_until(lambda: second.poll() is not None, WITHIN_S, "the old one left")
 
 
 def test_the_stand_in_of_a_haproxy_that_died_speaks_tls_as_well(haproxy_edge: Edge, tls: Tls) -> None:
     haproxy_edge.started[-1].kill()
     haproxy_edge.started[-1].wait()
     haproxy_edge.stand_in.check()
-    within("the stand-in answers", lambda: _answers(haproxy_edge, tls))
+    wait_until(lambda: _answers(haproxy_edge, tls), WITHIN_S, "the stand-in answers")
 
 
 def _answers(haproxy_edge: Edge, tls: Tls) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from tests.waiting import wait_until
+
 TINY = "tiny"
 EMBED = "tiny-embed"
 SLOW = "slow"  # makes a token in 10 ms, up to 8,000 of them: a client can leave
@@ -78,14 +80,11 @@ def leaves(model: str = SLOW) -> Iterator[None]:
     cancelled: Mapping[str, str] = {"model": model, "outcome": "cancelled_running"}
     before = metric("serve_app_requests_total", **cancelled)
     yield
-    seen: tuple[float, float] = (-1, -1)
-    until = time.monotonic() + SETTLE_S
-    while seen != (1, 0):
-        if time.monotonic() > until:
-            raise AssertionError(f"requests cancelled, sequences running: {seen}, not (1, 0)")
-        time.sleep(POLL_S)  # bound: SETTLE_S
-        ended = metric("serve_app_requests_total", **cancelled) - before
-        seen = (ended, running(model))
+
+    def look() -> tuple[float, float]:
+        return metric("serve_app_requests_total", **cancelled) - before, running(model)
+
+    wait_until(look, SETTLE_S, "requests cancelled, sequences running", wanted=(1, 0), poll_s=POLL_S)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +30,14 @@ from serve_app.system import marked
 from serve_app.system.processes import Listener, wait_gone
 from tests.fakes import ray_node
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 requires("linux")
 
 ROOT = Path(__file__).resolve().parents[3]
-END_S = 30.0  # for a keeper to end everything: 1 s idle, many times that on a loaded machine
+END_S = 30.0  # for a keeper to end everything: 1 s idle
 LOOK_S = 0.1
+ANSWER_S = 10.0  # an endpoint answers in milliseconds
 START_S = 120.0  # for Serve with two replicas: 7 s idle
 
 
@@ -153,11 +154,9 @@ def test_an_instance_that_runs_is_not_started_again(fake: Any, tmp_path: Path) -
 def test_the_end_of_the_node_ends_all_and_is_seen(fake: Any, tmp_path: Path) -> None:
     fake("short")
     with running("one", state_dir=tmp_path) as cluster:
-        assert wait_gone(cluster.mark, END_S) == []
-        deadline = time.monotonic() + END_S  # the keeper's environment is gone a moment before it has ended
-        while cluster.alive and time.monotonic() < deadline:
-            time.sleep(0.01)  # bound: END_S
-        assert not cluster.alive
+        assert wait_gone(cluster.mark, patient(END_S)) == []
+        # the keeper's environment is gone a moment before it has ended
+        wait_until(lambda: not cluster.alive, END_S, "the keeper has ended")
 
 
 OWNER = """
@@ -186,9 +185,8 @@ def killed_owner(folder: Path, *, keeper_too: bool) -> str:
     ]
     if keeper_too:
         os.kill(keeper, signal.SIGKILL)
-        deadline = time.monotonic() + END_S  # a killed process is there until the kernel has taken it apart
-        while keeper in marked(mark) and time.monotonic() < deadline:
-            time.sleep(0.01)  # bound: END_S
+        # a killed process is there until the kernel has taken it apart
+        wait_until(lambda: keeper not in marked(mark), END_S, "the keeper is gone")
     owner.kill()
     owner.wait()
     return mark
@@ -196,7 +194,7 @@ def killed_owner(folder: Path, *, keeper_too: bool) -> str:
 
 def test_an_owner_killed_takes_everything_with_it(tmp_path: Path) -> None:
     mark = killed_owner(tmp_path, keeper_too=False)
-    assert wait_gone(mark, END_S) == []
+    assert wait_gone(mark, patient(END_S)) == []
     state = InstanceState("one", tmp_path)
     run_dir = Path(state.read().run_dir)  # type: ignore[union-attr]
     assert not instances.down(state)  # nothing ran any more, but its folder was left
@@ -251,8 +249,9 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         }
         driver = RemoteDriver({**order, "models": ["tiny"]})
         wait_running(driver)
-        assert requests.get(cluster.url, timeout=10).status_code == 401
-        assert requests.get(cluster.url, headers={"Authorization": f"Bearer {key}"}, timeout=10).status_code == 200
+        assert requests.get(cluster.url, timeout=patient(ANSWER_S)).status_code == 401
+        authorized = {"Authorization": f"Bearer {key}"}
+        assert requests.get(cluster.url, headers=authorized, timeout=patient(ANSWER_S)).status_code == 200
         listeners = _listeners(cluster, {cluster.instance.http_port, int(cluster.address.split(":")[1])})
         open_to_all = [one for one in listeners if not one.is_loopback]
         assert all(one.process.startswith("ray::ServeReplica") for one in open_to_all)
@@ -279,28 +278,28 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
 def _listeners(cluster: LocalCluster, ports: set[int]) -> list[Listener]:
     """What the cluster listens on, these ports with it: HAProxy hands its sockets to its next process on a reload, and
     a look at one process after the other can miss both."""
-    deadline = time.monotonic() + END_S
-    found = cluster.listeners()
-    while ports - {one.port for one in found}:
-        assert time.monotonic() < deadline, f"ports {sorted(ports)} are not among {found}"
-        time.sleep(LOOK_S)  # bound: END_S
+
+    def look() -> list[Listener]:
         found = cluster.listeners()
-    return found
+        return [] if ports - {one.port for one in found} else found
+
+    goal = f"ports {sorted(ports)} are among the listeners"
+    return wait_until(look, END_S, goal, seen=cluster.listeners, poll_s=LOOK_S).found
 
 
 def wait_running(driver: RemoteDriver) -> None:
-    deadline = time.monotonic() + START_S
-    event: dict[str, Any] | None = None
-    while time.monotonic() < deadline:
-        event = driver.event(1.0) or event
-        if event is not None and event.get("state") == "running":
-            return
-        assert event is None or event["event"] not in ("error", "end"), event
-    pytest.fail(f"not running after {START_S:.0f} s: {event}")
+    last: dict[str, Any] = {"event": "none yet"}
+
+    def runs() -> bool:
+        last.update(driver.event(LOOK_S) or {})
+        assert last["event"] not in ("error", "end"), last
+        return last.get("state") == "running"
+
+    wait_until(runs, START_S, "it runs", seen=lambda: last)
 
 
 def call_without_token(port: int, method: str) -> grpc.StatusCode:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(method)(b"", timeout=10)
+            channel.unary_unary(method)(b"", timeout=patient(ANSWER_S))
         return caught.value.code()

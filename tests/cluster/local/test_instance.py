@@ -21,10 +21,11 @@ from serve_app.errors import ConfigError, Unavailable
 from serve_app.names import MARK
 from serve_app.system import processes
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 requires("linux")
 
-APPEAR_S = 20.0  # for a Python process to come up on a loaded machine; idle it takes 50 ms
+APPEAR_S = 20.0  # for a Python process to come or go: idle it takes 50 ms
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
@@ -71,8 +72,8 @@ def test_ending_leaves_others_alone_and_does_not_wait_for_a_deaf_process(start, 
     deaf = start(DEAF, mark)
     other = start(SLEEPER, mark + "0")
     processes.end_marked(mark, grace_s=0.3)
-    assert ours.wait(APPEAR_S) == -signal.SIGTERM
-    assert deaf.wait(APPEAR_S) == -signal.SIGKILL
+    assert ours.wait(patient(APPEAR_S)) == -signal.SIGTERM
+    assert deaf.wait(patient(APPEAR_S)) == -signal.SIGKILL
     assert other.poll() is None
     assert processes.marked(mark) == []
     processes.end_marked(mark, grace_s=0.3)  # once more is harmless
@@ -86,7 +87,7 @@ child.stdout.readline()
 print(child.pid, flush=True)
 """
     parent = start(code, mark)
-    parent.wait(APPEAR_S)
+    parent.wait(patient(APPEAR_S))
     assert len(processes.marked(mark)) == 1
     processes.end_marked(mark, grace_s=0.0)
     assert processes.marked(mark) == []
@@ -98,10 +99,8 @@ def test_a_process_is_named_for_good_by_pid_and_start(start) -> None:
     assert ticks is not None
     assert ticks >= (processes.start_ticks(os.getpid()) or 0)
     process.kill()
-    deadline = time.monotonic() + APPEAR_S  # until the kernel has ended it; it stays a zombie, not reaped yet
-    while processes.start_ticks(process.pid) is not None and time.monotonic() < deadline:
-        time.sleep(0.01)  # bound: `deadline`, above
-    assert processes.start_ticks(process.pid) is None
+    # until the kernel has ended it; it stays a zombie, not reaped yet
+    wait_until(lambda: processes.start_ticks(process.pid), APPEAR_S, "it is gone", wanted=None)
 
 
 def addresses() -> list[tuple[str, bool]]:

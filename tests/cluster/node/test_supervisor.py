@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,10 +21,11 @@ from serve_app.errors import ConfigError, Unavailable
 from serve_app.system import environment, haproxy, marked, start_ticks
 from tests.fakes import ray_start
 from tests.requires import requires
+from tests.waiting import patient, wait_until
 
 requires("linux")
 
-STATE_S = 30.0  # a keeper starts Python twice; on a loaded machine that takes seconds
+STATE_S = 30.0  # a keeper starts Python twice
 HEAD = ["ray", "start", "--head", "--node-ip-address=127.0.0.1"]
 WORKER = ["ray", "start", "--address=127.0.0.1:6379", "--node-ip-address", "127.0.0.1"]
 
@@ -49,10 +49,7 @@ class Machine:
 
     def wait(self, goal: str, fulfilled: Callable[[], bool]) -> None:
         """Bounded by STATE_S: processes start and end within a second or two of their cause."""
-        deadline = time.monotonic() + STATE_S
-        while not fulfilled():
-            assert time.monotonic() < deadline, f"{goal}\n{self.folder.log.read_text()}"
-            time.sleep(0.05)  # bound: STATE_S
+        wait_until(fulfilled, STATE_S, goal, seen=self.folder.log.read_text)
 
 
 def is_supervised(node: NodeRecord) -> bool:
@@ -231,7 +228,7 @@ def test_the_keeper_stands_in_for_a_haproxy_that_is_gone(machine: Machine) -> No
     )
 
     def answers() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), STATE_S):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), patient(STATE_S)):
             return True
         return False
 

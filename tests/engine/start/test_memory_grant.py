@@ -16,6 +16,7 @@ from serve_app.core.memory import DrainReport, EngineReply, EngineReport, Hold, 
 from serve_app.engine.start import memory_grant
 from serve_app.engine.start.memory_grant import LOAD_STALL_S, PROGRESS_BYTES, MemoryGrant, MemoryMeter
 from serve_app.errors import InsufficientMemory, LeaseConflict, Unavailable
+from tests.waiting import quiet_time, wait_until
 
 SOON_S = 5.0  # for what takes milliseconds on an idle machine
 ASK = EngineReport("e", "m", (Rank("n"),), 100, 50)
@@ -91,10 +92,7 @@ def grant_of(actor: Actor, ends: Ends | None = None) -> MemoryGrant:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)  # bound: SOON_S
+    wait_until(condition, SOON_S, "the condition of this line")
 
 
 def obtained(actor: Actor, ends: Ends | None = None) -> MemoryGrant:
@@ -258,10 +256,7 @@ def test_words_go_on_while_the_event_loop_is_held_up() -> None:
         grant = grant_of(actor)
         await grant.obtain(SOON_S)
         words = len(actor.words)
-        give_up_at = time.monotonic() + SOON_S
-        while len(actor.words) <= words + 3 and time.monotonic() < give_up_at:
-            time.sleep(0.01)  # noqa: ASYNC251 - the loop is to stand still
-        assert len(actor.words) > words + 3
+        until(lambda: len(actor.words) > words + 3)  # the loop stands still meanwhile
         grant.end()
 
     asyncio.run(scenario())
@@ -280,10 +275,10 @@ def test_the_end_is_reported_once_and_does_not_hang_on_an_actor_that_does_not_an
         return EngineReply()
 
     grant.send = stuck
-    began = time.monotonic()
+    began = quiet_time()
     grant.end()
     grant.end()
-    assert time.monotonic() - began < SOON_S / 2
+    assert quiet_time() - began < SOON_S / 2
     hangs.set()
 
 
