@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from benchmarks.endpoint.traffic import Seen, Traffic
 from benchmarks.overload.offered_load import Offer
 from benchmarks.overload.open_loop_client import Ended
 from tests.benchmarks.fake_endpoint import Asked, FakeEndpoint, serving
+from tests.waiting import wait_until
 
 KEYS = {"light": "key-of-light", "heavy": "key-of-heavy"}
 TENANT_OF = {key: tenant for tenant, key in KEYS.items()}
@@ -249,12 +249,10 @@ def test_a_stream_that_breaks_fails_and_counts_the_usage_of_its_chunks(usage: st
 def test_what_waits_at_the_end_of_the_drain_is_hung_up_on_and_has_not_failed() -> None:
     endpoint = FakeEndpoint(TENANT_OF, slots=0)
     size = Size(prompt_words=(3, 6), answer_tokens=(4, 8), drain_s=0.2)
-    deadline = time.monotonic() + 10.0
     with serving(endpoint) as url:
         seen = Traffic(target(url), size, 1).open(offers(10), window_s=SECONDS)
-        while time.monotonic() < deadline and not all(asked.gone for asked in endpoint.asked):
-            time.sleep(0.01)  # bound: the deadline; the server's thread has to see the connections closed
-        assert [asked.gone for asked in endpoint.asked] == [True] * 10
+        # the server's thread has to see the connections closed
+        wait_until(lambda: [asked.gone for asked in endpoint.asked], 10.0, "all are gone", wanted=[True] * 10)
     assert (seen.failures()["unanswered"], seen.failures()["failed"]) == (10, 0)
 
 

@@ -15,7 +15,7 @@ import redis
 
 from benchmarks.common.processes import title_of
 from serve_app.names import BATCH_WORKER
-from serve_app.store.records import UsageQuery
+from serve_app.store import UsageQuery
 from serve_app.store.sql import SqlStore
 from tests.e2e import stack as stacks
 from tests.e2e.crashing import kill
@@ -134,8 +134,9 @@ def test_entries_are_answered_once_each_though_a_worker_is_killed_that_runs_some
 
 
 def test_no_use_is_lost_at_a_normal_end(streamed: StreamStack) -> None:
-    assert streamed.stack.cluster is not None
-    file = streamed.stack.cluster.state.store_file
+    cluster = streamed.stack.cluster
+    assert cluster is not None
+    file = cluster.state.store_file
     body = {"model": MODEL, "prompt": "a b c", "max_tokens": 5}
     assert streamed.stack.post("/v1/completions", body).status_code == 200  # and the end begins before the next report
     streamed.ends.close()

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 
 from benchmarks.common.child import ends_with_us
 from tests.requires import requires
+from tests.waiting import wait_until
 
 COMMAND_S = 60.0  # for a start, a first scrape or an end: a second on an idle machine
 POLL_S = 0.1
@@ -49,16 +49,16 @@ class PrometheusServer:
 
     def wait_scraped(self, process: subprocess.Popen[bytes], log: Path) -> None:
         """Until a scrape has succeeded."""
-        deadline = time.monotonic() + COMMAND_S
-        scrapes: list[tuple[dict[str, str], float]] = []
-        while not any(value for _, value in scrapes):
+
+        def look() -> bool:
             assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, self.get("targets")
-            time.sleep(POLL_S)  # bound: COMMAND_S
             try:
                 scrapes = self.samples(f'up{{job="{JOB}"}}')
             except urllib.error.URLError:  # it does not listen yet, or is not ready
-                continue
+                return False
+            return any(value for _, value in scrapes)
+
+        wait_until(look, COMMAND_S, "a scrape has succeeded", poll_s=POLL_S)
 
 
 @contextmanager
