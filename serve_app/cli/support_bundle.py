@@ -262,12 +262,12 @@ def _log_parts(place: Place) -> list[LogPart]:
         return [part for parts in reading.parts_of_instance(place.state, everything, LOG_LINES) for part in parts]
     lines: dict[tuple[str, str, str], list[str]] = {}
     for batch in reading.of_endpoint(place.elsewhere, {}, HTTP_LOG_LINES, follow=False):
-        for one in batch:
-            file = (one.source, one.replica, one.path)
+        for found in batch:
+            file = (found.source, found.replica, found.path)
             of_file = lines.pop(file, [])
-            of_file.append(one.line)
+            of_file.append(found.line)
             lines[file] = of_file  # now at the end
-    return [LogPart(*file, tuple(found)) for file, found in lines.items()]
+    return [LogPart(*file, tuple(of_file)) for file, of_file in lines.items()]
 
 
 def _own_logs(state: InstanceState) -> Files:
