@@ -110,4 +110,4 @@ def main() -> None:
     model_files.prepare(options.out, tokens.train(tokenizer_texts(documents.read(ROOT), options.seed)))
     with tempfile.TemporaryDirectory() as store:
         given = (options.seed, options.tokens, options.out, Path(store) / "store")
-        torch.multiprocessing.spawn(work, given, nprocs=CORES)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(work, given, nprocs=CORES)  # type: ignore[attr-defined,no-untyped-call]

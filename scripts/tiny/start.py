@@ -8,13 +8,12 @@ present token with that part, and adds what it finds there to the answer. The tr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from scripts.tiny.network import (
-    CONFIG,
     EMBEDDING_DEVIATION,
     HEAD_SIZE,
     HEADS,
@@ -23,6 +22,7 @@ from scripts.tiny.network import (
     MATRIX_DEVIATION,
     Network,
 )
+from serve_app.engine.tiny_model import CONFIG
 
 CONSTANT = 0.3  # a dimension of every embedding that is the same: what does not depend on the token reads it
 NOISE = 0.02  # deviation of the rest of the rows that are given
@@ -39,7 +39,7 @@ GIVEN = 2  # key heads of a layer that are given; the others are random
 
 def basis(rows: int) -> Tensor:
     """Orthonormal rows, [rows, hidden size]."""
-    return torch.linalg.qr(torch.randn(HIDDEN, HIDDEN)).Q[:rows]
+    return cast(Tensor, torch.linalg.qr(torch.randn(HIDDEN, HIDDEN)).Q[:rows])
 
 
 @torch.no_grad()
@@ -50,11 +50,11 @@ def give_copying(network: Network) -> None:
     network.lm_head.weight.copy_(embedding @ turned.T * (MATRIX_DEVIATION / EMBEDDING_DEVIATION))
     embedding[:, 0] = CONSTANT
     read = [basis(HEAD_SIZE) for _ in range(GIVEN)]
-    written = basis(GIVEN * GROUP * HEAD_SIZE).split(HEAD_SIZE)
+    written = torch.split(basis(GIVEN * GROUP * HEAD_SIZE), HEAD_SIZE)
     layers: Any = network.model.layers
     for head in range(GIVEN):
         _look_back(layers[0].self_attn, head, read[head], written[head * GROUP : (head + 1) * GROUP])
-    carried = basis(2 * GIVEN * HEAD_SIZE).split(HEAD_SIZE)
+    carried = torch.split(basis(2 * GIVEN * HEAD_SIZE), HEAD_SIZE)
     for layer in (1, 2):
         for head in range(GIVEN):
             values = carried[(layer - 1) * GIVEN + head]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed
@@ -55,7 +55,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for first, second, third in NEWTON_SCHULZ:
         gram = found @ found.T
         found = first * found + (second * gram + third * gram @ gram) @ found
-    return found.T if matrix.shape[0] > matrix.shape[1] else found
+    return cast(Tensor, found.T if matrix.shape[0] > matrix.shape[1] else found)
 
 
 def parts(batch: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -89,7 +89,8 @@ def summed(network: Network, loss: float) -> float:
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     flat = torch.cat([*(gradient.flatten() for gradient in gradients), torch.tensor([loss])])
     torch.distributed.all_reduce(flat)
-    for gradient, part in zip(gradients, flat[:-1].split([gradient.numel() for gradient in gradients]), strict=True):
+    parts_of_sum = torch.split(flat[:-1], [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts_of_sum, strict=True):
         gradient.copy_(part.view_as(gradient))
     return float(flat[-1])
 

@@ -264,7 +264,7 @@ class ModelRouter:
         has_run = runs.has_run
         budget = KvBudget(request, self.replica_set.info, measure.cost.max_output_tokens, measure.at_once)
         now = time.monotonic()
-        runs.on_queued(now)
+        first_queued_at = runs.on_queued(now)
         arrival = replace(
             request,
             affinity=affinity,
@@ -272,7 +272,7 @@ class ModelRouter:
             cost_tokens=budget.tokens,
             session=request.session if not has_run and affinity == request.affinity else None,
             deadline=None if has_run else request.deadline,  # it was granted in time
-            age_s=now - runs.queued_at if has_run and runs.keeps_place else 0.0,
+            age_s=now - first_queued_at if has_run and runs.keeps_place else 0.0,
             preemptible=request.preemptible and self._continues,
             preempted=trace.preempted,
             fingerprint=None if to_continue is None else to_continue.fingerprint,

@@ -125,11 +125,13 @@ class RequestRuns:
         cost = max(0, request.cost_tokens + prompt.prompt_tokens - request.prompt_tokens)
         return replace(request, prompt_tokens=prompt.prompt_tokens, cost_tokens=cost)
 
-    def on_queued(self, now: float) -> None:
-        """It waits for a replica, for the first time or again."""
-        self.queued_at = now if self.queued_at is None else self.queued_at
+    def on_queued(self, now: float) -> float:
+        """It waits for a replica, for the first time or again; returns when it did first."""
+        first = now if self.queued_at is None else self.queued_at
+        self.queued_at = first
         if self.timeline is not None:
             self.timeline.on_queued(now)
+        return first
 
     def on_replica(self, replica_id: str, now: float) -> None:
         """It has a replica for its next run."""

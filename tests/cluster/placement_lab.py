@@ -33,6 +33,7 @@ KEY = "sk-placement-0123456789"
 ORDER_S = 90.0  # the slowest order ends a cluster under load: Serve's 20 s, and a second or two for each node
 STATE_S = 60.0  # for Serve to carry out what takes 5 s on an idle machine
 DEVICE_GB = 80  # of a counted GPU: there is no NVML to ask
+ANSWER_POLL_S = 0.005  # most orders take milliseconds
 TICK_S = 0.2  # states change within half a second, and each look costs Serve's controller a few milliseconds
 
 HEAD_START_S = 30.0  # as Ray itself has it, which counts the wall's seconds
@@ -70,7 +71,8 @@ class Lab:
         return self.answer()
 
     def answer(self) -> Any:
-        line = self._answers.get(timeout=patient(self._order_s))
+        wait_until(lambda: not self._answers.empty(), self._order_s, "the nodes have answered", poll_s=ANSWER_POLL_S)
+        line = self._answers.get()
         assert line is not None, "the process of the nodes has ended"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]

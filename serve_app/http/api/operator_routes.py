@@ -148,7 +148,8 @@ class OperatorRoutes:
     async def _addresses(self) -> dict[str, str]:
         """None, where Ray does not answer in time: the figures name nodes by their ids."""
         with contextlib.suppress(Unavailable):
-            return await _answered(self.cluster.addresses(), "Ray", "no_controller", ANSWER_TIMEOUT_S)
+            found: dict[str, str] = await _answered(self.cluster.addresses(), "Ray", "no_controller", ANSWER_TIMEOUT_S)
+            return found
         return {}
 
     async def _defrag(self, identity: Identity) -> dict[str, Any]:
