@@ -109,7 +109,6 @@ class RouterReplica:
         self._queue_client = _begin_queue_client(name, quota, settings)
         self._registry = ModelRegistry(connect, name, self._queue_client)
         models = self._registry.models
-        sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
         self._scrape = self._make_scrape(name, quota, routers)
@@ -119,19 +118,18 @@ class RouterReplica:
         in_fresh_context(self._keyed_runs.start(), "claims")
         self._files_url = settings.batch.files_url
         self._files = storage_at(settings.batch.files_url)
-        lane = BatchLane(lambda: self._follower.store.batches, lambda: self._files)
         parts = RouterParts(
             models,
             self._metrics,
             kv_store.cluster_secret(),
-            sessions,
+            SessionClient(quota.call, self._queue_client.core.sessions),
             self._local_routes(),
             receipts,
             LimitClient(self._queue_client),
             self._begin_usage_reporter(name),
             self._keyed_runs,
             self._follower,
-            lane,
+            BatchLane(lambda: self._follower.store.batches, lambda: self._files),
             RayCalls(quota.call),
             name=name,
         )
