@@ -108,7 +108,6 @@ class RouterReplica:
         receipts = Receipts()
         self._queue_client = _begin_queue_client(name, quota, settings)
         self._registry = ModelRegistry(connect, name, self._queue_client)
-        sessions = SessionClient(quota.call, self._queue_client.core.sessions)
         routers = NamedReplicas(ROUTER, replica.app_name)
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
         self._scrape = self._make_scrape(name, quota, routers)
@@ -122,7 +121,7 @@ class RouterReplica:
             self._registry.models,
             self._metrics,
             kv_store.cluster_secret(),
-            sessions,
+            SessionClient(quota.call, self._queue_client.core.sessions),
             self._local_routes(),
             receipts,
             LimitClient(self._queue_client),

