@@ -155,7 +155,8 @@ def test_every_record_of_serve_s_processes_is_json_and_none_has_a_prompt(stack: 
         records += [json.loads(line) for line in lines if is_file_of_serve or line.startswith('{"time"')]
     ours = [record for record in records if "time" in record]  # the others are of Serve alone
     assert {record["process"] for record in ours} >= {"router", "engine", "batch worker", "controller", "quota"}
-    assert {record["model"] for record in ours if record["process"] == "engine"} == {TINY, SIMULATED}
+    # the engines of other modules, which have added models to this stack, have written too
+    assert {record["model"] for record in ours if record["process"] == "engine"} >= {TINY, SIMULATED}
     assert all(record["time"].endswith("+00:00") for record in ours)
     for path in folder.rglob("*"):
         assert not path.is_file() or PROMPT.encode() not in path.read_bytes(), path

@@ -263,9 +263,8 @@ def test_a_real_cluster_serves_has_no_open_port_and_is_ended_by_down(tmp_path: P
         assert call_without_token(gcs, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo") is grpc.StatusCode.UNAUTHENTICATED
         names = {one.process for one in listeners}
         assert {"haproxy", "raylet", "gcs_server"} <= names
-        state = cluster.state
-        found = instances.status(EndpointOptions(instance=state.name, state_dir=str(state.folder.parent)))
-        assert found is not None
+        folder = cluster.state.folder
+        found = instances.status(EndpointOptions(instance=cluster.state.name, state_dir=str(folder.parent))) or {}
         assert (found["state"], found["url"]) == ("running", cluster.url)
         assert [(one["name"], one["replicas"][0]["state"]) for one in found["models"]] == [("tiny", "RUNNING")]
         assert instances.down(cluster.state)
