@@ -22,8 +22,9 @@ WHEN_STUCK = -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=
 
 MAKEFLAGS += --no-print-directory
 export TORCH_INDEX MODEL CONFIG PORT SIGNING_KEY
-# a caller's search path must not reach into .venv
-unexport PYTHONHOME PYTHONPATH
+# a caller's search path must not reach into .venv; and Python keeps what it compiles: a stack is a dozen processes, each
+# of which would compile this project anew
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help serve check test test-long test-cluster test-first-hour gpu-check lint lock release clean setup
 
@@ -58,7 +59,7 @@ serve: setup ## serve a model here, in the foreground, until Ctrl-C
 check: lint ## the checks, the rules of the house and the pure cores, for every commit (2 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(CHECKED) $(TEST_PROCESSES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
-test: lint ## the checks and the default tests, in two processes (20 minutes on 2 cores)
+test: lint ## the checks and the default tests, in two processes (30 to 40 minutes on 2 cores)
 	@exec $(BIN)/python -m pytest -m 'not long' $(TEST_PROCESSES) --maxfail=$(MAX_FAILURES) $(WHEN_STUCK) $(PYTEST_ARGS)
 
 test-long: lint ## all tests, the long ones too
@@ -86,7 +87,7 @@ docs: setup ## the documents as a site in build/docs; links, anchors and spellin
 lint: setup ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 lock: ## resolve requirements/*.txt anew; VLLM or RAY names another version, which goes into pyproject.toml, too
 	@exec $(PYTHON) -I scripts/lock.py $(if $(VLLM),'VLLM=$(VLLM)') $(if $(RAY),'RAY=$(RAY)')

@@ -10,6 +10,7 @@ Invariant: only numbers of replicas that Serve counts as running and that report
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from ray.util.metrics import Counter
 
 from autoscaling import readings
 from autoscaling.placement_hook import StartPlacer, placer_of_this_process
-from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
+from autoscaling.policies import Cause, Decision, OngoingRequestsPolicy, Signals, within_scale_up_limit
 from autoscaling.readings import RouterCounts
+from autoscaling.scaling_events import ScalingEvents
 from autoscaling.unplaced import NONE, ReplicaCounts, UnplacedReplicas
 from serve_app.names import ROUTER
-from serve_app.ray_adapter import end_on_sigterm
-from serve_app.system import set_up_log
+from serve_app.ray_adapter import end_on_sigterm, session_folder
+from serve_app.system import keep_events, set_up_log
 
 logger = logging.getLogger("ray.serve")
 
@@ -58,6 +60,14 @@ class _Deployment:
     reports: Reports = field(default_factory=dict)
     target: int | None = None  # the last one; a change is logged with its reason
     reason: str = ""
+    snapshot: Mapping[str, Any] = field(default_factory=dict)  # what it had at the last decision
+
+
+def _snapshot_of(signals: Signals, decision: Decision) -> Mapping[str, Any]:
+    """What a deployment had at a decision, for its events."""
+    counted = ("running", "target", "waiting", "granted", "executing")
+    figures = {name: getattr(signals, name) for name in counted}
+    return figures | {"wanted": decision.replicas, "reason": decision.reason}
 
 
 class ScalingPolicy:
@@ -79,6 +89,7 @@ class ScalingPolicy:
     ) -> None:
         end_on_sigterm()  # of the controller
         set_up_log("controller")
+        self._events = ScalingEvents(keep_events(session_folder(), f"controller-{os.getpid()}"))
         self._clock = clock
         self._placing = placing
         self._unplaced = unplaced or UnplacedReplicas()
@@ -117,10 +128,12 @@ class ScalingPolicy:
         counts, routers = self._routers(named, now)
         decisions: dict[Any, int] = {}
         states: States = {}
+        scaled = {name: (context.running_replicas, context.target_num_replicas) for name, (_, context) in named.items()}
+        self._events.on_deployments(scaled | {name: (one.running, one.target) for name, one in unplaced.items()})
         for name, (deployment, context) in named.items():
+            target = context.target_num_replicas
             if name == ROUTER:
                 continue
-            target = context.target_num_replicas
             try:
                 known = counts.get(name, RouterCounts())
                 decision = self._decide(name, context, known, routers, unplaced.get(name, NONE), now)
@@ -129,10 +142,13 @@ class ScalingPolicy:
                 # that case it gets zero, since the policy may want several replicas at once.
                 context.total_num_requests = decision.load if context.current_num_replicas else 0.0
                 decisions[deployment] = decision.replicas
-                states[deployment] = {"reason": decision.reason}
+                states[deployment] = _state(decision, target)
             except Exception as error:  # noqa: BLE001 - an error of one model must not affect others
                 self._failed(name, error)
                 decisions[deployment] = target
+                states[deployment] = _state(Decision(target, 0.0, "the policy failed", Cause.FAILED), target)
+        snapshots = {name: memory.snapshot for name, memory in self.deployments.items() if memory.snapshot}
+        self._events.snapshot(snapshots, now, time.time())
         return decisions, states
 
     def _routers(self, named: Mapping[str, Any], now: float) -> tuple[dict[str, RouterCounts], frozenset[Hashable]]:
@@ -187,16 +203,11 @@ class ScalingPolicy:
             decision = within_scale_up_limit(
                 decision, more, self._placing.scale_up_limit(context.deployment_id, signals.target, more)
             )
-        if memory.target not in (None, signals.target):
-            logger.info(
-                "Deployment %s changed its target from %d to %d replicas: %s",
-                name,
-                memory.target,
-                signals.target,
-                memory.reason,
-            )
+        if memory.target is not None and memory.target != signals.target:
+            self._events.on_target(name, memory.target, signals.target, memory.reason)
         memory.target = signals.target
         memory.reason = decision.reason
+        memory.snapshot = _snapshot_of(signals, decision)
         return decision
 
     def _usable(
@@ -224,3 +235,13 @@ class ScalingPolicy:
             if not self._uncounted:
                 logger.exception("Deployment %s has scaling errors that no metric counts. Report this traceback", name)
             self._uncounted += 1
+
+
+def _state(decision: Decision, target: int) -> dict[str, Any]:
+    """What Serve keeps of a decision until the next one, for status and scrapes (`operations.scraped`)."""
+    return {
+        "reason": decision.reason,
+        "cause": decision.cause.value,
+        "wanted": decision.replicas,
+        "target": target,
+    }

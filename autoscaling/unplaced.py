@@ -39,13 +39,20 @@ def end_replica(actor: str) -> None:
         ray.kill(ray.get_actor(actor, namespace=SERVE_NAMESPACE))
 
 
+# Of a running replica; one that is given other settings goes on taking requests.
+RUNNING = (ReplicaState.RUNNING, ReplicaState.UPDATING, ReplicaState.PENDING_MIGRATION)
+
+
 @dataclass(slots=True)
 class ReplicaCounts:
-    """Of one deployment: replicas that start without a place, running ones that have to be replaced, ending ones."""
+    """Of one deployment: replicas that start without a place, running ones that have to be replaced, ending ones; the
+    ids of those that run, and how many Serve wants."""
 
     unplaced: int = 0
     outdated: int = 0
     stopping: int = 0
+    running: frozenset[str] = frozenset()
+    target: int = 0
 
 
 NONE = ReplicaCounts()
@@ -93,8 +100,11 @@ class UnplacedReplicas:
         for deployment, state in ({} if manager is None else manager._deployment_states).items():
             if deployment.app_name not in applications:
                 continue
-            counts = found[deployment.name] = ReplicaCounts(outdated=_outdated(state))
-            for replica in state.list_replica_details():
+            replicas = state.list_replica_details()
+            running = frozenset(one.replica_id for one in replicas if one.state in RUNNING)
+            counts = ReplicaCounts(outdated=_outdated(state), running=running, target=state.target_num_replicas)
+            found[deployment.name] = counts
+            for replica in replicas:
                 stops = replica.state == ReplicaState.STOPPING
                 counts.stopping += stops
                 if replica.node_id is not None:

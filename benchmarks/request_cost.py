@@ -37,7 +37,7 @@ ROUNDS = 5
 BOUND_S = 1_200.0
 
 
-async def _ask_all(client: Client, requests: int, clients: int) -> None:
+async def ask_all(client: Client, requests: int, clients: int) -> None:
     """Answer so many requests, from so many clients at once."""
     numbers = iter(range(requests))
 
@@ -55,13 +55,13 @@ async def _ask_all(client: Client, requests: int, clients: int) -> None:
 async def measure(cluster: FakeCluster, requests: int) -> dict[str, list[float]]:
     """CPU microseconds a request of each round, by load; the loads take turns."""
     client = await started(cluster, *REPLICAS)
-    await _ask_all(client, WARM_UP, max(LOADS.values()))
+    await ask_all(client, WARM_UP, max(LOADS.values()))
     found: dict[str, list[float]] = {name: [] for name in LOADS}
     for _ in range(ROUNDS):
         for name, clients in LOADS.items():
             gc.collect()
             began = time.process_time()
-            await _ask_all(client, requests, clients)
+            await ask_all(client, requests, clients)
             found[name].append((time.process_time() - began) / requests * 1e6)
     return found
 

@@ -1,1 +1,2 @@
-"""What `make` runs beside the product: `install` and `lock` before anything is installed, `release` in `.venv`."""
+"""What `make` runs beside the product: `install` and `lock` before anything is installed, `release` and
+`dashboards` in `.venv`."""

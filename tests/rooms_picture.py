@@ -8,6 +8,7 @@ floors, which everybody uses. `tests/test_docs.py` compares the file with the co
 from __future__ import annotations
 
 import ast
+import math
 import textwrap
 from pathlib import Path
 
@@ -19,9 +20,10 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rooms.sv
 
 MARGIN = 20
 GAP = 18
-BOX_HEIGHT = 62
-FLOOR_HEIGHT = 96
-MAX_LINES = 3
+BOX_HEIGHT = 74
+ROW_HEIGHT = 96
+MAX_IN_ROW = 7  # a floor of more rooms has several rows, since names need their width
+MAX_LINES = 4
 MAX_BOX_WIDTH = 290
 DRAWN_FROM = 2  # the lowest floor to which arrows are drawn
 
@@ -29,15 +31,17 @@ DRAWN_FROM = 2  # the lowest floor to which arrows are drawn
 def picture(house: House) -> str:
     """The SVG text."""
     boxes = _boxes()
-    height = FLOOR_HEIGHT * len(FLOORS) + MARGIN
+    bottoms = _bottoms()
+    height = bottoms[0] + MARGIN
     parts = [
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#64748b"/></marker></defs>',
     ]
     for floor in range(len(FLOORS)):
         if floor % 2:
-            band = height - MARGIN // 2 - (floor + 1) * FLOOR_HEIGHT
-            parts.append(f'<rect y="{band}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="#f8fafc"/>')
+            above = bottoms[floor + 1]
+            band = f'y="{MARGIN // 2 + above}" width="{WIDTH}" height="{bottoms[floor] - above}"'
+            parts.append(f'<rect {band} fill="#f8fafc"/>')
     for source, target in _arrows(house):
         x1, y1, w1 = boxes[source]
         x2, y2, w2 = boxes[target]
@@ -68,15 +72,29 @@ def shown(room: str) -> str:
     return room.removeprefix("serve_app.")
 
 
+def _rows(rooms: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The rooms of a floor in rows that are equally long, or nearly."""
+    most = math.ceil(len(rooms) / math.ceil(len(rooms) / MAX_IN_ROW))
+    return [rooms[first : first + most] for first in range(0, len(rooms), most)]
+
+
+def _bottoms() -> list[int]:
+    """How far below the picture's top each floor ends, from the lowest floor up; the last is 0."""
+    heights = [ROW_HEIGHT * len(_rows(rooms)) for rooms in FLOORS]
+    return [sum(heights[floor:]) for floor in range(len(FLOORS) + 1)]
+
+
 def _boxes() -> dict[str, tuple[float, float, float]]:
     """Left, top and width of each room; the lowest floor is at the bottom."""
     boxes = {}
+    bottoms = _bottoms()
     for floor, rooms in enumerate(FLOORS):
-        top = MARGIN / 2 + FLOOR_HEIGHT * (len(FLOORS) - 1 - floor) + (FLOOR_HEIGHT - BOX_HEIGHT) / 2
-        width = min(MAX_BOX_WIDTH, (WIDTH - 2 * MARGIN - GAP * (len(rooms) - 1)) / len(rooms))
-        left = (WIDTH - width * len(rooms) - GAP * (len(rooms) - 1)) / 2
-        for number, room in enumerate(rooms):
-            boxes[room] = (left + number * (width + GAP), top, width)
+        for row, among in enumerate(_rows(rooms)):
+            top = MARGIN / 2 + bottoms[floor + 1] + ROW_HEIGHT * row + (ROW_HEIGHT - BOX_HEIGHT) / 2
+            width = min(MAX_BOX_WIDTH, (WIDTH - 2 * MARGIN - GAP * (len(among) - 1)) / len(among))
+            left = (WIDTH - width * len(among) - GAP * (len(among) - 1)) / 2
+            for number, room in enumerate(among):
+                boxes[room] = (left + number * (width + GAP), top, width)
     return boxes
 
 

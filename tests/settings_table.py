@@ -50,4 +50,6 @@ def _shown(field: FieldInfo) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f"`{value}`"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{one}`" for one in value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -10,6 +10,7 @@ from tests.house_rules import FLOOR_OF, House
 
 # Names of other projects, which have no public one for it; each is used where its reason stands.
 FOREIGN_PRIVATE = frozenset({
+    "_app_autoscaling_states",  # Ray Serve: where its controller keeps what our policy has decided
     "_apply_app_level_autoscaling_config",  # Ray Serve: how its controller calls our policy
     "_controller",  # Ray Serve: its controller's process, to kill it
     "_deployment_config",  # Ray Serve: what decides whether replicas restart

@@ -21,19 +21,19 @@ from rich.text import Text
 
 COLUMNS = 104
 ROWS = 40
-# Like rich's own, without its web font: GitHub shows no picture that loads one.
+# Like rich's own, without its web font, since GitHub shows no picture that loads one, and without its clip of the
+# whole, which cuts the underscores of the last line.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
 font-size: {char_height}px; line-height: {line_height}px; }}
 {styles}
 </style>
-<defs><clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+<defs>
 {lines}
 </defs>
 {chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})">
 {backgrounds}
 <g class="{unique_id}-matrix">
 {matrix}

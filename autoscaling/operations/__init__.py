@@ -10,6 +10,7 @@ Modules that import Ray are exported unloaded: a terminal has none.
 
 from autoscaling.operations import status
 from autoscaling.operations.drain_target import HEAD_RESOURCE, DrainTarget
+from autoscaling.operations.event_filter import EventFilter, RecordAnswers
 from autoscaling.operations.log_search import LogLevel, LogLine, in_order, wanted_lines
 from autoscaling.operations.status import FAILED, FIXED
 
@@ -18,13 +19,16 @@ __all__ = [
     "FIXED",
     "HEAD_RESOURCE",
     "DrainTarget",
+    "EventFilter",
     "LogLevel",
     "LogLine",
+    "RecordAnswers",
     "application",
     "draining",
     "in_order",
     "node_logs",
     "ray_drains",
+    "scraped",
     "status",
     "wanted_lines",
 ]

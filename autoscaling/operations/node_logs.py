@@ -1,4 +1,4 @@
-"""Reads the log files of all nodes: an actor on each."""
+"""Reads the log files and the records of all nodes: an actor on each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import wait
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,7 +14,9 @@ from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.system import LogFilter, LogPart, LogReader
+from autoscaling.operations.event_filter import RecordAnswers
+from autoscaling.operations.node_records import NodeRecords
+from serve_app.system import LogFilter, LogPart, LogReader, records_folder
 
 READ_S = 30.0  # a reader's process starts within seconds
 
@@ -36,6 +39,11 @@ class NodeLogs:
     def find(self, wanted: LogFilter, last: int) -> list[LogPart]:
         """The `last` lines of each file; keeps nothing."""
         return LogReader(self._folder, wanted).last(last)
+
+    def records(self, method: str, question: Any) -> tuple[str, Any]:
+        """What a method of `NodeRecords` answers to a question, and which folder it has read."""
+        found = NodeRecords(records_folder(Path(self._folder).parent))
+        return found.place, getattr(found, method)(question)
 
 
 def log_readers(wanted: LogFilter) -> dict[str, Any]:
@@ -71,11 +79,30 @@ class NodeReaders:
 
     def find(self, wanted: LogFilter, last: int, within_s: float) -> list[LogPart]:
         """The `last` lines of each file of every node that answers in time."""
+        return answers_of([reader.find.remote(wanted, last) for reader in self._all().values()], within_s)
+
+    def records(self, method: str, question: Any, within_s: float) -> RecordAnswers:
+        """What `NodeRecords` of every node answers that does in time; nodes with one folder count once."""
+        asked = {node: reader.records.remote(method, question).future() for node, reader in self._all().items()}
+        wait(asked.values(), within_s)
+        found: dict[str, Any] = {}
+        missing = []
+        for node, answer in asked.items():
+            try:
+                place, records = answer.result(0.0)
+                found[place] = records
+            except (RayError, TimeoutError, OSError):
+                missing.append(node)
+                with self._lock:
+                    self._readers.pop(node, None)  # the next question has a new one
+        return RecordAnswers(list(found.values()), missing)
+
+    def _all(self) -> dict[str, Any]:
+        """A reader on each living node."""
         alive = living_nodes()
         with self._lock:
-            readers = {node: self._readers.get(node) or new_reader(node, LogFilter()) for node in alive}
-            self._readers = readers
-        return answers_of([reader.find.remote(wanted, last) for reader in readers.values()], within_s)
+            self._readers = {node: self._readers.get(node) or new_reader(node, LogFilter()) for node in alive}
+            return dict(self._readers)
 
     def close(self) -> None:
         """End the readers."""

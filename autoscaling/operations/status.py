@@ -130,6 +130,13 @@ def declared_models(details: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str)]
 
 
+def declared_routes(details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The names of the declaration that stand for models (`settings.routes`), as far as they can be read."""
+    arguments = (declared(details) or {}).get("args")
+    routes = arguments.get("routes") if isinstance(arguments, Mapping) else None
+    return [dict(route) for route in routes or () if isinstance(route, Mapping) and route.get("targets")]
+
+
 def deployed(
     details: Mapping[str, Any], nodes: Sequence[Node], devices: Mapping[str, tuple[int, int]]
 ) -> dict[str, Any]:
@@ -185,7 +192,8 @@ def is_built(details: Mapping[str, Any]) -> bool | None:
 def describe(
     details: Mapping[str, Any], models: Sequence[str], reported: ReportedSeries = MappingProxyType({})
 ) -> dict[str, Any]:
-    """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`, `unready`.
+    """`state` (starting, running, unhealthy, failed, stopping or absent), `message`, `models`, `routers`, `routes`,
+    `unready`.
 
     Args:
         details: `ServeInstanceDetails` as a dictionary.
@@ -213,6 +221,7 @@ def describe(
         "message": "; ".join(message for message in messages if message),
         "models": engines,
         "routers": deployments[ROUTER]["replicas"] if ROUTER in deployments else [],
+        "routes": declared_routes(details),
         "unready": unready(details),
     }
 

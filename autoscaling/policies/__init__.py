@@ -6,6 +6,6 @@ Never: reads a clock or asks Ray; standard library only.
 """
 
 from autoscaling.policies.ongoing_requests import OngoingRequestsPolicy, within_scale_up_limit
-from autoscaling.policies.signals import Decision, ScaleUpLimit, Signals
+from autoscaling.policies.signals import Cause, Decision, ScaleUpLimit, Signals
 
-__all__ = ["Decision", "OngoingRequestsPolicy", "ScaleUpLimit", "Signals", "within_scale_up_limit"]
+__all__ = ["Cause", "Decision", "OngoingRequestsPolicy", "ScaleUpLimit", "Signals", "within_scale_up_limit"]

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 
-from autoscaling.policies.signals import Decision, ScaleUpLimit, Signals
+from autoscaling.policies.signals import Cause, Decision, ScaleUpLimit, Signals
 
 # Above the slowest start of a large engine (hundreds of GB of weights over a network). Holding a start costs an idle
 # node at most; a cancelled start costs every client that was told to retry.
@@ -84,7 +85,7 @@ class OngoingRequestsPolicy:
         """The number of replicas, with its reason."""
         if not signals.running:
             self._average = Average()  # requests that waited for the first replica reach it at once
-            return bounded(signals, *self._from_none(signals), signals.load)
+            return bounded(signals, self._from_none(signals))
         self._demanded_at = None
         if signals.running >= signals.target:
             self._wanted_at = None
@@ -92,23 +93,22 @@ class OngoingRequestsPolicy:
             self._average = Average()  # the earlier values were incomplete
         self._complete = signals.complete
         mean = self._average.add(signals.load, signals.now, signals.look_back_s)
-        replicas = max(replicas_for(mean, signals.target_ongoing), 1 if signals.rows else 0)
-        reason = load_reason(signals, mean, replicas)
-        if replicas < signals.target and not signals.complete:
-            replicas = signals.target
-            reason = f"{reason}; kept, because not every router has reported its numbers"
+        decision = by_load(signals, mean)
+        if decision.replicas < signals.target and not signals.complete:
+            why = "not every router has reported its numbers"
+            decision = kept(decision, signals.target, f"because {why}", Cause.UNREPORTED)
         if signals.running < signals.target:
-            if replicas >= signals.target or self._wanted_at is None:
+            if decision.replicas >= signals.target or self._wanted_at is None:
                 self._wanted_at = signals.now
             held = signals.at_work and signals.now - self._wanted_at <= FURTHER_HOLD_S
-            if replicas < signals.target and held:
-                replicas = signals.target
-                reason = f"{reason}; kept, for {FURTHER_HOLD_S:.0f} s at most, while a part of it starts"
+            if decision.replicas < signals.target and held:
+                why = f"for {FURTHER_HOLD_S:.0f} s at most, while a part of it starts"
+                decision = kept(decision, signals.target, why, Cause.STARTING)
         placed = self._placed(signals)
-        if placed is not None and replicas > placed:
-            replicas = placed
-            reason = f"{reason}; kept, for {signals.outdated} have to be replaced and there is no room for more"
-        return bounded(signals, replicas, reason, mean)
+        if placed is not None and decision.replicas > placed:
+            why = f"for {signals.outdated} have to be replaced and there is no room for more"
+            decision = kept(decision, placed, why, Cause.ROLLOUT)
+        return bounded(signals, decision)
 
     def _placed(self, signals: Signals) -> int | None:
         """The replicas that have a place, while running ones have to be replaced without room for more; None: else."""
@@ -126,20 +126,40 @@ class OngoingRequestsPolicy:
             self._full = True
         return max(signals.running, signals.target - signals.unplaced) if self._full else None
 
-    def _from_none(self, signals: Signals) -> tuple[int, str]:
-        if signals.load > 0 or signals.rows or signals.cold_start_requested:
+    def _from_none(self, signals: Signals) -> Decision:
+        load = signals.load
+        if load > 0 or signals.rows or signals.cold_start_requested:
             self._demanded_at = signals.now
-            wanted = max(1, replicas_for(signals.load, signals.target_ongoing))  # one for rows, or without a count
-            return max(wanted, signals.target), load_reason(signals, signals.load, wanted)
+            wanted = max(1, replicas_for(load, signals.target_ongoing))  # one for rows, or without a count
+            return Decision(max(wanted, signals.target), load, load_reason(signals, load, wanted), Cause.COLD_START)
         if signals.target == 0:
             self._demanded_at = None
-            return 0, "nothing waits"
+            return Decision(0, load, "nothing waits", Cause.IDLE)
         if self._demanded_at is None:
             self._demanded_at = signals.now
         hold_s = START_HOLD_S if signals.at_work else FURTHER_HOLD_S
         if signals.now - self._demanded_at <= hold_s:
-            return signals.target, "the first replica starts; clients that waited for it may retry"
-        return 0, f"nothing has waited for {hold_s:.0f} s, and no replica has started"
+            why = "the first replica starts; clients that waited for it may retry"
+            return Decision(signals.target, load, why, Cause.STARTING)
+        return Decision(0, load, f"nothing has waited for {hold_s:.0f} s, and no replica has started", Cause.IDLE)
+
+
+def by_load(signals: Signals, mean: float) -> Decision:
+    """What the mean load needs while a replica runs."""
+    needed = replicas_for(mean, signals.target_ongoing)
+    replicas = max(needed, 1 if signals.rows else 0)
+    if replicas > needed:
+        cause = Cause.ROWS
+    elif needed != replicas_for(signals.load, signals.target_ongoing):
+        cause = Cause.LOOK_BACK
+    else:
+        cause = Cause.LOAD if needed else Cause.IDLE
+    return Decision(replicas, mean, load_reason(signals, mean, replicas), cause)
+
+
+def kept(decision: Decision, replicas: int, why: str, cause: Cause) -> Decision:
+    """The decision with a number of replicas that is there already, for this reason."""
+    return replace(decision, replicas=replicas, reason=f"{decision.reason}; kept, {why}", cause=cause)
 
 
 def load_reason(signals: Signals, load: float, wanted: int) -> str:
@@ -151,16 +171,19 @@ def load_reason(signals: Signals, load: float, wanted: int) -> str:
     return f"{requests}, at {signals.target_ongoing:g} a replica: {wanted} wanted"
 
 
-def bounded(signals: Signals, replicas: int, reason: str, load: float) -> Decision:
+def bounded(signals: Signals, decision: Decision) -> Decision:
     """The decision within the bounds, with the bound that changed it."""
-    if signals.blocked and replicas > signals.target:
-        replicas = signals.target
-        reason = f"{reason}; kept, for {signals.blocked:.0f} wait for memory"
-    if replicas < signals.min_replicas:
-        return Decision(signals.min_replicas, load, f"{reason}; min_replicas is {signals.min_replicas}")
-    if replicas > signals.max_replicas:
-        return Decision(signals.max_replicas, load, f"{reason}; max_replicas is {signals.max_replicas}")
-    return Decision(replicas, load, reason)
+    if signals.blocked and decision.replicas > signals.target:
+        decision = kept(decision, signals.target, f"for {signals.blocked:.0f} wait for memory", Cause.MEMORY)
+    least = signals.min_replicas
+    most = signals.max_replicas
+    if decision.replicas < least:
+        reason = f"{decision.reason}; min_replicas is {least}"
+        return replace(decision, replicas=least, reason=reason, cause=Cause.MIN_REPLICAS)
+    if decision.replicas > most:
+        reason = f"{decision.reason}; max_replicas is {most}"
+        return replace(decision, replicas=most, reason=reason, cause=Cause.MAX_REPLICAS)
+    return decision
 
 
 def within_scale_up_limit(decision: Decision, more: int, limit: ScaleUpLimit | None) -> Decision:
@@ -173,4 +196,5 @@ def within_scale_up_limit(decision: Decision, more: int, limit: ScaleUpLimit | N
     short = 0 if limit is None else more - limit.replicas
     if limit is None or short <= 0:
         return decision
-    return Decision(decision.replicas - short, decision.load, f"{decision.reason}; {short} not started, {limit.reason}")
+    reason = f"{decision.reason}; {short} not started, {limit.reason}"
+    return replace(decision, replicas=decision.replicas - short, reason=reason, cause=Cause.MEMORY)

@@ -7,6 +7,24 @@ or two metrics intervals old.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """What has decided the number of replicas: the last rule that applied. A metric's label."""
+
+    LOAD = "load"  # the requests that wait and run
+    LOOK_BACK = "look_back"  # the load's average: the present load alone would need another number
+    ROWS = "batch_rows"  # only rows of batches, which keep one replica
+    COLD_START = "cold_start"  # requests wait, and no replica runs
+    IDLE = "idle"  # nothing waits or runs
+    STARTING = "starting"  # kept while a replica starts
+    UNREPORTED = "unreported"  # kept, because not every router has reported
+    ROLLOUT = "rollout"  # kept, because running replicas have to be replaced and there is no room for more
+    FAILED = "failed"  # kept, because the policy failed
+    MEMORY = "memory"  # fewer than the load needs: memory for more lacks
+    MIN_REPLICAS = "min_replicas"
+    MAX_REPLICAS = "max_replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +89,12 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The number of replicas for a model, the load (requests, averaged) behind it, and the reason."""
+    """The number of replicas for a model, the load (requests, averaged) behind it, the reason as text and its cause."""
 
     replicas: int
     load: float
     reason: str
+    cause: Cause = Cause.LOAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class EngineCounts:
         """Take in what GET /metrics says now."""
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
-                if sample.name == "serve_app_engine" and sample.labels["figure"] == "prompt_tokens":
+                if sample.name == "serve_app_engine_prompt_tokens_total":
                     replica = sample.labels["replica"]
                     self._last[replica] = max(self._last.get(replica, 0.0), sample.value)
 

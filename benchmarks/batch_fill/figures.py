@@ -40,12 +40,13 @@ class Counters:
 
 
 def engine_figures(metrics: str, names: Sequence[str]) -> dict[str, float]:
-    """The engines' figures of these names, each the sum over the replicas."""
+    """The engines' counters of these names (`serve_app_engine_NAME_total`), each the sum over the replicas."""
     found = dict.fromkeys(names, 0.0)
+    series = {f"serve_app_engine_{name}_total": name for name in names}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
-            if sample.name == "serve_app_engine" and sample.labels["figure"] in found:
-                found[sample.labels["figure"]] += sample.value
+            if sample.name in series:
+                found[series[sample.name]] += sample.value
     return found
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 LOGIT = 1e-3
 
 
 class Teacher:
-    """The model in float32."""
+    """The model in float32. Its libraries take seconds to import: a run on simulated engines does not need them."""
 
     def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._torch: Any = torch
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model.train(False)
@@ -35,7 +36,6 @@ class Teacher:
         """The tokens of a text."""
         return len(self._tokenizer.encode(text))
 
-    @torch.inference_mode()
     def is_near_tie(self, prompt: list[int], text: str, tokens: int, *, stopped: bool = False) -> bool:
         """Whether so many tokens with this text are a greedy answer but for near ties.
 
@@ -50,7 +50,8 @@ class Teacher:
                 if decoded == text or (stopped and decoded.startswith(text)):
                     return True
                 continue
-            logits = self._model(torch.tensor([prompt + made])).logits[0, -1]
+            with self._torch.inference_mode():
+                logits = self._model(self._torch.tensor([prompt + made])).logits[0, -1]
             near = (logits >= logits.max() - LOGIT).nonzero().flatten().tolist()
             open_ends += [[*made, token] for token in near if self._begins([*made, token], text)]
         return False

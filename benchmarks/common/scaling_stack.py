@@ -26,6 +26,7 @@ from serve_app.settings import application, parse
 MODEL = "tiny"
 LOGICAL_CPUS = 8  # for Ray's placement: one for each engine, however few cores the machine has
 UP_TIMEOUT_S = 240.0  # as in `benchmarks.common.arms`
+DEPLOY_S = 240.0  # an engine starts beside a busy one on the same cores
 DRIVER_END_S = 40.0  # above the driver's own bound for ending Serve
 REQUEST_TIMEOUT_S = 300.0  # engines start beside the one that answers, on the same cores
 WORK_POLL_S = 0.1  # a look at the engines' own figures costs a router and each engine about a millisecond
@@ -56,8 +57,38 @@ class Stage:
             sample.labels["replica"]
             for family in families
             for sample in family.samples
-            if sample.name == "serve_app_engine" and sample.labels["figure"] == "running" and sample.value > 0
+            if sample.name == "serve_app_engine_running_sequences" and sample.value > 0
         )
+
+    def entry(self, config: Mapping[str, Any], keys: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """The application of a configuration, with the stage's own key, which is an operator's, and these."""
+        return _entry(config, self.key, keys)
+
+    def declare(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Declare an application as `serve-app deploy` does, and wait for it; what fails is rolled back. Returns the
+        last state. BenchmarkError: it was not declared."""
+        order = {
+            "do": "declare",
+            "environment": self.cluster.environment(),
+            "application": entry,
+            "serve": self.cluster.instance.serve_options(),
+            "wait": True,
+            "roll_back": True,
+            "models": [MODEL],
+        }
+        remote = RemoteDriver(order)
+        last = dict[str, Any]()
+        deadline = time.monotonic() + DEPLOY_S
+        try:
+            while (event := remote.event(max(0.0, deadline - time.monotonic()))) is not None:
+                if event["event"] == "error":
+                    raise BenchmarkError(str(event["message"]))
+                if event["event"] == "end":
+                    break
+                last = event
+        finally:
+            remote.close()
+        return last
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"}
@@ -83,8 +114,7 @@ def stack(
         BenchmarkError: it does not come up.
     """
     key = f"sk-{secrets.token_urlsafe(24)}"
-    ours = {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}
-    settings = parse({"batch": {"workers": 0}} | config | ours).without_secrets()
+    entry = _entry(config, key, keys)
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         cluster = LocalCluster.start(
             "scaling", num_cpus=cpus, state_dir=folder, models=[MODEL], extra_environment=environment
@@ -92,7 +122,7 @@ def stack(
         driver: RemoteDriver | None = None
         try:
             log = Path(folder) / "driver.log"
-            driver = RemoteDriver(cluster.serve_order(application(settings)), log=log)
+            driver = RemoteDriver(cluster.serve_order(entry), log=log)
             stage = Stage(cluster, key)
             _wait_ready(stage, driver, log)
             yield stage
@@ -104,6 +134,11 @@ def stack(
             cluster.stop()
             if logs is not None:
                 shutil.copytree(next(Path(folder).rglob("logs")), logs, dirs_exist_ok=True)
+
+
+def _entry(config: Mapping[str, Any], key: str, keys: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ours = {"auth": {"keys": [{"key": key, "admin": True}, *map(dict, keys)]}}
+    return application(parse({"batch": {"workers": 0}} | dict(config) | ours).without_secrets())
 
 
 def _wait_ready(stage: Stage, driver: RemoteDriver, log: Path) -> None:

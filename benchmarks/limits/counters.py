@@ -20,6 +20,8 @@ from benchmarks.limits.load import SMALL
 LOOK_S = 0.5  # between looks at what the engine runs; one costs a router and the engine some milliseconds
 FAR_PER_S = 40.0  # requests: 4% of `FAR`, and enough to tell 0.1 messages each from what routers say anyway
 SETTLE_S = 2.0  # for credit and reports of the load before
+RUNNING = "serve_app_engine_running_sequences"
+TOKENS = ("serve_app_engine_prompt_tokens_total", "serve_app_engine_generated_tokens_total")
 
 
 @dataclass(slots=True)
@@ -35,13 +37,13 @@ class EngineSide:
         self.by_router.clear()
         for family in text_string_to_metric_families(stage.get("/metrics").text):
             for sample in family.samples:
-                if sample.name == "serve_app_engine":
-                    figures[sample.labels["figure"]] = figures.get(sample.labels["figure"], 0.0) + sample.value
+                if sample.name in (RUNNING, *TOKENS):
+                    figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
                 elif sample.name == "serve_app_requests_total":
                     router = sample.labels["router"]
                     self.by_router[router] = self.by_router.get(router, 0.0) + sample.value
-        self.tokens = figures["prompt_tokens"] + figures["generated_tokens"]
-        self.running = max(self.running, figures["running"])
+        self.tokens = sum(figures[name] for name in TOKENS)
+        self.running = max(self.running, figures[RUNNING])
 
 
 @asynccontextmanager

@@ -43,13 +43,14 @@ VLLM_SERIES = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:num_preemptions_total": "preemptions",
 }
-OUR_FIGURES = {
-    "running": "running",
-    "waiting": "engine_waiting",
-    "kv_cache_usage": "kv_in_use",
-    "generated_tokens": "generated_tokens",
-    "prompt_tokens": "prompt_tokens",
-    "preemptions": "preemptions",
+OUR_SERIES = {
+    "serve_app_engine_running_sequences": "running",
+    "serve_app_engine_waiting_sequences": "engine_waiting",
+    "serve_app_engine_kv_cache_usage_ratio": "kv_in_use",
+    "serve_app_engine_generated_tokens_total": "generated_tokens",
+    "serve_app_engine_prompt_tokens_total": "prompt_tokens",
+    "serve_app_engine_preemptions_total": "preemptions",
+    "serve_app_waiting": "waiting",
 }
 HELD = ("running", "engine_waiting", "kv_in_use", "waiting", "granted", "kv_tokens_used")  # zero when nothing is asked
 
@@ -263,12 +264,10 @@ def metrics_of(exposition: str) -> dict[str, float]:
 
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
-            if sample.name in VLLM_SERIES:
+            if sample.name in VLLM_SERIES and "replica" not in sample.labels:  # not passed on by a router
                 add(VLLM_SERIES[sample.name], sample.value)
-            elif sample.name == "serve_app_engine" and sample.labels["figure"] in OUR_FIGURES:
-                add(OUR_FIGURES[sample.labels["figure"]], sample.value)
-            elif sample.name == "serve_app_waiting":
-                add("waiting", sample.value)
+            elif sample.name in OUR_SERIES:
+                add(OUR_SERIES[sample.name], sample.value)
             elif sample.name == "serve_app_slots" and sample.labels["state"] == "granted":
                 add("granted", sample.value)
     return found

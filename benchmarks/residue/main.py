@@ -33,13 +33,14 @@ from typing import Any
 import numpy as np
 import psutil
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.common.output import write_json
 from benchmarks.residue.near_engines import NearEngines
 from benchmarks.residue.near_quota import NearQuota, near_quota
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
-from serve_app.http import api, app, cluster_calls, keyed, stored_keys
+from serve_app.http import api, app, cluster_calls, console, keyed, stored_keys
 from serve_app.router import (
     ClusterSources,
     LimitClient,
@@ -163,7 +164,9 @@ class Router:
                 await self.engines.end()
 
     def _app(self, shared: QueueClient) -> app.RouterApp:
-        scrape = Scrape("router", self.metrics, self._models, _away, ClusterSources(_away, _away))
+        scrape = Scrape(
+            "router", self.metrics, self._models, _away, ClusterSources(_away, _away, _away, _away, dict, lambda: 1)
+        )
         local = api.LocalRoutes(self._models, scrape.everywhere, _away, _away)
         sessions = SessionClient(_away, {})
         limits = LimitClient(shared)
@@ -173,7 +176,8 @@ class Router:
         follower.stored.replace(0, [])
         lane = api.BatchLane(lambda: store.batches, lambda: storage_at(None))
         own = self._models, self.metrics, bytes(32), sessions, local, self.receipts
-        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane, cluster_calls.RayCalls(_away))
+        live = console.LiveSources("router", frozenset, dict, _away, _away, _away, _away, _away)
+        parts = api.RouterParts(*own, limits, self.usage, runs, follower, lane, cluster_calls.RayCalls(_away), live)
         return app.RouterApp(self._settings, parts)
 
     async def _ask_all(self, quota: NearQuota, names: list[str], until: float) -> None:
@@ -273,7 +277,7 @@ class Router:
     def outcomes(self) -> dict[str, int]:
         """How many requests ended how."""
         found: Counter[str] = Counter()
-        for metric in self.metrics.registry.collect():
+        for metric in text_string_to_metric_families(self.metrics.render().decode()):
             for sample in metric.samples:
                 if sample.name == "serve_app_requests_total":
                     found[sample.labels["outcome"]] += int(sample.value)

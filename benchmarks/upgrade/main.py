@@ -33,14 +33,11 @@ from rich.table import Table
 
 import serve_app
 from benchmarks.common import conditions
-from benchmarks.common.arms import BenchmarkError
 from benchmarks.common.output import write_json
 from benchmarks.common.processes import title_of
-from benchmarks.common.scaling_stack import MODEL, REQUEST_TIMEOUT_S, Stage, stack
-from serve_app.cluster.local import RemoteDriver
+from benchmarks.common.scaling_stack import DEPLOY_S, MODEL, REQUEST_TIMEOUT_S, Stage, stack
 from serve_app.engine import ensure_tiny_model
 from serve_app.names import DISTRIBUTION, RELEASE
-from serve_app.settings import application, parse
 
 CLIENTS = 16
 QUICK_CLIENTS = 4
@@ -48,7 +45,6 @@ TOKENS = 32
 # of load before, between and after the changes
 BEFORE_S = 10.0
 QUICK_BEFORE_S = 2.0
-DEPLOY_S = 240.0  # an engine starts beside a busy one on the same cores
 NEXT_RELEASE = f"{RELEASE}.post1"
 REPLICAS = {"max_surge_percent": 100}
 
@@ -128,37 +124,14 @@ class Upgrade:
         self._site = site
         self._config = config
         self.clients = clients
-        self._keys = {"auth": {"keys": [{"key": stage.key, "admin": True}]}}
 
     def deploy(self, **changes: Any) -> dict[str, Any]:
         """The configuration with these changes of its model, as `serve-app deploy` of the site's release does it; the
         last state. A change that runs is the configuration from then on."""
         model = self._config["models"][0] | changes
-        config = {"batch": {"workers": 0}} | self._config | {"models": [model]} | self._keys
-        entry = application(parse(config).without_secrets())
+        entry = self._stage.entry(self._config | {"models": [model]})
         entry["args"]["release"] = installed(self._site)
-        instance = self._stage.cluster.instance
-        order = {
-            "do": "declare",
-            "environment": self._stage.cluster.environment(),
-            "application": entry,
-            "serve": instance.serve_options(),
-            "wait": True,
-            "roll_back": True,
-            "models": [MODEL],
-        }
-        remote = RemoteDriver(order)
-        last = dict[str, Any]()
-        deadline = time.monotonic() + DEPLOY_S
-        try:
-            while (event := remote.event(max(0.0, deadline - time.monotonic()))) is not None:
-                if event["event"] == "error":
-                    raise BenchmarkError(str(event["message"]))
-                if event["event"] == "end":
-                    break
-                last = event
-        finally:
-            remote.close()
+        last = self._stage.declare(entry)
         if last.get("state") == "running":
             self._config["models"][0] = model
         return last

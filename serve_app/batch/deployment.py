@@ -13,11 +13,12 @@ from typing import Any
 
 from ray import serve
 
+from serve_app.batch.background_feed import BackgroundFeed
 from serve_app.batch.files import storage_at
 from serve_app.batch.intake_task import CLOSE_S as INTAKE_CLOSE_S
 from serve_app.batch.intake_task import IntakeTask
 from serve_app.batch.model_paces import ModelPaces
-from serve_app.batch.router_calls import METHOD, ActorFigures, RouterCalls
+from serve_app.batch.router_calls import METHOD, ActorFigures, NamedFigures, RouterCalls
 from serve_app.batch.worker import CLOSE_S, CLOSE_STORE_S, BatchWorker, WorkerOptions
 from serve_app.names import ROUTER
 from serve_app.quota import QuotaActor
@@ -79,18 +80,21 @@ class _Worker:
         batch = settings.batch
         self._store = Store.at(settings.store.url)
         weights = {name: one.weight for name, one in settings.admission.tenants.items()}
-        paces = ModelPaces(figures, batch.max_in_flight, batch.workers)
+        named = NamedFigures(figures, [route.route() for route in settings.routes])
+        paces = ModelPaces(named, batch.max_in_flight, batch.workers)
         keep_s = batch.files_expire_days * DAY_S, batch.records_expire_days * DAY_S
         options = WorkerOptions(batch.max_rows, *keep_s, weights)
         files = storage_at(batch.files_url)
         self._worker = BatchWorker(self._store.batches, files, calls, paces, options, models=calls)
         self._intake = IntakeTask(settings, calls, paces, self._store)
+        self._responses = BackgroundFeed(self._store.background, calls)
         self._closing: asyncio.Task[None] | None = None
         self._starting = in_fresh_context(self._start(), "batch worker")
 
     async def _start(self) -> None:
         self._worker.start()  # in a context of its own: its tasks belong to no call of Serve's
         self._intake.start()
+        self._responses.start()
 
     async def close(self) -> None:
         """Within `WORKER_END_S`."""
@@ -102,7 +106,7 @@ class _Worker:
         with contextlib.suppress(Exception):
             await self._starting
         try:
-            await asyncio.gather(self._worker.close(), self._intake.close())
+            await asyncio.gather(self._worker.close(), self._intake.close(), self._responses.close())
         finally:
             self._store.close()
 
@@ -111,4 +115,5 @@ def _relevant(settings: Settings) -> Mapping[str, Any]:
     """The part of the configuration that a worker is built from."""
     weights = {name: one.weight for name, one in settings.admission.tenants.items()}
     tenants = {key.name: key.tenant for key in settings.auth.keys} if settings.batch.redis is not None else {}
-    return {"batch": settings.batch, "weights": weights, "store": settings.store.url, "tenants": tenants}
+    built_from = {"batch": settings.batch, "weights": weights, "store": settings.store.url, "tenants": tenants}
+    return built_from | {"routes": settings.routes}

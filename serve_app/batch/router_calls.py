@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from serve_app.batch.interfaces import RowAnswer
+from serve_app.batch.interfaces import Figures, RowAnswer
 from serve_app.core.batches import BatchRecord, ModelFigures, RowError
+from serve_app.core.names import ModelRoute
+from serve_app.core.responses import BackgroundJob
 from serve_app.errors import DROPPED, BodyTooLarge, Unavailable
 from serve_app.quota import QuotaActor
 from serve_app.ray_adapter import IngressHandle
 
 METHOD = "run_row"  # of `serve_app.http.deployment.RouterReplica`
+ROW_HEADER = b"x-serve-app-batch-row"  # see `serve_app.http.tracing`
+RESPONSES = "/v1/responses"
 MODEL_CHECK_S = 10.0  # an answer from a router's memory
 FORBIDDEN = (401, 403, 404)  # the key is not valid any more or may not use the model, or there is no such model
 
@@ -38,19 +42,29 @@ class RouterCalls:
 
     async def run(self, batch: BatchRecord, path: str, body: bytes, key: str) -> RowAnswer:
         """See `interfaces.RowRunner`. Raises Unavailable: no router answered; the row may have run."""
-        return await self.run_as(batch.key_id, batch.tenant, path, body, key)
+        number = key.removeprefix(f"{batch.batch_id}-").partition("-")[0]  # of the row: attempts may follow
+        row = f"{batch.batch_id}-{number}"
+        return await self.run_as(batch.key_id, batch.tenant, path, body, key, row)
 
-    async def run_as(self, key_id: str, tenant: str, path: str, body: bytes, key: str) -> RowAnswer:
-        """A row of this key. Raises as `run`."""
+    async def run_as(self, key_id: str, tenant: str, path: str, body: bytes, key: str, row: str = "") -> RowAnswer:
+        """A row of this key. Raises as `run`. `row`: names it in its trace; empty: it is of no batch."""
         headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
+        headers += [(ROW_HEADER, row.encode())] if row else []
         try:
             status, answered, answer = await self._ask(key_id, tenant, "POST", path, headers, body)
         except BodyTooLarge as error:
             return RowAnswer.of_error(error)
-        found = dict(answered)
-        retry_ms = found.get(b"retry-after-ms")
-        request_id = found.get(b"x-serve-app-request-id", b"").decode("latin-1")
-        return RowAnswer(status, answer, None if retry_ms is None else int(retry_ms) / 1000, request_id)
+        return _answer_of((status, answered, answer))
+
+    async def run_response(self, job: BackgroundJob) -> RowAnswer:
+        """Run a background response, or join its run. Raises as `run`."""
+        key = f"{job.response_id}-{job.attempts}"
+        headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
+        headers += [] if job.session_id is None else [(b"x-session-id", job.session_id.encode())]
+        text = json.dumps(dict(job.request), separators=(",", ":"), ensure_ascii=False)
+        body = text.encode()  # as many bytes as were sent: a router bounds them
+        arguments = job.key_id, job.tenant, "POST", RESPONSES, headers, body, job.response_id
+        return _answer_of(await self._ask(*arguments))
 
     async def refusal(self, batch: BatchRecord, model: str) -> RowError | None:
         """See `interfaces.ModelCheck`. Raises Unavailable, TimeoutError."""
@@ -82,6 +96,31 @@ class RouterCalls:
             raise Unavailable("the answer ended before it began", code=DROPPED)
         status, headers, first = pieces[0]
         return status, headers, b"".join([first, *pieces[1:]])
+
+
+def _answer_of(answered: tuple[int, Headers, bytes]) -> RowAnswer:
+    status, headers, body = answered
+    found = dict(headers)
+    retry_ms = found.get(b"retry-after-ms")
+    request_id = found.get(b"x-serve-app-request-id", b"").decode("latin-1")
+    return RowAnswer(status, body, None if retry_ms is None else int(retry_ms) / 1000, request_id)
+
+
+class NamedFigures:
+    """The same figures, also for names that stand for models: of each name those of its target with the most weight.
+
+    Args:
+        routes: of the configuration.
+    """
+
+    def __init__(self, figures: Figures, routes: Iterable[ModelRoute]) -> None:
+        self._figures = figures
+        self._models = {route.name: max(route.targets, key=lambda target: target.weight).model for route in routes}
+
+    async def get(self) -> Mapping[str, ModelFigures]:
+        """See `interfaces.Figures`. Raises as the figures."""
+        found = await self._figures.get()
+        return {**{name: found[model] for name, model in self._models.items() if model in found}, **found}
 
 
 class ActorFigures:

@@ -34,6 +34,7 @@ from serve_app.cli.check import (
     check_access,
     check_certificate,
     check_fit,
+    check_jwks,
     check_model,
     check_settings,
     check_templates,
@@ -78,7 +79,7 @@ def check(
     found = check_settings(settings, platform, vllm_arguments.installed_arguments())
     found += check_access(settings, datetime.now(UTC))
     if here:
-        found += check_templates(settings)
+        found += check_templates(settings) + check_jwks(settings)
     progress.begin("Checking the models")
     with ThreadPoolExecutor(LOOK_UPS) as pool:
         facts = list(pool.map(model_lookup.look_up, settings.models))
@@ -308,11 +309,11 @@ def _as_json(
         "memory": {name: dataclasses.asdict(need) for name, need in needs.items()},
     }
     if planned is not None:
-        document["plan"] = [_change_as_json(change, replicas.get(change.deployment, [])) for change in planned]
+        document["plan"] = [change_as_json(change, replicas.get(change.deployment, [])) for change in planned]
     return document
 
 
-def _change_as_json(change: Change, replicas: list[str]) -> dict[str, Any]:
+def change_as_json(change: Change, replicas: list[str]) -> dict[str, Any]:
     """`what` is the change's effect: the name is published."""
     shown = {"deployment": change.deployment, "what": change.effect, "why": change.why, "fields": change.fields}
     return shown | {"replicas": replicas}

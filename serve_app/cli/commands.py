@@ -1,5 +1,5 @@
 """The command line: `serve-app up | check | deploy | export | status | logs | doctor | quota | defrag | drain |
-explain | keys | batch | usage | audit | support-bundle | chat | down | help`.
+explain | requests | history | events | top | keys | batch | usage | audit | support-bundle | chat | down | help`.
 
 Invariant: every error a user can cause is one line on stderr and an exit status, never a traceback: 1 for a failure, 2
 for wrong arguments or settings, 3 for `status` and `chat` when nothing runs.
@@ -13,14 +13,28 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from autoscaling.operations import LogLevel, wanted_lines
 from serve_app import settings as configuration
-from serve_app.cli import audit, batch_commands, instances, key_commands, operators, setting_help, support_bundle
+from serve_app.cli import (
+    audit,
+    batch_commands,
+    compare,
+    instances,
+    key_commands,
+    operators,
+    records,
+    remote_deploy,
+    remote_doctor,
+    setting_help,
+    support_bundle,
+    top,
+)
 from serve_app.cli import chat as talk
 from serve_app.cli import check_command as checking
 from serve_app.cli import deploy as deploying
@@ -63,7 +77,20 @@ DEPLOY_TIMEOUT_S = 900.0  # a large model loads for ten minutes from a cold disk
 LINES = 100
 MAX_LINES = 10_000
 
+# `serve-app -h` lists these first: what a new user types, in that order. All others follow in the order of this module.
+FIRST = ("up", "status", "chat", "down", "check", "deploy", "explain", "quota", "logs", "usage", "keys", "batch")
+
+
+class FirstThingsFirst(TyperGroup):
+    """The commands in the order in which they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        named = super().list_commands(ctx)
+        return sorted(named, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
 app = typer.Typer(
+    cls=FirstThingsFirst,
     name="serve-app",
     help="Serve open-weight models on this machine through one OpenAI-compatible endpoint.",
     no_args_is_help=True,
@@ -77,6 +104,11 @@ _command = command(app)
 app.callback()(options_of_all)
 command(app, "help")(setting_help.help_setting)
 command(app)(audit.audit)
+command(app, "requests")(records.list_requests)
+command(app)(records.history)
+command(app)(records.events)
+command(app)(compare.compare)
+command(app)(top.top)
 command(app, "support-bundle")(support_bundle.support_bundle)
 
 
@@ -160,7 +192,7 @@ def check(
 @_command
 def deploy(
     config: ConfigOption,
-    at: InstanceOptions,
+    at: EndpointOptions,
     address: Annotated[
         str | None,
         typer.Option(
@@ -186,9 +218,14 @@ def deploy(
     ] = DEPLOY_TIMEOUT_S,
 ) -> int:
     """Send the configuration to a running instance or cluster. Unchanged models continue undisturbed."""
-    state = at.state
     console = Console()
     errors = Console(stderr=True)
+    elsewhere = at.elsewhere()
+    if elsewhere is not None:
+        operators.require_one_place(address)
+        options = remote_deploy.DeployOptions(plan_only, as_json, check_first, wait, roll_back, timeout_s)
+        return remote_deploy.deploy(config, elsewhere, options, console, errors)
+    state = at.state
     if plan_only:
         place = deploying.find(address, state)
         return EXIT_USAGE if checking.tell(config, place, as_json=as_json, with_plan=True) else 0
@@ -227,7 +264,8 @@ def status(
     """Show models, replicas and their states. Exit status 3 when nothing runs."""
     found = instances.status(at)
     if found is None:
-        print(json.dumps({"instance": at.instance, "state": "stopped"}) if as_json else f"{at.instance}: nothing runs")
+        nothing = {"instance": at.instance, "state": "stopped"}
+        print(json.dumps(nothing) if as_json else instances.nothing_runs(at.state))
         return EXIT_NOTHING_RUNS
     if watch:
         stopped = {"state": "stopped", "message": "", "models": [], "routers": []}
@@ -326,14 +364,21 @@ def presets(
 
 @_command
 def doctor(
-    at: InstanceOptions,
+    at: EndpointOptions,
     as_json: JsonOption = False,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the endpoint.")] = running.DEFAULT_PORT,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = LOOPBACK,
     address: AddressOption = None,
 ) -> int:
-    """Check this machine, the endpoint's port, and the instance or cluster if one runs. Exit status 1 for a failure."""
-    found = examining.as_json(examining.checks(at.state, address, host, port))
+    """Check this machine, the endpoint's port, and the instance or cluster if one runs; with --url or --context that
+    endpoint alone. Exit status 1 for a failure."""
+    elsewhere = at.elsewhere() if at.url or at.context else None
+    if elsewhere is None:
+        checks = examining.checks(at.state, address, host, port)
+    else:
+        operators.require_one_place(address)
+        checks = remote_doctor.checks(elsewhere)
+    found = examining.as_json(checks)
     print_found(found, as_json, examining.show)
     return EXIT_FAILED if found["state"] == "fail" else 0
 

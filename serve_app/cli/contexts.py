@@ -7,12 +7,15 @@
         key_file: ~/.config/serve-app/night.key
         certificate: ~/.config/serve-app/night.pem     # of a server whose certificate nobody has signed
 
-Invariant: no key is in this file: it names the files of keys.
+Invariant: no key is in this file: it names the files of keys. A file of the user's own that others may read is refused,
+as ssh refuses such a private key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 import yaml
@@ -34,10 +37,23 @@ class Context(BaseModel):
     certificate: str | None = None
 
     def endpoint(self, key: str | None = None) -> Endpoint:
-        """This endpoint. `key`: instead of the one in its file. Raises ConfigError: a file cannot be read."""
-        found = key or (key_in(self.key_file) if self.key_file else None)
+        """This endpoint. `key`: instead of the one in its file.
+
+        Raises:
+            ConfigError: a file cannot be read, or others may read the key.
+        """
+        found = key or (_key_of_user(Path(self.key_file).expanduser()) if self.key_file else None)
         certificate = None if self.certificate is None else str(Path(self.certificate).expanduser())
         return Endpoint(root_of(self.url), found, certificate)
+
+
+def _key_of_user(file: Path) -> str:
+    with contextlib.suppress(OSError):  # `key_in` says why it cannot be read
+        about = file.stat()
+        if about.st_uid == os.geteuid() and about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mode = stat.S_IMODE(about.st_mode)
+            raise ConfigError(f"key_file: {file}: mode {mode:04o} lets others at the key; run: chmod 600 {file}")
+    return key_in(file)
 
 
 class Contexts(BaseModel):

@@ -111,7 +111,7 @@ class _KeptHeader(requests.auth.AuthBase):
 
 
 def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, **options: Any) -> requests.Response:
-    """The answer, with status 200 or 201.
+    """The answer, with a status of success.
 
     Raises:
         ServeAppError: refused or unreachable, with a message for the user: the server's own if there is one, when to
@@ -135,7 +135,7 @@ def request(http: requests.Session, endpoint: Endpoint, method: str, path: str, 
         raise BadRequest(f"{url}: {error}", param="url") from None
     except OSError as error:  # of the file that CA_VARIABLE names
         raise ConfigError(str(error), param=CA_VARIABLE) from None
-    if response.status_code in (200, 201):
+    if response.status_code in (200, 201, 202):
         return response
     raise _refusal(endpoint, response)
 

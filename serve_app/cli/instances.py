@@ -42,7 +42,7 @@ def status(at: EndpointOptions) -> dict[str, Any] | None:
 
     Keys: instance, state, message, url, api_key_file, dashboard_url, routers [{id, state, node, address}], models
     [{name, deployment, state, message, cause (why a replica has not started, or an engine has died in the last ten
-    minutes), replicas (as routers, and start), target, ongoing, waiting, why}],
+    minutes), replicas (as routers, and start), target, ongoing, waiting, why}], routes (as in the settings),
     other_applications [{name, state, route}], resources and holders (`autoscaling.operations.holders.usage`),
     unready {deployment: state}.
 
@@ -64,6 +64,12 @@ def status(at: EndpointOptions) -> dict[str, Any] | None:
         "dashboard_url": instance.dashboard_url,
         **(state.read_status(STATUS_FRESH_S) or _instance_status(at, instance)),
     }
+
+
+def nothing_runs(state: InstanceState) -> str:
+    """What `status` says of an instance that does not run: how to start it, and where its end can be read."""
+    ended = "; `serve-app logs` shows how it ended" if (state.logs / "ray").is_dir() else ""
+    return f"{state.name}: nothing runs; start it with `serve-app up`{ended}"
 
 
 def _http_status(endpoint: Endpoint) -> dict[str, Any]:
@@ -106,12 +112,24 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         listing.say(found["message"], ("message", found["message"]), style="yellow")
     for model in found["models"]:
         _show_model(listing, model)
+    for route in found.get("routes", ()):
+        _show_route(listing, route)
     if found["routers"]:
         listing.say("routers", ())
         _show_replicas(listing, "router", found["routers"])
     _show_others(listing, found)
     if found["api_key_file"]:
         listing.say(f"API key in {found['api_key_file']}", ())
+
+
+def _show_route(listing: Listing, route: Mapping[str, Any]) -> None:
+    """A name, and the models behind it."""
+    whole = sum(target["weight"] for target in route["targets"])
+    parts = [f"{target['model']} {target['weight'] / whole:.1%}" for target in route["targets"]]
+    parts += [f"fallback {model}" for model in route["fallbacks"]]
+    if route["shadow"] is not None:
+        parts.append(f"shadow {route['shadow']['model']} {route['shadow']['share']:.1%}")
+    listing.flow([f"name {route['name']}", *parts], ("name", route["name"], *parts))
 
 
 def _show_model(listing: Listing, model: Mapping[str, Any]) -> None:

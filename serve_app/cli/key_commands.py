@@ -88,6 +88,7 @@ def create(
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May do what operators may.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="May read /metrics.")] = False,
+    deploy: Annotated[bool, typer.Option("--deploy", help="May deploy by --url; made with a key that may.")] = False,
     expires: ExpiryOption = None,
     batch_limit: BatchLimitOption = None,
     as_json: JsonOption = False,
@@ -102,6 +103,7 @@ def create(
         **({} if default_class is None else {"default_class": default_class}),
         "admin": admin,
         "metrics": metrics,
+        **({"deploy": True} if deploy else {}),
         "expires_at": None if expires is None else expiry(expires, datetime.now(UTC)),
         "limits": given or None,
         "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
@@ -137,6 +139,7 @@ def update(
     ] = None,
     admin: Annotated[bool | None, typer.Option("--admin/--no-admin", help="May do what operators may.")] = None,
     metrics: Annotated[bool | None, typer.Option("--metrics/--no-metrics", help="May read /metrics.")] = None,
+    deploy: Annotated[bool | None, typer.Option("--deploy/--no-deploy", help="May deploy by --url.")] = None,
     expires: Annotated[str | None, typer.Option("--expires", help="As of `create`; or never.")] = None,
     limits: Annotated[
         list[str] | None,
@@ -155,6 +158,7 @@ def update(
         "default_class": default_class,
         "admin": admin,
         "metrics": metrics,
+        "deploy": deploy,
         "limits": limit_changes("--limit", limits or ()) or None,
         "batch_limits": limit_changes("--batch-limit", batch_limit or ()) or None,
     }
@@ -274,7 +278,7 @@ def show_key_limits(found: Mapping[str, Any], console: Console) -> None:
 
 
 def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
-    rights = " ".join(right for right in ("admin", "metrics") if record[right])
+    rights = " ".join(right for right in ("admin", "metrics", "deploy") if record.get(right))
     models = "all" if record["models"] is None else " ".join(record["models"])
     named = (record[name] for name in ("id", "name", "tenant", "state", "max_class"))
     return *named, models, rights, record["expires_at"] or ""

@@ -45,9 +45,8 @@ def ask(
         BadRequest: both are named. ServeAppError: as `by_http` and `by_ray`.
     """
     elsewhere = at.elsewhere()
-    if elsewhere is not None and address is not None:
-        raise BadRequest("--url and --address: give one of them", param="address")
     if elsewhere is not None:
+        require_one_place(address)
         return by_http(elsewhere)
     if address is None and ADDRESS_VARIABLE not in os.environ:
         endpoint = at.of_instance()
@@ -58,6 +57,12 @@ def ask(
                 raise
             say(Console(stderr=True), f"asking Ray: {error}", "dim")
     return by_ray(find(address, at.state).environment)
+
+
+def require_one_place(address: str | None) -> None:
+    """Raises BadRequest: an endpoint is named, and a cluster, too."""
+    if address is not None:
+        raise BadRequest("--url and --address: give one of them", param="address")
 
 
 def is_not_asked(error: ServeAppError) -> bool:

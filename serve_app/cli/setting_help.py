@@ -17,7 +17,7 @@ from rich.console import Console
 from serve_app.cli.command_line import JsonOption, print_found
 from serve_app.cli.layout import Listing
 from serve_app.errors import BadRequest
-from serve_app.settings import nearest
+from serve_app.settings import counterpart, nearest
 
 ALL = "settings"
 NOT_SET = "not set"
@@ -54,16 +54,23 @@ def matching(name: str, known: Sequence[Row]) -> list[Row]:
         exact = [row for path, row in paths if _is_like(path, asked)]
         below = [row for path, row in paths if _is_like(path[:size], asked)]
         ends = [row for path, row in paths if _is_like(path[-size:], asked)]
-        if found := exact or below or ends:
+        inside = [row for path, row in paths if _holds(path, asked)]
+        if found := exact or below or ends or inside:
             return found
     near = nearest(name, [row.setting for row in known] + [row.setting.rpartition(".")[2] for row in known])
-    hint = f"did you mean {near}?" if near else f"`serve-app help {ALL}` lists all"
+    otherwise = f"did you mean {near}?" if near else f"`serve-app help {ALL}` lists all"
+    hint = counterpart(wanted[-1]) or otherwise if wanted else otherwise
     raise BadRequest(f"there is no setting {name}; {hint}", param="setting")
 
 
 def _parts(path: str) -> list[str]:
     """The names in a path, without the positions in lists."""
     return [part.removesuffix("[]") for part in path.split(".") if part and not part.isdigit()]
+
+
+def _holds(path: Sequence[str], asked: Sequence[str]) -> bool:
+    """Whether these names stand in it one after the other, as those of a section do (`tenants`)."""
+    return any(tuple(path[start : start + len(asked)]) == tuple(asked) for start in range(len(path)))
 
 
 def _is_like(path: Sequence[str], asked: Sequence[str]) -> bool:

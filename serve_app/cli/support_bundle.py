@@ -3,7 +3,8 @@
 Each part is collected by itself: one that fails, because nothing runs or nothing answers, is named in the manifest with
 the reason, and the others go on.
 
-Invariant: no value of a secret (`secret_values`) is in any file of the bundle, and nobody but its owner can read it.
+Invariant: no value of a secret (`secret_values`) and no prompt is in any file of the bundle, and nobody but its owner
+can read it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from serve_app.cluster.local import InstanceState, ask, read_text
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
 from serve_app.names import RELEASE
 from serve_app.settings import configuration_digest, read_file, resolve, split_arguments
-from serve_app.system import LogFilter, LogPart, doctor
+from serve_app.system import PROMPT_MARK, LogFilter, LogPart, doctor
 
 ANSWER_S = (5.0, 20.0)  # to connect, and between two pieces of an answer: a loaded head takes seconds
 LOG_LINES = 2000  # of each file, the last ones: minutes of a busy router
@@ -242,7 +243,8 @@ def logs(place: Place) -> Files:
     left = MAX_LOGS_CHARS
     for part in reversed(_log_parts(place)):  # the file that was written last comes first
         name = "-".join(filter(None, (part.source.replace("/", "--"), part.replica, Path(part.path).name)))
-        text = "".join(f"{line}\n" for line in part.lines)[-min(MAX_LOG_CHARS, left) :]
+        lines = (line for line in part.lines if PROMPT_MARK not in line)
+        text = "".join(f"{line}\n" for line in lines)[-min(MAX_LOG_CHARS, left) :]
         left -= len(text)
         if left <= 0:
             break

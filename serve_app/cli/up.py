@@ -380,6 +380,9 @@ def curl_line(url: str, key: str | Path | None, settings: Settings) -> str:
     if model.task == "embed":
         path = "/v1/embeddings"
         body = {"model": model.name, "input": "Hello"}
+    elif model.task == "classify":
+        path = "/classify"
+        body = {"model": model.name, "input": "Hello"}
     else:
         messages = [{"role": "user", "content": "Hello"}]
         path = "/v1/chat/completions"

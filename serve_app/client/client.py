@@ -28,6 +28,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from serve_app.client import repeats
 from serve_app.client.agent_session import AgentSession, SyncAgentSession
+from serve_app.client.caller_span import with_caller_span
 from serve_app.client.httpx_transport import BASE_URL, Transport
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.map import (
@@ -235,7 +236,7 @@ class Client:
         model = await self.model_named(options.get("model"))
         key = self._api_key.get_secret_value()
         asked = {**options, "api_key": key, "model": model, kind.first_field: subject}
-        return repeats.with_key(make_request(kind, asked))
+        return with_caller_span(repeats.with_key(make_request(kind, asked)))
 
     @contextlib.contextmanager
     def _forgetting_gone_model(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from serve_app.client.caller_span import with_caller_span
 from serve_app.client.loop_bridge import LoopBridge
 from serve_app.client.streams import Stream, SyncStream
 from serve_app.errors import NO_ROUTER, BodyTooLarge, ServeAppError
@@ -44,7 +45,8 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
     async def _answer(self, request: httpx2.Request) -> tuple[int, Headers, AsyncGenerator[bytes, None]]:
         """Status, headers and body of the answer to a request whose body is read."""
         headers = [(name.lower(), value) for name, value in request.headers.raw]
-        asked = HttpRequest(request.method, request.url.path, headers, request.content, request.url.query)
+        path = request.url.path
+        asked = with_caller_span(HttpRequest(request.method, path, headers, request.content, request.url.query))
         answered: AsyncGenerator[Any, None] = self._exchange(asked, request.extensions.get("timeout", {}))
         status, headers = await anext(answered)
         return status, headers, answered

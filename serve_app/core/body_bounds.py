@@ -33,16 +33,18 @@ TOO_LONG = "context_length_exceeded"  # OpenAI's code, which clients know how to
 # Fields that are rendered or tokenized, as one prompt; of a list in the second ones, each entry is a prompt.
 _PROMPT_FIELDS = ("messages", "input", "prompt", "instructions", "suffix", "tools", "chat_template_kwargs", "tokens")
 _SCORE_FIELDS = ("queries", "query", "documents", "items", "text_1", "text_2", "data_1", "data_2", "instruction")
-_BOUNDED_FIELDS = frozenset((*_PROMPT_FIELDS, *_SCORE_FIELDS))
+EMBED_FIELDS = ("texts", "images", "inputs")  # of Cohere's embeddings, one of which a request has
+_BOUNDED_FIELDS = frozenset((*_PROMPT_FIELDS, *_SCORE_FIELDS, *EMBED_FIELDS))
 _QUERY_FIELDS = frozenset(("queries", "query", "text_1", "data_1"))
 _RESPONSES = (Operation.RESPONSES, Operation.INPUT_TOKENS)
 _TRUNCATED_BY = {  # by operation: what truncates its prompt; of a score also the number of tokens of each text
     **dict.fromkeys(_RESPONSES, "truncation"),
     **dict.fromkeys((Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING), "truncate_prompt_tokens"),
+    **dict.fromkeys((Operation.POOLING, Operation.CLASSIFY), "truncate_prompt_tokens"),
     **dict.fromkeys((Operation.SCORE, Operation.RERANK), "truncate_prompt_tokens"),
 }
 # Fields whose lists have messages, items or content parts; and such lists within those.
-_HAVE_PARTS = frozenset(("messages", "input", *_SCORE_FIELDS))
+_HAVE_PARTS = frozenset(("messages", "input", "inputs", *_SCORE_FIELDS))
 _LISTS_OF_PARTS = frozenset(("content", "output"))
 # Media, in a part of one of these types, or of none; and what only OpenAI itself can read, in such a part or item.
 MEDIA: dict[str, tuple[str | None, ...]] = {
@@ -171,6 +173,10 @@ def _holds_prompts(operation: Operation, field: str, value: Any) -> bool:
             return field == "prompt" and any(type(one) in (str, list) for one in value[:1])
         case Operation.EMBEDDING:
             return field in ("input", "messages") and any(type(one) in (str, list) for one in value[:1])
+        case Operation.POOLING | Operation.CLASSIFY:
+            return field == "input" and any(type(one) in (str, list) for one in value[:1])
+        case Operation.EMBED:
+            return field in EMBED_FIELDS
         case Operation.SCORE | Operation.RERANK:
             return field in _SCORE_FIELDS
     return False
@@ -178,6 +184,8 @@ def _holds_prompts(operation: Operation, field: str, value: Any) -> bool:
 
 def _truncates(operation: Operation, body: Mapping[str, Any], field: str) -> bool:
     """Whether the engine cuts the text of this field to so many tokens, before it tokenizes it."""
+    if operation is Operation.EMBED:
+        return body.get("truncate") != "NONE"
     if body.get(_TRUNCATED_BY.get(operation, "")) not in (None, "disabled"):
         return True
     each = body.get("max_tokens_per_query" if field in _QUERY_FIELDS else "max_tokens_per_doc")
@@ -191,6 +199,8 @@ def _not_text(part: Mapping[str, Any]) -> list[str]:
 
 
 def _size(prompt: Any, field: str, per_object: int, most_work: float) -> PromptSize:
+    if field == "images" and type(prompt) is str:
+        return PromptSize(1, 0, 0, 0, per_object, has_media=True)
     texts = [prompt] if type(prompt) is str else []
     # with whether it is, or has, a message, an item or a part
     left = [(prompt, field in _HAVE_PARTS)] if type(prompt) in (list, dict) else []

@@ -10,15 +10,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from serve_app.core.body_bounds import MEDIA, text_bytes
+from serve_app.core.body_bounds import EMBED_FIELDS, MEDIA, text_bytes
 from serve_app.core.score_inputs import INPUT_FIELDS
 
 MESSAGES = "messages"  # vLLM's name of what is rendered
-_PROMPTS = (MESSAGES, "prompt", "input", "tokens", *sorted(set().union(*INPUT_FIELDS.values())))
+_PROMPTS = (MESSAGES, "prompt", "input", "tokens", *EMBED_FIELDS, *sorted(set().union(*INPUT_FIELDS.values())))
 # vLLM's name of a field, and the client's fields that become it. Of those in the body, the one with the longest text
 # counts, else the first: vLLM does not say whether the query or a document of a score is too long.
 _CLIENT_FIELDS = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens"),
+    "dimensions": ("output_dimension",),
     "logprobs": ("top_logprobs",),
     "prompt_logprobs": ("prompt_logprobs", "logprobs"),  # the latter with `echo`
     "input_tokens": _PROMPTS,
@@ -162,6 +163,10 @@ def _constraint(body: Body) -> Path | None:
     return ("structured_outputs",) if "structured_outputs" in body else None
 
 
+def _given(name: str, body: Body) -> Path | None:
+    return (name,) if name in body else None
+
+
 def _medium(body: Body) -> Path | None:
     """The first content part that is an image, audio or video; of texts to compare, the first that is an object."""
     for path, node in _objects(body):
@@ -188,6 +193,8 @@ _PLACES: tuple[tuple[re.Pattern[str], Callable[..., Path | None]], ...] = (
     (re.compile(r"^Unsupported input item type: (.+)$"), lambda body, kind: _place_of("type", kind, body)),
     (re.compile(r"^Encrypted content is not supported"), lambda body: _place_of("encrypted_content", None, body)),
     (re.compile(r"kind of (?:structured outputs constraint|constraints for structured)"), _constraint),
+    (re.compile(r"^Unsupported input_type '"), lambda body: _given("input_type", body)),
+    (re.compile(r"exceeds max_tokens=\d+ with truncate=NONE"), lambda body: _given("max_tokens", body)),
     (re.compile(r"not a multimodal model|^MultiModalParam is not supported|^At most \d+ \w+\(s\) may be"), _medium),
 )
 

@@ -21,11 +21,13 @@ import ray.util
 
 from serve_app.core.batching import BatchPolicy
 from serve_app.core.memory import DrainReport
+from serve_app.core.spans import trace_of
 from serve_app.core.times import ENGINE_LOOK_S, LAST_FRAMES_S
 from serve_app.engine.batch_figures import BatchFigures
 from serve_app.engine.batched_engine import BatchedEngine
 from serve_app.engine.continuation import is_continued, require_continuable, require_stream
 from serve_app.engine.engine_failure import death, start_failure
+from serve_app.engine.own_metrics import OwnMetrics
 from serve_app.engine.replica_drain import ReplicaDrain
 from serve_app.engine.start import (
     download_size,
@@ -41,13 +43,14 @@ from serve_app.engine.tiny_model import default_root
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.names import ONGOING
 from serve_app.quota import QuotaActor
-from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading
+from serve_app.ray_adapter import end_on_sigterm, freeze_heap, keep_while_loading, session_folder
 from serve_app.settings import BatchingSettings, ModelSettings, QuotaSettings
-from serve_app.system import enter_request, mark_log, set_up_log
+from serve_app.system import EventKind, enter_request, event, keep_events, mark_log, set_up_log
 from serve_app.transport import (
     EngineBackend,
     EngineInfo,
     EngineLoad,
+    EngineTexts,
     Frame,
     Submit,
     TcpAddress,
@@ -76,7 +79,7 @@ def make_backend(settings: ModelSettings) -> EngineBackend:
         from serve_app.engine.simulated import SimulatedEngine
 
         return SimulatedEngine(settings)
-    environment.prepare(settings.ranks, settings.engine_seqs)
+    environment.prepare(settings.ranks, settings.engine_seqs, settings.max_image_pixels)
     from serve_app.engine.vllm_adapter.engine import VllmEngine
 
     return VllmEngine(settings, time.monotonic)
@@ -100,10 +103,12 @@ class EngineReplica:
         self._settings = ModelSettings.model_validate(settings)
         mark_log(grant_request.replica_name())
         set_up_log("engine", model=self._settings.name, replica=grant_request.replica_name())
+        keep_events(session_folder(), f"engine-{grant_request.replica_name()}")
         self._ending = False
         self.draining: asyncio.Task[None] | None = None
         self.drain_state: ReplicaDrain | None = None
         self._figures = BatchFigures()
+        self.own_metrics = OwnMetrics({"model": self._settings.name, "replica": grant_request.replica_name()})
         self.server = TcpServer(self.run, self.produced, ray.util.get_node_ip_address())
         sys.setswitchinterval(THREAD_SWITCH_S)
         self._phases = self._start_phases()
@@ -138,7 +143,11 @@ class EngineReplica:
             self.engine_info.kv_cache_tokens,
             self.engine_info.slots,
             self.engine_info.max_model_len,
+            extra=self._event(start_s=round(start_s, 1)),
         )
+
+    def _event(self, **details: Any) -> dict[str, Any]:
+        return event(EventKind.HEALTH, self._settings.name, replica=grant_request.replica_name(), **details)
 
     def _fingerprint(self) -> str | None:
         return fingerprint.model_fingerprint(self._settings, environment.platform())
@@ -202,8 +211,8 @@ class EngineReplica:
         if self.drain_state is None:
             logger.info(
                 "Engine of model %s drains: it takes no new requests and ends within %.0f s",
-                self._settings.name,
-                within_s,
+                *(self._settings.name, within_s),
+                extra=self._event(within_s=within_s),
             )
             self.drain_state = ReplicaDrain(until)
             self.draining = asyncio.create_task(self._drain_and_end(self.drain_state))
@@ -229,7 +238,8 @@ class EngineReplica:
     def _on_grant_lost(self, why: str) -> None:
         """Called from the grant's thread: the memory grant is lost, or loading has stalled."""
         name = self._settings.name
-        logger.warning("Engine of model %s ends because its start or its grant failed: %s", name, why)
+        extra = self._event(cause=why)
+        logger.warning("Engine of model %s ends because its start or its grant failed: %s", name, why, extra=extra)
         if hasattr(self, "backend"):
             self.backend.kill()
         end_process(EXIT_ENGINE_DEAD)
@@ -242,6 +252,12 @@ class EngineReplica:
         """The live load of the engine."""
         waiting, forms_batches = (self.batched.waiting, self.batched.forms_batches) if self.batched else (0, False)
         return self._figures.add_to(self.backend.load(), time.monotonic(), waiting=waiting, forms_batches=forms_batches)
+
+    async def metrics(self, is_openmetrics: bool, replica_id: str) -> EngineTexts:
+        """The engine's own metrics, in OpenMetrics' or Prometheus' text format."""
+        return await asyncio.to_thread(
+            lambda: self.own_metrics.texts(self.backend.own_metrics(), is_openmetrics=is_openmetrics)
+        )
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Called by Serve every `metrics_interval_s`, for scaling: the number of running requests that are load."""
@@ -262,7 +278,7 @@ class EngineReplica:
             EngineFailed: the engine died during the request, or cannot continue it; frames may have been put. Any other
                 error is the request's: the engine lives, and could not handle it.
         """
-        enter_request(submit.request_id)
+        enter_request(submit.request_id, trace_of(submit.traceparent))
         if self.drain_state is not None:
             raise EngineUnreachable("this engine replica drains")
         if is_continued(submit):
@@ -327,7 +343,10 @@ class EngineReplica:
             self._ending = True
             why = death(error)
             name = self._settings.name
-            logger.error("Engine of model %s ends, and Serve starts another. Check the cause: %s", name, why)
+            extra = self._event(cause=why)
+            logger.error(
+                "Engine of model %s ends, and Serve starts another. Check the cause: %s", name, why, extra=extra
+            )
             if self.batched is not None:
                 self.batched.fail()
             if self._grant is not None:

@@ -29,6 +29,7 @@ __all__ = [
     "api",
     "app",
     "cluster_calls",
+    "console",
     "deployment",
     "error_response",
     "keyed",
@@ -39,4 +40,5 @@ __all__ = [
     "read_head",
     "require_known",
     "stored_keys",
+    "tokens",
 ]

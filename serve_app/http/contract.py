@@ -17,9 +17,8 @@ Every field of vLLM 0.32.0's request models is in exactly one of these (a test c
 - `REFUSED`: a 400 that names the field, since dropping it would give a different answer than requested. A null, false
   or empty value requests nothing and is dropped; so is an empty value of `NOTHING_IF_EMPTY`, which vLLM refuses.
 
-Unknown fields are dropped, as vLLM ignores them. OpenAI's `store` is dropped and counts as false: its default at OpenAI
-is true, so refusing it would refuse nearly every caller of the Responses API; no response is stored here, and every
-response says `"store": false`.
+Unknown fields are dropped, as vLLM ignores them. `store` and `previous_response_id` of a response are read before its
+body comes here (`responses.memory`); `store` of another request does nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.core.anthropic import chat_body, client_words
 from serve_app.core.body_bounds import BodySize, body_size, check_prompt
 from serve_app.core.grammar_bounds import MAX_GRAMMAR_BYTES, too_complex
 from serve_app.core.score_inputs import INPUT_FIELDS
 from serve_app.errors import BadRequest, Forbidden
+from serve_app.http.agent_sessions import MAX_SESSION_ID_CHARS, agent_session
 from serve_app.http.parameter_bounds import check_parameters
 from serve_app.settings import HttpSettings
 from serve_app.types import CLASS_ALIASES, SERVICE_TIERS, Contract, Identity, Operation, RequestClass
 
-MAX_SESSION_ID_CHARS = 128  # a UUID has 36; session ids are kept in routing tables
 MAX_IDEMPOTENCY_KEY_CHARS = 255  # the bound of payment APIs, so their client code works here
 MAX_DEADLINE_MS = 86_400_000  # a day, OpenAI's batch window; an absolute time in milliseconds is far above it
 MAX_GRACE_MS = 30_000  # the default, too: a run without a reader holds its slot
@@ -56,10 +56,11 @@ _FORWARDED_FOR: dict[str, str] = {
     "what the answer holds, in which pieces": "stream stream_options stream_interval include logprobs top_logprobs"
     " prompt_logprobs logprob_token_ids skip_special_tokens spaces_between_special_tokens return_token_ids"
     " return_tokens_as_token_ids return_prompt_text return_token_strs enable_response_messages",
-    "embeddings (vLLM removed the last two, and says so)": "dimensions encoding_format embed_dtype endianness"
-    " use_activation padding normalize task",
+    "pooling (vLLM removed the last one, and says so)": "dimensions encoding_format embed_dtype endianness"
+    " use_activation padding task normalize",
     "scores": "queries items text_1 text_2 data_1 data_2 query top_n max_tokens_per_query max_tokens_per_doc"
     " instruction",
+    "Cohere's embeddings": "texts images inputs input_type output_dimension embedding_types truncate",
 }
 FORWARDED: frozenset[str] = frozenset(name for names in _FORWARDED_FOR.values() for name in names.split())
 
@@ -76,6 +77,7 @@ STRIPPED: dict[str, str] = {
     "vllm_xargs": "becomes SamplingParams.extra_args, where transfer parameters, plug-ins and tokens that a continued"
     " stream has produced are read from",
     "data_parallel_rank": "chooses an engine rank; routing is ours",
+    "data": "read by plug-ins of vLLM alone, of which no engine here has one",
     "watermarking": "lets a caller opt out of a watermark that the operator has switched on",
     "routed_experts_prompt_start": "cuts expert-routing data, which is not returned here",
     "return_token_offsets": "read by vLLM's render routes alone",
@@ -83,20 +85,20 @@ STRIPPED: dict[str, str] = {
     "return_mm_kwargs": "read by vLLM's render routes alone",
     "length_penalty": "read by beam search alone",
     "prompt_cache_key": "vLLM does not read it; prefix caching needs no key",
-    "store": "nothing is kept; see above",
+    "store": "read before, see above; a chat is never kept",
 }
 
-_NO_STORE = "is not supported: no responses are stored here, send the whole conversation in `input`"
+_USE_PREVIOUS = "is not supported: use `previous_response_id`"
 _UNTRUSTED = "is not accepted from clients"
 
 REFUSED: dict[str, str] = {
     "use_beam_search": "is not supported: beams fork inside the engine, so their number cannot be admitted",
     "best_of": "is not supported: vLLM has no `best_of`, ask for `n` answers",
     "functions": "does nothing any more: use `tools`",
-    "previous_response_id": _NO_STORE,
-    "conversation": _NO_STORE,
-    "previous_input_messages": _NO_STORE,
-    "background": "is not supported: no responses are stored here, use `stream`",
+    "previous_response_id": "belongs to /v1/responses: send the whole conversation",
+    "conversation": _USE_PREVIOUS,
+    "previous_input_messages": _USE_PREVIOUS,
+    "background": "belongs to /v1/responses",
     "prompt_embeds": f"{_UNTRUSTED}: it is a serialized tensor, send text or token ids",
     "chat_template": f"{_UNTRUSTED}: it is a program that runs on the server",
     "media_io_kwargs": f"{_UNTRUSTED}: it changes how media are loaded",
@@ -111,6 +113,7 @@ _OUTPUT_FIELDS: dict[Operation, tuple[str, ...]] = {
     Operation.CHAT: ("max_completion_tokens", "max_tokens"),
     Operation.COMPLETION: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
+    Operation.MESSAGES: ("max_tokens",),
 }
 _MESSAGE_FIELDS = ("messages", "input")
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs", "text")  # of tools the engine knows which are enforced
@@ -136,10 +139,49 @@ def split(
     `Contract.deadline_s` counts from the arrival. A request without a bound of its own is forwarded with
     `bounds.default_output_tokens`, or else `bounds.max_output_tokens`, if they are set.
 
+    A Messages request is forwarded as the chat completion that it is (`core.anthropic`).
+
     Raises:
         BadRequest: a refused field or a wrong value; `param` is the field or the header.
         Forbidden: a class above `identity.max_class`; `param` is the field.
     """
+    session_id = session_of(headers, body)
+    if operation.is_anthropic:
+        body = chat_body(operation, body)
+    clean, size = _forwarded(operation, body, bounds, max_model_len)
+    request_class = class_of(body, identity)
+    contract = Contract(
+        request_class=request_class,
+        session_id=session_id,
+        deadline_s=_seconds(headers, b"x-deadline-ms", "X-Deadline-Ms", 1, MAX_DEADLINE_MS, " from now"),
+        idempotency_key=idempotency_key(headers),
+        grace_s=_seconds(headers, b"x-disconnect-grace-ms", "X-Disconnect-Grace-Ms", 0, MAX_GRACE_MS),
+        replay_only=_is_set(headers, b"x-replay-only", "X-Replay-Only"),
+        queue_status=_is_set(headers, b"x-queue-status", "X-Queue-Status")
+        and operation.generates
+        and clean.get("stream") is True,
+        service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
+    )
+    return clean, contract, size
+
+
+def _forwarded(
+    operation: Operation, body: Mapping[str, Any], bounds: HttpSettings, max_model_len: int
+) -> tuple[dict[str, Any], BodySize]:
+    """The body to forward, and its size. Raises BadRequest."""
+    try:
+        return _checked(operation, body, bounds, max_model_len)
+    except BadRequest as error:
+        if operation.is_anthropic:
+            error.message = client_words(error.message)
+            error.param = None if error.param is None else client_words(error.param)
+        raise
+
+
+def _checked(
+    operation: Operation, body: Mapping[str, Any], bounds: HttpSettings, max_model_len: int
+) -> tuple[dict[str, Any], BodySize]:
+    """As `_forwarded`; errors name fields of `body`."""
     clean = {
         name: value for name, value in body.items() if name in FORWARDED and (value or name not in NOTHING_IF_EMPTY)
     }
@@ -152,20 +194,13 @@ def split(
     check_prompt(operation, clean, size, max_model_len)
     check_values(operation, clean)
     _bound_output(operation, clean, bounds, max_model_len)
-    request_class = class_of(body, identity)
-    contract = Contract(
-        request_class=request_class,
-        session_id=_header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS),
-        deadline_s=_seconds(headers, b"x-deadline-ms", "X-Deadline-Ms", 1, MAX_DEADLINE_MS, " from now"),
-        idempotency_key=idempotency_key(headers),
-        grace_s=_seconds(headers, b"x-disconnect-grace-ms", "X-Disconnect-Grace-Ms", 0, MAX_GRACE_MS),
-        replay_only=_is_set(headers, b"x-replay-only", "X-Replay-Only"),
-        queue_status=_is_set(headers, b"x-queue-status", "X-Queue-Status")
-        and operation.generates
-        and clean.get("stream") is True,
-        service_tier=None if body.get("service_tier") is None else SERVICE_TIERS[request_class],
-    )
-    return clean, contract, size
+    return clean, size
+
+
+def session_of(headers: Mapping[bytes, bytes], body: Mapping[str, Any]) -> str | None:
+    """The session that a client names, in `X-Session-Id` or as its agent does; None: none. Raises BadRequest."""
+    found = _header_text(headers, b"x-session-id", "X-Session-Id", MAX_SESSION_ID_CHARS)
+    return agent_session(headers, body) if found is None else found
 
 
 def idempotency_key(headers: Mapping[bytes, bytes]) -> str | None:
@@ -187,7 +222,11 @@ def check_values(operation: Operation, clean: Mapping[str, Any]) -> None:
         raise BadRequest(f"`{name}` {REFUSED['chat_template']}", param=name)
     if operation in (Operation.RESPONSES, Operation.INPUT_TOKENS) and clean.get("prompt") is not None:
         raise BadRequest("`prompt` is not supported here: no prompt templates are stored, use `input`", param="prompt")
-    if operation is Operation.EMBEDDING and clean.get("encoding_format") not in (None, "float", "base64"):
+    if operation in (Operation.EMBEDDING, Operation.POOLING) and clean.get("encoding_format") not in (
+        None,
+        "float",
+        "base64",
+    ):
         raise BadRequest('`encoding_format` must be "float" or "base64"', param="encoding_format")
     for name in (*_MESSAGE_FIELDS, *INPUT_FIELDS.get(operation, ())):
         _refuse_media_ids(name, clean.get(name))
@@ -220,13 +259,11 @@ def _refuse_media_ids(path: str, value: Any) -> None:
 
 
 def _refuse_references(items: Any) -> None:
-    """Refuse items that stand for one of an earlier response."""
+    """Refuse references to a stored item without its id: those with one have been replaced."""
     for number, item in enumerate(items if type(items) is list else ()):
         if type(item) is dict and item.get("type") == "item_reference":
             raise BadRequest(
-                f"`input.{number}` refers to an item of an earlier response, and no responses are stored here: set"
-                " `store: false`, with which clients send the items themselves",
-                param=f"input.{number}",
+                f"`input.{number}.id` must be a string, the id of a stored item", param=f"input.{number}.id"
             )
 
 

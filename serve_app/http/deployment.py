@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.batch import storage_at
+from serve_app.core.live import RouterPart
 from serve_app.core.receipts import Receipts
-from serve_app.http.api import BatchLane, LocalRoutes, RouterParts
+from serve_app.http.api import BatchLane, LocalRoutes, ReceiptLookup, RouterParts
 from serve_app.http.app import RouterApp
 from serve_app.http.asgi_bridge import AsgiBridge, is_no_refusal
 from serve_app.http.cluster_calls import RayCalls
+from serve_app.http.console import LiveSources, live_sources
 from serve_app.http.error_responses import Headers
 from serve_app.http.idempotency import AnswerCopy, AnswerPart
 from serve_app.http.keyed import KeyedRuns
@@ -37,21 +40,25 @@ from serve_app.ray_adapter import (
     freeze_heap,
     in_fresh_context,
     on_fast_path,
+    session_folder,
 )
 from serve_app.router import (
     USAGE_FOLDER,
+    AllRouters,
     ClusterSources,
     LimitClient,
     ModelRegistry,
     QueueClient,
     ReceiptSearch,
+    RequestLog,
     RouterMetrics,
     Scrape,
     SessionClient,
     UsageReporter,
+    router_part,
 )
 from serve_app.settings import ModelSettings, Settings, parse
-from serve_app.system import set_up_log, this_process
+from serve_app.system import keep_events, records_folder, set_up_log, this_process
 
 logger = logging.getLogger("ray.serve")
 
@@ -67,6 +74,24 @@ def _prepare_process(replica: str) -> None:
             "Serve runs this router without the fast path and takes about a third of the requests. Set "
             "RAY_SERVE_ENABLE_HA_PROXY=1 and RAY_SERVE_THROUGHPUT_OPTIMIZED=1 in the environment of `ray start`"
         )
+
+
+def _begun(app: RouterApp) -> RouterApp:
+    """The app, with what a router does beside its requests from now on."""
+    in_fresh_context(app.api.sweep.run(), "store sweep")
+    in_fresh_context(app.open_requests.look(), "waiting requests")
+    in_fresh_context(app.parts.issuer.run(), "JWKS")
+    logger.addFilter(is_no_refusal)
+    return app
+
+
+def _make_log(name: str, metrics: RouterMetrics) -> RequestLog:
+    """The request log of this router, and its events."""
+    session = session_folder()
+    keep_events(session, f"router-{name}")
+    folder = None if session is None else records_folder(session)
+    node = ray.get_runtime_context().get_node_id()
+    return RequestLog(folder, name, node, count_lost=metrics.count_lost_records)
 
 
 def _begin_queue_client(name: str, quota: QuotaActor, settings: Settings) -> QueueClient:
@@ -96,7 +121,8 @@ class RouterReplica:
     ) -> None:
         settings = parse(config)
         replica = serve.get_replica_context()
-        _prepare_process(replica.replica_id.unique_id)
+        self._name = name = replica.replica_id.unique_id
+        _prepare_process(name)
 
         def connect(model: ModelSettings) -> Handle:
             return Handle(deployment_of(model.name), replica.app_name)
@@ -104,44 +130,60 @@ class RouterReplica:
         self._config = config
         self._metrics = RouterMetrics()
         quota = QuotaActor(settings.quota)
-        name = replica.replica_id.unique_id
-        receipts = Receipts()
+        self._log = _make_log(name, self._metrics)
         self._queue_client = _begin_queue_client(name, quota, settings)
         self._registry = ModelRegistry(connect, name, self._queue_client)
         routers = NamedReplicas(ROUTER, replica.app_name)
+        receipts = Receipts()
         self._receipt_search = ReceiptSearch(receipts, functools.partial(routers.call_all, "receipt"))
-        self._scrape = self._make_scrape(name, quota, routers)
+        self._cluster = RayCalls(quota.call)
+        self._scrape = self._make_scrape(name, self._cluster, routers)
         self._follower = KeyFollower(settings.store.url, functools.partial(routers.call_all, "known_keys"))
         in_fresh_context(self._follower.run(), "keys of the store")
-        self._keyed_runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
-        in_fresh_context(self._keyed_runs.start(), "claims")
-        self._files_url = settings.batch.files_url
-        self._files = storage_at(settings.batch.files_url)
+        self._keyed_runs = self._begin_keyed_runs(name, quota, routers)
+        self._set_files(settings.batch.files_url)
         parts = RouterParts(
             self._registry.models,
             self._metrics,
             kv_store.cluster_secret(),
             SessionClient(quota.call, self._queue_client.core.sessions),
-            self._local_routes(),
+            self._local_routes(AllRouters(routers)),
             receipts,
             LimitClient(self._queue_client),
             self._begin_usage_reporter(name),
             self._keyed_runs,
             self._follower,
             BatchLane(lambda: self._follower.store.batches, lambda: self._files),
-            RayCalls(quota.call),
+            self._cluster,
+            self._live_sources(name, quota, routers),
             name=name,
+            log=self._log,
+            ask_routers=AllRouters(routers).ask,
         )
-        self._app = RouterApp(settings, parts)
+        self._app = _begun(RouterApp(settings, parts))
         self._bridge = AsgiBridge(self._app)
-        in_fresh_context(self._app.api.audit.keep_swept(), "audit record")
-        logger.addFilter(is_no_refusal)
         self._registry.apply(settings)
         await asyncio.gather(self._registry.wait_settled(), self._follower.wait_for_list(FIRST_LIST_S))
         freeze_heap()
 
-    def _make_scrape(self, name: str, quota: QuotaActor, routers: NamedReplicas) -> Scrape:
-        sources = ClusterSources(functools.partial(quota.call, "figures"), lambda: self._follower.store.batches.work())
+    def _begin_keyed_runs(self, name: str, quota: QuotaActor, routers: NamedReplicas) -> KeyedRuns:
+        runs = KeyedRuns(name, quota.call, routers, lambda: self._queue_client.router_session)
+        in_fresh_context(runs.start(), "claims")
+        return runs
+
+    def _set_files(self, url: str | None) -> None:
+        self._files_url = url
+        self._files = storage_at(url)
+
+    def _make_scrape(self, name: str, cluster: RayCalls, routers: NamedReplicas) -> Scrape:
+        sources = ClusterSources(
+            functools.partial(cluster.call_quota, "figures"),
+            lambda: self._follower.store.figures(),
+            cluster.decisions,
+            cluster.proxies,
+            lambda: self._app.keys.counts(),
+            lambda: self._app.settings.router.replicas,
+        )
 
         async def ask_all(is_openmetrics: bool) -> list[Coroutine[Any, Any, Any]]:
             # without an argument where there need be none: a router of the release before takes none
@@ -149,11 +191,25 @@ class RouterReplica:
 
         return Scrape(name, self._metrics, self._registry.models, ask_all, sources)
 
-    def _local_routes(self) -> LocalRoutes:
+    def _live_sources(self, name: str, quota: QuotaActor, routers: NamedReplicas) -> LiveSources:
+        return live_sources(
+            name,
+            routers.names,
+            self._registry.models,
+            lambda: self._app.settings,
+            quota.live,
+            functools.partial(routers.call_all, "live"),
+            lambda: self._app.parts.cluster,
+            lambda: self._follower.store.batches,
+        )
+
+    def _local_routes(self, routers: AllRouters) -> LocalRoutes:
+        find_kept = self._receipt_search.find_anywhere
+        lookup = ReceiptLookup(find_kept, self._cluster, routers.ask, lambda: self._app.settings.records.keep_days)
         return LocalRoutes(
             self._registry.models,
             self._scrape.everywhere,
-            self._receipt_search.find_anywhere,
+            lookup.find,
             lambda query: self._follower.store.usage(query),
         )
 
@@ -174,8 +230,7 @@ class RouterReplica:
         self._app.configure(settings)
         self._follower.configure(settings.store.url)
         if settings.batch.files_url != self._files_url:
-            self._files = storage_at(settings.batch.files_url)
-            self._files_url = settings.batch.files_url
+            self._set_files(settings.batch.files_url)
         self._queue_client.core.set_store(settings.store.url)
         self._registry.apply(settings)
         self._config = config
@@ -193,6 +248,20 @@ class RouterReplica:
         """The receipt of a request that this replica received; the other router replicas call this."""
         return self._receipt_search.find_here(request_id, tenant)
 
+    async def flush_records(self, since: float = 0.0) -> tuple[str, int | None]:
+        """Write what has ended here to the disk. Returns this replica's id, and what `RequestLog.flush` says; the
+        router replica that answers from request logs calls this."""
+        return self._log.router, await self._log.flush(since)
+
+    async def waiting_requests(self, tenant: str | None = None) -> tuple[str, list[dict[str, Any]]]:
+        """This replica's id, and the records of the requests that wait here; the router replica that is asked calls
+        this."""
+        return self._log.router, self._app.open_requests.waiting(tenant)
+
+    async def open_request(self, request_id: str, tenant: str | None = None) -> tuple[str, dict[str, Any] | None]:
+        """This replica's id, and a request that has not ended here; the router replica that looks for it calls this."""
+        return self._log.router, self._app.open_requests.find(request_id, tenant)
+
     async def known_keys(self) -> KeyList | None:
         """The store's keys as this replica knows them; a router replica that starts without the store calls this."""
         return self._follower.stored.known()
@@ -209,11 +278,18 @@ class RouterReplica:
         """This replica's id and metrics; the router replica that is scraped calls this."""
         return self._scrape.here(is_openmetrics)
 
+    async def live(self, tenants: tuple[str, ...]) -> RouterPart:
+        """What this replica knows now; a router replica with consoles calls this."""
+        core = self._queue_client.core
+        throughput = self._app.parts.throughput
+        return router_part(self._name, core, self._registry.models, throughput, tenants, time.monotonic())
+
     async def run_row(
-        self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes
+        self, key_id: str, tenant: str, method: str, path: str, headers: Headers, body: bytes, response_id: str = ""
     ) -> AsyncGenerator[AnswerPiece, None]:
-        """One request of a batch of this key and tenant, and its answer in pieces: what a batch worker calls."""
-        return self._bridge.exchange(HttpRequest(method, path, headers, body), RowOwner(key_id, tenant))
+        """One request of a batch of this key and tenant, or the run of its background response, and its answer in
+        pieces: what a batch worker calls."""
+        return self._bridge.exchange(HttpRequest(method, path, headers, body), RowOwner(key_id, tenant, response_id))
 
     def __serve_build_asgi_app__(self) -> RouterApp:
         """Serve asks for the ASGI application once the constructor has run."""

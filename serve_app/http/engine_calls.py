@@ -1,7 +1,7 @@
 """Runs the engine operations: reads a request, charges it, waits for its grant, relays its frames, records its end.
 
-Invariant: every request that is run here ends in exactly one `Outcome` and leaves one receipt; no byte of a client's
-header goes on to an engine.
+Invariant: every request that is run here ends in exactly one `Outcome` and leaves one receipt; of a client's headers
+its trace alone goes on to an engine, and only where it is valid.
 """
 
 from __future__ import annotations
@@ -9,36 +9,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
+from serve_app.core.body_bounds import BodySize
 from serve_app.core.estimate import Estimator
+from serve_app.core.limits import LimitedRequest, Scopes
+from serve_app.core.names import ModelHops
 from serve_app.core.queue import Arrival
-from serve_app.core.spans import caller_trace
-from serve_app.errors import EngineFailed
+from serve_app.core.spans import passed_on, trace_of
+from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
 from serve_app.http import contract
-from serve_app.http.api import RouterParts, model_named
+from serve_app.http.api import RouterParts, model_named, require_right
 from serve_app.http.body import HeaderMap, Receive, read_object
-from serve_app.http.engine_call import EngineCall
-from serve_app.http.error_responses import CLIENT_ID_HEADER
-from serve_app.http.keyed import KeyedRequest, fingerprint
+from serve_app.http.engine_call import AskedCall, EngineCall
+from serve_app.http.error_responses import CLIENT_ID_HEADER, MODEL_HEADER, Headers
+from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.measuring import with_costs
+from serve_app.http.measuring import name_key, with_costs
+from serve_app.http.media_bounds import check_media
+from serve_app.http.open_requests import OpenRequests
+from serve_app.http.prefix_blocks import prefix_blocks
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
+from serve_app.http.prompt_log import log_prompt, prompt_text, warn_of_prompts
 from serve_app.http.queue_status import QueueComments, queue_status
 from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
-from serve_app.http.split_body import split_body
+from serve_app.http.responses import ResponseMemory, Turn, own_paths
+from serve_app.http.shadow_runs import SHADOW_TENANT, ShadowRuns
+from serve_app.http.split_body import SplitBody, split_body
 from serve_app.http.tracing import RequestTracing, reopened
 from serve_app.router import ModelRouter, RequestRuns
 from serve_app.settings import Settings
 from serve_app.system import enter_request, same_request
 from serve_app.transport import Frame, ResponseStream, Submit
-from serve_app.types import Identity, Operation, RequestClass
+from serve_app.types import Contract, Identity, Operation, RequestClass
+
+logger = logging.getLogger("ray.serve")
 
 
 class EngineCalls:
@@ -53,18 +65,26 @@ class EngineCalls:
         self._salt = functools.cache(functools.partial(tenant_salt, parts.salt_secret))
         self.estimator = Estimator()
         self._limits = RequestLimits(parts.limits, parts.metrics, keys)
+        self._memory = ResponseMemory(lambda: parts.follower.store, parts.body_thread)
         self._tracing: RequestTracing | None = None
+        self.open_requests = OpenRequests(parts.models, parts.log)
+        self.shadows = ShadowRuns(parts.models, self._run_shadow)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
         self._settings = settings
         self._limits.configure(settings)
+        self._memory.configure(settings)
         self.estimator.quantile = settings.admission.output_quantile
         self._service_levels = settings.admission.service_levels
-        self._tracing = reopened(self._tracing, settings.traces, self._parts.name)
+        if settings.logs.prompts:
+            warn_of_prompts()
+        count = self._parts.metrics.count_dropped_spans
+        self._tracing = reopened(self._tracing, settings.traces, self._parts.name, count)
 
     async def close(self) -> None:
-        """Send the spans that wait."""
+        """End the runs of shadows, and send the spans that wait."""
+        self.shadows.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.export.close)
 
@@ -76,40 +96,136 @@ class EngineCalls:
         receive: Receive,
         exchange: HttpExchange,
         query: dict[str, Any] | None,
+        response_id: str = "",
     ) -> None:
-        """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body."""
+        """Run an engine operation, from reading the body to recording the outcome. `query`: in place of a body;
+        `response_id`: of the response that this is the background run of."""
         record = self._record_arrival(operation, identity, headers, exchange)
         http = self._settings.http
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
             sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
-            sent_bytes = len(raw)
-            model = model_named(self._parts.models, sent.get("model"), identity)
-            record.model = model.settings.name
-            body, wanted, size = await thread.run(
-                sent_bytes, lambda: contract.split(operation, sent, headers, identity, http, model.limits.max_model_len)
-            )
-            record.request_class = wanted.request_class
-            record.deadline_s = wanted.deadline_s
-            self._parts.metrics.count_arrived(record.model, record.tenant, record.request_class)
-            if operation.generates:
-                record.service_level = self._service_levels.get(wanted.request_class)
-                record.streamed = bool(body.get("stream"))
-            comments = None
-            if wanted.queue_status or record.streamed:
-                comments = _comments(model, record, exchange, from_start=wanted.queue_status)
-            scopes = self._limits.scopes(identity, record.model)
-            exchange.limit_headers = functools.partial(self._limits.headers, scopes)
-            split = await thread.run(sent_bytes, lambda: split_body(operation, body, size, http))
-            split = with_costs(split, identity.tenant, wanted.session_id, self.estimator, model.settings, model.limits)
-            charge = self._limits.limited_request(scopes, record, split.measure, raw, headers.get(RETRY_COUNT_HEADER))
-            del raw  # megabytes, perhaps, for as long as the request runs
-            call = EngineCall(record, wanted, split, split.body, split.measure, model, exchange, comments, charge)
-            if wanted.idempotency_key is None:
+            asked = await self._asked(record, identity, headers, sent, len(raw), response_id)
+            turn = asked.turn
+            with own_paths(turn):
+                call = await self._prepared(asked, record, exchange, raw)
+            del raw, sent  # megabytes, perhaps, for as long as the request runs
+            if turn is not None and turn.asked.background:
+                await self._answer_later(turn, call)
+            elif call.contract.idempotency_key is None:
                 await self._run(call)
             else:
-                body_fingerprint = await thread.run(sent_bytes, lambda: fingerprint(operation, body))
+                fields = call.body if turn is None else call.body | turn.fields
+                body_fingerprint = await thread.run(asked.sent_bytes, lambda: fingerprint(operation, fields))
                 await self._run_keyed(call, body_fingerprint)
+
+    async def _asked(
+        self,
+        record: RequestRecord,
+        identity: Identity,
+        headers: HeaderMap,
+        sent: dict[str, Any],
+        sent_bytes: int,
+        response_id: str,
+    ) -> AskedCall:
+        """The request, with the models that it may run on, and the conversation that it continues. Raises as
+        `model_named` and `ResponseMemory.open`; BadRequest."""
+        operation = record.operation
+        name = sent.get("model")
+        route = self._parts.names.find(name)
+        if route is None:
+            record.model = model_named(self._parts.models, self._parts.names, name, identity).settings.name
+        else:
+            require_right(route.name, identity)
+            record.trace.asked_model = route.name
+        turn = await self._memory.open(operation, sent, identity, sent_bytes, response_id)
+        body, size = (sent, sent_bytes) if turn is None else (turn.body, turn.size)
+        if route is None:
+            hops = ModelHops([record.model])
+        else:
+            session = contract.session_of(headers, body)
+            asked_by = identity.tenant, session, record.request_id
+            key = await self._parts.body_thread.run(size, lambda: name_key(operation, body, *asked_by))
+            hops = ModelHops(route.models(key))
+        return AskedCall(operation, identity, headers, body, size, hops, route, turn)
+
+    async def _prepared(
+        self, asked: AskedCall, record: RequestRecord, exchange: HttpExchange, raw: bytes
+    ) -> EngineCall:
+        """The call of a body that was read: checked, split, measured and ready to be charged. `raw`: the bytes of the
+        client, whose retries are known by them. Raises as `contract.split` and `split_body`; NotFound."""
+        operation = asked.operation
+        thread = self._parts.body_thread
+        model = self._model(asked, record)
+        body, wanted, size = await self._read(asked, model)
+        if self._settings.logs.prompts:
+            prompt = await thread.run(asked.sent_bytes, lambda: prompt_text(body))
+            log_prompt(record.request_id, record.tenant, prompt)
+        record.request_class = wanted.request_class
+        record.deadline_s = wanted.deadline_s
+        record.session_id = wanted.session_id
+        self._parts.metrics.count_arrived(record.model, record.tenant, record.request_class)
+        self._parts.log.arrived(record.model, record.request_class.label, record.tenant)
+        if operation.generates:
+            record.service_level = self._service_levels.get(wanted.request_class)
+            record.streamed = bool(body.get("stream"))
+        comments = None
+        if wanted.queue_status or record.streamed:
+            comments = _comments(self._parts.models, record, exchange, from_start=wanted.queue_status)
+        split, charge = await self._measured(asked, model, body, wanted, size, record, exchange, raw)
+        if self._parts.log.keeps:
+            salt = self._salt(record.tenant)
+            record.prefix_blocks = await thread.run(asked.sent_bytes, lambda: prefix_blocks(operation, body, salt))
+        of_body = split, split.body, split.measure
+        return EngineCall(asked, record, wanted, *of_body, model, exchange, comments, charge)
+
+    def _model(self, asked: AskedCall, record: RequestRecord) -> ModelRouter:
+        """The model on which a request runs now. Raises NotFound: it leaves the configuration."""
+        record.model = asked.hops.model
+        found = self._parts.models.get(record.model)
+        if found is None:
+            raise NotFound(f"the model {record.model!r} leaves", param="model", code="model_not_found")
+        return found
+
+    async def _read(self, asked: AskedCall, model: ModelRouter) -> tuple[dict[str, Any], Contract, BodySize]:
+        """See `contract.split` and `check_media`."""
+
+        def read() -> tuple[dict[str, Any], Contract, BodySize]:
+            of_client = asked.operation, asked.sent, asked.headers, asked.identity
+            found = contract.split(*of_client, self._settings.http, model.limits.max_model_len)
+            check_media(asked.operation, found[0], model.settings)
+            return found
+
+        return await self._parts.body_thread.run(asked.sent_bytes, read)
+
+    async def _measured(
+        self,
+        asked: AskedCall,
+        model: ModelRouter,
+        body: dict[str, Any],
+        wanted: Contract,
+        size: BodySize,
+        record: RequestRecord,
+        exchange: HttpExchange,
+        raw: bytes,
+    ) -> tuple[SplitBody, LimitedRequest]:
+        """The parts of a request at a model, and its charge. `raw`: see `RequestLimits.limited_request`."""
+        operation = asked.operation
+        http = self._settings.http
+        scopes = self._limits.scopes(asked.identity, model.settings.name)
+        exchange.limit_headers = functools.partial(self._own_headers, record, scopes)
+        split = await self._parts.body_thread.run(asked.sent_bytes, lambda: split_body(operation, body, size, http))
+        tenant = asked.identity.tenant
+        split = with_costs(split, tenant, wanted.session_id, self.estimator, model.settings, model.limits)
+        repeats = asked.headers.get(RETRY_COUNT_HEADER)
+        return split, self._limits.limited_request(scopes, record, split.measure, raw, repeats)
+
+    def _own_headers(self, record: RequestRecord, scopes: Scopes) -> Headers:
+        """The headers of one exchange alone: its limits, and the model that ran, if its client knows another name."""
+        found = self._limits.headers(scopes, record.operation)
+        if record.trace.asked_model is not None and record.submitted_at is not None:
+            found.append((MODEL_HEADER, record.model.encode()))
+        return found
 
     def _record_arrival(
         self, operation: Operation, identity: Identity, headers: HeaderMap, exchange: HttpExchange
@@ -117,14 +233,17 @@ class EngineCalls:
         """The record of a request that arrives now, under an id of its own."""
         client_id = headers[CLIENT_ID_HEADER].decode("latin-1") if CLIENT_ID_HEADER in headers else None
         exchange.request_id = secrets.token_hex(16)
-        enter_request(exchange.request_id, caller_trace(headers.get(b"traceparent")))
+        caller = passed_on(headers.get(b"traceparent"))
+        enter_request(exchange.request_id, trace_of(caller))
         exchange.operation = operation
         record = RequestRecord(
             exchange.request_id, client_id, operation, identity.tenant, identity.default_class, time.monotonic()
         )
         record.recorder = exchange
         record.key_id = identity.key_id
+        record.traceparent = caller
         record.trace.is_row = identity.is_row
+        self.open_requests.add(record)
         if self._tracing is not None:
             self._tracing.begin(record, headers, exchange)
         return record
@@ -138,7 +257,10 @@ class EngineCalls:
             tracing.decide(record, timeline, now)
         self._parts.usage.end(record.request_id, record.use())
         receipt = record.receipt(now)
+        self.open_requests.remove(record)
         self._parts.receipts.add(receipt)
+        self._parts.log.ended(receipt, record.own_fields())
+        self._parts.throughput.count_ended(receipt.model, receipt.tenant, receipt.output_tokens or 0)
         self._parts.metrics.count_ended(
             receipt,
             is_streamed=record.streamed,
@@ -157,6 +279,17 @@ class EngineCalls:
         if tracing is not None and timeline is not None:
             tracing.send(record, timeline, receipt)
 
+    async def _answer_later(self, turn: Turn, call: EngineCall) -> None:
+        """Store a background response, and answer with it."""
+        record = call.record
+        digest = None
+        if (key := call.contract.idempotency_key) is not None:  # with another body it is another request
+            asked = await self._parts.body_thread.run(turn.size, lambda: fingerprint(record.operation, turn.sent))
+            digest = key_digest(record.key_owner, key + asked.hex())
+        shown = record.trace.asked_model or record.model
+        of_client = call.asked.identity, call.contract.session_id
+        await self._memory.answer_later(turn, shown, *of_client, digest, call.exchange)
+
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
         record = call.record
@@ -171,9 +304,81 @@ class EngineCalls:
         await self._parts.keyed_runs.answer(KeyedRequest(call, body_fingerprint, run, count))
 
     async def _run(self, call: EngineCall) -> None:
-        """Charge the request against its limits, and run it."""
+        """Run the request; at the next model of its name, where one cannot. What it was charged for one model is given
+        back before the next one charges it. Its answer is kept if that was asked for."""
+        async with self._memory.kept(call.asked.turn, call.exchange):
+            while True:
+                try:
+                    await self._run_here(call)
+                    return
+                except ServeAppError as error:
+                    following = await self._next_call(call, error)
+                    if following is None:
+                        raise
+                    left = call.record.request_id, call.model.settings.name, error
+                    logger.info("Request %s left model %s for the next one of its name: %s", *left)
+                    call = following
+
+    async def _run_shadow(self, asked: AskedCall, model: ModelRouter) -> None:
+        """Run a request on the shadow of its name, as class `low`, and keep its record alone. Raises as its run."""
+        exchange = HttpExchange(_discard)
+        exchange.operation = asked.operation
+        exchange.request_id = secrets.token_hex(16)
+        low = RequestClass.LOW
+        record = RequestRecord(
+            exchange.request_id, None, asked.operation, SHADOW_TENANT, low, time.monotonic(), model.settings.name
+        )
+        record.recorder = exchange
+        record.trace.asked_model = None if asked.route is None else asked.route.name
+        record.trace.is_shadow = True
+        own = replace(
+            asked, identity=replace(asked.identity, tenant=SHADOW_TENANT), hops=ModelHops([model.settings.name])
+        )
+        self._parts.log.arrived(record.model, low.label, record.tenant)
+        with recorded(record, exchange, self._record_shadow):
+            body, wanted, size = await self._read(own, model)
+            record.streamed = bool(body.get("stream"))
+            wanted = replace(wanted, session_id=None)
+            split, charge = await self._measured(own, model, body, wanted, size, record, exchange, b"")
+            of_body = split, split.body, split.measure
+            await self._run_charged(EngineCall(own, record, wanted, *of_body, model, exchange, None, charge))
+
+    def _record_shadow(self, record: RequestRecord) -> None:
+        self._parts.log.ended(record.receipt(time.monotonic()), record.own_fields())
+
+    async def _next_call(self, call: EngineCall, error: ServeAppError) -> EngineCall | None:
+        """The call of the next model after this error; None: there is none that takes the request."""
+        asked = call.asked
+        record = call.record
+        deadline = None if record.deadline_s is None else record.started + record.deadline_s
+        tried = record.model
+        while reason := asked.hops.reason(
+            error, has_answer=bool(call.exchange.status), deadline=deadline, now=time.monotonic()
+        ):
+            self._parts.usage.end(call.exchange.request_id, None)
+            record.on_hop(reason)
+            asked.hops.advance()
+            try:
+                model = self._model(asked, record)
+                body, wanted, size = await self._read(asked, model)
+                own = record.request_id.encode()  # the client repeats no charge of a fallback
+                parts = asked, model, body, wanted, size, record, call.exchange
+                split, charge = await self._measured(*parts, own)
+            except (BadRequest, NotFound) as refused:  # it fits this model less than the one before
+                logger.info("Request %s is nothing for model %s: %s", record.request_id, record.model, refused)
+                continue
+            return replace(
+                call, contract=wanted, split=split, body=split.body, measure=split.measure, model=model, charge=charge
+            )
+        record.model = tried
+        return None
+
+    async def _run_here(self, call: EngineCall) -> None:
+        """Charge the request for its present model, and run it there."""
         measure = call.split.measure
         async with self._limits.charged(call.charge, call.record, measure, lambda: call.exchange.status):
+            if call.asked.route is not None and not call.record.trace.hops:
+                self.shadows.begin(call.asked.route, call.asked, call.record.request_id)
             await self._run_charged(call)
 
     async def _run_charged(self, call: EngineCall) -> None:
@@ -181,6 +386,7 @@ class EngineCalls:
         if not call.record.operation.takes_slot:
             submit = functools.partial(self._submit, call)
             relay = functools.partial(self._relay, call)
+            call.record.runs.may_leave = call.asked.hops.has_next
             await call.model.serve_unqueued(submit, relay, call.record.runs, call.record.tenant)
             return
         async with call.comments or contextlib.nullcontext():
@@ -225,6 +431,8 @@ class EngineCalls:
         if call.contract.session_id is not None and record.operation.generates:
             session = self._parts.sessions.find(record.tenant, call.contract.session_id, record.model)
         record.trace.measure = measure
+        # a stream of several prompts may have begun with the first ones
+        record.runs.may_leave = call.asked.hops.has_next and not (call.part is not None and record.streamed)
         arrival = Arrival(
             request_id=record.request_id,
             request_class=record.request_class,
@@ -246,8 +454,9 @@ class EngineCalls:
         """The message for the granted replica."""
         record = call.record
         measure = call.measure
+        shown = record.trace.asked_model
         record.on_submit(time.monotonic(), time.time())
-        if record.operation.takes_slot:
+        if record.operation.takes_slot and not record.trace.is_shadow:
             prices = None if (given := call.model.settings.prices) is None else given.token_prices()
             # a list of prompts is one request, and has the id of its answer
             self._parts.usage.begin(call.exchange.request_id, record.key_id, record.tenant, record.used_model, prices)
@@ -257,7 +466,7 @@ class EngineCalls:
             number=number,
             request_id=record.request_id,
             operation=record.operation,
-            body=call.body,
+            body=call.body if shown is None else call.body | {"model": record.model},
             priority=RequestClass.CRITICAL - record.request_class,
             cache_salt=self._salt(record.tenant),
             slots=measure.at_once,
@@ -268,6 +477,8 @@ class EngineCalls:
             is_load=call.model.settings.replicas.counts(is_row=record.is_row),
             query_counted=call.part is not None and call.part.query_counted,
             is_large=measure.is_large,
+            traceparent=record.traceparent,
+            shown_model=shown or "",
         )
 
     async def _relay(self, call: EngineCall, stream: ResponseStream, frames: list[Frame]) -> None:
@@ -275,13 +486,16 @@ class EngineCalls:
         record = call.record
         exchange = call.exchange
         part = call.part
+        if frames[0].media == "json" and frames[0].status >= 500 and call.asked.hops.has_next:
+            raise RequestFailed("the engine could not handle this request")  # another model may
         if call.comments is not None:
             await call.comments.end()
-        if not record.runs.client_has_part:
+        is_counted = not record.trace.is_shadow
+        if not record.runs.client_has_part and is_counted:
             tokens = call.measure.cost.tokens if record.operation.takes_slot else 0
             self._parts.metrics.count_granted(record.model, record.request_class, record.trace, tokens)
         first_token_s = record.on_first_frames(stream)
-        if first_token_s is not None and (part is None or part.merged.begin()):  # a list has one
+        if first_token_s is not None and is_counted and (part is None or part.merged.begin()):  # a list has one
             self._parts.metrics.observe_first_token(
                 record.model, record.tenant, record.request_class, first_token_s, exchange.request_id
             )
@@ -292,12 +506,16 @@ class EngineCalls:
             if call.comments is not None and part is None and stream.client_has_seen:
                 call.comments.resume()  # for the wait of a stream that is continued
             raise
-        record.usage = used = last.usage
-        if used is not None:
-            self._parts.metrics.count_tokens(record.model, record.tenant, used.prompt_tokens, used.completion_tokens)
+        record.usage = last.usage
 
 
-def _comments(model: ModelRouter, record: RequestRecord, exchange: HttpExchange, *, from_start: bool) -> QueueComments:
+async def _discard(message: MutableMapping[str, Any]) -> None:
+    """The answer of a shadow."""
+
+
+def _comments(
+    models: Mapping[str, ModelRouter], record: RequestRecord, exchange: HttpExchange, *, from_start: bool
+) -> QueueComments:
     """The comments of a stream that tell its client the request's place in the queue."""
-    status = functools.partial(queue_status, model, record)
+    status = functools.partial(queue_status, models, record)
     return QueueComments(status, exchange.send_comment, from_start=from_start)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.core.anthropic import chat_body
 from serve_app.core.body_bounds import BYTES_PER_TOKEN
 from serve_app.core.estimate import EstimateSource, Estimator, LengthRule, RequestCost
 from serve_app.core.receipts import NO_COST, RequestMeasure
@@ -100,6 +101,28 @@ def routing_key(
             and the last token is always computed.
     """
     if session_id is not None:
-        return AffinityKey(f"{tenant}\0session\0{session_id}", TargetReason.SESSION)
+        return AffinityKey(session_key(tenant, session_id), TargetReason.SESSION)
     prefix = prefix_key(operation, body) if prompt > block else ""
-    return AffinityKey(f"{tenant}\0prefix\0{prefix}", TargetReason.PREFIX) if prefix else None
+    return AffinityKey(_prefix_text(tenant, prefix), TargetReason.PREFIX) if prefix else None
+
+
+def name_key(
+    operation: Operation, sent: Mapping[str, Any], tenant: str, session_id: str | None, request_id: str
+) -> str:
+    """What a name's target is chosen by: the session, else the prefix, always within one tenant; else the request.
+
+    Args:
+        sent: the body as the client sent it. Raises BadRequest: it is no Messages request.
+    """
+    if session_id is not None:
+        return session_key(tenant, session_id)
+    prefix = prefix_key(operation, chat_body(operation, sent) if operation.is_anthropic else sent)
+    return _prefix_text(tenant, prefix) if prefix else request_id
+
+
+def session_key(tenant: str, session_id: str) -> str:
+    return f"{tenant}\0session\0{session_id}"
+
+
+def _prefix_text(tenant: str, prefix: str) -> str:
+    return f"{tenant}\0prefix\0{prefix}"

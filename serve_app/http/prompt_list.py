@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from serve_app.errors import BadRequest, EngineFailed, RequestFailed, ServeAppError
+from serve_app.http.embed_answers import joined_answer
 from serve_app.http.error_responses import JSON
 from serve_app.http.python_calls import EVENT_END, error_in, error_of
 from serve_app.http.response import HttpExchange, read_whole
@@ -59,6 +60,7 @@ class MergedExchange:
         counts = [measure.answers for _, measure in split.parts]
         self._first = list(itertools.accumulate(counts, initial=0))  # number of each part's first choice
         self._documents: list[dict[str, Any]] = [{}] * len(counts)
+        self._embed_documents = [b""] * len(counts)  # of Cohere's embeddings, which have a form of their own
         self._usage_event: dict[str, Any] | None = None
         self._has_begun = False
         self._created: int | None = None  # as the first event or document says
@@ -88,6 +90,9 @@ class MergedExchange:
 
     def keep(self, number: int, document: bytes) -> None:
         """Keep the whole answer to one part: of embeddings, which may be many megabytes, without looking into them."""
+        if self._operation is Operation.EMBED:
+            self._embed_documents[number] = document
+            return
         parts: dict[str, Any] = _whole.decode(document)
         for name, value in parts.items():
             parts[name] = _entries_of.decode(value) if name in _NUMBERED else msgspec.json.decode(value)
@@ -122,6 +127,9 @@ class MergedExchange:
                 await self._exchange.send_events(usage + errors)
                 raise failures[-1]
             await self._exchange.send_events(usage + _DATA + _DONE + EVENT_END, is_last=True)
+            return
+        if self._operation is Operation.EMBED:
+            await self._exchange.send_answer(200, JSON, joined_answer(self._embed_documents))
             return
         first, *others = self._documents
         entries = _name_of_entries(first)

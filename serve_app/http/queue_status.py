@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from serve_app.core.queue import QueueStatus
 from serve_app.http.request_record import RequestRecord
@@ -90,7 +90,10 @@ class QueueComments:
                 silent_s = 0.0
 
 
-def queue_status(model: ModelRouter, record: RequestRecord) -> QueueStatus | None:
-    """Where a request stands; of a list of prompts, where the first one stands that waits."""
+def queue_status(models: Mapping[str, ModelRouter], record: RequestRecord) -> QueueStatus | None:
+    """Where a request stands; of a list of prompts, where the first one stands that waits. `models`: by name."""
+    model = models.get(record.model)
+    if model is None:
+        return None
     found = (model.queue.status(part.request_id) for part in record.parts or [record])
     return next((status for status in found if status is not None), None)

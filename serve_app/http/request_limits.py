@@ -5,7 +5,8 @@ Invariant: a charge is ended exactly once, however the request ends: settled by 
 refunded if the request was refused or failed. A large request that an engine has answered with an error pays for its
 prompt: it was read.
 
-The rate-limit headers are OpenAI's. Of several limits of one kind, they tell the one with the least left.
+The rate-limit headers are OpenAI's, or Anthropic's on its routes. Of several limits of one kind, they tell the one with
+the least left.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from serve_app.core.limits import LimitedRequest, Limits, Scopes, TokenPrices
-from serve_app.core.queue import RefusalReason, Refuse, refusal_error
-from serve_app.core.receipts import RequestMeasure
+from serve_app.core.queue import RefusalReason, Refuse, WaitReason, refusal_error
+from serve_app.core.receipts import LIMIT_WAIT, RequestMeasure
 from serve_app.errors import RateLimited
 from serve_app.http.error_responses import Headers
-from serve_app.http.keys import KeyRing
+from serve_app.http.keys import KeyRing, utc
 from serve_app.http.request_record import RequestRecord
-from serve_app.router import LimitCharge, LimitClient, RouterMetrics
+from serve_app.router import Aside, LimitCharge, LimitClient, RouterMetrics
 from serve_app.settings import Settings
 from serve_app.transport import TokenUsage
-from serve_app.types import Identity
+from serve_app.types import Identity, Operation
 
 FINGERPRINT_BYTES = 16  # of the body: two requests of one key that are alike by chance only share a reservation
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"  # of OpenAI's SDKs: 0 with a request's first attempt
@@ -103,12 +104,18 @@ class RequestLimits:
     def _prices_of(self, model: str) -> TokenPrices:
         return self._prices.get(model, NO_PRICES)
 
-    def headers(self, scopes: Scopes) -> Headers:
-        """OpenAI's rate-limit headers: of the limits a minute, as far as there are any, over all routers."""
+    def headers(self, scopes: Scopes, operation: Operation = Operation.CHAT) -> Headers:
+        """The rate-limit headers: of the limits a minute, as far as there are any, over all routers."""
         standing = self._client.standing(scopes)
         found: Headers = []
         for kind, bucket in (("requests", standing.requests), ("tokens", standing.tokens)):
-            if bucket is not None:
+            if bucket is not None and operation.is_anthropic:
+                found += [
+                    (f"anthropic-ratelimit-{kind}-limit".encode(), b"%d" % bucket.limit),
+                    (f"anthropic-ratelimit-{kind}-remaining".encode(), b"%d" % max(0, bucket.remaining)),
+                    (f"anthropic-ratelimit-{kind}-reset".encode(), utc(time.time() + bucket.reset_s).encode()),
+                ]
+            elif bucket is not None:
                 found += [
                     (f"x-ratelimit-limit-{kind}".encode(), b"%d" % bucket.limit),
                     (f"x-ratelimit-remaining-{kind}".encode(), b"%d" % max(0, bucket.remaining)),
@@ -133,6 +140,8 @@ class RequestLimits:
         timeline = record.runs.timeline
         if timeline is not None:
             timeline.limits_at = time.monotonic()
+        waits_for = LIMIT_WAIT if request.may_wait else WaitReason.QUOTA_ACTOR
+        record.runs.aside = Aside(waits_for, time.monotonic())
         left_s = None if record.deadline_s is None else max(0.0, record.started + record.deadline_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
@@ -142,6 +151,8 @@ class RequestLimits:
             raise
         except TimeoutError:
             raise refusal_error(Refuse(record.request_id, RefusalReason.DEADLINE, None)) from None
+        finally:
+            record.runs.aside = None
         if timeline is not None:
             timeline.limits_until = time.monotonic()
         record.trace.limit_wait_s = charged.waited_s

@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from serve_app.core.estimate import ObservedUse
 from serve_app.core.limits import LimitReason
+from serve_app.core.names import HopReason
 from serve_app.core.queue import RefusalReason
-from serve_app.core.receipts import Receipt, RequestTrace, ServiceLevel, judge
+from serve_app.core.receipts import LIMIT_WAIT, Receipt, RequestTrace, ServiceLevel, judge
 from serve_app.core.usage import BATCH_SUFFIX, RequestUse
 from serve_app.errors import EngineFailed, Overloaded, RequestFailed, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.response import HttpExchange
-from serve_app.router import RequestRuns
+from serve_app.router import MAX_NOTES, RequestRuns
 from serve_app.transport import FINISH_STOP, ResponseStream, TokenUsage
 from serve_app.types import Operation, Outcome, RequestClass
 
@@ -44,6 +46,8 @@ class RequestRecord:
         created: the time that its answer states, in seconds since the epoch.
         error: the one that ended it; `outcome` is `outcome_of` it.
         service_level: the target of its class, if it generates.
+        prefix_blocks: hashes of its prompt, for its record.
+        traceparent: its span in its trace, for the engine; empty: there is none.
         recorder: the exchange whose end is its end: with an Idempotency-Key, that of its run.
     """
 
@@ -67,6 +71,9 @@ class RequestRecord:
     recorder: HttpExchange | None = None
     parts: list[RequestRecord] = field(default_factory=list)
     key_id: str = ""
+    prefix_blocks: tuple[str, ...] = ()
+    traceparent: str = ""
+    session_id: str | None = None
 
     @property
     def trace(self) -> RequestTrace:
@@ -93,6 +100,24 @@ class RequestRecord:
         if self.runs.to_continue is None:
             self.submitted_at = now
             self.created = int(wall)
+
+    def on_hop(self, reason: HopReason) -> None:
+        """It leaves its model for the next one of its name, where it begins anew."""
+        left = self.trace
+        trace = RequestTrace(
+            is_row=left.is_row,
+            limit_wait_s=left.limit_wait_s,
+            router_losses=left.router_losses,
+            trace_id=left.trace_id,
+            trace_sampled=left.trace_sampled,
+            asked_model=left.asked_model,
+            hops=(*left.hops, (self.model, reason.value)),
+        )
+        self.runs = RequestRuns(trace, timeline=self.runs.timeline, notes=self.runs.notes)
+        self.submitted_at = None
+        self.stream = None
+        self.usage = None
+        self.parts = []
 
     def on_first_frames(self, stream: ResponseStream) -> float | None:
         """A run begins to answer; returns the seconds to the first token of a stream, if the client has none yet."""
@@ -125,7 +150,8 @@ class RequestRecord:
         if usages:
             self.usage = _sum(usages)
         total = RequestTrace.total([part.trace for part in parts])
-        self.runs = RequestRuns(total, timeline=self.runs.timeline)
+        notes = [note for part in parts for note in part.runs.notes][:MAX_NOTES]
+        self.runs = RequestRuns(total, timeline=self.runs.timeline, notes=notes)
 
     def token_use(self) -> ObservedUse | None:
         """The tokens it used, for estimates; None if it generated nothing, or its use is unknown."""
@@ -185,11 +211,9 @@ class RequestRecord:
 
     def receipt(self, now: float) -> Receipt:
         """The receipt of the ended request."""
-        usage = self.usage
         granted = self.submitted_at is not None
-        output = None if self.stream is None else self.stream.tokens
-        if usage is not None:
-            output = usage.completion_tokens
+        tokens = self.tokens_used()
+        has_tokens = self.usage is not None or tokens != TokenUsage()
         total_s = now - self.started
         first_s = self.first_token_s
         itl_s = self.itl_s
@@ -207,8 +231,8 @@ class RequestRecord:
             total_s=total_s,
             granted=granted,
             first_token_s=first_s,
-            prompt_tokens=None if usage is None else usage.prompt_tokens,
-            output_tokens=output,
+            prompt_tokens=tokens.prompt_tokens if has_tokens else None,
+            output_tokens=tokens.completion_tokens if has_tokens or self.stream is not None else None,
             refused=self._refused(),
             retry_after_s=None if self.error is None else self.error.retry_after_s,
             deadline_s=self.deadline_s,
@@ -217,8 +241,44 @@ class RequestRecord:
             slo=None if level is None else judge(level, self.outcome, total_s, first_s, itl_s),
             ttft_slo_s=None if level is None else level.ttft_s,
             itl_slo_s=None if level is None else level.itl_s,
+            waits=self.waits(),
+            key_id=self.key_id,
+            session_id=self.session_id,
             trace=self.trace,
         )
+
+    def own_fields(self) -> dict[str, Any]:
+        """What its record has beside its receipt. Times of runs count from its arrival."""
+        runs = [
+            {
+                "replica_id": note.replica_id,
+                "began_s": round(note.began - self.started, 6),
+                "ended_s": None if note.ended is None else round(note.ended - self.started, 6),
+                "end": note.end,
+            }
+            for note in self.runs.notes
+        ]
+        return {
+            "operation": self.operation.value,
+            "is_row": self.is_row,
+            "prefix_blocks": list(self.prefix_blocks),
+            "cached_tokens": self.tokens_used().cached_tokens,
+            "runs": runs,
+        }
+
+    def waits(self) -> dict[str, float]:
+        """The seconds of its waits by their reason."""
+        limit_s = round(self.trace.limit_wait_s, 6)
+        found: dict[str, float] = {LIMIT_WAIT: limit_s} if limit_s else {}
+        for note in self.runs.notes:
+            if note.waited_for is not None:
+                found[note.waited_for] = round(found.get(note.waited_for, 0.0) + note.waited_s, 6)
+        return found
+
+    def waits_since(self) -> float:
+        """When it began to wait, for the first time or again after its last run."""
+        last = self.runs.notes[-1].ended if self.runs.notes else None
+        return self.started if last is None else last
 
     def _refused(self) -> str | None:
         """Why it was refused, in the words of receipts."""

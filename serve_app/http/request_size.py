@@ -14,27 +14,30 @@ from typing import Any
 
 import msgspec
 
-from serve_app.core.body_bounds import BYTES_PER_TOKEN, MEDIA, text_bytes
+from serve_app.core.body_bounds import BYTES_PER_TOKEN, EMBED_FIELDS, MEDIA, text_bytes
+from serve_app.core.images import data_url_pixels, image_tokens
 from serve_app.core.score_inputs import INPUT_FIELDS, ScoreInputs
 from serve_app.errors import BadRequest
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
 MESSAGE_BYTES = 16  # role and markers of a chat template around a message are about four tokens
-MEDIA_TOKENS = 1024  # of an image, audio or video: an image of a megapixel is 256 to 1,300 in current models
+# Of an image that is not in the body, of audio or video: an image of a megapixel is 256 to 1,300 in current models.
+MEDIA_TOKENS = 1024
 PREFIX_CHARS = 2048  # of each leading message: 512 tokens distinguish conversations, and hashing more costs more
 PREFIX_MESSAGES = 8  # there are usually one or two system and developer messages; a bound for other callers
 PREFIX_TOKEN_IDS = 512  # the same length for a prompt of token ids
 _DIGEST_BYTES = 16  # a collision only costs a worse route
 _LEADING_ROLES = ("system", "developer")
 _OUTPUT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_INPUT_FIELDS = ("prompt", "input", "messages", "tokens")
+_INPUT_FIELDS = ("prompt", "input", "messages", "tokens", "texts", "inputs")
 # Fields of a forwarded body that never become a part of the model's input, whatever the template. A field that is
 # missing here makes an estimate too high, and no prompt unseen.
 _NOT_RENDERED_NAMES = (
     "model user metadata stop stop_token_ids bad_words logit_bias allowed_token_ids logprob_token_ids"
     " repetition_detection structured_outputs response_format text tool_choice stream_options include"
     " encoding_format embed_dtype endianness task truncation truncation_side reasoning"
+    " input_type output_dimension embedding_types truncate"
 )
 _NOT_RENDERED = frozenset(_NOT_RENDERED_NAMES.split())
 # In vLLM's content parts: what names a medium, as the part's type or as one of its fields.
@@ -58,7 +61,7 @@ def sequence_count(operation: Operation, body: Mapping[str, Any], bounds: HttpSe
         n = 1
     elif type(n) is not int or n < 1:
         raise BadRequest("`n` must be a positive integer", param="n")
-    if operation is Operation.EMBEDDING:
+    if operation.is_pooling:
         return _inputs(field, prompts, bounds)
     if n * prompts > bounds.max_sequences:
         shown = n if n < 2**63 else "too many"
@@ -78,7 +81,8 @@ def text_count(texts: ScoreInputs, bounds: HttpSettings) -> int:
 
 def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
     """The size of what may reach the model's input, in bytes of UTF-8: every text and object of a forwarded body but
-    those of `_NOT_RENDERED`. A token id counts as `BYTES_PER_TOKEN`, a medium as `MEDIA_TOKENS` of them."""
+    those of `_NOT_RENDERED`. A token id counts as `BYTES_PER_TOKEN`, an image in the body by its pixels, another
+    medium as `MEDIA_TOKENS` of them."""
     inputs = INPUT_FIELDS.get(operation, _INPUT_FIELDS)
     size = 0
     for name, value in body.items():
@@ -88,6 +92,8 @@ def prompt_bytes(operation: Operation, body: Mapping[str, Any]) -> int:
             size += text_bytes(value)
         elif name in inputs:
             size += prompt_size(_listed(value))
+        elif name == "images" and type(value) is list:
+            size += sum(entry_size(name, one) for one in value)
         elif type(value) is list or type(value) is dict:  # tools, documents, values for the template
             size += _json_size(value)
     return size
@@ -108,7 +114,7 @@ def prefix_key(operation: Operation, body: Mapping[str, Any]) -> str:
     conversations under one system prompt. For a prompt it covers its beginning.
     """
     match operation:
-        case Operation.CHAT:
+        case Operation.CHAT | Operation.MESSAGES:
             parts = _leading(body.get("messages"))
         case Operation.RESPONSES:
             parts = [_lead(body.get("instructions")), *_leading(body.get("input"))]
@@ -130,6 +136,20 @@ def _inputs(field: str, count: int, bounds: HttpSettings) -> int:
     return count
 
 
+def entry_size(field: str, entry: Any) -> int:
+    """The bytes of an entry in a list of prompts, texts or images."""
+    return BYTES_PER_TOKEN * _media_tokens(entry) if field == "images" else prompt_size(_listed(entry))
+
+
+def list_field(operation: Operation, body: Mapping[str, Any]) -> str:
+    """The field whose list has a sequence for each entry."""
+    if operation is Operation.EMBED:
+        return next((name for name in EMBED_FIELDS if body.get(name) is not None), EMBED_FIELDS[0])
+    if operation is Operation.COMPLETION:
+        return "prompt"
+    return "messages" if operation is Operation.EMBEDDING and body.get("messages") is not None else "input"
+
+
 def _listed(value: Any) -> Any:
     """One multimodal query or document as a list of it."""
     return [value] if type(value) is dict else value
@@ -138,7 +158,11 @@ def _listed(value: Any) -> Any:
 def _prompts(operation: Operation, body: Mapping[str, Any]) -> tuple[str, int]:
     if operation is Operation.COMPLETION:
         return "prompt", _count_some("prompt", body)
-    if operation is Operation.EMBEDDING:  # if both fields are there, vLLM takes the one that parses: count the larger
+    if operation is Operation.EMBED:
+        field = list_field(operation, body)
+        entries = body.get(field)
+        return field, max(_count_some(field, body), len(entries) if type(entries) is list else 1)
+    if operation.is_pooling:  # if both fields are there, vLLM takes the one that parses: count the larger
         inputs = _count_some("input", body)
         messages = _count_some("messages", body)
         return ("input", inputs) if inputs >= messages else ("messages", messages)
@@ -190,7 +214,7 @@ def _part_size(part: dict[str, Any]) -> int:
         if not value or name in _MARKERS:
             continue
         if name in MEDIA_FIELDS:
-            size += BYTES_PER_TOKEN * MEDIA_TOKENS
+            size += BYTES_PER_TOKEN * _media_tokens(value)
         elif type(value) is str:
             size += text_bytes(value)
         elif type(value) is dict:
@@ -198,6 +222,13 @@ def _part_size(part: dict[str, Any]) -> int:
         elif type(value) is list:
             size += sum(_part_size(one) if type(one) is dict else prompt_size(one) for one in value)
     return size
+
+
+def _media_tokens(value: Any) -> int:
+    """Of an image by its pixels, where it says how many; of another medium always as many."""
+    url = value.get("url") if type(value) is dict else value
+    pixels = data_url_pixels(url) if type(url) is str else 0
+    return image_tokens(pixels) if pixels else MEDIA_TOKENS
 
 
 def _json_size(value: Any) -> int:

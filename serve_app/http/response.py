@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from serve_app.errors import ServeAppError
 from serve_app.http.error_responses import (
     JSON,
     NO_RETRY,
-    REQUEST_ID_HEADER,
     Header,
     Headers,
+    answer_in_form,
     error_response,
+    id_headers,
     is_final,
     retry_headers,
     sse_comment,
@@ -34,8 +35,9 @@ from serve_app.types import Operation
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+BODILESS = (204, 304)  # an answer with such a status has no body, and no length
 REPLAYED = (b"x-idempotent-replay", b"true")
-_SSE_HEADERS: Headers = [
+SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -52,7 +54,7 @@ class PieceAnswer:
 
 
 class HttpExchange:
-    """The response of one HTTP exchange."""
+    """The response of one HTTP exchange. `status` is ours, also where an answer in Anthropic's form has another one."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -77,13 +79,15 @@ class HttpExchange:
         self.status = status
         self._headers = headers
         if self._has_begun_stream:
-            event = sse_error(json.loads(body), self.operation)
+            event = sse_error(json.loads(body), self.operation, status)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        length = (b"content-length", b"%d" % len(body))
-        headers = [*headers, *times, *self.limit_headers(), *self.trace_headers, length]
+        status, body = answer_in_form(self.operation, status, body, self.request_id)
+        headers = [*headers, *times, *self.limit_headers(), *self.trace_headers]
+        if status not in BODILESS:
+            headers.append((b"content-length", b"%d" % len(body)))
         if self.request_id:
-            headers.append((REQUEST_ID_HEADER, self.request_id.encode()))
+            headers += id_headers(self.operation, self.request_id)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b"" if is_head else body, "more_body": False})
 
@@ -101,6 +105,16 @@ class HttpExchange:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
                 piece = await anext(answer.pieces, None)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @contextlib.contextmanager
+    def through(self, over: Callable[[Send], Send]) -> Iterator[None]:
+        """Send what the block sends to what `over` returns, which gets the way to the client."""
+        direct = self._send
+        self._send = over(direct)
+        try:
+            yield
+        finally:
+            self._send = direct
 
     async def send_comment(self, text: str) -> None:
         """Send a comment before the events of a streamed answer."""
@@ -124,7 +138,7 @@ class HttpExchange:
             await self.send_answer(first.status, headers, body, times=times())
             return frames[-1]
         self.status = first.status
-        self._headers = _SSE_HEADERS
+        self._headers = SSE_HEADERS
         stream.client_has_seen = True
         await self._start_stream(first.status)
         while True:
@@ -138,7 +152,7 @@ class HttpExchange:
 
     async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
         """Send events of a stream, which the first ones begin."""
-        await self.send_part(200, _SSE_HEADERS, events, is_last=is_last)
+        await self.send_part(200, SSE_HEADERS, events, is_last=is_last)
 
     async def send_part(self, status: int, headers: Headers, body: bytes, *, is_last: bool) -> None:
         """Send a part of a streamed answer; the first one begins it with this status and these headers."""
@@ -154,18 +168,18 @@ class HttpExchange:
             raise error
         if self._has_begun_stream:
             wait = b"" if self.status else sse_retry_comment(error)
-            body = wait + sse_error(error.body(), self.operation)
+            body = wait + sse_error(error.body(), self.operation, error.status)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif not self.status:
             await self.send_answer(*error_response(error))
 
-    async def _start_stream(self, status: int = 200, headers: Headers = _SSE_HEADERS) -> None:
+    async def _start_stream(self, status: int = 200, headers: Headers = SSE_HEADERS) -> None:
         """Send the status and headers of a stream, once."""
         if self._has_begun_stream:
             return
         self._has_begun_stream = True
-        own = (REQUEST_ID_HEADER, self.request_id.encode())
-        headers = [*headers, *self.limit_headers(), *self.trace_headers, own]
+        own = id_headers(self.operation, self.request_id)
+        headers = [*headers, *self.limit_headers(), *self.trace_headers, *own]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 

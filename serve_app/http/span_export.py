@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -31,6 +31,10 @@ logger = logging.getLogger("ray.serve")
 MAX_WAITING = 8192  # spans, of some 1,000 requests: 16 MB
 CLOSE_S = 3.0  # a router that ends waits no longer for its collector
 REPORT_S = 60.0  # between two log lines: a collector may be away for days
+# Reasons of drops, in the metric: the collector is too slow, it refused them or was away, the router ended.
+QUEUE_FULL = "queue_full"
+EXPORT_FAILED = "export_failed"
+ENDING = "ending"
 TRACES_PATH = "/v1/traces"  # of OTLP over HTTP, below the endpoint
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -44,10 +48,11 @@ class SpanExport:
     Args:
         endpoint: its address, as `OTEL_EXPORTER_OTLP_ENDPOINT` has it.
         router: the id of this router.
+        count: of dropped spans, by the reason; called from any thread.
     """
 
-    def __init__(self, endpoint: str, router: str) -> None:
-        self._drops = _Drops(router)
+    def __init__(self, endpoint: str, router: str, count: Callable[[str, int], None]) -> None:
+        self._drops = _Drops(router, count)
         self._exporter = _CountingExporter(OTLPSpanExporter(endpoint.rstrip("/") + TRACES_PATH), self._drops)
         self._processor = BatchSpanProcessor(self._exporter, max_queue_size=MAX_WAITING)
         ours = {
@@ -66,10 +71,10 @@ class SpanExport:
         """As `http.tracing.SendsSpans`. Too many waiting spans drop a trace as a whole: a part would mislead."""
         spans = trace.spans
         if self._is_closed:
-            self._drops.add(len(spans), "the router ends")
+            self._drops.add(len(spans), ENDING, "the router ends")
             return
         if self._accepted - self._exporter.taken + len(spans) > MAX_WAITING:
-            self._drops.add(len(spans), f"more than {MAX_WAITING} spans wait for the collector")
+            self._drops.add(len(spans), QUEUE_FULL, f"more than {MAX_WAITING} spans wait for the collector")
             return
         self._accepted += len(spans)
         state = TraceState.from_header([trace.context.state]) if trace.context.state else None
@@ -107,23 +112,26 @@ class SpanExport:
         closing.start()
         closing.join(CLOSE_S)
         waiting = self._accepted - self._exporter.taken
+        self._exporter.is_given_up = True
         if waiting:
-            self._drops.add(waiting, "the router ended before the collector had taken them")
+            self._drops.add(waiting, ENDING, "the router ended before the collector had taken them")
         self._drops.report(at_once=True)
 
 
 class _Drops:
     """Counts the spans that did not reach the collector, and logs them with the last cause."""
 
-    def __init__(self, router: str) -> None:
+    def __init__(self, router: str, count: Callable[[str, int], None]) -> None:
         self._router = router
+        self._count = count
         self._lock = threading.Lock()
         self._spans = 0  # since the last log line
         self._cause = ""
         self._next_report = 0.0
 
-    def add(self, spans: int, cause: str) -> None:
+    def add(self, spans: int, reason: str, cause: str) -> None:
         """So many more were dropped."""
+        self._count(reason, spans)
         with self._lock:
             self._spans += spans
             self._cause = cause
@@ -165,6 +173,7 @@ class _CountingExporter(SpanExporter):
         self._message = _LastMessage()
         logging.getLogger(trace_exporter.__name__).addHandler(self._message)
         logging.getLogger(trace_exporter.__name__).propagate = False
+        self.is_given_up = False  # what waits counts as dropped already
         self.taken = 0  # spans that wait no more, whether they were sent or not
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -173,8 +182,8 @@ class _CountingExporter(SpanExporter):
             result = self._exporter.export(spans)
         finally:
             self.taken += len(spans)
-            if result is SpanExportResult.FAILURE:
-                self._drops.add(len(spans), self._message.text or "the collector could not be reached")
+            if result is SpanExportResult.FAILURE and not self.is_given_up:
+                self._drops.add(len(spans), EXPORT_FAILED, self._message.text or "the collector could not be reached")
             self._drops.report()
         return result
 

@@ -16,7 +16,7 @@ from serve_app.core.continuation import is_preemptible
 from serve_app.core.receipts import RequestMeasure
 from serve_app.core.score_inputs import score_inputs
 from serve_app.errors import BadRequest
-from serve_app.http.request_size import prompt_bytes, prompt_size, sequence_count, text_count
+from serve_app.http.request_size import entry_size, list_field, prompt_bytes, prompt_size, sequence_count, text_count
 from serve_app.settings import HttpSettings
 from serve_app.types import Operation
 
@@ -107,11 +107,10 @@ def _prompts(operation: Operation, body: dict[str, Any], bounds: HttpSettings) -
     """The list of prompts, or of texts that are embedded; without columns, if there is none."""
     sequences = sequence_count(operation, body, bounds)
     columns = dict[str, list[Any]]()
-    if operation in (Operation.COMPLETION, Operation.EMBEDDING):
-        of_embedding = "input" if body.get("messages") is None else "messages"
-        field = "prompt" if operation is Operation.COMPLETION else of_embedding
+    if operation is Operation.COMPLETION or operation.is_pooling:
+        field = list_field(operation, body)
         columns = {field: entries} if (entries := _entries(field, body)) else {}
-    sizes = [prompt_size(entry) for entries in columns.values() for entry in entries]
+    sizes = [entry_size(field, entry) for field, entries in columns.items() for entry in entries]
     return _Lists(columns, sizes, sizes, sequences, sequences)
 
 
@@ -136,8 +135,9 @@ def _entries(field: str, body: Mapping[str, Any]) -> list[Any]:
     entries = body.get(field)
     if type(entries) is not list or len(entries) < 2:
         return []
-    if field == "messages":
-        return entries if all(type(one) is list for one in entries) else []
+    if field in ("messages", "inputs"):
+        kind = list if field == "messages" else dict
+        return entries if all(type(one) is kind for one in entries) else []
     if all(type(one) is int for one in entries):
         return []
     for number, entry in enumerate(entries):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from serve_app.errors import StoreAway
 from serve_app.ray_adapter import CALL_ERRORS, NO_ANSWER
 from serve_app.store import KeyRecord, Store
+from serve_app.system import EventKind, event
 from serve_app.types import Identity
 
 logger = logging.getLogger("ray.serve")
@@ -121,7 +122,11 @@ class KeyFollower:
             await self.follow()
         except StoreAway as error:
             if not self._away:
-                logger.warning("Store is away; known keys stay valid, and key changes wait until it answers: %s", error)
+                logger.warning(
+                    "Store is away; known keys stay valid, and key changes wait until it answers: %s",
+                    error,
+                    extra=event(EventKind.HEALTH, "store", away=True),
+                )
             self._away = True
             if self.stored.version is None:
                 await self._learn_from_routers()
@@ -140,7 +145,8 @@ class KeyFollower:
         self._since = version
         self._listed.set()
         if self._away:
-            logger.info("Store answers again; key changes apply from now on")
+            again = event(EventKind.HEALTH, "store", away=False)
+            logger.info("Store answers again; key changes apply from now on", extra=again)
         self._away = False
 
     async def wait_for_list(self, timeout_s: float) -> None:
@@ -177,6 +183,7 @@ def identity_of(record: KeyRecord) -> Identity:
         default_class=record.default_class,
         admin=record.admin,
         metrics=record.metrics,
+        deploy=record.deploy,
         key_id=record.key_id,
         models=None if record.usable_models is None else frozenset(record.usable_models),
     )

@@ -23,6 +23,7 @@ from serve_app.core.spans import (
     build,
     has_sampled_id,
     is_sampled,
+    row_context,
 )
 from serve_app.http.body import HeaderMap
 from serve_app.http.error_responses import TRACE_HEADER
@@ -32,6 +33,10 @@ from serve_app.settings import TraceSettings
 from serve_app.system import TRACE_ID
 
 MAX_HOST_BYTES = 256  # a name in DNS has 253
+# Of a row: its batch's id, a hyphen, its number. A client's counts for nothing.
+ROW_HEADER = b"x-serve-app-batch-row"
+
+CountDropped = Callable[[str, int], None]  # of spans: by the reason
 
 
 class SendsSpans(Protocol):
@@ -48,7 +53,9 @@ class SendsSpans(Protocol):
         """Send what waits; blocks for a bounded time."""
 
 
-def reopened(tracing: RequestTracing | None, settings: TraceSettings, router: str) -> RequestTracing | None:
+def reopened(
+    tracing: RequestTracing | None, settings: TraceSettings, router: str, count: CountDropped
+) -> RequestTracing | None:
     """The tracing by changed settings; None: traces are off. `router`: its id.
 
     Blocks while OpenTelemetry is loaded for the first time; `load_exporter` does that before, where it matters.
@@ -61,10 +68,10 @@ def reopened(tracing: RequestTracing | None, settings: TraceSettings, router: st
         threading.Thread(target=tracing.export.close, name="close-traces", daemon=True).start()
     if settings.endpoint is None:
         return None
-    return RequestTracing(settings, load_exporter()(settings.endpoint, router), random.Random())
+    return RequestTracing(settings, load_exporter()(settings.endpoint, router, count), random.Random())
 
 
-def load_exporter() -> Callable[[str, str], SendsSpans]:
+def load_exporter() -> Callable[[str, str, CountDropped], SendsSpans]:
     """The class `span_export.SpanExport`. Its module is loaded here alone: it takes some MB, and a moment."""
     from serve_app.http.span_export import SpanExport
 
@@ -85,12 +92,19 @@ class RequestTracing:
 
     def begin(self, record: RequestRecord, headers: HeaderMap, exchange: HttpExchange) -> None:
         """A request has arrived with these headers."""
-        context = begin_context(headers.get(b"traceparent"), headers.get(b"tracestate"), self.rng)
-        server = headers.get(b"host", b"")[:MAX_HOST_BYTES].decode("latin-1")
-        record.runs.timeline = RequestTimeline(context, server)
+        row = headers.get(ROW_HEADER, b"").decode("latin-1") if record.is_row else ""
+        batch_id, _, number = row.rpartition("-")
+        if batch_id and number.isdecimal():
+            context = row_context(row, self.rng)
+            record.runs.timeline = RequestTimeline(context, batch_row=(batch_id, int(number)))
+        else:
+            context = begin_context(headers.get(b"traceparent"), headers.get(b"tracestate"), self.rng)
+            server = headers.get(b"host", b"")[:MAX_HOST_BYTES].decode("latin-1")
+            record.runs.timeline = RequestTimeline(context, server)
         record.trace.trace_id = context.trace_hex
         TRACE_ID.set(context.trace_hex)
         header = context.header(is_sampled=has_sampled_id(context, self.settings.sample_ratio))
+        record.traceparent = header
         exchange.trace_headers = ((TRACE_HEADER, header.encode()),)
 
     def decide(self, record: RequestRecord, timeline: RequestTimeline, now: float) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 from serve_app.core.batches import ModelFigures
 from serve_app.core.claims import ClaimReply, ClaimReport, ClaimRequest, Generation
+from serve_app.core.live import QuotaPart
 from serve_app.core.memory import (
     CheckpointChanges,
     Device,
@@ -49,11 +51,12 @@ from serve_app.quota.gcs_wait import bounded_wait
 from serve_app.quota.inventory import Inventory
 from serve_app.quota.kv_store import EPOCH, INVENTORY, NODE, GcsStore, Unreadable, checkpoint_entries
 from serve_app.quota.limit_use import LimitUse
+from serve_app.quota.live import LiveRequest, live_part
 from serve_app.quota.process_checks import ProcessChecks
 from serve_app.quota.report import ModelFiguresRequest, figures, fragmentation_bound, model_figures
-from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as
+from serve_app.ray_adapter import end_on_sigterm, freeze_heap, restart_as, session_folder
 from serve_app.settings import QuotaSettings
-from serve_app.system import set_up_log
+from serve_app.system import EventKind, event, keep_events, set_up_log
 
 logger = logging.getLogger("ray.serve")
 
@@ -71,6 +74,7 @@ class GpuMemoryQuota:
     async def __init__(self, settings: QuotaSettings) -> None:  # type: ignore[misc]  # Ray awaits it
         end_on_sigterm()
         set_up_log("quota")
+        keep_events(session_folder(), f"quota-{os.getpid()}")
         self._kv_store = GcsStore()
         stored = await _retry_until_done(self._kv_store.load_all)
         # an actor that fails on an entry would fail on every restart
@@ -116,6 +120,9 @@ class GpuMemoryQuota:
             asyncio.create_task(self._process_checks.follow_routers()),
         ]
         logger.info("Quota actor started with epoch %d and %d checkpoint entries", epoch, len(entries))
+        extra = event(EventKind.HEALTH, "quota_actor", epoch=epoch)
+        if epoch > 1:
+            logger.warning("Quota actor was lost and is back with epoch %d", epoch, extra=extra)
 
     async def upgrade(self, release: str) -> None:
         """See `HeadActor`."""
@@ -140,11 +147,11 @@ class GpuMemoryQuota:
         return {device.key: (device.total_bytes, device.capacity_bytes) for device in found}
 
     async def exchange(
-        self, message: RouterMessage | ClaimRequest | ClaimReport | ModelFiguresRequest | DrainRequest
-    ) -> ActorReply | ClaimReply | Generation | dict[str, ModelFigures] | None:
+        self, message: RouterMessage | ClaimRequest | ClaimReport | ModelFiguresRequest | LiveRequest | DrainRequest
+    ) -> ActorReply | ClaimReply | Generation | dict[str, ModelFigures] | QuotaPart | None:
         """Process a router's message; see `core.shared_queue.delivery`, and `core.claims` for requests with a key. Or
-        answer a batch worker, or drain an engine (raises LeaseNotFound: it is not known). One method for all: after an
-        upgrade, handles still have the methods of the release that made the actor.
+        answer a batch worker or a router with consoles, or drain an engine (raises LeaseNotFound: it is not known). One
+        method for all: after an upgrade, handles still have the methods of the release that made the actor.
         """
         if isinstance(message, ClaimRequest):
             return self.core.on_claim(message, time.monotonic())
@@ -152,11 +159,17 @@ class GpuMemoryQuota:
             return self.core.on_claim_report(message, time.monotonic())
         if isinstance(message, ModelFiguresRequest):
             return model_figures(self.core)
+        if isinstance(message, LiveRequest):
+            return live_part(self.core, time.monotonic(), message.tenants, self._defrag_above)
         if isinstance(message, DrainRequest):
             return await self._run_event(partial(self.core.drain, message))
         self._calls["exchange"] += 1
         await self._know_devices()
         return await self._run_event(lambda now: self.core.on_exchange(message, now), message.router, EntryKind.SESSION)
+
+    async def waits(self) -> dict[str, str]:
+        """What each request waits for that waits in a queue here, by its ticket."""
+        return self.core.queue.models.waits()
 
     async def watch(self, message: RouterMessage) -> ActorReply:
         """Long poll of a router for later actions: returns once there are any, or when the router would else be silent
@@ -370,6 +383,7 @@ class GpuMemoryQuota:
             logger.error(
                 "Engine %s of model %s uses %d bytes of device %s, but %d were granted. Raise memory_gb of the model",
                 *(alarm.replica, alarm.model, alarm.measured_bytes, alarm.device, alarm.granted_bytes),
+                extra=event(EventKind.HEALTH, alarm.model, replica=alarm.replica, device=alarm.device),
             )
         self._alarmed = set(alarms)
 
@@ -382,6 +396,7 @@ class GpuMemoryQuota:
             logger.info(
                 "Node %s has fragmented GPU memory: no engine of a model here fits into %.0f%% of what is free",
                 *(node, 100 * shares[node]),
+                extra=event(EventKind.HEALTH, node, fragmentation=round(shares[node], 4)),
             )
         self._fragmented = fragmented
 

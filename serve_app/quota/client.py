@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from serve_app.core.batches import ModelFigures
+from serve_app.core.live import QuotaPart
 from serve_app.core.memory import EngineReply, EngineReport, StartsReply, StartsRequest
 from serve_app.core.shared_queue import ActorReply, RouterMessage
 from serve_app.names import QUOTA_ACTOR
 from serve_app.quota.actor import GpuMemoryQuota
+from serve_app.quota.live import LiveRequest
 from serve_app.quota.report import ModelFiguresRequest
 from serve_app.ray_adapter import HeadActor
 from serve_app.settings import QuotaSettings
@@ -34,6 +38,10 @@ class QuotaActor:
     async def model_figures(self) -> dict[str, ModelFigures]:
         """The figures of each model's queue, see `report.model_figures`. Raises AWAY."""
         return await self.call("exchange", ModelFiguresRequest())  # type: ignore[no-any-return]
+
+    async def live(self, tenants: Collection[str]) -> QuotaPart:
+        """What happens now, see `live.live_part`. Raises AWAY."""
+        return await self.call("exchange", LiveRequest(tuple(tenants)))  # type: ignore[no-any-return]
 
     def engine(self, report: EngineReport, timeout_s: float) -> EngineReply:
         """See `GpuMemoryQuota.engine`; waits for the answer."""

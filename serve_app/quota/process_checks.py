@@ -16,6 +16,7 @@ from typing import Any
 from serve_app.core.memory import NodeProcesses
 from serve_app.core.quota import Quota
 from serve_app.core.times import ROUTER_LOOK_S
+from serve_app.system import EventKind, event
 
 logger = logging.getLogger("ray.serve")
 
@@ -77,7 +78,8 @@ class ProcessChecks:
     ) -> None:
         try:
             if await gone(processes):
-                logger.info("Processes of %s are gone; its memory and its grants are free", party)
+                extra = event(EventKind.HEALTH, party, gone=True)
+                logger.info("Processes of %s are gone; its memory and its grants are free", party, extra=extra)
                 await self._run_event(on_gone)
         except Exception:
             logger.exception("Processes of %s could not be checked and are checked again. Report this traceback", party)

@@ -18,11 +18,11 @@ from serve_app.ray_adapter.handles import (
     pin_version,
     quiet_router_thread,
 )
-from serve_app.ray_adapter.head_actor import HeadActor, end_head_actors, existing, restart_as
+from serve_app.ray_adapter.head_actor import HeadActor, claimed, end_head_actors, existing, restart_as
 from serve_app.ray_adapter.heap import freeze_heap
 from serve_app.ray_adapter.ingress_handle import ACCEPT_S, IngressHandle
 from serve_app.ray_adapter.loading import keep_while_loading
-from serve_app.ray_adapter.nodes import draining_nodes, live_nodes
+from serve_app.ray_adapter.nodes import draining_nodes, live_nodes, session_folder
 from serve_app.ray_adapter.request_bodies import bound_bodies
 from serve_app.ray_adapter.sigterm import end_on_sigterm
 
@@ -37,6 +37,7 @@ __all__ = [
     "IngressHandle",
     "NamedReplicas",
     "bound_bodies",
+    "claimed",
     "draining_nodes",
     "end_head_actors",
     "end_on_sigterm",
@@ -49,4 +50,5 @@ __all__ = [
     "pin_version",
     "quiet_router_thread",
     "restart_as",
+    "session_folder",
 ]

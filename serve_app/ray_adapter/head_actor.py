@@ -19,11 +19,11 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError, RayTaskError
 
 from serve_app.core.times import ACTOR_RETRY_S
 from serve_app.errors import Unavailable
-from serve_app.names import DISTRIBUTION, HEAD_ACTORS, NAMESPACE, RELEASE
+from serve_app.names import DEPLOYMENT_ACTOR, DISTRIBUTION, HEAD_ACTORS, NAMESPACE, RELEASE
 
 logger = logging.getLogger("ray.serve")
 
@@ -126,8 +126,25 @@ def existing(name: str) -> ActorHandle[Any]:
     return found
 
 
+def claimed(name: str, actor_class: type[Any], *arguments: Any, outlives: bool, calls: int) -> ActorHandle[Any] | None:
+    """A new actor on the head node that nobody restarts; None: the name is taken. The GCS gives a name once, so whoever
+    has the actor has what the name stands for, until the actor has ended.
+
+    Args:
+        arguments: of its constructor.
+        outlives: it goes on after the job that makes it.
+        calls: at once.
+    """
+    life = {"namespace": NAMESPACE, "lifetime": "detached" if outlives else None, "max_restarts": 0}
+    made: Any = ray.remote(actor_class).options(name=name, max_concurrency=calls, **_PLACE, **life)
+    try:
+        return made.remote(*arguments)  # type: ignore[no-any-return]
+    except ActorAlreadyExistsError:
+        return None
+
+
 def end_head_actors() -> None:
     """End all these actors: the next application may need other settings of them."""
-    for name in HEAD_ACTORS:
+    for name in (*HEAD_ACTORS, DEPLOYMENT_ACTOR):
         with contextlib.suppress(ValueError, RayError):  # there is no actor, or Ray has ended
             ray.kill(existing(name))

@@ -6,6 +6,7 @@ Each call waits for the GCS, for `timeout_s` at most, and raises Ray's errors; t
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -22,6 +23,14 @@ def live_nodes(timeout_s: float) -> dict[str, dict[str, float]]:
     """The resources of each node that is alive, by node id."""
     found = _gcs().get_all_node_info(timeout=timeout_s, state_filter=GcsNodeInfo.ALIVE)
     return {node.hex(): dict(info.resources_total) for node, info in found.items()}
+
+
+def session_folder() -> Path | None:
+    """The folder of Ray's session on this node; None: Ray does not run in this process."""
+    if not ray.is_initialized():
+        return None
+    here = ray.get_runtime_context()
+    return Path(here.get_temp_dir(), here.get_session_name())
 
 
 def _gcs() -> GcsClient:

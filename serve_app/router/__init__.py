@@ -6,18 +6,26 @@ Never: reads HTTP, and never orders requests itself; `core.queue` and the quota 
 """
 
 from serve_app.router.limit_client import LimitCharge, LimitClient
+from serve_app.router.live import AskParts, all_parts, router_part
 from serve_app.router.metrics import RouterMetrics
 from serve_app.router.model_registry import ModelRegistry
 from serve_app.router.model_router import ModelRouter
+from serve_app.router.other_routers import AllRouters, RouterAnswers
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.receipt_search import ReceiptSearch
-from serve_app.router.runs import RequestRuns
+from serve_app.router.request_log import RequestLog
+from serve_app.router.runs import MAX_NOTES, Aside, RequestRuns
 from serve_app.router.scrape import ClusterSources, Scrape
 from serve_app.router.sessions import SessionClient
+from serve_app.router.throughput import Throughput
 from serve_app.router.usage_reporter import USAGE_FOLDER, UsageReporter
 
 __all__ = [
+    "MAX_NOTES",
     "USAGE_FOLDER",
+    "AllRouters",
+    "Aside",
+    "AskParts",
     "ClusterSources",
     "LimitCharge",
     "LimitClient",
@@ -25,9 +33,14 @@ __all__ = [
     "ModelRouter",
     "QueueClient",
     "ReceiptSearch",
+    "RequestLog",
     "RequestRuns",
+    "RouterAnswers",
     "RouterMetrics",
     "Scrape",
     "SessionClient",
+    "Throughput",
     "UsageReporter",
+    "all_parts",
+    "router_part",
 ]

@@ -35,14 +35,14 @@ class ColdStartTrigger:
         self.call: asyncio.Task[None] | None = None  # the call that waits in the handle
         self._tasks: set[asyncio.Task[None]] = set()  # includes cancelled ones until they have ended
         self._ready = asyncio.Event()  # set while a replica runs
-        self._scales_from_zero = False
+        self.scales_from_zero = False
         self._closed = False
         self._waiting_count = 0  # requests in the queue, and unqueued ones
         self.unqueued_waiting = 0  # requests that wait here, outside the queue
 
     def update(self, *, scales_from_zero: bool, running: bool) -> None:
         """Set whether Serve may start the model from zero replicas, and whether a replica runs."""
-        self._scales_from_zero = scales_from_zero
+        self.scales_from_zero = scales_from_zero
         if running or self._closed:
             self._ready.set()
         else:
@@ -84,7 +84,7 @@ class ColdStartTrigger:
             await asyncio.wait(self._tasks)
 
     def _start_or_cancel_call(self) -> None:
-        wanted = self._scales_from_zero and not self._ready.is_set() and bool(self._waiting_count)
+        wanted = self.scales_from_zero and not self._ready.is_set() and bool(self._waiting_count)
         if wanted and self.call is None:
             self.call = in_fresh_context(self._keep_calling(), f"cold-start-{self._model}")
             self._tasks.add(self.call)

@@ -23,6 +23,7 @@ from serve_app.core.queue import (
     QueuePolicy,
     QueueStatus,
     RefusalReason,
+    Refuse,
     ReplicaStart,
     TenantPolicy,
     refusal_error,
@@ -73,8 +74,11 @@ class ModelQueue:
             self.core.serve(self.model, self._policy)
             self._client.apply_actions([])
 
-    async def acquire(self, arrival: Arrival) -> Grant:
+    async def acquire(self, arrival: Arrival, *, may_leave: bool = False) -> Grant:
         """Wait for a grant; `release` returns it.
+
+        Args:
+            may_leave: it is refused at once while no replica takes requests, and when the last one stops to.
 
         Raises:
             Overloaded, Unavailable: refused, with the reason and Retry-After.
@@ -86,8 +90,10 @@ class ModelQueue:
         requests = self._client.requests
         if request_id in requests:
             raise ValueError(f"{request_id!r} waits or runs already")
+        if may_leave and not self._usable:
+            raise self.no_replica_error()
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        requests[request_id] = PendingGrant(self, decided, self.on_preempt)
+        requests[request_id] = PendingGrant(self, decided, self.on_preempt, may_leave)
         try:
             actions = self.core.on_arrive(self.model, arrival, now)
             if not actions and not self._usable:
@@ -135,6 +141,8 @@ class ModelQueue:
         (self._usable.add if usable else self._usable.discard)(replica_id)
         if not self._usable and self.waiting:
             self.replica_start.begin(now)
+        if not self._usable:
+            self._refuse(self.no_replica_error, may_leave=True)
         self._client.apply_actions(
             self.core.set_reachability(self.model, replica_id, usable, now, single_request=one_request)
         )
@@ -159,8 +167,17 @@ class ModelQueue:
 
     def refuse_all(self, make_error: Callable[[], ServeAppError]) -> None:
         """Refuse all requests that wait now."""
+        self._refuse(make_error)
+
+    def no_replica_error(self) -> ServeAppError:
+        """The refusal of a request that does not wait for a replica."""
+        self.refused[RefusalReason.NO_REPLICA] += 1
+        return refusal_error(Refuse("", RefusalReason.NO_REPLICA, self.expected_start_s()))
+
+    def _refuse(self, make_error: Callable[[], ServeAppError], *, may_leave: bool = False) -> None:
+        """Refuse those that wait now; `may_leave`: of them, those that may."""
         for request in self._client.requests.values():
-            if request.queue is self and not request.decision.done():
+            if request.queue is self and not request.decision.done() and (request.may_leave or not may_leave):
                 request.decision.set_exception(make_error())
 
     def close(self) -> None:
@@ -201,6 +218,15 @@ class ModelQueue:
     def fragmentation(self) -> tuple[tuple[str, float], ...]:
         """Nodes with the share of their free GPU memory into which no engine of a present model fits."""
         return self.core.router_session.state.fragmentation
+
+    def ticket_of(self, request_id: str) -> str:
+        """The id by which the quota actor knows a waiting request; empty: it does not know it yet."""
+        return self.core.ticket_of(request_id)
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether a request waits here."""
+        request = self._client.requests.get(request_id)
+        return request is not None and not request.decision.done()
 
     def status(self, request_id: str) -> QueueStatus | None:
         """A request's queue position by the actor's last report; requests a new report. None: it does not wait."""

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
-from serve_app.core.queue import Arrival, Preempt
+from serve_app.core.queue import Arrival, Preempt, WaitReason
 from serve_app.core.routing import AffinityKey, RetryBudget, TargetReason
 from serve_app.core.times import MAX_RETRY_PAUSE_S
 from serve_app.errors import EngineUnreachable, NotFound, ServeAppError
@@ -34,9 +34,10 @@ from serve_app.router.model_queue import ModelQueue, queue_policy
 from serve_app.router.queue_client import QueueClient
 from serve_app.router.replicas import ReplicaSet, ResultReporter
 from serve_app.router.request_grant import RequestGrant
-from serve_app.router.runs import LossLimit, RequestRuns, RunEnd, RunResult
+from serve_app.router.runs import Aside, LossLimit, RequestRuns, RunEnd, RunResult
 from serve_app.router.unqueued import UnqueuedTurns
 from serve_app.settings import AdmissionSettings, ModelSettings
+from serve_app.system import EventKind, event
 from serve_app.transport import EngineInfo, Frame, ResponseStream, Submit, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
@@ -187,6 +188,8 @@ class ModelRouter:
                     case RunEnd.STOPPED:
                         runs.on_stopped(result.stream, keeps_place=grant.keeps_place, is_drained=grant.is_drained)
                         avoid = None
+                    case RunEnd.RESTARTS if runs.may_leave and not self._has_other(grant.replica_id):
+                        raise runs.on_failed(result)
                     case RunEnd.RESTARTS | RunEnd.CONTINUES:
                         end = result.end.value
                         logger.warning("Request %s lost replica %s and %s: %s", name, grant.replica_id, end, error)
@@ -196,6 +199,11 @@ class ModelRouter:
                             await self._pause(pause_s)
                             pause_s = min(2.0 * pause_s, MAX_RETRY_PAUSE_S)
 
+    def _has_other(self, replica_id: str) -> bool:
+        """Whether another replica takes requests."""
+        replicas = self.replica_set
+        return any(replicas.is_usable(name) for name in replicas.running if name != replica_id)
+
     async def _pause(self, pause_s: float) -> None:
         """Between two attempts of a request."""
         self._pausing += 1
@@ -203,6 +211,11 @@ class ModelRouter:
             await asyncio.sleep(max(pause_s, self.retry_budget.take(time.monotonic())))
         finally:
             self._pausing -= 1
+
+    def _may_leave(self, runs: RequestRuns) -> bool:
+        """Whether a request goes to another model instead of waiting for a replica of this one; if the model starts
+        from zero, it waits, since nothing else would start it."""
+        return runs.may_leave and not runs.client_has_part and not self.cold_start.scales_from_zero
 
     def _on_preempt(self, stop: Preempt) -> None:
         grant = self._running.get(stop.request_id)
@@ -217,7 +230,12 @@ class ModelRouter:
             if grant.arrival.preemptible and self._drained is None:
                 grant.stop(is_drained=True)
         stay = sum(not grant.is_stopping for grant in on_it)
-        logger.info("Replica %s drains: %d requests continue elsewhere, %d stay", replica_id, len(on_it) - stay, stay)
+        moved = len(on_it) - stay
+        logger.info(
+            "Replica %s drains: %d requests continue elsewhere, %d stay",
+            *(replica_id, moved, stay),
+            extra=event(EventKind.HEALTH, self.settings.name, replica=replica_id, moved=moved, stay=stay),
+        )
         return stay
 
     async def serve_unqueued(self, make: MakeSubmit, relay: Relay, runs: RequestRuns, tenant: str) -> None:
@@ -226,8 +244,13 @@ class ModelRouter:
         with self._count_active():
             limit = LossLimit(self._admission.max_wait_s, time.monotonic())
             while True:
-                runs.on_queued(time.monotonic())
+                now = time.monotonic()
+                runs.on_queued(now)
+                runs.aside = Aside(WaitReason.NO_REPLICA, now)
+                if self._may_leave(runs) and not self.ready:
+                    raise self.queue.no_replica_error()
                 await self.cold_start.wait_for_replica(self._admission.no_replica_wait_s, self._admission.max_queued)
+                runs.aside = Aside(WaitReason.TURN, now)
                 async with self._unqueued.turn(tenant, self._admission.max_wait_s) as end_turn:
                     self._check_open()
                     replica_id = self.replica_set.next_replica()
@@ -278,7 +301,7 @@ class ModelRouter:
             fingerprint=None if to_continue is None else to_continue.fingerprint,
         )
         with self.cold_start.count_waiting():
-            granted = await self.queue.acquire(arrival)
+            granted = await self.queue.acquire(arrival, may_leave=self._may_leave(runs))
         if target is not None and affinity == granted.replica_id:
             trace.reason = target.reason
             trace.route = target.route

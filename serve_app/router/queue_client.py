@@ -25,6 +25,7 @@ from serve_app.core.queue import Action, Decision, Preempt
 from serve_app.core.shared_queue import BATCH, ActorReply, RouterMessage, RouterQueue, lost
 from serve_app.core.times import ACTOR_RETRY_S, FENCE_S, ROUTER_HEARTBEAT_S
 from serve_app.ray_adapter import AWAY
+from serve_app.system import EventKind, event
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,11 +40,12 @@ SendExchange = Callable[[RouterMessage], Awaitable[ActorReply]]
 @dataclass(frozen=True, slots=True)
 class PendingGrant:
     """A request of this process: it waits until `decision` is done and holds a grant afterwards. `on_preempt`: called
-    when it is to stop while it runs."""
+    when it is to stop while it runs. `may_leave`: it does not wait for a replica, since another model may run it."""
 
     queue: object  # the `ModelQueue` that it waits in
     decision: asyncio.Future[Decision]
     on_preempt: Callable[[Preempt], None]
+    may_leave: bool = False
 
 
 class QueueClient:
@@ -70,6 +72,7 @@ class QueueClient:
         self.tasks: list[asyncio.Task[None]] = []
         self._flush_scheduled = self._stopped = False
         self._retry_at = 0.0  # no message is sent before: the actor is unavailable
+        self._is_away = False  # the actor; logged once
         self._sent_at = 0.0
         self._booked = asyncio.Event()
         self.timer: asyncio.Handle | None = None
@@ -164,8 +167,10 @@ class QueueClient:
             now = time.monotonic()
             if reply.is_stale and reply.epoch == known:  # the actor has just started and knows no devices yet
                 self._retry_at = now + ACTOR_RETRY_S
+            before = self.core.router_session.epoch  # of several replies of a new actor the first one changes it
             actions = self.core.on_reply(reply, sent_at, now)
             is_answered = not reply.is_stale
+            self._log_answer(before)
             self._log_failed_actions()
         except Exception as error:
             if not isinstance(error, AWAY):
@@ -173,9 +178,13 @@ class QueueClient:
                     "Router %s failed in its exchange with the quota actor. Report this traceback", self.router_id
                 )
             elif not self.core.alone:
-                logger.warning(
-                    "Quota actor does not answer router %s, which grants from its credit: %r", self.router_id, error
-                )
+                if not self._is_away:
+                    logger.warning(
+                        "Quota actor does not answer router %s, which grants from its credit: %r",
+                        *(self.router_id, error),
+                        extra=event(EventKind.HEALTH, "quota_actor", router=self.router_id),
+                    )
+                self._is_away = True
             now = time.monotonic()
             self._retry_at = now + ACTOR_RETRY_S
             actions = self.core.on_lost(now)
@@ -231,6 +240,21 @@ class QueueClient:
             if request is not None and not request.decision.done():
                 request.decision.set_result(lost(request_id))
         self.apply_actions(actions + self.core.on_tick(now))  # in case a timer was lost
+
+    def _log_answer(self, before: int) -> None:
+        """Log that the actor is back, and whether it is another one. `before`: the epoch then; 0: there was none."""
+        epoch = self.core.router_session.epoch
+        if before and epoch > before:
+            restarted = event(EventKind.HEALTH, "quota_actor", router=self.router_id, epoch=epoch)
+            logger.warning(
+                "Quota actor was restarted with epoch %d; router %s reports to it",
+                *(epoch, self.router_id),
+                extra=restarted,
+            )
+        elif self._is_away:
+            back = event(EventKind.HEALTH, "quota_actor", router=self.router_id)
+            logger.info("Quota actor answers router %s again", self.router_id, extra=back)
+        self._is_away = False
 
     def _log_failed_actions(self) -> None:
         failed, self.core.applied.failed = self.core.applied.failed, []

@@ -42,7 +42,8 @@ from serve_app.ray_adapter import NO_ANSWER, Handle, in_fresh_context
 from serve_app.router.drain_timers import DrainTimers
 from serve_app.router.model_queue import ModelQueue
 from serve_app.settings import ModelSettings
-from serve_app.transport import Channel, EngineInfo, EngineLoad, UnreadBytes
+from serve_app.system import EventKind, event
+from serve_app.transport import Channel, EngineInfo, EngineLoad, EngineTexts, UnreadBytes
 
 logger = logging.getLogger("ray.serve")
 
@@ -117,6 +118,17 @@ class ReplicaSet:
         gone = self.running - names
         new = names - self.running
         self.running = names  # first: a retiring channel's callbacks must find its replica gone
+        for replica_id in sorted(new):
+            logger.info("Replica %s of model %s started to take requests", replica_id, self._queue.model)
+        for replica_id in sorted(gone):
+            channel = self.channels.get(replica_id)
+            left = 0 if channel is None else len(channel.requests)
+            logger.info(
+                "Replica %s of model %s left and still runs %d requests of this router",
+                replica_id,
+                self._queue.model,
+                left,
+            )
         for replica_id in gone:
             self._update_availability(replica_id)  # drains: requests that run there finish, or continue elsewhere
             if replica_id in self.channels:
@@ -245,9 +257,14 @@ class ReplicaSet:
             channel.give_up("the replica has drained and should have ended, but stands still")
 
     def _may_break(self, replica_id: str) -> bool:
-        """Whether to give up a silent replica: another one takes requests, and no request waits there for a batch."""
-        others = any(self.takes_requests(name)[0] for name in self.running if name != replica_id)
-        return others and self._settings.batch_policy is None
+        """Whether to give up a silent replica: another one takes requests and gives signs of life, and no request waits
+        there for a batch."""
+        others = (name for name in self.running if name != replica_id and not self._has_no_sign(name))
+        return self._settings.batch_policy is None and any(self.takes_requests(name)[0] for name in others)
+
+    def _has_no_sign(self, replica_id: str) -> bool:
+        channel = self.channels.get(replica_id)
+        return channel is not None and channel.has_no_sign
 
     def refresh_info(self) -> None:
         """Fetch the limits again, since a new replica may have a new configuration; one call at a time."""
@@ -273,10 +290,18 @@ class ReplicaSet:
         except CALL_FAILURES:
             return None
 
-    async def call(self, method: str, replica_id: str) -> Any:
+    async def fetch_metrics(self, replica_id: str, is_openmetrics: bool) -> EngineTexts:
+        """Fetch vLLM's own metrics of one engine; none if it does not answer in time."""
+        try:
+            return await self.call("metrics", replica_id, is_openmetrics)  # type: ignore[no-any-return]
+        except CALL_FAILURES:
+            return {}
+
+    async def call(self, method: str, replica_id: str, *arguments: Any) -> Any:
         """Call in a context of its own: a scrape's HTTP request must not decide how the reply is read."""
+        asked = self._handle.call(method, *arguments, replica_id=replica_id)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await in_fresh_context(self._handle.call(method, replica_id=replica_id), f"{method}-{replica_id}")
+            return await in_fresh_context(asked, f"{method}-{replica_id}")
 
     def _slots_changed(self, replica_id: str, slots: int, drain_s: float | None) -> None:
         if replica_id not in self.slots:
@@ -322,13 +347,18 @@ class ReplicaSet:
                 case Eject(duration_s=for_s, reason=reason):
                     self.ejections[reason] += 1
                     logger.warning(
-                        "Replica %s gets no requests for %.0f s (reason: %s)", replica_id, for_s, reason.value
+                        "Replica %s gets no requests for %.0f s (reason: %s)",
+                        *(replica_id, for_s, reason.value),
+                        extra=self._event(replica_id, reason=reason.value, for_s=for_s),
                     )
                 case _:
-                    logger.info("Replica %s gets requests again", replica_id)
+                    logger.info("Replica %s gets requests again", replica_id, extra=self._event(replica_id))
             self._update_availability(replica_id)
         if actions:
             self._set_timer()
+
+    def _event(self, replica_id: str, **details: Any) -> dict[str, Any]:
+        return event(EventKind.HEALTH, self._queue.model, replica=replica_id, router=self._router_id, **details)
 
     async def _connect(self, replica_id: str) -> None:
         """The probe of a replica is sent once it can be reached; one that cannot is ejected again."""

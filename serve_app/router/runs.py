@@ -14,12 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from serve_app.core.continuation import NotContinued, why_not_continued
-from serve_app.core.queue import Arrival
+from serve_app.core.queue import Arrival, WaitReason
 from serve_app.core.receipts import RequestTrace, TokenPace
 from serve_app.core.spans import AttemptEnd, RequestTimeline
 from serve_app.errors import EngineFailed, EngineUnreachable, ServeAppError
 from serve_app.transport import NOT_CONTINUABLE, STOPPED, ResponseStream, Submit, TokenUsage
 
+MAX_NOTES = 16  # of runs of one request: a preempted one has some, a list of prompts one for each
 MAX_LOSSES = 3  # engines that may die under one request before the request counts as the cause
 # Other codes of an `EngineFailed` name a fault of the client or of this router: another engine would not help.
 _LOSSES = (EngineFailed.code, EngineUnreachable.code, NOT_CONTINUABLE)
@@ -85,6 +86,30 @@ class LossLimit:
 
 
 @dataclass(slots=True)
+class RunNote:
+    """A run, for the request's record. Times are seconds of the monotonic clock.
+
+    Args:
+        waited_s, waited_for: in the queue before it. ended: None: it has not.
+        end: a `RunEnd`, by value.
+    """
+
+    replica_id: str
+    began: float
+    waited_s: float
+    waited_for: WaitReason | None
+    ended: float | None = None
+    end: str = ""
+
+
+class Aside(NamedTuple):
+    """What a request waits for outside of the queue, and since when."""
+
+    reason: str
+    since: float
+
+
+@dataclass(slots=True)
 class RequestRuns:
     """The runs of one request: what they leave to the next one, and the trace that they write.
 
@@ -96,6 +121,9 @@ class RequestRuns:
         keeps_place: see `Preempt`, of the last time that it was stopped.
         pace: when the tokens of its latest run came, and of those that this continued.
         timeline: notes the moments of its runs for its trace; None: traces are off.
+        notes: of its runs, for its record; `MAX_NOTES` at most, the first ones.
+        aside: its wait outside of the queue; None: there is none now.
+        may_leave: another model may run it, so it does not wait for a replica of this one.
     """
 
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -106,6 +134,9 @@ class RequestRuns:
     keeps_place: bool = True
     pace: TokenPace = field(default_factory=TokenPace)
     timeline: RequestTimeline | None = None
+    notes: list[RunNote] = field(default_factory=list)
+    aside: Aside | None = None
+    may_leave: bool = False
 
     @property
     def has_run(self) -> bool:
@@ -135,8 +166,11 @@ class RequestRuns:
 
     def on_replica(self, replica_id: str, now: float) -> None:
         """It has a replica for its next run."""
+        self.aside = None
         trace = self.trace
         trace.replica_id = replica_id
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(RunNote(replica_id, now, trace.waited_s, trace.waited_for))
         if self.timeline is not None:
             earlier = 0 if self.to_continue is None else self.to_continue.tokens
             self.timeline.on_waited(trace.waited_for, trace.waited_s)
@@ -212,7 +246,10 @@ class RequestRuns:
         if error is None or not self.client_has_part:
             return refused
         self.trace.not_continued = NotContinued.ENGINE if is_other_model else NotContinued.QUEUE
-        return refused if is_other_model else error
+        if is_other_model:
+            return refused
+        broken = f"The answer broke off, and no replica could continue it: {refused.message}"
+        return EngineFailed(broken, code=error.code, reason=str(error))
 
     def on_stopped(self, stream: ResponseStream | None, *, keeps_place: bool, is_drained: bool) -> None:
         """A run was stopped, and is continued if it has produced something. `is_drained`: since its replica drains."""
@@ -254,6 +291,9 @@ class RequestRuns:
     ) -> RunResult:
         """A run has ended; returns how, as `result` decides it."""
         result = self.result(error, stream, limit, now, engines_continue=engines_continue)
+        if self.notes and self.notes[-1].ended is None:
+            self.notes[-1].ended = now
+            self.notes[-1].end = result.end.value
         if self.timeline is not None:
             end = AttemptEnd.PREEMPTED if result.end is RunEnd.STOPPED else AttemptEnd(result.end.value)
             self.timeline.on_ended(now, end, "" if error is None else error.code)

@@ -1,11 +1,11 @@
 """One scrape of the metrics of all router replicas, whichever of them answers: only HAProxy has an address to scrape.
 
-The answering router asks the engines for their load, the other routers for their own metrics, the quota actor for the
-ledger and the store for the batches. Each sample of a router gets the label `router`, as each is a counter of one
-process; the others have none.
+The answering router asks the engines for their load and for vLLM's own metrics, the other routers for their own
+metrics, the quota actor for the ledger, the store for the batches, Serve's controller for the decisions of scaling, and
+HAProxy. Each sample of a router gets the label `router`, as each is a counter of one process; the others have none.
 
 Invariant: a scrape ends within twice `other_routers.ANSWER_TIMEOUT_S`; a router that has not answered by then is
-missing in it, and logged. What the quota actor or the store has not answered is missing, too.
+missing in it, and logged. What another part has not answered is missing, too.
 """
 
 from __future__ import annotations
@@ -13,42 +13,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from serve_app.core.batches import BatchWork
 from serve_app.errors import ServeAppError
 from serve_app.ray_adapter import NO_ANSWER, in_fresh_context
 from serve_app.router.metrics import (
     END,
+    ClusterAnswers,
     RouterMetrics,
     TextFormat,
     accepted,
     cluster_families,
     engine_families,
+    haproxy_families,
+    passed_on,
     rendered,
 )
 from serve_app.router.model_router import ModelRouter
-from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answer_or_none
-from serve_app.transport import EngineLoad
+from serve_app.router.other_routers import ANSWER_TIMEOUT_S, answers_in_time
+from serve_app.store import StoreFigures
+from serve_app.transport import EngineLoad, EngineTexts
 
 logger = logging.getLogger("ray.serve")
 
 Exposition = tuple[str, bytes]  # a router's id, and its metrics as text
 AskAll = Callable[[bool], Awaitable[Iterable[Awaitable[Exposition]]]]  # as `Scrape.here`
-FAILURES: tuple[type[BaseException], ...] = (ServeAppError, *NO_ANSWER)  # of the quota actor and the store
+FAILURES: tuple[type[BaseException], ...] = (ServeAppError, *NO_ANSWER)  # of the parts in `ClusterSources`
 T = TypeVar("T")
 
 
 class ClusterSources(NamedTuple):
-    """What is asked at a scrape, beside routers and engines. Both may raise NO_ANSWER or a ServeAppError.
-
-    Args:
-        figures: the quota actor's. work: the batches that have not ended, the oldest first.
-    """
+    """What is asked at a scrape, beside routers and engines, as `ClusterAnswers` has the answers. All but `keys`
+    and `routers`, which this router knows, may raise NO_ANSWER or a ServeAppError."""
 
     figures: Callable[[], Awaitable[Mapping[str, Any]]]
-    work: Callable[[], Awaitable[Sequence[BatchWork]]]
+    store: Callable[[], Awaitable[StoreFigures]]
+    decisions: Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]
+    proxies: Callable[[], Awaitable[Mapping[str, str | None]]]
+    keys: Callable[[], Mapping[tuple[str, str], int]]
+    routers: Callable[[], int]
+
+    async def ask(self) -> ClusterAnswers:
+        """What has been answered in time; the parts are asked at once."""
+        quota, store, decisions, proxies = await asyncio.gather(
+            _answer(self.figures, "the quota actor"),
+            _answer(self.store, "the store"),
+            _answer(self.decisions, "Serve's controller"),
+            _answer(self.proxies, "HAProxy"),
+        )
+        return ClusterAnswers(quota, store, decisions, proxies, self.keys(), self.routers())
 
 
 class Scrape:
@@ -86,19 +100,20 @@ class Scrape:
         is_openmetrics = text_format is TextFormat.OPENMETRICS
         # in a context of its own: the calling HTTP request must not decide how replies are read
         others = in_fresh_context(self._others(is_openmetrics), "metrics")
-        figures = in_fresh_context(_answer(self._sources.figures, "the quota actor"), "figures")
-        work = in_fresh_context(_answer(self._sources.work, "the store"), "batches")
+        answers = in_fresh_context(self._sources.ask(), "figures")
         models = dict(self._models)
-        loads = await asyncio.gather(*map(_loads, models.values()))
-        engines = {
-            name: by_replica
-            for name, by_replica in zip(models, loads, strict=True)
-            if self._models.get(name) is models[name]  # else it was removed meanwhile
-        }
+        looks = await asyncio.gather(*(_look(model, is_openmetrics) for model in models.values()))
+        looks = [one for one in looks if self._models.get(one.model) is models[one.model]]  # else it was removed
         found = dict(await others)
         found |= [self.here(is_openmetrics)]
-        cluster = cluster_families(await figures, await work, time.time())
-        parts = [merged(found), *(rendered(one, text_format) for one in (engine_families(engines), cluster))]
+        cluster = await answers
+        families = (
+            engine_families({one.model: one.loads for one in looks}),
+            cluster_families(cluster, {name: _fixed_replicas(one) for name, one in models.items()}, time.time()),
+            haproxy_families(cluster.proxies or {}),
+        )
+        parts = [merged(found), *(rendered(one, text_format) for one in families)]
+        parts.append(passed_on(texts for one in looks for texts in one.texts))
         return text_format.value, b"".join([*parts, END] if is_openmetrics else parts)
 
     async def _others(self, is_openmetrics: bool) -> list[Exposition]:
@@ -109,8 +124,7 @@ class Scrape:
         except NO_ANSWER as error:
             logger.warning("Scrape did not reach the other routers, and their metrics are missing: %s", error)
             return []
-        found = await asyncio.gather(*(answer_or_none(answer, "the scrape") for answer in answers))
-        return [one for one in found if one is not None]
+        return await answers_in_time(answers, "the scrape")
 
 
 async def _answer(ask: Callable[[], Awaitable[T]], part: str) -> T | None:
@@ -123,11 +137,29 @@ async def _answer(ask: Callable[[], Awaitable[T]], part: str) -> T | None:
         return None
 
 
-async def _loads(model: ModelRouter) -> dict[str, EngineLoad]:
-    """The loads of the engines of a model that answer, by replica."""
+class _ModelLook(NamedTuple):
+    """What the engines of a model have answered: loads by replica, and vLLM's own metrics."""
+
+    model: str
+    loads: Mapping[str, EngineLoad]
+    texts: list[EngineTexts]
+
+
+async def _look(model: ModelRouter, is_openmetrics: bool) -> _ModelLook:
+    """Ask the engines of a model; those that do not answer are missing."""
     replicas = sorted(model.replica_set.running)
-    loads = await asyncio.gather(*map(model.replica_set.fetch_load, replicas))
-    return {replica: load for replica, load in zip(replicas, loads, strict=True) if load is not None}
+    loads, texts = await asyncio.gather(
+        asyncio.gather(*map(model.replica_set.fetch_load, replicas)),
+        asyncio.gather(*(model.replica_set.fetch_metrics(replica, is_openmetrics) for replica in replicas)),
+    )
+    by_replica = {replica: load for replica, load in zip(replicas, loads, strict=True) if load is not None}
+    return _ModelLook(model.settings.name, by_replica, texts)
+
+
+def _fixed_replicas(model: ModelRouter) -> int | None:
+    """The number of a model's replicas; None: it follows the load."""
+    bounds = model.settings.replicas
+    return bounds.min_replicas if bounds.min_replicas == bounds.max_replicas else None
 
 
 def _format(is_openmetrics: bool) -> TextFormat:

@@ -7,20 +7,24 @@ Never: starts anything, or imports Ray.
 """
 
 from serve_app.settings.batch import BatchSettings, RedisSettings, RedisStreamSettings
-from serve_app.settings.changes import Change, changes
+from serve_app.settings.changes import Change, changes, declared_settings
 from serve_app.settings.field_words import counterpart
+from serve_app.settings.jwt import JwtSettings
 from serve_app.settings.key_file import DEFAULT_KEY_FILE, load_or_create_key, new_key
 from serve_app.settings.mistakes import nearest
 from serve_app.settings.model import (
     DEFAULT_KV_CACHE_GB,
+    DEFAULT_MAX_IMAGE_PIXELS,
     GB,
     AutoscaleSettings,
     BatchingSettings,
     ModelSettings,
+    ScriptedTurn,
     SimulatedSettings,
 )
 from serve_app.settings.presets import PRESETS
 from serve_app.settings.reading import load, read_file
+from serve_app.settings.remote_changes import remote_settings
 from serve_app.settings.serve_config import (
     ProxyLocation,
     application,
@@ -37,6 +41,7 @@ from serve_app.settings.settings import (
     KeySettings,
     LimitSettings,
     QuotaSettings,
+    ResponseSettings,
     Settings,
     TraceSettings,
     examine,
@@ -48,6 +53,7 @@ from serve_app.settings.versions import code_version, engine_version
 __all__ = [
     "DEFAULT_KEY_FILE",
     "DEFAULT_KV_CACHE_GB",
+    "DEFAULT_MAX_IMAGE_PIXELS",
     "GB",
     "PRESETS",
     "AdmissionSettings",
@@ -57,6 +63,7 @@ __all__ = [
     "BatchingSettings",
     "Change",
     "HttpSettings",
+    "JwtSettings",
     "KeySettings",
     "LimitSettings",
     "ModelSettings",
@@ -64,6 +71,8 @@ __all__ = [
     "QuotaSettings",
     "RedisSettings",
     "RedisStreamSettings",
+    "ResponseSettings",
+    "ScriptedTurn",
     "Settings",
     "SimulatedSettings",
     "TraceSettings",
@@ -73,6 +82,7 @@ __all__ = [
     "code_version",
     "configuration_digest",
     "counterpart",
+    "declared_settings",
     "engine_version",
     "examine",
     "load",
@@ -82,6 +92,7 @@ __all__ = [
     "new_key",
     "parse",
     "read_file",
+    "remote_settings",
     "resolve",
     "split_arguments",
     "with_other_applications",

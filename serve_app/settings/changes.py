@@ -48,13 +48,13 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
         declared: what would be deployed, without keys in clear.
         on_cpu: by vLLM's CPU build, see `engine_version`.
     """
-    release, wanted = _read(declared)
+    release, wanted = declared_settings(declared)
     names = [*(deployment_of(model.name) for model in wanted.models), ROUTER]
     names += [BATCH_WORKER] if wanted.batch.workers else []
     if deployed is None:
         return [Change(name, "added", "nothing is deployed") for name in names]
     try:
-        old_release, before = _read(deployed)
+        old_release, before = declared_settings(deployed)
     except (TypeError, ValueError, ConfigError) as error:
         why = f"what is deployed cannot be read: {error.message if isinstance(error, ConfigError) else error}"
         return [Change(name, "restarted", why) for name in names]
@@ -80,7 +80,7 @@ def changes(deployed: Any, declared: Mapping[str, Any], *, on_cpu: bool) -> list
     return found
 
 
-def _read(arguments: Mapping[str, Any]) -> tuple[str | None, Settings]:
+def declared_settings(arguments: Mapping[str, Any]) -> tuple[str | None, Settings]:
     """The release that declares an application with these arguments, and its settings.
 
     Raises:
@@ -118,11 +118,11 @@ def _of_model(
 
 def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
     """Of what is outside the models: the routers, HAProxy and the quota actor."""
-    old, new = (one.model_dump(mode="json", exclude={"models"}) for one in (before, after))
+    old, new = (_without_models(one) for one in (before, after))
     fields = tuple(_differences(old, new, before.names, after.names))
     quota = tuple(one for one in fields if one.startswith("quota."))
     tls = tuple(one for one in fields if one.startswith("http.tls"))
-    logs = tuple(one for one in fields if one.startswith("logs."))
+    logs = tuple(one for one in fields if one.startswith("logs.format"))
     routers = tuple(one for one in fields if one not in quota + tls + logs)
     if before.router.cpus != after.router.cpus:
         yield Change(ROUTER, "restarted", "Ray gives CPUs to new processes only; new ones start first", routers)
@@ -139,6 +139,20 @@ def _of_rest(before: Settings, after: Settings) -> Iterator[Change]:
         yield Change(LOGS, "later", why, logs)
     if quota:
         yield Change(QUOTA, "later", "read when the quota actor starts, once in a cluster's life", quota)
+
+
+def _without_models(settings: Settings) -> dict[str, Any]:
+    """The settings outside the models; the targets of a name by model, so that a change names the weights alone."""
+    found = settings.model_dump(mode="json", exclude={"models"})
+    found["routes"] = {
+        route["name"]: {
+            "weights": {target["model"]: target["weight"] for target in route["targets"]},
+            "fallbacks": route["fallbacks"],
+            "shadow": route["shadow"],
+        }
+        for route in found["routes"]
+    }
+    return found
 
 
 def _of_workers(before: Settings, after: Settings, fields: tuple[str, ...]) -> Change:

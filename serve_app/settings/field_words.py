@@ -65,7 +65,7 @@ FIELD_WORDS: Mapping[str, str] = {
     "tpm": f"<limits>.tokens_per_minute, {_LIMITED}",
     "num_gpus": f"models[].gpus_per_rank, {_RANKS}",
     "num_cpus": f"models[].cpus_per_rank, {_RANKS}",
-    "served_model_name": "models[].name, the one name of a model; give a second name an entry of its own",
+    "served_model_name": "models[].name; further names of the same model are routes, each with it as the only target",
     "model_name": "models[].name",
     "model_list": "models[].name and models[].path of each",
     "llm_configs": "models[].name and models[].path of each",
@@ -76,13 +76,14 @@ FIELD_WORDS: Mapping[str, str] = {
     "request_timeout": "admission.max_wait_s for the wait; a request that runs is not cut off",
     "otlp_traces_endpoint": "traces.endpoint, for the spans of the routers; the engines send none",
     "tool_call_parser": "models[].tool_parser",
+    "fallbacks": "routes[].fallbacks, of a name that clients send",
+    "model_group_alias": "routes[].name, with one model in routes[].targets[].model",
 }
 # Words of what is not done here: why, or what is done instead.
 ABSENT: Mapping[str, str] = {
     "lora_modules": "adapters are not served; merge one into its model, and serve that as a model of its own",
     "enable_lora": "adapters are not served; merge one into its model, and serve that as a model of its own",
     "kv_transfer_config": "no engine hands its KV cache to another one: prompts are read and answered by one replica",
-    "fallbacks": "no model answers for another one; a request that received nothing is run again by another replica",
     "router_settings": "the router chooses replicas by itself, by their free slots and cached prefixes",
     "routing_strategy": "the router chooses replicas by itself, by their free slots and cached prefixes",
     "num_retries": "a request that received nothing is run again elsewhere by itself, once its replica is lost",

@@ -30,6 +30,7 @@ DEFAULT_LONG_FROM_TOKENS = 100
 # Of a model's KV tokens, for the sessions of one tenant: half of it is left to requests and to other tenants' sessions,
 # however long these are renewed.
 DEFAULT_MAX_SESSION_SHARE = 0.5
+DEFAULT_MAX_IMAGE_PIXELS = 2**25  # of 8K video, 100 MB decoded; models look at a few megapixels at most
 DEFAULT_SESSION_SLOTS = 16  # a quarter of the batch beside it; rows that do not run cost an engine step nothing
 GB = (
     10**9
@@ -48,7 +49,10 @@ MAX_SECONDS = 30 * 86_400.0
 MAX_GB = 1_000_000.0
 MAX_COUNT = 10**12  # of tokens, requests and bytes
 MAX_PRICE = 1e9
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 MAX_SEED = 2**63 - 1  # a signed integer of 64 bits
+
+ClassName = Literal["low", "normal", "high", "critical"]
 
 # Of vLLM's arguments those that say how many ranks there are and who starts them: Ray places what the settings say.
 PLACED_BY_US = {
@@ -131,6 +135,27 @@ class AutoscaleSettings(FrozenSettings):
         return self.min_replicas != self.max_replicas
 
 
+class ScriptedCall(FrozenSettings):
+    """A call of a tool that a simulated engine plays."""
+
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any] = {}
+
+
+class ScriptedTurn(FrozenSettings):
+    """An answer that a simulated engine plays: thoughts, then text, then calls of tools."""
+
+    reasoning: str | None = None
+    text: str | None = None
+    calls: tuple[ScriptedCall, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ScriptedTurn:
+        if not (self.reasoning or self.text or self.calls):
+            raise ValueError("a turn needs `reasoning`, `text` or `calls`")
+        return self
+
+
 class SimulatedSettings(FrozenSettings):
     """Rates of the simulated engine (tests and load studies; never what `make serve` runs)."""
 
@@ -139,6 +164,14 @@ class SimulatedSettings(FrozenSettings):
     kv_cache_tokens: int = Field(65_536, ge=16, le=MAX_COUNT)
     start_s: float = Field(0.0, ge=0, le=MAX_SECONDS)  # what loading a model would take
     seed: int = Field(0, ge=0, le=MAX_SEED)
+    script: tuple[ScriptedTurn, ...] = ()  # its answers in a conversation, one after the other; empty: noise
+
+    @field_validator("script")
+    @classmethod
+    def _answers_without_tools(cls, script: tuple[ScriptedTurn, ...]) -> tuple[ScriptedTurn, ...]:
+        if script and all(turn.calls for turn in script):
+            raise ValueError("one turn at least must have no calls: some requests have no tools")
+        return script
 
 
 class PriceSettings(FrozenSettings):
@@ -192,12 +225,13 @@ class BatchingSettings(FrozenSettings):
 class ModelSettings(FrozenSettings):
     """One model: an engine deployment of its own."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+    name: Annotated[str, Field(pattern=MODEL_NAME, max_length=200)]
     path: str = Field("tiny", min_length=1)  # "tiny" is the built-in model; else a Hugging Face id or a folder
     # Raised, replicas are replaced with all else unchanged: new weights in the folder.
     generation: int = Field(0, ge=0, le=MAX_COUNT)
     engine: Literal["vllm", "simulated"] = "vllm"
-    task: Literal["generate", "embed"] = "generate"
+    task: Literal["generate", "embed", "classify"] = "generate"
+    max_image_pixels: int = Field(DEFAULT_MAX_IMAGE_PIXELS, ge=1, le=MAX_COUNT)  # of each, before it is decoded
     # Defaults of other settings: serve_app.settings.presets.
     preset: Literal["latency", "balanced", "throughput"] | None = None
     tensor_parallel_size: int = Field(1, ge=1, le=64)
@@ -297,7 +331,7 @@ class ModelSettings(FrozenSettings):
 
     @property
     def effective_session_slots(self) -> int:
-        """Sequences kept for sessions; an embedding model has none: nothing of its requests stays in the cache."""
+        """Sequences kept for sessions; a pooling model has none: nothing of its requests stays in the cache."""
         return self.session_slots if self.task == "generate" else 0
 
     @property

@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "replicas": {"target_ongoing_requests": 40.0},
     },
 }
-# An embedding model has no sessions, and reads a prompt whole, so vLLM has to find the budget from the length itself.
+# A pooling model has no sessions, and reads a prompt whole, so vLLM has to find the budget from the length itself.
 ONLY_GENERATING = ("max_num_batched_tokens", "session_slots")
 
 
@@ -56,7 +56,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     found = dict(given)
     for name, default in defaults.items():
-        if name in ONLY_GENERATING and given.get("task") == "embed":
+        if name in ONLY_GENERATING and given.get("task", "generate") != "generate":
             continue
         if not isinstance(default, Mapping):
             found.setdefault(name, default)

@@ -27,6 +27,7 @@ from serve_app.core.receipts import ServiceLevel
 from serve_app.errors import ConfigError
 from serve_app.names import deployment_of
 from serve_app.settings.batch import MAX_DAYS, BatchSettings
+from serve_app.settings.jwt import JwtSettings
 from serve_app.settings.mistakes import FileSource, Mistake, mistakes
 from serve_app.settings.model import (
     BUILT_IN_MODEL,
@@ -34,11 +35,13 @@ from serve_app.settings.model import (
     MAX_CPUS,
     MAX_GB,
     MAX_SECONDS,
+    ClassName,
     FrozenSettings,
     ModelSettings,
 )
+from serve_app.settings.routes import RouteSettings, check_routes
 from serve_app.settings.variables import Names
-from serve_app.types import RequestClass
+from serve_app.types import TOKEN_PREFIX, RequestClass
 
 Origin = Annotated[str, Field(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$")]  # as a browser sends it
 
@@ -60,9 +63,11 @@ DEFAULT_SLOW_S = 10.0  # to the first token; people have given up by then
 DEFAULT_NAMED_TENANTS = 20  # with 3 models and 3 routers less than 50,000 series, which a small Prometheus carries
 # A year and a month: who asks in January for all of the year before finds it. An entry takes half a kilobyte.
 DEFAULT_AUDIT_DAYS = 400
+DEFAULT_RESPONSE_KEEP_S = 30 * 86_400  # OpenAI's
+DEFAULT_RESPONSE_BYTES = 256 * 2**20  # of a tenant: some 30,000 turns of 2,000 tokens
+DEFAULT_RECORD_DAYS = 7.0  # the question of Monday about Friday night
+DEFAULT_RECORD_BYTES = 512 * 2**20  # some 900,000 requests: a week with one and a half a second
 DEFAULT_MEMORY_WAIT_S = 3600.0  # an engine waits for its memory this long; it is seen to wait, and costs no restart
-
-ClassName = Literal["low", "normal", "high", "critical"]
 
 
 class LimitSettings(FrozenSettings):
@@ -102,6 +107,7 @@ class KeySettings(FrozenSettings):
     default_class: ClassName = "normal"
     admin: bool = False  # may ask what concerns all tenants: /admin/quota, /metrics
     metrics: bool = False  # may read /metrics, as an operator's may: for a scraper
+    deploy: bool = False  # may deploy by HTTP what `settings.remote_changes` opens; an operator's alone may not
     models: tuple[str, ...] | None = None  # that it may use; None: all, or none with `metrics` and without `admin`
     expires_at: AwareDatetime | None = None  # it is refused from then on; with its offset from UTC
     limits: LimitSettings | None = None  # None: those of `auth.key_limits`
@@ -131,7 +137,8 @@ class AuthSettings(FrozenSettings):
 
     keys: tuple[KeySettings, ...] = ()
     key_file: str | None = None
-    key_limits: LimitSettings = LimitSettings()  # of every key without its own
+    key_limits: LimitSettings = LimitSettings()  # of every key without its own, and of each subject of a token
+    jwt: JwtSettings | None = None  # None: no tokens
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> AuthSettings:
@@ -141,6 +148,9 @@ class AuthSettings(FrozenSettings):
             if digest in digests[:index]:
                 raise ValueError(f"auth.keys.{index}: this key is given twice")
         names = [key.name for key in self.keys if key.name is not None]
+        for index, key in enumerate(self.keys):
+            if (key.name or "").startswith(TOKEN_PREFIX):
+                raise ValueError(f"auth.keys.{index}.name: {TOKEN_PREFIX} begins the names of tokens' subjects")
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"keys: two of them have the name {name!r}, and reports could not tell them apart")
@@ -245,6 +255,7 @@ class HttpSettings(FrozenSettings):
     cors_origins: tuple[
         Origin, ...
     ] = ()  # of web pages that may call; a key in a web page is public, so none by default
+    console: bool = True  # whether /console is there
     tls: TlsSettings | None = None  # read by `serve-app up`; on a cluster the environment of each machine says it
 
 
@@ -303,6 +314,16 @@ class StoreSettings(FrozenSettings):
         return url
 
 
+class ResponseSettings(FrozenSettings):
+    """Responses that are kept, so that a later one can continue them."""
+
+    store_by_default: bool = False  # what a request without `store` asks for; at OpenAI it is true
+    # From the newest turn of a conversation.
+    keep_s: float = Field(DEFAULT_RESPONSE_KEEP_S, gt=0, le=MAX_DAYS * 86_400)
+    # The oldest make room.
+    max_bytes_per_tenant: int = Field(DEFAULT_RESPONSE_BYTES, ge=2**16, le=MAX_COUNT)
+
+
 class TraceSettings(FrozenSettings):
     """Spans of requests, for a collector that speaks OpenTelemetry's protocol (OTLP) over HTTP."""
 
@@ -329,9 +350,19 @@ class TraceSettings(FrozenSettings):
 
 
 class LogSettings(FrozenSettings):
-    """The logs of all processes. Read by `serve-app up`; on a cluster the environment of each machine says it."""
+    """The logs of all processes."""
 
+    # Read by `serve-app up`; on a cluster the environment of each machine says it.
     format: Literal["text", "json"] = "text"
+    prompts: bool = False  # routers write the prompt of each request to their log; never in a support bundle
+
+
+class RecordSettings(FrozenSettings):
+    """The request log on the disk of each node with a router."""
+
+    keep_days: float = Field(DEFAULT_RECORD_DAYS, ge=0, le=MAX_DAYS)  # 0: no log and no history
+    # Of a node. What failed by an engine or by this system is removed last.
+    max_bytes: int = Field(DEFAULT_RECORD_BYTES, ge=2**20, le=2**40)
 
 
 class RouterSettings(FrozenSettings):
@@ -345,6 +376,7 @@ class Settings(FrozenSettings):
     """The whole configuration."""
 
     models: tuple[ModelSettings, ...] = (BUILT_IN_MODEL,)
+    routes: tuple[RouteSettings, ...] = ()
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
     http: HttpSettings = HttpSettings()
@@ -353,9 +385,11 @@ class Settings(FrozenSettings):
     sessions: SessionSettings = SessionSettings()
     store: StoreSettings = StoreSettings()
     batch: BatchSettings = BatchSettings()
+    responses: ResponseSettings = ResponseSettings()
     traces: TraceSettings = TraceSettings()
     metrics: MetricsSettings = MetricsSettings()
     logs: LogSettings = LogSettings()
+    records: RecordSettings = RecordSettings()
     _names: Names = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
@@ -370,6 +404,7 @@ class Settings(FrozenSettings):
         for name in names:
             if by_deployment[deployment_of(name)] != name:
                 raise ValueError(f"models: {name!r} and {by_deployment[deployment_of(name)]!r} are the same for Serve")
+        check_routes(self.routes, names)
         from_zero = [model.name for model in self.models if not model.replicas.min_replicas]
         if from_zero and not self.admission.max_queued:
             raise ValueError(
@@ -379,7 +414,9 @@ class Settings(FrozenSettings):
         return self
 
     def without_secrets(self) -> Settings:
-        """The same with every key by its SHA-256 alone."""
+        """The same with every key by its SHA-256 alone. Keys that were not given stay not given."""
+        if "keys" not in self.auth.model_fields_set:
+            return self
         keys = tuple(key.without_secret() for key in self.auth.keys)
         return self.model_copy(update={"auth": self.auth.model_copy(update={"keys": keys})})
 

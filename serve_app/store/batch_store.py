@@ -6,9 +6,7 @@ or read-only; the message says which), and nothing of the call is in it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Protocol, cast
 
 from serve_app.core.batches import (
@@ -20,8 +18,7 @@ from serve_app.core.batches import (
     NewRow,
     RowResult,
 )
-
-CLAIM_BYTES = 8  # of a claim's name: unique among those of one worker
+from serve_app.store.sent_calls import SentCalls
 
 
 class BatchStore(Protocol):
@@ -139,18 +136,4 @@ class BatchStore(Protocol):
 
 def sent_by(call: Callable[..., Awaitable[Any]]) -> BatchStore:
     """The store over `call`, which runs a method of the `SqlStore`, wherever that is."""
-    return cast(BatchStore, _SentCalls(call))
-
-
-class _SentCalls:
-    """Each method is a call of the one of the same name of `SqlBatches`."""
-
-    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
-        self._call = call
-
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        return partial(self._call, f"batches.{method}")
-
-    def claim_rows(self, *arguments: Any, **named: Any) -> Awaitable[Any]:
-        claim = secrets.token_hex(CLAIM_BYTES)  # a repeat of this call gets the same rows
-        return self._call("batches.claim_rows", *arguments, **named, claim=claim)
+    return cast(BatchStore, SentCalls(call, "batches", claims="claim_rows"))

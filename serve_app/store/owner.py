@@ -36,7 +36,7 @@ class StoreOwner:
         restart_as(release)
 
     def run(self, url: str | None, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A method of the `SqlStore` of `url` or of its `batches`; None: of the file that the environment names."""
+        """A method of the `SqlStore` of `url` or of its parts; None: of the file that the environment names."""
         from serve_app.store.sql import SqlStore  # here: SQLAlchemy's 30 MB are for the owner alone
 
         with self._opening:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
+from serve_app.core.batches import BatchWork, RowCounts
 from serve_app.core.limits import Limits
 from serve_app.core.messages import message
 from serve_app.core.usage import InFlightUse
@@ -56,6 +58,7 @@ class KeyRecord:
     revoked_at: float | None = None
     version: int = 0
     batch_limits: Limits | None = None
+    deploy: bool = False
 
     @property
     def usable_models(self) -> tuple[str, ...] | None:
@@ -84,6 +87,22 @@ class Used:
     requests: int = 0
     tokens: int = 0
     cost_micro: int = 0
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What a scrape shows of the store.
+
+    Args:
+        work: the batches that have not ended, the oldest first.
+        rows: of them, by model.
+        bytes: of the database.
+    """
+
+    work: Sequence[BatchWork] = ()
+    rows: Mapping[str, RowCounts] = field(default_factory=dict)
+    bytes: int = 0
 
 
 def in_flight_json(entries: tuple[InFlightUse, ...]) -> str:

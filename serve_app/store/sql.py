@@ -38,7 +38,10 @@ from serve_app.store import database, schema
 from serve_app.store.audit import NOBODY_KNOWN, Author, key_changed, key_created
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.sql_audit import SqlAudit
+from serve_app.store.sql_background import SqlBackground
 from serve_app.store.sql_batches import SqlBatches
+from serve_app.store.sql_figures import SqlFigures
+from serve_app.store.sql_responses import SqlResponses
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
@@ -59,6 +62,10 @@ class SqlStore:
         self._upgraded = False
         self._upgrading = threading.Lock()
         self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
+        self.figures = SqlFigures(self._reading, self.batches)
+        transactions = self._reading, self._writing, self._insert, now
+        self.responses = SqlResponses(*transactions)
+        self.background = SqlBackground(*transactions, self.responses)
         self.audit = SqlAudit(self._reading, self._writing, self._insert)
 
     def close(self) -> None:

@@ -273,13 +273,14 @@ class SqlBatches:
                 return []
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
-            held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
+            is_held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
             left = counts_by_model(connection.execute(unfinished))  # read from an index alone
-            leased = counts_by_model(connection.execute(select(*by, func.count()).where(*held).group_by(*by)))
+            leased = counts_by_model(connection.execute(select(*by, func.count()).where(*is_held).group_by(*by)))
         # PostgreSQL reads the two counts at two moments: a row may have been claimed between them
         return [
-            BatchWork(one, dict(left[one.batch_id] - leased[one.batch_id]), leased[one.batch_id].total())
+            BatchWork(one, dict(left[one.batch_id] - held), held.total(), dict(held))
             for one in found
+            for held in (leased[one.batch_id],)
         ]
 
     # Rows

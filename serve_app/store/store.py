@@ -20,9 +20,11 @@ from serve_app.errors import StoreAway
 from serve_app.names import STORE_ACTOR
 from serve_app.ray_adapter import HeadActor
 from serve_app.store.audit import NOBODY_KNOWN, AuditEntry, Author
+from serve_app.store.background_store import background_by
 from serve_app.store.batch_store import sent_by
 from serve_app.store.owner import CALLS, StoreOwner
-from serve_app.store.records import KeyRecord, UsageQuery, Used
+from serve_app.store.records import KeyRecord, StoreFigures, UsageQuery, Used
+from serve_app.store.response_store import ResponseStore
 
 if TYPE_CHECKING:
     from serve_app.store.sql import SqlStore
@@ -36,8 +38,8 @@ class Store:
     """The database of keys, use and batches.
 
     Args:
-        call: runs a method of the `SqlStore` or, as `batches.METHOD` and `audit.METHOD`, of these parts of it, wherever
-            that is.
+        call: runs a method of the `SqlStore` or, as `batches.METHOD`, `responses.METHOD`,
+            `background.METHOD`, `audit.METHOD` and `figures.METHOD`, of these parts of it, wherever that is.
         close: gives up what calls need; calls that run are finished.
     """
 
@@ -45,6 +47,8 @@ class Store:
         self._call = call
         self.close = close
         self.batches = sent_by(call)
+        self.responses = ResponseStore(call)
+        self.background = background_by(call)
 
     @classmethod
     def direct(cls, sql: SqlStore) -> Store:
@@ -115,6 +119,10 @@ class Store:
     async def forget_audit(self, before: float, limit: int) -> int:
         """Remove entries from before a time, at most `limit`. Returns how many."""
         return await self._call("audit.forget", before, limit)  # type: ignore[no-any-return]
+
+    async def figures(self) -> StoreFigures:
+        """What a scrape shows: size, batches, rows by model."""
+        return await self._call("figures.read")  # type: ignore[no-any-return]
 
     async def add_usage(self, batch: UsageBatch) -> None:
         """Add a batch of use; one sent twice counts once."""

@@ -14,6 +14,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -32,6 +33,7 @@ API_KEYS = Table(
     Column("default_class", Integer, nullable=False),
     Column("admin", Boolean, nullable=False),
     Column("metrics", Boolean, nullable=False),
+    Column("deploy", Boolean, nullable=False, server_default=false()),
     Column("models", Text),  # JSON
     Column("limits", Text),  # JSON
     Column("batch_limits", Text),  # JSON
@@ -176,4 +178,59 @@ BATCH_ROWS = Table(
         sqlite_where=text("worker IS NOT NULL"),
         postgresql_where=text("worker IS NOT NULL"),
     ),
+)
+
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("response_id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("previous_id", String(64)),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False, index=True),
+    Column("size", BigInteger, nullable=False),  # bytes that count for the tenant
+    Column("body", Text, nullable=False),  # JSON, without the output
+    # of one that is made in the background
+    Column("job", Text),  # JSON; NULL: it has ended
+    Column("key_id", String(64)),
+    Column("attempts", Integer),
+    Column("worker", String(128)),
+    Column("claim", String(32)),  # by which it has the job: a claim repeated gets the same jobs
+    Column("leased_until", Double),  # 0: nobody has it; without a worker: nobody may have it before
+    Column("cancel_at", Double),
+    # with all columns that are asked for: a row has the texts of a whole request
+    Index("responses_tenant", "tenant", "expires_at", "created_at", "response_id", "size"),
+    Index(
+        "responses_jobs",
+        "tenant",
+        "created_at",
+        "response_id",
+        "leased_until",
+        "expires_at",
+        "worker",
+        "claim",
+        sqlite_where=text("job IS NOT NULL"),
+        postgresql_where=text("job IS NOT NULL"),
+    ),
+)
+
+RESPONSE_ITEMS = Table(
+    "response_items",
+    METADATA,
+    Column("response_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("tenant", String(64), nullable=False),
+    Column("item_id", String(64), nullable=False),
+    Column("is_output", Boolean, nullable=False),
+    Column("body", Text, nullable=False),  # JSON
+    Index("response_items_ids", "tenant", "item_id"),
+)
+
+RESPONSE_EVENTS = Table(
+    "response_events",
+    METADATA,
+    Column("response_id", String(64), primary_key=True),
+    Column("first", Integer, primary_key=True, autoincrement=False),  # number of the first event
+    Column("last", Integer, nullable=False),
+    Column("body", Text, nullable=False),  # as they are sent
 )

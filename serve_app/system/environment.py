@@ -28,6 +28,7 @@ from serve_app.core.times import (
 from serve_app.errors import ConfigError
 from serve_app.names import MARK
 from serve_app.system.haproxy import (
+    BINARY_VARIABLE,
     BUFFER_BYTES,
     CLIENT_S,
     MAX_CONNECTIONS,
@@ -109,7 +110,7 @@ def common_environment(mark: str, run_dir: Path, *, host: str | None = None, tls
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves replicas and engines on a shared machine
         "RAY_SERVE_ENABLE_HA_PROXY": "1",  # with the next one the fast path
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
+        BINARY_VARIABLE: str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

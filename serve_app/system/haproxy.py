@@ -52,12 +52,16 @@ MAX_CONNECTIONS = 4096  # in all, Serve's default
 PER_SOURCE = 512  # connections of one address, or of one /64 of IPv6
 # This many connections above the bound get a 429; further ones are closed.
 REFUSED_PER_SOURCE = 64
+# Logins of one address to the console within ten seconds: many people behind one address, and no guesses by thousands.
+LOGINS = 20
 PER_SOURCE_VARIABLE = "SERVE_APP_CONNECTIONS_PER_SOURCE"
 TRUSTED_VARIABLE = "SERVE_APP_TRUSTED_PROXIES"
 # In Serve's configuration, and never opened: the wrapper puts unix sockets in their place. Above all ports, so that the
 # endpoint's cannot be one of them.
 STATS_PORT = 65_536
 METRICS_PORT = 65_537
+METRICS_SOCKET = "m.sock"  # of HAProxy's exporter for Prometheus, in the wrapper's folder
+BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"  # of the processes of a node; names the wrapper
 LAST = "last.cfg"
 FRONT = "front.pid"
 
@@ -107,7 +111,7 @@ ERRORS = {
     ),
     404: ("invalid_request_error", "not_found", "There is nothing at this path.", None),
     408: ("invalid_request_error", "request_timeout", "The request did not arrive in time.", None),
-    429: ("rate_limit_error", "too_many_connections", "Your address has too many connections.", 1),
+    429: ("rate_limit_error", "too_many_connections", "Your address has too many connections or logins.", 1),
     500: ("internal_server_error", "internal_error", "HAProxy failed.", None),
     502: (
         "service_unavailable",
@@ -120,6 +124,7 @@ ERRORS = {
 }
 
 
+LOGIN = "METH_POST { path,url_dec -m reg ^/+console/+session/*$ }"
 # A browser asks whether a page may send its request, and HAProxy answers with an error of its own.
 REFUSED_PREFLIGHT = "{ var(txn.preflight) -m found } { status 429 502 503 504 }"
 
@@ -159,20 +164,22 @@ def defaults_lines(folder: Path) -> list[str]:
 
 
 def frontend_lines(sources: Sources) -> list[str]:
-    """The lines added to the frontend of the endpoint: bounds of one source; two headers that Serve obeys before the
-    router sees the request are removed, since only operators may set them; opening a session and making a batch are
-    not repeated. While no router answers, a preflight is granted for this one time, or the page could not read why its
-    request fails. Serve's own proxy, which answers while HAProxy knows no router, says a plain 500 when the router that
-    it has asked dies; routers never answer so."""
+    """The lines added to the frontend of the endpoint: bounds of one source, and of its logins; two headers that
+    Serve obeys before the router sees the request are removed, since only operators may set them; opening a
+    session and making a batch are not repeated. While no router answers, a preflight is granted for this one
+    time, or the page could not read why its request fails. Serve's own proxy, which answers while HAProxy knows
+    no router, says a plain 500 when the router that it has asked dies; routers never answer so."""
     spared = f" unless {{ src {' '.join(sources.trusted)} }}" if sources.trusted else ""
     return [
         "# of serve_app",
         "option disable-h2-upgrade",
-        "stick-table type ipv6 size 100k expire 1m store conn_cur",
+        "stick-table type ipv6 size 100k expire 1m store conn_cur,gpc0,gpc0_rate(10s)",
         f"tcp-request connection track-sc0 src,ipmask(32,64){spared}",
         f"tcp-request connection reject if {{ sc0_conn_cur gt {sources.connections + REFUSED_PER_SOURCE} }}",
         f"tcp-request connection set-var(sess.crowded) bool(true) if {{ sc0_conn_cur gt {sources.connections} }}",
         "http-request return status 429 default-errorfiles if { var(sess.crowded) -m found }",
+        f"http-request sc-inc-gpc0(0) if {LOGIN}",
+        f"http-request return status 429 default-errorfiles if {LOGIN} {{ sc0_gpc0_rate gt {LOGINS} }}",
         "http-request return status 404 default-errorfiles if { path,url_dec -i /-/routes }",
         "http-request del-header x-request-timeout-seconds",
         "http-request del-header x-request-disconnect-disabled",
@@ -273,6 +280,7 @@ def write_wrapper(
             haproxy=shlex.quote(str(haproxy_binary())),
             bind="'s#^##'" if host is None else shlex.quote(rf"s#bind .*:\([0-9]*\)$#bind {address}:\1#"),
             tls="" if tls is None else f" ssl crt {run_dir / PEM} alpn http/1.1",
+            metrics_socket=METRICS_SOCKET,
             last=LAST,
             front=FRONT,
         )

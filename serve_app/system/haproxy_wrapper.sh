@@ -26,7 +26,7 @@ if [ -n "$front" ]; then
     esac
 fi
 sed -i -e 's#^\( *bind \).*:%{stats}$#\1unix@%{folder}/s.sock mode 600#' \
-    -e 's#^\( *bind \).*:%{metrics}$#\1unix@%{folder}/m.sock mode 600#' \
+    -e 's#^\( *bind \).*:%{metrics}$#\1unix@%{folder}/%{metrics_socket} mode 600#' \
     -e '/^ *option splice-request *$/d' -e '/^ *errorfile /d' \
     -e "s#return status 404 content-type text/plain .*Ping .*#return status $unmatched default-errorfiles#" \
     -e "/^frontend http_frontend\$/,/^ *bind /$bind" \

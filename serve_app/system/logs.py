@@ -21,6 +21,7 @@ from typing import BinaryIO
 from serve_app.names import APPLICATION, BATCH_WORKER, ROUTER
 from serve_app.system.log_times import LEVELS, LogRecord, head_of, records_of
 
+PROMPT_MARK = " has the prompt: "  # in each line with a prompt, see `serve_app.http.prompt_log`
 MAX_BYTES = 16 * 2**20  # of one file: some hundred thousand lines; Ray's own bound on a Serve log is 100 MiB
 HEAD_BYTES = 4096  # Ray's and our marks are the first lines of a worker's file
 REPLICA_MARK = ":replica:"
@@ -30,10 +31,13 @@ CONTROLLER = "controller"
 PROXY = "proxy"
 ROUTERS = "router"
 WORKERS = "batch"
-LOG_SOURCES = (ROUTERS, WORKERS, CONTROLLER, PROXY, QUOTA)  # beside the engines' deployments
+DEPLOYER = "deployment"
+LOG_SOURCES = (ROUTERS, WORKERS, CONTROLLER, PROXY, QUOTA, DEPLOYER)  # beside the engines' deployments
 _SERVE_FILE = re.compile(rf"replica_{APPLICATION}_(?P<deployment>.+)_(?P<replica>[a-z0-9]+)\.log(\.\d+)?")
 _OTHER_FILE = re.compile(r"(?P<source>controller|proxy)_.*\.log(\.\d+)?")
-_ACTOR = re.compile(rf"^:actor_name:(?:ServeReplica:{APPLICATION}:(?P<deployment>.+)|(?P<quota>GpuMemoryQuota))$", re.M)
+_ACTOR_SOURCES = {"GpuMemoryQuota": QUOTA, "Deployer": DEPLOYER}  # by the actor's class
+_NAMES = rf"ServeReplica:{APPLICATION}:(?P<deployment>.+)|(?P<actor>{'|'.join(_ACTOR_SOURCES)})"
+_ACTOR = re.compile(rf"^:actor_name:(?:{_NAMES})$", re.M)
 _MARKED = re.compile(rf"^{REPLICA_MARK}(?P<replica>\w+)$", re.M)
 _MARK_LINE = re.compile(r":(job_id|actor_name|task_name|replica):")
 
@@ -43,7 +47,7 @@ class LogFilter:
     """Which lines are wanted. Empty: no restriction.
 
     Args:
-        source: a deployment, or `router`, `batch`, `controller`, `quota`, `proxy`.
+        source: a deployment, or `router`, `batch`, `controller`, `quota`, `proxy`, `deployment`.
         replica: the beginning of a replica's id.
         request: a request's id, without what an answer's body puts before it.
         level: the lowest level of a record. What has none (a process's own output) is wanted, too.
@@ -192,7 +196,7 @@ def _owner(path: Path) -> tuple[str, str] | None:
     if actor is None:
         return None
     replica = "" if marked is None else marked["replica"]
-    return (QUOTA if actor["quota"] else _source(actor["deployment"])), replica
+    return _ACTOR_SOURCES.get(actor["actor"]) or _source(actor["deployment"]), replica
 
 
 def _source(deployment: str) -> str:

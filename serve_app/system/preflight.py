@@ -172,6 +172,9 @@ def check_for_tests() -> list[Missing]:
     if shutil.which("promtool") is None:
         packages = {"apt-get": "prometheus"}
         found.append(Missing("promtool", "tests check the metrics with Prometheus' own tool", packages))
+    if shutil.which("chromium") is None:
+        packages = {"apt-get": "chromium", "dnf": "chromium"}
+        found.append(Missing("Chromium", "tests open the console in a real browser", packages))
     if shutil.which("ssh-keygen") is None:
         packages = {"apt-get": "openssh-client", "dnf": "openssh"}
         found.append(Missing("ssh-keygen", "tests sign and verify a release", packages))

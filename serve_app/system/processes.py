@@ -30,6 +30,10 @@ POLL_S = 0.05  # the polling period for the end of processes
 LOG_TAIL_LINES = 20  # of Ray's start log, in the error
 CHILDREN_OF_THIS_THREAD = Path("/proc/thread-self/children")
 KILL_S = 10.0  # SIGKILL acts at once; a process in uninterruptible disk sleep may take seconds
+START_ATTEMPTS = 3  # of Ray, see TRANSIENT_ERRORS
+# Errors of Ray after which another try can succeed: a port was taken before Ray bound it; or the agent was not up in
+# the 15 s of Ray 2.60's raylet (no setting), which a cold disk or a loaded machine can exceed; the next try is warm.
+TRANSIENT_ERRORS = ("in use", "Failed to bind", "timed out during startup")
 T = TypeVar("T")
 
 
@@ -140,6 +144,16 @@ def await_start(process: subprocess.Popen[bytes], ready: Callable[[], T | None],
             raise Unavailable(f"Ray did not start{within}:\n{end}", code="cluster_failed")
         time.sleep(POLL_S)
     return found
+
+
+def is_transient(text: str) -> bool:
+    """Whether Ray, which has failed to start, can succeed at another try. `text`: what it has printed."""
+    return any(words in text for words in TRANSIENT_ERRORS)
+
+
+def may_start_again(attempts: int, text: str) -> bool:
+    """Whether it gets another try after so many."""
+    return attempts < START_ATTEMPTS and is_transient(text)
 
 
 def _carriers(mark: str, spare: Collection[int]) -> Iterator[psutil.Process]:

@@ -15,8 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from serve_app.core.routing import FirstFrames
-from serve_app.core.times import CHANNEL_ATTACH_S, IDLE_CLOSE_S, SILENCE_CHECK_S
+from serve_app.core.routing import FirstFrames, is_to_be_asked
+from serve_app.core.times import CHANNEL_ATTACH_S, IDLE_CLOSE_S, SILENCE_CHECK_S, SILENCE_FLOOR_S
 from serve_app.errors import EngineFailed, EngineUnreachable
 from serve_app.ray_adapter import Handle, in_fresh_context
 from serve_app.transport.messages import Submit, batch_decoder
@@ -57,6 +57,9 @@ class Channel:
     _opening: asyncio.Task[None] | None = None
     _idle_timer: asyncio.TimerHandle | None = None
     _silence_timer: asyncio.TimerHandle | None = None
+    _message_at: float = 0.0  # of its last message, or of the first request of those that run
+    _asking: asyncio.Task[None] | None = None  # for a sign of life
+    has_no_sign: bool = False  # it was asked for one, and has given none since
     _retired: bool = False
 
     @contextlib.asynccontextmanager
@@ -87,6 +90,8 @@ class Channel:
             stream.produced = to_continue.produced
             stream.pace = to_continue.pace
             stream.prompt = to_continue.prompt
+        if not self.requests:
+            self._message_at = time.monotonic()
         self.requests[number] = stream
         connection = None
         try:
@@ -96,7 +101,7 @@ class Channel:
             connection.submit(submit)
             if _has_prompt_first_frame(submit):
                 self.first_frames.on_sent(number, submit.prompt_tokens + stream.tokens, time.monotonic())
-                self._watch_silence()
+            self._watch_silence()
             yield stream
         finally:
             stream.close()
@@ -180,7 +185,8 @@ class Channel:
 
     def _dispatch(self, message: bytes) -> None:
         batch = batch_decoder.decode(message)
-        now = time.monotonic()
+        now = self._message_at = time.monotonic()
+        self.has_no_sign = False
         if batch.slots:
             self.fingerprint = batch.fingerprint
             self.on_slots(max(0, batch.slots), batch.drain_s)
@@ -207,15 +213,39 @@ class Channel:
             self._lose(why)
 
     def _watch_silence(self) -> None:
-        if self._silence_timer is None and self.first_frames.waiting:
+        if self._silence_timer is None and self.requests:
             self._silence_timer = asyncio.get_running_loop().call_later(SILENCE_CHECK_S, self._check_silence)
 
     def _check_silence(self) -> None:
         """Give up a replica that takes requests and answers none: its requests are lost, and continue elsewhere."""
         self._silence_timer = None
-        if self.connection is not None and self.first_frames.is_silent(time.monotonic()) and self.may_break():
-            self.give_up(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")
+        now = time.monotonic()
+        if self._attached is not None and self._attached.done():
+            if self.first_frames.is_silent(now) and self.may_break():
+                self.give_up(f"it takes requests and answers none: {self.first_frames.waiting} wait for a first frame")
+            elif not self._retired and self._asking is None and is_to_be_asked(self._message_at, now):
+                self._asking = in_fresh_context(self._ask(), f"sign of life of {self.replica_id}")
         self._watch_silence()
+
+    async def _ask(self) -> None:
+        """Give up a replica whose process stands still. One that has left Serve's set gets no calls; its drain ends."""
+        asked_at = time.monotonic()
+        self.has_no_sign = True
+        try:
+            async with asyncio.timeout(SILENCE_FLOOR_S):
+                await self.handle.call("load", replica_id=self.replica_id)
+            self.has_no_sign = False
+        except TimeoutError:
+            # a router that has stood still itself has not read the answer yet
+            is_late = time.monotonic() - asked_at > SILENCE_FLOOR_S + SILENCE_CHECK_S
+            if self.has_no_sign and not is_late and not self._retired and self.may_break():
+                self.give_up("its process stands still")
+        except CHANNEL_ERRORS as error:  # its connection ends as well
+            self.has_no_sign = False
+            logger.info("Replica %s could not be asked for a sign of life: %s", self.replica_id, brief(error))
+        finally:
+            self._message_at = time.monotonic()  # the next question waits as long as this one did
+            self._asking = None
 
     def _abort_unread(self, number: int) -> None:
         """End a request that has the most unread bytes while there are too many."""
@@ -253,6 +283,7 @@ class Channel:
     def _drop(self, reason: str) -> None:
         """Close the present connection, whether it is open or not yet."""
         connection, attached, self.connection, self._attached = self.connection, self._attached, None, None
+        self.has_no_sign = False
         if attached is not None and not attached.done():
             attached.set_exception(EngineUnreachable(reason))
             attached.exception()  # mark as retrieved: perhaps no request waits for it any more

@@ -12,10 +12,11 @@ continue a stream: it makes all groups received so far again and drops as many e
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from prometheus_client.metrics_core import Metric
 
 from serve_app.errors import EngineFailed, EngineUnreachable, RequestFailed, ServeAppError
 from serve_app.types import Operation
@@ -42,7 +43,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     that no full queue refuses it. `is_load`: it counts for the number of replicas. `fingerprint`: of the replica of the
     earlier runs (`Batch`); None: there is none, or it has told none. `query_counted`: an earlier part of this score has
     counted the tokens of its one query. `is_large`: as its router has measured it (`core.body_bounds`);
-    None: it has not.
+    None: it has not. `traceparent`: the request's span in its trace, for log records; vLLM's own tracing stays off.
+    `shown_model`: `model` of the answer, where its client knows the model by another name; empty: the model's own.
     """
 
     number: int
@@ -64,6 +66,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str | None = None
     query_counted: bool = False
     is_large: bool | None = None
+    traceparent: str = ""
+    shown_model: str = ""
 
 
 NOT_CONTINUABLE = "not_continuable"  # code of the failure of an answer that the replica cannot continue exactly
@@ -209,6 +213,10 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     __reduce__ = _in_order
 
 
+# An engine's own metrics as a part of an exposition, by family: its HELP and TYPE, and its samples.
+EngineTexts = Mapping[str, tuple[bytes, bytes]]
+
+
 class EngineBackend(Protocol):
     """An engine behind an engine replica: vLLM, or the simulated one."""
 
@@ -232,6 +240,9 @@ class EngineBackend(Protocol):
 
     def load(self) -> EngineLoad:
         """The newest live figures, without a round trip to the engine."""
+
+    def own_metrics(self) -> Iterable[Metric]:
+        """The metrics that the engine itself counts, as families of `prometheus_client`. Called in a thread."""
 
     @property
     def alive(self) -> bool:

@@ -234,7 +234,11 @@ class _RouterConnection:
             failure = Failure("the engine replica dropped the request")
             raise
         except BaseException as error:
-            logger.exception("Request %s failed inside the engine replica. Report this traceback", submit.request_id)
+            logger.exception(
+                "Request %s failed inside the engine replica (traceparent %s). Report this traceback",
+                submit.request_id,
+                submit.traceparent or "none",
+            )
             failure = Failure(f"the engine could not handle this request: {brief(error)}", RequestFailed.code)
         finally:
             if self.requests.pop(number, None) is not None and not is_whole:  # else its router has left it

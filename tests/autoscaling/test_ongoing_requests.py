@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaling.policies import Decision, OngoingRequestsPolicy, Signals
+from autoscaling.policies import Cause, Decision, OngoingRequestsPolicy, ScaleUpLimit, Signals, within_scale_up_limit
 from autoscaling.policies.ongoing_requests import FURTHER_HOLD_S, PLACE_S, START_HOLD_S, Average, replicas_for
 from tests.autoscaling.fake_serve import signals
 
@@ -346,3 +346,43 @@ def test_replicas_are_taken_away_and_the_least_kept_while_one_waits_for_memory()
     assert policy.decide(signals(running=3, target=3, blocked=1.0)).replicas == 0
     (decision,) = decide([signals(running=1, target=1, granted=5.0, blocked=1.0, min_replicas=2)])
     assert decision.replicas == 2
+
+
+# Each rule names itself as the cause.
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"waiting": 30.0}, Cause.LOAD),
+        ({}, Cause.IDLE),
+        ({"rows": 8.0, "granted": 8.0}, Cause.ROWS),
+        ({"running": 0, "target": 0}, Cause.IDLE),
+        ({"running": 0, "target": 0, "waiting": 30.0}, Cause.COLD_START),
+        ({"running": 0, "target": 0, "cold_start_requested": True}, Cause.COLD_START),
+        ({"running": 0, "target": 1}, Cause.STARTING),
+        ({"running": 1, "target": 3}, Cause.STARTING),
+        ({"running": 3, "target": 3, "complete": False}, Cause.UNREPORTED),
+        ({"waiting": 30.0, "blocked": 1.0}, Cause.MEMORY),
+        ({"min_replicas": 2}, Cause.MIN_REPLICAS),
+        ({"max_replicas": 2, "waiting": 99.0}, Cause.MAX_REPLICAS),
+    ],
+)
+def test_a_decision_names_the_rule_that_made_it(changes: dict[str, Any], cause: Cause) -> None:
+    assert decide([signals(**changes)])[0].cause is cause
+
+
+def test_an_average_that_wants_another_number_than_the_load_now_is_named() -> None:
+    busy, lull = decide([signals(granted=40.0, target=4, running=4), signals(target=4, running=4, now=1.0)])
+    assert (busy.cause, lull.cause) == (Cause.LOAD, Cause.LOOK_BACK)
+
+
+def test_a_roll_out_without_room_is_named() -> None:
+    full = signals(running=2, target=3, waiting=99.0, unplaced=1, outdated=2)
+    assert decide([full, replace(full, now=PLACE_S)])[-1].cause is Cause.ROLLOUT
+
+
+def test_a_shortage_of_memory_is_named() -> None:
+    wanted = decide([signals(waiting=30.0)])[0]
+    assert within_scale_up_limit(wanted, 2, ScaleUpLimit(1, "full")).cause is Cause.MEMORY
+    assert within_scale_up_limit(wanted, 2, ScaleUpLimit(2, "")).cause is wanted.cause

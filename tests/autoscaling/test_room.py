@@ -67,7 +67,8 @@ def test_a_ledger_that_fails_keeps_the_target() -> None:
     serve = FakeServe(target=2)
     serve.router_tells("r1", waiting=50, granted=0)
     policy = ScalingPolicy(clock=serve.clock, placing=Broken(None))  # type: ignore[arg-type]
-    assert policy(serve.contexts())[0][ENGINE] == 2
+    decisions, states = policy(serve.contexts())
+    assert (decisions[ENGINE], states[ENGINE]["wanted"], states[ENGINE]["cause"]) == (2, 2, "failed")
 
 
 def test_a_shortage_never_takes_more_away_than_is_short() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.deployment_state import DeploymentState, DeploymentTargetState, ReplicaStateContainer
+from ray.serve.schema import ReplicaDetails
 
 from autoscaling.policies.ongoing_requests import PLACE_S
 from autoscaling.ray_policy import ScalingPolicy
@@ -53,13 +54,17 @@ def deployment(replicas: Callable[[], dict[str, tuple[ReplicaState, str | None]]
 
     return SimpleNamespace(
         list_replica_details=lambda: details(replicas()),
+        target_num_replicas=2,
         _replicas=SimpleNamespace(count=count),
         _target_state=SimpleNamespace(version="present"),
     )
 
 
 def details(replicas: dict[str, tuple[ReplicaState, str | None]]) -> list[Any]:
-    return [SimpleNamespace(actor_name=name, state=state, node_id=node) for name, (state, node) in replicas.items()]
+    return [
+        SimpleNamespace(actor_name=name, replica_id=f"id-{name}", state=state, node_id=node)
+        for name, (state, node) in replicas.items()
+    ]
 
 
 def test_starting_replicas_without_a_place_are_counted() -> None:
@@ -83,7 +88,14 @@ def test_running_replicas_that_have_to_be_replaced_and_ending_ones_are_counted()
     running = (ReplicaState.RUNNING, "n")
     stopping = (STOPPING, "n")
     found = Replicas().counts(old1=running, old2=running, old3=stopping, new=running, newer=(STARTING, None))
-    assert found == {"engine": ReplicaCounts(unplaced=1, outdated=2, stopping=1)}
+    ids = frozenset({"id-old1", "id-old2", "id-new"})
+    assert found == {"engine": ReplicaCounts(unplaced=1, outdated=2, stopping=1, running=ids, target=2)}
+
+
+def test_a_replica_that_is_given_other_settings_runs() -> None:
+    states = {one.name.lower(): (one, "n") for one in ReplicaState}
+    (engine,) = Replicas().counts(**states).values()
+    assert engine.running == {"id-running", "id-updating", "id-pending_migration"}
 
 
 def test_without_room_the_policy_lets_a_change_of_settings_come_before_more_replicas() -> None:
@@ -108,6 +120,8 @@ def test_serves_own_state_is_read_as_expected() -> None:
     assert {"exclude_version", "states"} <= inspect.signature(ReplicaStateContainer.count).parameters.keys()
     assert "version" in DeploymentTargetState.__annotations__
     assert list(inspect.signature(DeploymentState.list_replica_details).parameters) == ["self"]
+    assert isinstance(inspect.getattr_static(DeploymentState, "target_num_replicas"), property)
+    assert {"replica_id", "state", "actor_name", "node_id"} <= ReplicaDetails.model_fields.keys()
 
 
 def test_no_replica_is_ended_that_may_have_requests() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.batch.router_calls import RouterCalls
-from serve_app.core.batches import BatchRecord, BatchStatus, RowError
+from serve_app.batch.router_calls import NamedFigures, RouterCalls
+from serve_app.core.batches import BatchRecord, BatchStatus, ModelFigures, RowError
+from serve_app.core.names import ModelRoute, WeightedModel
 from serve_app.errors import DROPPED, BodyTooLarge, Unavailable
 
 BATCH = BatchRecord("batch_1", "people", "key_1", "/v1/completions", "file-1", "24h", BatchStatus.IN_PROGRESS, 0.0, 9.0)
@@ -56,6 +57,13 @@ def test_a_row_is_asked_for_as_its_batch_s_key_and_read_to_its_end() -> None:
         ((key_id, tenant, method, path, headers, body),) = handle.asked
         assert (key_id, tenant, method, path, body) == ("key_1", "people", "POST", "/v1/completions", b"{}")
         assert dict(headers)[b"idempotency-key"] == b"batch_1-7"
+        assert dict(headers)[b"x-serve-app-batch-row"] == b"batch_1-7"
+        await calls.run(BATCH, "/v1/completions", b"{}", "batch_1-7-2")
+        again = dict(handle.asked[1][4])
+        assert again[b"idempotency-key"] == b"batch_1-7-2"
+        assert again[b"x-serve-app-batch-row"] == b"batch_1-7", "another attempt is of the same row"
+        await calls.run_as("key_1", "people", "/v1/completions", b"{}", "stream-5")
+        assert b"x-serve-app-batch-row" not in dict(handle.asked[2][4])
 
     check(scenario, (200, HEAD, b"a"), b"b", b"c")
 
@@ -117,3 +125,15 @@ def test_a_handle_in_another_loop_is_used_there() -> None:
         home.close()
     assert handle.loops == {home}
     assert handle.is_closed
+
+
+def test_a_name_has_the_figures_of_its_heaviest_target() -> None:
+    class OfModels:
+        async def get(self) -> dict[str, ModelFigures]:
+            return {"old": ModelFigures(8, 3, 0, 0), "new": ModelFigures(4, 0, 0, 0)}
+
+    canary = ModelRoute("chat", (WeightedModel("new", 10), WeightedModel("old", 90)))
+    gone = ModelRoute("other", (WeightedModel("absent"),))
+    found = asyncio.run(NamedFigures(OfModels(), [canary, gone]).get())
+    assert found.keys() == {"old", "new", "chat"}
+    assert found["chat"] == found["old"]

@@ -36,10 +36,10 @@ def failed(custom_id: str) -> str:
 
 
 def metrics(**prompt_tokens: float) -> str:
-    lines = ["# TYPE serve_app_engine gauge"]
+    lines = []
     for replica, value in prompt_tokens.items():
-        lines.append(f'serve_app_engine{{model="tiny",replica="{replica}",figure="prompt_tokens"}} {value}')
-        lines.append(f'serve_app_engine{{model="tiny",replica="{replica}",figure="steps"}} 9.0')
+        lines.append(f'serve_app_engine_prompt_tokens_total{{model="tiny",replica="{replica}"}} {value}')
+        lines.append(f'serve_app_engine_steps_total{{model="tiny",replica="{replica}"}} 9.0')
     return "\n".join(lines) + "\n"
 
 

@@ -78,10 +78,10 @@ def test_a_failed_request_is_counted_and_gives_no_latency() -> None:
 
 
 def test_the_engines_counters_are_summed_over_its_replicas() -> None:
-    lines = ["# TYPE serve_app_engine gauge"]
+    lines = []
     for replica, value in (("a", 3.0), ("b", 4.0)):
         for figure in ("steps", "sequence_steps", "running"):
-            lines.append(f'serve_app_engine{{model="tiny",replica="{replica}",figure="{figure}"}} {value}')
+            lines.append(f'serve_app_engine_{figure}_total{{model="tiny",replica="{replica}"}} {value}')
     assert Counters.of("\n".join(lines) + "\n", 5.0) == Counters(5.0, 7.0, 7.0)
 
 

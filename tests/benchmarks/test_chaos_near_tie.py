@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.chaos.near_tie import Teacher
 from serve_app.engine import ensure_tiny_model
@@ -15,13 +14,22 @@ from serve_app.engine import ensure_tiny_model
 TOKENS = 8
 
 
+def loaded() -> Any:
+    """The model; the library takes seconds to import, in each process that collects this file."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(ensure_tiny_model(), dtype=torch.float32)
+
+
 @functools.cache
 def greedy() -> tuple[Teacher, Any, list[int], list[int], list[float]]:
     """A teacher, the tokenizer, a prompt, its greedy tokens, and by how much each beat the second."""
+    from transformers import AutoTokenizer
+
     folder = ensure_tiny_model()
     teacher = Teacher(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = loaded()
     prompt = teacher.prompt("What is serve-app?", chat=True)  # its answer is longer than `TOKENS`
     made = list[int]()
     margins = list[float]()
@@ -59,6 +67,5 @@ def test_another_token_within_the_bound_is_a_near_tie(monkeypatch: pytest.Monkey
 
 
 def teacher_logits(tokens: list[int]) -> torch.Tensor:
-    model: Any = AutoModelForCausalLM.from_pretrained(ensure_tiny_model(), dtype=torch.float32)
-    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0, -1]
+    logits: torch.Tensor = loaded()(torch.tensor([tokens])).logits[0, -1]
     return logits

@@ -390,9 +390,10 @@ def test_both_servers_metrics_have_common_names() -> None:
         'vllm:num_requests_waiting{model_name="m"} 1\n'
     )
     ours = metrics_of(
-        'serve_app_engine{figure="running",model="m",replica="a"} 2\n'
-        'serve_app_engine{figure="running",model="m",replica="b"} 1\n'
-        'serve_app_engine{figure="generated_tokens",model="m",replica="a"} 70\n'
+        'serve_app_engine_running_sequences{model="m",replica="a"} 2\n'
+        'serve_app_engine_running_sequences{model="m",replica="b"} 1\n'
+        'serve_app_engine_generated_tokens_total{model="m",replica="a"} 70\n'
+        'vllm:generation_tokens_total{model="m",replica="a",model_name="m"} 70\n'
         'serve_app_waiting{model="m",priority="low"} 1\n'
         'serve_app_slots{model="m",replica="a",state="granted"} 2\n'
         'serve_app_slots{model="m",replica="a",state="total"} 8\n'

@@ -86,8 +86,8 @@ def test_each_bar_can_be_missed() -> None:
 
 def test_the_engines_counters_are_those_since_the_rounds_beginning() -> None:
     figures = {"generated_tokens": 9, "prompt_tokens": 4, "prefilled_tokens": 6, "running": 2}
-    lines = [f'serve_app_engine{{model="tiny",replica="a",figure="{name}"}} {n}' for name, n in figures.items()]
-    found = TokenCounters.of("\n".join(["# TYPE serve_app_engine gauge", *lines]) + "\n")
+    lines = [f'serve_app_engine_{name}_total{{model="tiny",replica="a"}} {n}' for name, n in figures.items()]
+    found = TokenCounters.of("\n".join(lines) + "\n")
     assert found.since(TokenCounters(1.0, 1.0, 1.0)) == TokenCounters(8.0, 3.0, 5.0)
 
 

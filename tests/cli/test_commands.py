@@ -40,7 +40,8 @@ def run(tmp_path: Path) -> Callable[..., Result]:
 def test_without_an_instance_everything_says_so(run: Callable[..., Result], tmp_path: Path) -> None:
     found = run("status", "--json")
     assert (found.exit_code, json.loads(found.stdout)) == (3, {"instance": "default", "state": "stopped"})
-    assert run("status").exit_code == 3
+    shown = run("status")
+    assert (shown.exit_code, shown.stdout) == (3, "default: nothing runs; start it with `serve-app up`\n")
     down = run("down", "--instance", "x")
     assert (down.exit_code, down.stdout) == (0, "x: nothing runs\n")
     asked = run("chat", "hello")
@@ -57,7 +58,10 @@ def test_an_instance_whose_processes_are_gone_does_not_count_as_running(
     state.write(
         Instance("default", "default-gone", str(tmp_path / "run"), "127.0.0.1", 8000, url="http://127.0.0.1:8000")
     )
-    assert run("status").exit_code == 3
+    (state.logs / "ray").mkdir(parents=True)
+    shown = run("status")
+    assert shown.exit_code == 3
+    assert shown.stdout.endswith("start it with `serve-app up`; `serve-app logs` shows how it ended\n")
     assert run("down").stdout.endswith("default: nothing runs\n")
     assert state.read() is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 import threading
@@ -77,6 +78,7 @@ def test_the_environment_names_the_endpoint_unless_an_instance_is_named(
 
 def test_contexts_name_endpoints_with_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "night.key").write_text(f"{KEY}\n")
+    (tmp_path / "night.key").chmod(0o600)
     night = f"  night: {{url: {URL}/v1, key_file: {tmp_path}/night.key, certificate: /c.pem}}\n"
     context_file(tmp_path, f"current: night\ncontexts:\n{night}  day: {{url: 'http://day:8000'}}\n")
     assert EndpointOptions().endpoint() == Endpoint(URL, KEY, "/c.pem")
@@ -88,6 +90,31 @@ def test_contexts_name_endpoints_with_their_keys(tmp_path: Path, monkeypatch: py
     assert EndpointOptions(key="sk-of-another", context="day").endpoint().key == "sk-of-another"
     with pytest.raises(ConfigError, match="no context 'noon', there is day, night"):
         EndpointOptions(context="noon").endpoint()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602])
+def test_a_context_s_key_that_others_may_read_is_refused_with_the_cure(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "night.key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(mode)
+    context_file(tmp_path, f"contexts:\n  night: {{url: {URL}, key_file: {file}}}\n")
+    with pytest.raises(ConfigError, match=f"mode 0{mode:o} lets others at the key; run: chmod 600 {file}"):
+        EndpointOptions(context="night").endpoint()
+    assert EndpointOptions(context="night", key="sk-given").endpoint().key == "sk-given", "the file is not asked"
+    file.chmod(0o400)
+    assert EndpointOptions(context="night").endpoint().key == KEY
+
+
+def test_a_context_s_key_of_another_user_is_read_as_far_as_its_mode_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a secret that Kubernetes mounts: root's, with mode 0644."""
+    file = tmp_path / "night.key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o644)
+    context_file(tmp_path, f"contexts:\n  night: {{url: {URL}, key_file: {file}}}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
+    assert EndpointOptions(context="night").endpoint().key == KEY
 
 
 @pytest.mark.parametrize(

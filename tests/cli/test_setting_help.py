@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from serve_app.cli import setting_help
@@ -59,6 +60,8 @@ def test_a_section_is_all_of_its_settings(run: Run) -> None:
     ]
     limits = setting_help.matching("limits", setting_help.rows())
     assert {row.setting.partition(".")[0] for row in limits} == {"<limits>"}
+    tenants = setting_help.matching("tenants", setting_help.rows())
+    assert {row.setting.rpartition(".")[0] for row in tenants} == {"admission.tenants.<tenant>"}
     everything = run("help", "settings").stdout.splitlines()
     assert len(everything) == len(settings_table.defaults())
 
@@ -67,6 +70,7 @@ def test_a_section_is_all_of_its_settings(run: Run) -> None:
     ("asked", "reported"),
     [
         ("max_num_seq", "did you mean max_num_seqs?"),
+        ("models.0.num_gpus", "counterpart: models[].gpus_per_rank"),
         ("models.0.pth", "did you mean"),
         ("zzz", "lists all"),
         ("", "lists all"),
@@ -101,3 +105,10 @@ def test_a_shell_completes_commands(shell: str) -> None:
 
     line = {"_TYPER_COMPLETE_ARGS": "serve-app dra", "COMP_WORDS": "serve-app dra", "COMP_CWORD": "1"}
     assert "drain" in complete(**line, _TYPER_COMPLETE_FISH_ACTION="get-args")
+
+
+def test_the_list_of_commands_begins_with_those_of_a_new_user(run: Run) -> None:
+    listed = re.findall(r"^│ ([a-z][a-z-]*) ", run("-h").stdout, re.MULTILINE)
+    assert listed[:3] == ["up", "status", "chat"]
+    assert {"help", "audit", "drain"} <= set(listed)
+    assert len(listed) == len(set(listed)) == len(vars(typer.main.get_command(app))["commands"])

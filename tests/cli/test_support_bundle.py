@@ -98,6 +98,33 @@ def test_when_nothing_runs_it_has_what_is_there_and_says_what_is_missing(run: Ru
     assert stat.S_IMODE((tmp_path / "out.tar.gz").stat().st_mode) == 0o600
 
 
+def test_no_prompt_is_in_it_where_the_settings_ask_for_prompts_in_logs(
+    run: Run,
+    serve: Serve,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """In neither form of the log, of the files here and of an endpoint."""
+    secret = "heron-in-the-reeds"
+    text = f"INFO Request a of tenant 'x' has the prompt: {secret}"
+    lines = ["INFO one", text, json.dumps({"level": "INFO", "message": text}), "INFO two"]
+    (tmp_path / "state/default/logs" / ROUTER_LOG).write_text("".join(f"{line}\n" for line in lines))
+
+    def answer(handler: BaseHTTPRequestHandler, body: Any) -> None:
+        if handler.path.startswith("/admin/logs"):
+            data = [
+                {"time": None, "source": "router", "replica": "r1", "path": "/r1.log", "line": line} for line in lines
+            ]
+            reply(handler, 200, json.dumps({"data": data}).encode())
+        else:
+            endpoint(handler, body)
+
+    for name, where in (("here", ()), ("there", ("--url", serve(answer), "--key", KEY))):
+        assert run("--output", name, *where).exit_code == 0
+        found = files(tmp_path / name)
+        assert any("INFO two" in content for content in found.values())
+        assert not any(secret in content for content in found.values())
+
+
 def test_of_an_endpoint_it_has_the_figures_and_goes_on_after_a_refusal(run: Run, serve: Serve, tmp_path: Path) -> None:  # noqa: F811
     done = run("--url", serve(endpoint), "--key", KEY, "--output", "out.tar.gz")
     assert done.exit_code == 0, done.output
@@ -124,6 +151,7 @@ def test_of_a_context_it_has_what_its_endpoint_answers(
     folder.mkdir(parents=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "night.key").write_text(f"{KEY}\n")
+    (tmp_path / "night.key").chmod(0o600)
     night = {"url": serve(endpoint), "key_file": str(tmp_path / "night.key")}
     (folder / "contexts.yaml").write_text(yaml.safe_dump({"contexts": {"night": night}}))
     assert run("--context", "night", "--output", "out.tar.gz").exit_code == 0

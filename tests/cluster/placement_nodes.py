@@ -25,6 +25,7 @@ from ray.util import placement_group_table
 from autoscaling import operations
 from autoscaling.operations import draining, ray_drains
 from autoscaling.placement_hook import give_up_bundles
+from autoscaling.rollout import declare
 from serve_app.cluster.local import LOOPBACK, driver
 from serve_app.names import APPLICATION
 from serve_app.settings import application, parse
@@ -72,11 +73,11 @@ class Nodes:
         """Deploy by Serve's own configuration, in which an operator may say other things of a deployment than we."""
         arguments = application(parse(config).without_secrets())["args"]
         entry = {"name": APPLICATION, "route_prefix": "/", "import_path": BUILD, "args": arguments}
-        driver.declare(entry | {"deployments": [override]})
+        declare(entry | {"deployments": [override]})
 
     def declare_ours(self, config: dict[str, Any]) -> None:
         """Deploy as `serve-app up` does, with our policy in Serve's controller."""
-        driver.declare(application(parse(config).without_secrets()))
+        declare(application(parse(config).without_secrets()))
 
     def would_place(self, bundle: dict[str, float]) -> str:
         """The node that Ray chooses for a bundle that is tied to none."""

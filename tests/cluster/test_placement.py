@@ -41,13 +41,15 @@ def model(name: str, tensor: int, pipeline: int = 1, replicas: int = 1) -> dict[
     }
 
 
-def test_two_groups_of_four_take_a_node_of_four_each(nodes: Lab) -> None:
+def test_two_groups_of_four_take_a_node_of_four_each_and_each_rank_a_device_of_its_own(nodes: Lab) -> None:
     nodes.add("a", 4)
     nodes.add("b", 4)
     nodes.deploy([model("tp4", 4, replicas=2)])
     assert nodes.placed("tp4", 2) == [["a"] * 4, ["b"] * 4]
     assert nodes.ask("free_gpus") == 0
     assert nodes.complete("tp4").status_code == 200
+    grants = sorted(sorted(one) for one in nodes.grants("tp4"))
+    assert grants == [[f"{name}/{index}" for index in range(4)] for name in "ab"]
 
 
 @pytest.mark.long
@@ -56,16 +58,6 @@ def test_two_groups_of_four_share_a_node_of_eight(nodes: Lab) -> None:
     nodes.deploy([model("tp4", 4, replicas=2)])
     assert nodes.placed("tp4", 2) == [["a"] * 4] * 2
     assert nodes.complete("tp4").status_code == 200
-
-
-def test_grants_of_several_ranks_are_on_distinct_devices_of_their_node(nodes: Lab) -> None:
-    nodes.add("a", 4)
-    nodes.add("b", 4)
-    nodes.deploy([model("tp4", 4, replicas=2)])
-    nodes.placed("tp4", 2)
-    assert sorted(sorted(one) for one in nodes.grants("tp4")) == [
-        [f"{name}/{index}" for index in range(4)] for name in "ab"
-    ]
 
 
 def test_shares_of_a_gpu_are_on_the_devices_that_the_ledger_chose(nodes: Lab) -> None:

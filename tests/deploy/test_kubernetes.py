@@ -2,8 +2,9 @@
 
 Pod templates, volume claims, the NetworkPolicy, disruption budgets and the ingress are held against Kubernetes' own
 schema (a pruned copy beside this file). The CRDs of KubeRay and of Prometheus' operator come in no package that can be
-reached here: RAY_SERVICE, POD_MONITOR and SCRAPE_CONFIG list, in our words and with nothing else allowed, the fields of
-theirs (their API references) that the manifests use. serveConfigV2 is parsed by Ray's schema and by ours.
+reached here: RAY_SERVICE, POD_MONITOR, SCRAPE_CONFIG and PROMETHEUS_RULE list, in our words and with nothing else
+allowed, the fields of theirs (their API references) that the manifests use. serveConfigV2 is parsed by Ray's schema and
+by ours.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from autoscaling.operations.ray_drains import REPLACE_S
+from scripts.dashboards.expressions import JOB
 from serve_app.cluster.node.commands import SUPERVISOR_STOP_S
 from serve_app.core.times import MOVE_S
 from serve_app.engine.start import engine_args
@@ -134,11 +136,30 @@ SCRAPE_CONFIG = resource(
     "ScrapeConfig",
     fields(
         "staticConfigs",
+        relabelings={"type": "array", "items": fields("targetLabel", targetLabel=TEXT, replacement=TEXT)},
         scrapeInterval=TEXT,
         scrapeTimeout=TEXT,
         metricsPath=TEXT,
         authorization=fields("credentials", credentials=fields("name", "key", name=TEXT, key=TEXT)),
         staticConfigs={"type": "array", "items": fields("targets", targets={"type": "array", "items": TEXT})},
+    ),
+)
+
+RULE = {
+    "oneOf": [
+        fields("record", "expr", record=TEXT, expr=TEXT),
+        fields("alert", "expr", alert=TEXT, expr=TEXT, labels=WORDS, annotations=WORDS, **{"for": TEXT}),
+    ]
+}
+PROMETHEUS_RULE = resource(
+    "monitoring.coreos.com/v1",
+    "PrometheusRule",
+    fields(
+        "groups",
+        groups={
+            "type": "array",
+            "items": fields("name", "rules", name=TEXT, rules={"type": "array", "items": RULE}),
+        },
     ),
 )
 
@@ -155,6 +176,7 @@ SCHEMAS = {
     "RayService": RAY_SERVICE,
     "PodMonitor": POD_MONITOR,
     "ScrapeConfig": SCRAPE_CONFIG,
+    "PrometheusRule": PROMETHEUS_RULE,
 }
 
 
@@ -288,6 +310,7 @@ def test_prometheus_finds_the_ports_and_is_let_in() -> None:
         ]
     ((target,),) = (one["targets"] for one in SCRAPE["spec"]["staticConfigs"])
     assert target == f"{ENDPOINT}.serve-app.svc:{serve_config()['http_options']['port']}"
+    assert SCRAPE["spec"]["relabelings"] == [{"targetLabel": "job", "replacement": JOB}]
     assert ("GET", SCRAPE["spec"]["metricsPath"]) in {(method, path) for method, path, _ in ROUTES}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import requests
 
 from autoscaling import operations
+from autoscaling.rollout import declare
 from benchmarks.common.processes import title_of, titled
 from serve_app.cluster.local import LocalCluster, driver
 from serve_app.errors import Unavailable
@@ -90,6 +91,14 @@ class Endpoint:
         )
         return Answer(response.status_code, response.text, time.monotonic() - began)
 
+    def ran(self, name: str, session: str) -> str:
+        """The model that answers a request to this name, in this session."""
+        headers = {"Authorization": f"Bearer {KEY}", "X-Session-Id": session}
+        body = {"model": name, "prompt": "The river", "max_tokens": 3}
+        response = requests.post(f"{self.url}/v1/completions", headers=headers, json=body, timeout=patient(REQUEST_S))
+        assert response.status_code == 200, response.text
+        return response.headers["x-serve-app-model"]
+
     def asking(self, name: str, tokens: int = 3, **more: Any) -> Asking:
         """The same in a thread of its own."""
         return Asking(lambda: self.ask(name, tokens, **more))
@@ -144,10 +153,12 @@ class Asking(threading.Thread):
 
 
 class Load:
-    """Two clients that ask the steady model without a pause: one whole answers, one streams."""
+    """Two clients that ask one model, by default without a pause: one whole answers, one streams."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, model_name: str = STEADY, pause_s: float = 0.0) -> None:
         self._endpoint = endpoint
+        self._model = model_name
+        self._pause_s = pause_s
         self._over = threading.Event()
         self.answered = 0
         self.failed: list[str] = []
@@ -157,9 +168,9 @@ class Load:
             thread.start()
 
     def _run(self, **body: Any) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(self._pause_s):  # bound: the tests'
             try:
-                answer = self._endpoint.ask(STEADY, **body)
+                answer = self._endpoint.ask(self._model, **body)
             except requests.RequestException as error:
                 self.failed.append(repr(error))
                 continue
@@ -193,7 +204,7 @@ class Place:
     def declare(self, config: Config) -> None:
         """Hand the configuration in, as `serve-app deploy --no-wait` does."""
         entry = application(parse(config).without_secrets())
-        self._pool.submit(driver.declare, entry, **self.options).result()
+        self._pool.submit(declare, entry, **self.options).result()
 
     def status(self) -> dict[str, Any]:
         """As `serve-app status --json` has it."""

@@ -7,6 +7,7 @@ SERVE_APP_E2E_BATCH_KEY is then the key of a second tenant whose class is low at
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
@@ -19,6 +20,9 @@ from tests.e2e.reference import Reference
 from tests.e2e.stack import SIMULATED, Stack
 from tests.e2e.three import three as three_routers
 from tests.requires import missing, requires
+
+if TYPE_CHECKING:
+    from tests.fakes.openid_provider import OpenIdProvider
 
 
 @pytest.fixture(scope="package")
@@ -35,10 +39,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="package")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def provider() -> Iterator[OpenIdProvider]:
+    """The OpenID provider of `three`."""
+    requires("openid provider")
+    from tests.fakes import openid_provider  # it imports Authlib
+
+    with openid_provider.serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def three(tmp_path_factory: pytest.TempPathFactory, provider: OpenIdProvider) -> Iterator[Stack]:
     """Another one, with three routers and simulated engines, for as long."""
     requires("linux")
-    with three_routers(tmp_path_factory.mktemp("three")) as started:
+    with three_routers(tmp_path_factory.mktemp("three"), provider.settings()) as started:
         yield started
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from serve_app.core.anthropic import chat_body
 from serve_app.errors import EngineFailed
 from serve_app.transport import EngineBackend, Frame, Submit
 from serve_app.transport.frame_batcher import FrameBatcher
@@ -80,6 +81,17 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "max_output_tokens": SCHEMA_TOKENS,
     },
 }
+ANTHROPIC_TOOL = {"name": "weather", "description": "The weather.", "input_schema": WEATHER}
+ANTHROPIC: dict[str, dict[str, Any]] = {
+    "messages": GO_ON,
+    "messages_end": {"max_tokens": 2 * TOKENS, "system": [{"type": "text", "text": "Be brief."}]},
+    "messages_schema": {
+        "output_config": {"format": {"type": "json_schema", "schema": WEATHER}},
+        "max_tokens": SCHEMA_TOKENS,
+    },
+    "messages_tool": {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}, "max_tokens": SCHEMA_TOKENS},
+    "messages_tool_auto": GO_ON | {"tools": [ANTHROPIC_TOOL]},
+}
 INEXACT: dict[str, tuple[Operation, dict[str, Any]]] = {
     "responses_logprobs": (
         Operation.RESPONSES,
@@ -98,6 +110,9 @@ def request(name: str, operation: Operation, more: dict[str, Any]) -> Submit:
             body |= PROMPT | {"max_tokens": TOKENS} | GO_ON
         case Operation.RESPONSES:
             body |= {"input": "Tell me of the river and the stone.", "max_output_tokens": TOKENS}
+        case Operation.MESSAGES:
+            body = chat_body(operation, body | MESSAGES | {"max_tokens": TOKENS} | more)
+            return Submit(1, name, operation, body, cache_salt="s", created=CREATED)
     return Submit(1, name, operation, body | more, cache_salt="s", created=CREATED)
 
 
@@ -172,7 +187,8 @@ def late_in(text: str) -> str:
 
 def scenarios() -> Iterator[tuple[str, Operation, dict[str, Any]]]:
     for operation, found in (
-        (Operation.CHAT, CHAT), (Operation.COMPLETION, COMPLETION), (Operation.RESPONSES, RESPONSES)
+        (Operation.CHAT, CHAT), (Operation.COMPLETION, COMPLETION), (Operation.RESPONSES, RESPONSES),
+        (Operation.MESSAGES, ANTHROPIC),
     ):  # fmt: skip
         for name, more in found.items():
             yield name, operation, more
@@ -186,6 +202,10 @@ async def cut_streams(backend: EngineBackend) -> dict[str, Any]:
     stop = {"stop": [late_in(text)]}
     for name, operation, more in [*scenarios(), ("completion_stop", Operation.COMPLETION, stop)]:
         found[name] = await cut(backend, request(name, operation, more))
+    message = summary(*(await messages(backend, request("message", Operation.MESSAGES, GO_ON))), [])["text"]
+    deltas = [json.loads(event.partition("\ndata: ")[2]).get("delta", {}) for event in message.split("\n\n")[:-1]]
+    stop = {"stop_sequences": [late_in("".join(delta.get("text", "") for delta in deltas))]}
+    found["messages_stop"] = await cut(backend, request("messages_stop", Operation.MESSAGES, GO_ON | stop))
     for name, (operation, more) in INEXACT.items():
         found[name] = await cut(backend, request(name, operation, more))
     asked = request("wrong", *CASE_OF_WRONG)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.common.processes import titled
-from tests.e2e.changing import CHANGED_S, POLL_S, Load, Place
+from tests.e2e.changing import CHANGED_S, POLL_S, STEADY, Load, Place
 from tests.e2e.stack import Stack
 from tests.waiting import wait_until
 
@@ -19,9 +19,9 @@ SERVING = ("RUNNING", "UPDATING")  # Serve's states; a router gets its settings,
 
 
 @contextmanager
-def load(place: Place) -> Iterator[list[Load]]:
-    """Requests without a pause; whatever failed of them is there after the block."""
-    running = [Load(place.endpoint) for _ in range(CLIENT_PAIRS)]
+def load(place: Place, model_name: str = STEADY) -> Iterator[list[Load]]:
+    """Requests to one model without a pause; whatever failed of them is there after the block."""
+    running = [Load(place.endpoint, model_name) for _ in range(CLIENT_PAIRS)]
     try:
         wait_until(lambda: all(one.answered for one in running), CHANGED_S, "the load has begun")
         yield running

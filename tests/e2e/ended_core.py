@@ -23,6 +23,8 @@ ASKED: dict[str, tuple[Operation, dict[str, Any]]] = {
     "completion": (Operation.COMPLETION, LONG),
     "completion_prompts": (Operation.COMPLETION, LONG | {"prompt": ["A river", "A stone"]}),
     "completion_whole": (Operation.COMPLETION, LONG | {"stream": False}),
+    "messages": (Operation.MESSAGES, LONG),
+    "messages_whole": (Operation.MESSAGES, LONG | {"stream": False}),
     "responses": (Operation.RESPONSES, {"max_output_tokens": 400, "ignore_eos": True}),
     "responses_whole": (Operation.RESPONSES, {"max_output_tokens": 400, "ignore_eos": True, "stream": False}),
 }

@@ -35,7 +35,9 @@ def main() -> None:
         (gcs,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server")
         actor = QuotaActor(QuotaSettings()).actor.find()
         first = EngineReport("e1", "m", (Rank(ray.get_runtime_context().get_node_id(), 0),), 100, 100, measures=False)
-        before = answer_of(actor, first)
+        # an actor that has just begun may let the first one wait for a moment
+        granted = lambda: answer_of(actor, first)  # noqa: E731
+        before = wait_until(granted, BACK_S, "the first has its grant", wanted="granted", poll_s=0.2).found
         gcs.suspend()
         try:
             known = answer_of(actor, replace(first, holds=ray.get(actor.engine.remote(first), timeout=ANSWER_S).holds))

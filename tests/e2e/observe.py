@@ -40,7 +40,7 @@ class Observer:
     def by_router(self, metric: str, **labels: str) -> dict[str, float]:
         """The same for each router, as all of them are in one scrape."""
         found: dict[str, float] = {}
-        for sample in _samples(self.text(), metric, labels):
+        for sample in samples_of(self.text(), metric, labels):
             found[sample.labels["router"]] = found.get(sample.labels["router"], 0.0) + sample.value
         return found
 
@@ -88,15 +88,17 @@ class Observer:
 
 
 def _sum(text: str, metric: str, labels: Mapping[str, str]) -> float:
-    return sum(sample.value for sample in _samples(text, metric, labels))
+    return sum(sample.value for sample in samples_of(text, metric, labels))
 
 
-def _samples(text: str, metric: str, labels: Mapping[str, str]) -> list[Sample]:
+def samples_of(text: str, metric: str, labels: Mapping[str, str]) -> list[Sample]:
+    """The samples of this name that carry these labels. Only their lines are parsed: a page has thousands of others."""
+    lines = [line for line in text.split("\n") if line.startswith((f"{metric}{{", f"{metric} "))]
     return [
         sample
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families("\n".join([*lines, ""]))
         for sample in family.samples
-        if sample.name == metric and labels.items() <= sample.labels.items()
+        if labels.items() <= sample.labels.items()
     ]
 
 

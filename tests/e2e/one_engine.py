@@ -6,7 +6,9 @@ salts, one after the other). The answer, the last line on the output, is a JSON 
 or `embeddings` and `cached` (prompt tokens of each call that were cached), and `info` (what the engine says of itself).
 Of an embedding model, `scores` are the arguments of `score` (with a `query`: a rerank), one after the other; `scored`
 has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are bodies of
-embeddings; `statuses` has the status of each.
+embeddings; `statuses` has the status of each. Of every model but a generating one, `asked` are operations with a body
+and a salt each; `answered` has the status of each, its answer (of a stream its events), its prompt tokens and those of
+them that were cached.
 """
 
 from __future__ import annotations
@@ -90,11 +92,24 @@ async def score(
     return piece.status, json.loads(piece.body), piece.usage.prompt_tokens, piece.usage.cached_tokens
 
 
+async def ask(backend: EngineBackend, operation: str, body: dict[str, Any], salt: str | None) -> list[Any]:
+    submit = Submit(1, f"asked-{salt}", Operation(operation), body, cache_salt=salt)
+    pieces = [piece async for piece in backend.run(submit)]
+    usage = pieces[-1].usage
+    assert usage is not None
+    text = b"".join([piece.body for piece in pieces]).decode()
+    answer = text if pieces[0].media == "sse" else json.loads(text)
+    return [pieces[0].status, answer, usage.prompt_tokens, usage.cached_tokens]
+
+
 async def main(order: dict[str, Any]) -> dict[str, Any]:
     settings = ModelSettings.model_validate(order["settings"])
     backend = make_backend(settings)
     try:
         info = await backend.start()
+        if settings.task != "generate" and "asked" in order:
+            answered = [await ask(backend, *one) for one in order["asked"]]
+            return {"answered": answered, "info": msgspec.to_builtins(info)}
         if settings.task == "embed":
             salts = order.get("salts", [None])
             answers = [await embed(backend, settings.name, order["prompts"], salt) for salt in salts]

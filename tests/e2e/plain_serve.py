@@ -5,6 +5,7 @@ Prints one JSON object: what a caller saw.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ import ray
 import requests
 from ray import serve
 
+from serve_app.system import may_start_again
 from tests.waiting import wait_until
 
 KEY = "sk-plain-serve-0123456789"
@@ -29,7 +31,6 @@ CONFIG: dict[str, Any] = {
     "auth": {"keys": [{"key": KEY, "metrics": True, "models": ["sim", "asleep"]}]},
     "batch": {"workers": 0},
 }
-START_ATTEMPTS = 3
 GIVEN_BACK_S = 5.0  # bound of a wait that takes milliseconds
 ANSWER_S = 120.0  # against hanging: the slowest answer waits for a replica's start, five seconds on an idle machine
 
@@ -65,7 +66,7 @@ def seen(url: str) -> dict[str, Any]:
 
 def start_ray(folder: str) -> None:
     """Ray gives its node 30 s to start, which a slow machine misses; the next try is warm."""
-    for attempt in range(START_ATTEMPTS):
+    for attempts in itertools.count(1):
         try:
             ray.init(
                 num_cpus=4,
@@ -75,7 +76,7 @@ def start_ray(folder: str) -> None:
                 log_to_driver=False,
             )
         except Exception as error:
-            if "timed out during startup" not in str(error) or attempt + 1 == START_ATTEMPTS:
+            if not may_start_again(attempts, str(error)):
                 raise
             ray.shutdown()
         else:

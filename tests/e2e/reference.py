@@ -54,6 +54,12 @@ class Reference:
             states = self.model.model(self._torch.tensor([list(prompt)])).last_hidden_state[0, -1]
             return [float(value) for value in states / states.norm()]
 
+    def probabilities(self, prompt: Sequence[int], head: Any) -> list[float]:
+        """Of each class, by a classifier's matrix over the last hidden state of the last token."""
+        with self._torch.inference_mode():
+            states = self.model.model(self._torch.tensor([list(prompt)])).last_hidden_state[0, -1]
+            return [float(one) for one in (self._torch.from_numpy(head) @ states).softmax(-1)]
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The library's greedy continuation by `count` tokens."""
         return self._greedy(prompt, count)[0]

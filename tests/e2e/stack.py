@@ -7,6 +7,8 @@ through it, the instance's ports and processes.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,6 +67,7 @@ START_S = 300.0  # a minute on two idle cores; tests share the machine with othe
 READY_S = 5.0  # of a look whether it is ready
 DRIVER_END_S = 30.0  # the driver's own bound for ending Serve is 20 s
 TICK_S = 0.25
+COMMAND_S = 60.0  # of a command that takes two seconds
 REQUEST_TIMEOUT_S = 120.0  # no answer takes a tenth of that, even beside the others of the suite
 
 
@@ -105,6 +108,19 @@ class Stack:
         if "data" not in options:
             options["json"] = body
         return self._request("POST", path, options)
+
+    def command(self, *arguments: str, key: str, columns: int) -> str:
+        """What `serve-app` prints for this key, asked by URL as from a laptop."""
+        done = subprocess.run(
+            [sys.executable, "-m", "serve_app.cli", *arguments, "--url", self.base_url],
+            env=os.environ | {"SERVE_APP_API_KEY": key, "COLUMNS": str(columns)},
+            capture_output=True,
+            text=True,
+            timeout=patient(COMMAND_S),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _request(self, method: str, path: str, options: Mapping[str, Any]) -> requests.Response:
         given = dict(options)

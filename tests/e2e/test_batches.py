@@ -26,6 +26,7 @@ END_S = 30.0  # of a batch that takes seconds
 BACK_S = 90.0  # of a batch whose worker dies: its rows return after 30 s, and a new worker starts meanwhile
 ENDED = ("completed", "failed", "expired", "cancelled")
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
 WINDOW = "24h"
 ASLEEP = "asleep"
 SLEEPS: dict[str, Any] = {
@@ -56,11 +57,11 @@ def row(name: str, model: str, prompt: str, tokens: int, **more: Any) -> dict[st
     return {"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": body}
 
 
-def begun(client: openai.OpenAI, rows: list[dict[str, Any]]) -> Batch:
+def begun(client: openai.OpenAI, rows: list[dict[str, Any]], endpoint: Any = COMPLETIONS) -> Batch:
     """A batch of these rows, from its upload on."""
     content = io.BytesIO(b"".join(json.dumps(one).encode() + b"\n" for one in rows))
     file = client.files.create(file=("rows.jsonl", content), purpose="batch")
-    return client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window=WINDOW)
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=WINDOW)
 
 
 def ended(client: openai.OpenAI, batch: Batch, bound_s: float = END_S) -> Batch:
@@ -114,6 +115,25 @@ def test_a_batch_has_the_answers_of_the_same_requests_one_by_one(lane: Stack, cl
     batched = [one["response"]["body"]["choices"][0]["text"] for one in lines(client, done.output_file_id)]
     single = [client.completions.create(**one["body"]).choices[0].text for one in rows]
     assert batched == single
+
+
+def test_a_row_may_be_a_messages_request(lane: Stack, client: openai.OpenAI) -> None:
+    if TINY not in lane.models:
+        missing(f"the external stack does not serve {TINY}")
+    asked = {"model": TINY, "max_tokens": 8, "temperature": 0}
+    bodies = [asked | {"messages": [{"role": "user", "content": text}]} for text in ("Hello", "What is serve-app?")]
+    bodies.append(asked | {"messages": []})  # refused, in Anthropic's form
+    rows = [
+        {"custom_id": str(number), "method": "POST", "url": MESSAGES, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    done = ended(client, begun(client, rows, MESSAGES))
+    found = [one["response"]["body"] for one in lines(client, done.output_file_id)]
+    single = [lane.post(MESSAGES, body).json() for body in bodies[:2]]
+    assert [one["content"] for one in found] == [one["content"] for one in single]
+    assert {one["type"] for one in found} == {"message"}
+    (wrong,) = lines(client, done.error_file_id)
+    assert wrong["response"]["body"]["error"]["type"] == "invalid_request_error"
 
 
 def test_a_cancelled_batch_keeps_the_answers_that_it_has(lane: Stack, client: openai.OpenAI, simulated: str) -> None:

@@ -171,7 +171,7 @@ def test_a_process_that_stands_still_for_a_while_costs_nothing_but_time(idle: St
 
 @pytest.mark.long
 def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle: Stack) -> None:
-    """In their middle, where nothing but Serve's checks sees it: its kernel acknowledges all that is sent to it."""
+    """In their middle: its kernel acknowledges all that is sent to it, but its process answers no call."""
     before = migrations(idle)
     clients = crowd(idle, LONG, GIVEN_UP_S)
     still = engines(idle)[0]
@@ -186,7 +186,7 @@ def test_streams_of_an_engine_that_stands_still_for_good_go_on_on_the_other(idle
 
 @pytest.mark.long
 def test_whole_answers_of_an_engine_that_stands_still_for_good_come_from_the_other(idle: Stack) -> None:
-    """Nothing of them was seen. Serve gives the replica up after some 75 s."""
+    """Nothing of them was seen."""
     body = {"model": WIDE, "prompt": "hi", "max_tokens": LONG}
     still = engines(idle)[0]
     with ThreadPoolExecutor(STREAMS) as pool:

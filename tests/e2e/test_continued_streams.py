@@ -16,7 +16,7 @@ from tests.requires import requires
 
 requires("vllm")
 
-EXACT = [*(name for name, *_ in continued_streams.scenarios()), "completion_stop"]
+EXACT = [*(name for name, *_ in continued_streams.scenarios()), "completion_stop", "messages_stop"]
 WRONG = [
     "too_few_events", "too_many_events", "no_groups", "unknown_tokens", "unknown_choice", "empty_group",
     "against_the_grammar", "beyond_the_end", "no_stream",
@@ -66,7 +66,34 @@ def assembled_response(text: str) -> dict[str, Any]:
     return answer
 
 
+def assembled_message(text: str) -> dict[str, Any]:
+    """The message in a stream of Anthropic's API."""
+    message: dict[str, Any] = {}
+    kinds = []
+    for event in text.split("\n\n")[:-1]:
+        kind, _, data = event.partition("\ndata: ")
+        document = json.loads(data)
+        assert kind == f"event: {document['type']}"
+        kinds.append(document["type"])
+        match document["type"]:
+            case "message_start":
+                message = document["message"]
+            case "content_block_start":
+                assert document["index"] == len(message["content"])
+                message["content"].append(document["content_block"] | {"deltas": ""})
+            case "content_block_delta":
+                delta = document["delta"]
+                message["content"][document["index"]]["deltas"] += delta.get("text") or delta.get("partial_json")
+            case "message_delta":
+                message |= document["delta"] | {"end_usage": document["usage"]}
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    return message
+
+
 def answer_of(name: str, text: str) -> dict[str, Any]:
+    if name.startswith("messages"):
+        return assembled_message(text)
     return assembled_response(text) if name.startswith("responses") else assembled(text)
 
 
@@ -104,6 +131,15 @@ def test_the_scenarios_are_what_they_are_called() -> None:
     assert plain != penalized
     assert answers["chat_tool_cached"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert found()["cut"]["responses_tool"]["undisturbed"]["usage"][2] > 0
+    assert answers["messages"]["stop_reason"] == "max_tokens"
+    (block,) = answers["messages"]["content"]
+    assert block["deltas"] == answers["chat"]["choices"][0]["delta"]["content"]
+    assert answers["messages_schema"]["content"][0]["deltas"].startswith('{"city"')
+    (call,) = (block for block in answers["messages_tool"]["content"] if block["type"] == "tool_use")
+    assert call["name"] == "weather"
+    assert call["deltas"].startswith('{"city"')
+    assert answers["messages_stop"]["stop_reason"] == "stop_sequence"
+    assert answers["messages_stop"]["stop_sequence"]
 
 
 @pytest.mark.parametrize("name", continued_streams.INEXACT)
@@ -129,6 +165,7 @@ def test_an_answer_that_ends_with_sigterm_to_its_engine_core_is_a_loss(name: str
     assert "abort" not in ended["text"]
     assert "[DONE]" not in ended["text"]
     assert "response.completed" not in ended["text"]
+    assert "message_stop" not in ended["text"]
     assert not ended["text"].startswith("{")
 
 

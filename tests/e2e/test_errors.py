@@ -286,7 +286,7 @@ for _ in range(100):
         ("/completions", {"model": "x", "prompt": "a"}, openai.NotFoundError, 404),
         ("/completions", {"model": TINY, "prompt": "a", "priority": 3}, openai.PermissionDeniedError, 403),
         ("/embeddings", {"model": TINY, "input": "a"}, openai.BadRequestError, 400),
-        ("/responses", {"model": TINY, "input": "a", "background": True}, openai.BadRequestError, 400),
+        ("/responses", {"model": TINY, "input": "a", "conversation": "conv_1"}, openai.BadRequestError, 400),
     ],
 )
 def test_the_sdk_raises_its_own_class_for_each(

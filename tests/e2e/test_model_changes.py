@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,8 @@ from tests.e2e.changing import (
 from tests.waiting import patient, wait_until
 
 BASE = configured(model(OTHER))
+CANARY = Path(__file__).parents[2] / "docs" / "tutorials" / "canary.md"
+SESSIONS = 60  # with 90 to 10, all of one target once in 500; which sessions there are is fixed, so never by chance
 BROKEN = model("broken", max_model_len=8192, simulated={"kv_cache_tokens": 4096})  # its engine refuses that
 LONG = 200  # tokens, two seconds: longer than a change takes to reach the router, shorter than patience
 NEW_KEY = "sk-changes-another-key"
@@ -44,6 +49,7 @@ ENDLESS = 8000  # tokens: longer than any test
 # likewise; of an engine, longer than another controller needs to be there
 NEVER = 10_000.0
 LOADING_S = 8.0
+PAUSE_S = 0.05  # between two requests of the load: a change takes seconds, and beside a load without a pause more
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,7 @@ def started(changing: Place) -> Place:
 
 @pytest.fixture(scope="module")
 def load(started: Place) -> Iterator[Load]:
-    running_load = Load(started.endpoint)
+    running_load = Load(started.endpoint, pause_s=PAUSE_S)
     yield running_load
     running_load.stop()
 
@@ -202,6 +208,63 @@ def test_scaling_bounds_change_without_a_restart(place: Place) -> None:
     bounds = {"min_replicas": 1, "max_replicas": 3, "downscale_delay_s": NEVER}
     place.become(configured(model(OTHER, replicas=bounds)))  # from a number to a range: a policy scales from here on
     assert place.replicas()[OTHER] == after[OTHER]
+
+
+def test_a_name_changes_its_target_without_a_restart_and_a_killed_target_fails_nothing(place: Place) -> None:
+    """With the steady model as the fallback: what has begun on the killed engine continues on the next one."""
+
+    def named(target: str) -> dict[str, Any]:
+        return {"name": "chat", "targets": [{"model": target}], "fallbacks": [STEADY]}
+
+    def ended(model_name: str, metric: str = "serve_app_named_requests_total", **labels: str) -> float:
+        return place.endpoint.figure(metric, name="chat", model=model_name, **labels) or 0.0
+
+    before = place.replicas()
+    place.become(configured(model(OTHER), routes=[named(OTHER)]))
+    wait_until(lambda: place.endpoint.serves("chat"), CHANGED_S, "the name answers")
+    names = Load(place.endpoint, "chat")
+    try:
+        wait_until(lambda: ended(OTHER) > 4, CHANGED_S, "the target answers")
+        os.kill(place.process(deployment_of(OTHER)), signal.SIGKILL)
+        wait_until(lambda: ended(STEADY, outcome="ok") > 4, CHANGED_S, "the fallback answers")
+        place.wait_running(configured(model(OTHER)))
+        back = ended(OTHER)
+        wait_until(lambda: ended(OTHER) > back, CHANGED_S, "the target answers again")
+        place.become(configured(model(OTHER), routes=[named(STEADY)]))
+        moved = ended(STEADY)
+        wait_until(lambda: ended(STEADY) > moved + 4, CHANGED_S, "the new target answers")
+    finally:
+        names.stop()
+    assert names.failed == []
+    assert ended(OTHER, "serve_app_named_hops_total") > 0
+    assert place.replicas(STEADY, "Router") == {one: before[one] for one in (STEADY, "Router")}
+    answer = json.loads(place.endpoint.ask("chat").text)
+    assert answer["model"] == "chat"
+
+
+def test_the_tutorial_of_a_canary(place: Place) -> None:
+    """docs/tutorials/canary.md with simulated engines: its file, its comparison, and the weights that move the rest."""
+    page = CANARY.read_text()
+    (file,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    written = yaml.safe_load(file)
+    old, new = (one["name"] for one in written["models"])
+    models = [model(old), model(new)]
+    place.begin(configured(*models, routes=written["routes"]))
+    ran = Counter(place.endpoint.ran("chat", f"session-{number}") for number in range(SESSIONS))
+    assert ran.keys() == {old, new}
+    assert ran[old] > ran[new]
+    command_line = shlex.split(re.findall(r"^serve-app (compare .*)$", page, re.MULTILINE)[0])
+    where = ("--url", f"{place.cluster.url}/v1", "--key", KEY, "--json")
+    line = [sys.executable, "-m", "serve_app.cli", *command_line, *where]
+    done = subprocess.run(line, env=laptop(), capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["model"]: row for row in json.loads(done.stdout)["models"]}
+    assert {name: row["requests"] for name, row in rows.items()} == ran
+    assert all(row["errors"][0] == 0 and row["first_token_s"][0] > 0 for row in rows.values())
+    for target, weight in zip(written["routes"][0]["targets"], (0, 100), strict=True):
+        target["weight"] = weight
+    place.become(configured(*models, routes=written["routes"]))
+    assert {place.endpoint.ran("chat", f"session-{number}") for number in range(SESSIONS)} == {new}
 
 
 def test_a_replica_is_drained_by_http_and_its_requests_go_on(place: Place) -> None:

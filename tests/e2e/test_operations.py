@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.system import Listener
 from serve_app.system.tls import ADMIN_SOCKETS
-from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status
+from tests.e2e.observe import HTTP_PROCESSES, PROBE_S, Observer, http_status, samples_of
 from tests.e2e.stack import PEOPLE_KEY, TINY, Stack
 from tests.requires import missing
 from tests.waiting import patient
@@ -93,7 +93,11 @@ def test_metrics_count_requests_and_tokens_by_tenant(stack: Stack, observer: Obs
 
 def test_metrics_are_prometheus_text_and_tell_the_slots(stack: Stack, observer: Observer) -> None:
     response = stack.get("/metrics")
-    names = {family.name for family in text_string_to_metric_families(response.text)}
+    families = list(text_string_to_metric_families(response.text))
+    names = {family.name for family in families}
+    samples = [sample for family in families for sample in family.samples]
+    for name in {sample.name for sample in samples}:  # as the tests look at them; in words, since NaN equals nothing
+        assert str(samples_of(response.text, name, {})) == str([one for one in samples if one.name == name])
 
     assert response.headers["content-type"].startswith("text/plain")
     assert {

@@ -217,7 +217,7 @@ def test_a_replica_too_many_is_blocked_where_all_can_see_and_starts_when_there_i
     seen = blocked()
     assert seen is not None
     assert "1 replica waits for" in seen["message"]
-    assert "bytes needed" in seen["message"]
+    assert "GB needed" in seen["message"]
     assert place.endpoint.ask("first").status == 200
     wait_until(
         lambda: place.endpoint.figure("serve_app_blocked", model="second") == ROUTERS, CHANGED_S, "by each router"

@@ -18,8 +18,20 @@ import pytest
 import requests
 
 from benchmarks.scaling.watch import PERIOD_S, Look, Watch, first
+from tests.e2e.observe import samples_of
 from tests.e2e.stack import Stack
-from tests.e2e.three import INTERVAL_S, LOOK_BACK_S, QUICK, ROUTER, SLOW, processes
+from tests.e2e.three import (
+    EMBED,
+    INTERVAL_S,
+    LOOK_BACK_S,
+    MODEL,
+    QUICK,
+    ROUTER,
+    SLOW,
+    WIDE,
+    WIDE_REPLICAS,
+    processes,
+)
 from tests.waiting import slowness, wait_until
 
 DRAIN_S = 3.0  # what is promised for a replica without requests, from Serve's decision to its end
@@ -226,3 +238,19 @@ def test_status_says_why(watch: Watch) -> None:
     for words in ("wanted; up after 0.5 s", "down after 1 s", "max_replicas is 3", "nothing waits"):
         assert words in reasons, words
     assert first(watch.looks(SLOW), 0.0, lambda look: "the first replica starts" in look.why) is not None
+
+
+def test_a_scrape_has_how_many_replicas_each_model_is_to_have_and_why(three: Stack, watch: Watch) -> None:
+    """tests/e2e/test_scrape.py looks at the same through a real Prometheus, without a model that scales."""
+    for model in (QUICK, SLOW):
+        seen(watch, model, at(0), "no replica")
+    fixed = {MODEL: 1, WIDE: WIDE_REPLICAS, EMBED: 1}
+    scrape = three.get("/metrics").text
+    for name in ("serve_app_replicas_wanted", "serve_app_replicas_target"):
+        found = {one.labels["model"]: one.value for one in samples_of(scrape, name, {})}
+        assert found == fixed | {QUICK: 0, SLOW: 0}, name
+    reasons = [one.labels for one in samples_of(scrape, "serve_app_replicas_wanted_reason", {})]
+    assert {one["model"] for one in reasons if one["reason"] == "fixed"} == fixed.keys()
+    scaled = {(one["model"], one["reason"]) for one in reasons if one["model"] in (QUICK, SLOW)}
+    assert {model for model, _ in scaled} == {QUICK, SLOW}
+    assert {reason for _, reason in scaled} <= {"idle", "load", "look_back", "min_replicas"}

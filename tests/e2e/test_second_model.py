@@ -43,11 +43,12 @@ REQUESTS = 64
 LEARN_REQUESTS = 320
 WIDE_BOUND = 900  # tokens: five such fill the pool
 LOOK_S = 0.2
+PAUSE_S = 0.1  # a change takes seconds
 
 
 @dataclass
 class Both:
-    """The stack with both models, since a client began to ask the first one without a pause."""
+    """The stack with both models, since a client began to ask the first one again and again."""
 
     stack: Stack
     beside: Steady
@@ -62,7 +63,8 @@ class Both:
 
 
 class Steady:
-    """A client that asks the first model without a pause."""
+    """A client that asks the first model, again and again: without a pause it would keep a core busy, on which the
+    second engine starts."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -74,7 +76,7 @@ class Steady:
 
     def _run(self) -> None:
         body = {"model": TINY, "prompt": "The river", "max_tokens": 4}
-        while not self._over.is_set():
+        while not self._over.wait(PAUSE_S):  # bound: the tests'
             try:
                 response = self._stack.post("/v1/completions", body)
             except requests.RequestException as error:

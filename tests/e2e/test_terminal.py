@@ -10,10 +10,16 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
 
 from serve_app.cli import logs
+from serve_app.cli.commands import app
 from serve_app.cli.deploy import Target
 from serve_app.cluster.local import RemoteDriver
 from serve_app.system import LogFilter, LogReader
@@ -21,6 +27,9 @@ from tests.e2e.stack import SIMULATED, TINY, Stack
 from tests.requires import missing
 
 COMMAND_S = 60.0  # of a command that takes two seconds
+BUSY_PER_CORE = 3
+STREAMS = 32
+QUESTIONS = 3  # of each command
 PROMPT = "heron-in-the-reeds-4711"  # in no log
 PHASES = ("environment", "loading", "memory", "warm-up")  # of any engine; others depend on device and settings
 
@@ -94,6 +103,40 @@ def anywhere(stack: Stack, *arguments: str, status: tuple[int, ...] = (0,)) -> s
         )
     assert done.returncode in status, done.stderr
     return done.stdout
+
+
+def test_status_and_quota_answer_by_http_while_the_head_is_loaded(stack: Stack) -> None:
+    """With more busy processes than cores and a full queue, every question is answered, and none goes to Ray."""
+    with contextlib.ExitStack() as left:
+        for _ in range(BUSY_PER_CORE * (os.cpu_count() or 1)):
+            left.enter_context(busy())
+        streams = left.enter_context(ThreadPoolExecutor(STREAMS))
+        for _ in range(STREAMS):
+            streams.submit(stack.post, "/v1/completions", {"model": TINY, "prompt": "The river", "max_tokens": 200})
+        answers = [asked(stack, command) for command in ("status", "quota") * QUESTIONS]
+    assert [one["state"] for one in answers[::2]] == ["running"] * QUESTIONS
+    assert all(one["engines"] for one in answers[1::2])
+
+
+def asked(stack: Stack, command: str) -> dict[str, Any]:
+    """What `anywhere` prints, in this process: on the loaded machine Python alone would start for ten seconds."""
+    arguments = [command, "--json", "--url", f"{stack.base_url}/v1"]
+    with tempfile.TemporaryDirectory() as home:
+        environment = {"HOME": home, "SERVE_APP_API_KEY": stack.api_key, "RAY_ADDRESS": None}
+        done = CliRunner().invoke(app, arguments, env=environment)
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """A process that takes a core for the block, as the head's other work would."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def test_a_driver_that_follows_what_runs_sees_it_and_changes_nothing(stack: Stack) -> None:

@@ -53,8 +53,12 @@ def scaled(name: str, start_s: float, **replicas: Any) -> dict[str, Any]:
 SLO = {"ttft_slo_s": 60.0, "itl_slo_s": 10.0}  # kept by whatever is answered at all
 
 
-def configured() -> dict[str, Any]:
-    """The configuration. How long a request is held and how long the slow model starts depend on the machine."""
+def configured(tokens: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The configuration. How long a request is held and how long the slow model starts depend on the machine.
+
+    Args:
+        tokens: `auth.jwt`.
+    """
     slow = slowness()
     return {
         "models": [
@@ -82,7 +86,8 @@ def configured() -> dict[str, Any]:
             "keys": [
                 {"key": PEOPLE_KEY, "tenant": "people", "max_class": "critical", "admin": True},
                 {"key": BATCH_KEY, "tenant": "batch", "max_class": "low", "default_class": "low"},
-            ]
+            ],
+            "jwt": tokens,
         },
     }
 
@@ -92,9 +97,9 @@ RESTART_S = 60.0  # of a router, which takes some seconds
 
 
 @contextmanager
-def three(state_dir: Path) -> Iterator[Stack]:
+def three(state_dir: Path, tokens: dict[str, Any]) -> Iterator[Stack]:
     """The stack, once all routers are there."""
-    with stacks.own(state_dir, configured(), "three") as started:
+    with stacks.own(state_dir, configured(tokens), "three") as started:
         all_routers(started)
         yield started
 

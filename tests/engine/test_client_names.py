@@ -133,6 +133,18 @@ def test_an_error_of_a_part_that_was_read_by_itself_names_its_place_in_the_body(
             ("input.1.type: Unsupported input item type: photo", "input.1.type"),
         ),
         (
+            "Unsupported input_type 'poem'. Supported values: query",
+            None,
+            {"texts": ["a"], "input_type": "poem"},
+            ("input_type: Unsupported input_type 'poem'. Supported values: query", "input_type"),
+        ),
+        (
+            "Input of 9 tokens exceeds max_tokens=8 with truncate=NONE.",
+            None,
+            {"texts": ["a"], "max_tokens": 8},
+            ("max_tokens: Input of 9 tokens exceeds max_tokens=8 with truncate=NONE.", "max_tokens"),
+        ),
+        (
             "Encrypted content is not supported. (parameter=input)",
             "input",
             {"input": [{"type": "reasoning"}, {"type": "reasoning", "encrypted_content": "a"}]},

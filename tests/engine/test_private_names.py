@@ -17,6 +17,7 @@ from serve_app.engine.vllm_adapter import continuing, private_names, produced_to
 from serve_app.engine.vllm_adapter.private_names import (
     END_NAMES,
     ENGINE_NAMES,
+    MESSAGE_NAMES,
     NAMES,
     RENDER_NAMES,
     SCORING_NAMES,
@@ -31,7 +32,7 @@ requires("vllm")
 
 @pytest.mark.parametrize(
     "name",
-    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *END_NAMES],
+    [*NAMES, *SCORING_NAMES, *RENDER_NAMES, *TOOL_NAMES, *MESSAGE_NAMES, *END_NAMES],
     ids=lambda name: f"{name}:{','.join(name.parts)}",
 )
 def test_a_private_name_is_where_it_was(name: PrivateName) -> None:

@@ -115,7 +115,7 @@ def test_chat_without_a_limit_runs_to_the_models_length() -> None:
         (Operation.DETOKENIZE, {"tokens": ["a"]}, "tokens"),
         (Operation.EMBEDDING, {"input": "a"}, "model"),
         (Operation.SCORE, {"queries": "a", "documents": "b"}, "model"),
-        (Operation.RESPONSES, {"input": "a"}, "model"),
+        (Operation.RESPONSES, {"input": [5]}, "messages.0"),
     ],
 )
 def test_a_wrong_field_is_named_in_openais_error_format(operation: Operation, body: dict[str, Any], param: str) -> None:

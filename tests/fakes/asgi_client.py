@@ -9,34 +9,44 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from serve_app.batch import storage_at
 from serve_app.core.receipts import Receipts
 from serve_app.core.usage import UsageMeter
 from serve_app.http.api.batch_lane import BatchLane
 from serve_app.http.api.local_routes import LocalRoutes
+from serve_app.http.api.operator_routes import ClusterCalls
+from serve_app.http.api.receipt_lookup import ReceiptLookup
 from serve_app.http.api.router_parts import RouterParts
 from serve_app.http.app import RouterApp
+from serve_app.http.console import LiveSources
 from serve_app.http.keyed.runs import KeyedRuns
 from serve_app.http.stored_keys import KeyFollower
+from serve_app.http.tokens import JwksFollower
 from serve_app.router import (
     ClusterSources,
     LimitClient,
     ModelRouter,
     ReceiptSearch,
+    RequestLog,
+    RouterAnswers,
     RouterMetrics,
     Scrape,
     SessionClient,
     UsageReporter,
 )
-from serve_app.settings import KeySettings, Settings
+from serve_app.settings import JwtSettings, KeySettings, Settings
 from tests.fakes.claims import FakeClaims
 from tests.fakes.cluster_calls import NoCluster
 from tests.fakes.engines import MODEL, FakeCluster, turns, until
 from tests.fakes.limits import FakeLimits
+from tests.fakes.live_sources import silent_sources
 from tests.fakes.router import LONG, SOON_S
 from tests.fakes.stores import empty_follower
 
 KEY = "sk-people-0123456789"
+ADMIN_KEY = "sk-operator-0123456789"
 BATCH_KEY = "sk-batch-0123456789"
 SCRAPER_KEY = "sk-scraper-0123456789"
 CHAT = "/v1/chat/completions"
@@ -92,6 +102,10 @@ def router_app(
     batches: BatchLane | None = None,
     sessions: SessionClient | None = None,
     usage: UsageReporter | None = None,
+    log: RequestLog | None = None,
+    calls: ClusterCalls | None = None,
+    live: LiveSources | None = None,
+    issuer: JwksFollower | None = None,
 ) -> RouterApp:
     """An ASGI app that reaches no quota actor, except for claims and by `sessions`, and no other router unless
     `keyed_runs` does."""
@@ -100,16 +114,31 @@ def router_app(
         raise TimeoutError
 
     receipts = Receipts()
-    scrape = Scrape("router", metrics, models, away, ClusterSources(away, away))
-    local = LocalRoutes(models, scrape.everywhere, ReceiptSearch(receipts, away).find_anywhere, away)
+    scrape = Scrape("router", metrics, models, away, ClusterSources(away, away, away, away, dict, lambda: 1))
+    calls = calls or NoCluster()
     usage = usage or UsageReporter("router", away)
     limits = limits or FakeLimits()
     sessions = sessions or SessionClient(away, {})
     follower = follower or empty_follower()
     stored = follower.store.batches
     batches = batches or BatchLane(lambda: stored, lambda: storage_at(None))
-    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches, NoCluster()
-    return RouterApp(settings, RouterParts(models, metrics, SALT_SECRET, sessions, local, receipts, *ours))
+    ours = limits, usage, keyed_runs or FakeClaims().join("router"), follower, batches, calls
+    log = log or RequestLog()
+
+    async def ask_routers(method: str, *arguments: Any) -> RouterAnswers:
+        if method == "flush_records":
+            return RouterAnswers([(log.router, await log.flush(*arguments))], [])
+        asked = app.open_requests.find if method == "open_request" else app.open_requests.waiting
+        return RouterAnswers([(log.router, asked(*arguments))], [])
+
+    find_kept = ReceiptSearch(receipts, away).find_anywhere
+    lookup = ReceiptLookup(find_kept, calls, ask_routers, lambda: settings.records.keep_days)
+    local = LocalRoutes(models, scrape.everywhere, lookup.find, away)
+    own = models, metrics, SALT_SECRET, sessions, local, receipts
+    more = {"log": log, "ask_routers": ask_routers, "issuer": issuer or JwksFollower()}
+    parts = RouterParts(*own, *ours, live or silent_sources(), **more)
+    app = RouterApp(settings, parts)
+    return app
 
 
 async def exchange(
@@ -176,6 +205,8 @@ class Client:
         admission, http, traces: settings; limits: of the key `KEY`.
         keyed_runs: of this router, if others share its claims.
         charges: whether the quota actor charges the limits; else nothing does.
+        log: of the router; calls: of its cluster.
+        jwt: the settings of tokens; issuer: knows the keys that sign them.
     """
 
     def __init__(
@@ -190,14 +221,19 @@ class Client:
         limits: dict[str, Any] | None = None,
         keyed_runs: KeyedRuns | None = None,
         charges: bool = False,
+        log: RequestLog | None = None,
+        calls: ClusterCalls | None = None,
+        jwt: JwtSettings | None = None,
+        issuer: JwksFollower | None = None,
     ) -> None:
         keys = (
             KeySettings(key=KEY, tenant="people", max_class="high", name="desk", limits=limits),
             KeySettings(key=BATCH_KEY, tenant="batch", max_class="low", default_class="low"),
+            KeySettings(key=ADMIN_KEY, tenant="people", admin=True, name="operator"),
             KeySettings(key=SCRAPER_KEY, tenant="people", metrics=True, name="scraper"),
         )
         reported = {
-            "auth": {"keys": keys},
+            "auth": {"keys": keys, "jwt": jwt},
             "admission": admission or {},
             "http": http or {},
             "traces": traces or {},
@@ -205,22 +241,26 @@ class Client:
         }
         settings = Settings.model_validate(reported)
         self.handle = cluster.handle()
-        self._cluster = cluster
+        self.cluster = cluster
         self._name = name
         self._routers = routers
-        self._settings = settings
+        self.settings = settings
         self.metrics = RouterMetrics()
         self.limits = FakeLimits()
-        self._keyed_runs = keyed_runs
+        self.keyed_runs = keyed_runs
         self._charges = charges
+        self.log = log
+        self._calls = calls
+        self._issuer = issuer
 
     async def start(self) -> Client:
-        client = await self._cluster.queues(self._name)
-        admission = self._settings.admission
-        self.model = ModelRouter(self._cluster.settings, self.handle, admission, self._name, self._routers, client)
+        client = await self.cluster.queues(self._name)
+        admission = self.settings.admission
+        self.model = ModelRouter(self.cluster.settings, self.handle, admission, self._name, self._routers, client)
         limits = LimitClient(client) if self._charges else self.limits
-        self.edge = router_app(self._settings, {MODEL: self.model}, self.metrics, limits, self._keyed_runs)
-        self._cluster.closing.append(self.model.replica_set.close)
+        kept = {"log": self.log, "calls": self._calls, "issuer": self._issuer}
+        self.edge = router_app(self.settings, {MODEL: self.model}, self.metrics, limits, self.keyed_runs, **kept)
+        self.cluster.closing.append(self.model.replica_set.close)
         await self.model.start()
         await turns(20)
         return self
@@ -260,9 +300,9 @@ class Client:
         return await self.request("GET", path, **scrapes | more)
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """The samples of a metric in the registry that are not 0, by these labels."""
+        """The samples of a metric of this router that are not 0, by these labels."""
         counter: Counter[tuple[str, ...]] = Counter()
-        for metric in self.metrics.registry.collect():
+        for metric in text_string_to_metric_families(self.metrics.render().decode()):
             for sample in metric.samples:
                 if sample.name == name and sample.value:
                     counter[tuple(sample.labels[label] for label in labels)] += sample.value
@@ -280,11 +320,11 @@ class Client:
 
     def engine_steps(self) -> int:
         """The steps of all engines so far."""
-        return sum(one.engine.backend.load().steps for one in self._cluster.replicas.values())
+        return sum(one.engine.backend.load().steps for one in self.cluster.replicas.values())
 
     def engine_tokens(self) -> int:
         """The output tokens of all engines so far."""
-        return sum(one.engine.backend.load().generated_tokens for one in self._cluster.replicas.values())
+        return sum(one.engine.backend.load().generated_tokens for one in self.cluster.replicas.values())
 
     def at_rest(self) -> bool:
         """Whether nothing waits and nothing is granted."""

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from autoscaling.operations import DrainTarget
+from autoscaling.operations import DrainTarget, RecordAnswers
 from autoscaling.operations.draining import DrainLook
+from autoscaling.operations.node_records import NodeRecords
+from autoscaling.rollout import DeployOrder
 from serve_app.errors import LeaseNotFound, NotFound
 from serve_app.system import LogFilter, LogPart
+
+
+def _open() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 class NoCluster:
@@ -38,6 +48,40 @@ class NoCluster:
 
     async def find_logs(self, wanted: LogFilter, last: int) -> list[LogPart]:
         raise TimeoutError
+
+    async def find_records(self, method: str, question: Any) -> RecordAnswers:
+        raise TimeoutError
+
+    async def plan_deploy(self, given: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+        raise TimeoutError
+
+    async def begin_deploy(self, order: DeployOrder) -> dict[str, Any]:
+        raise TimeoutError
+
+    async def look_at_deploy(self) -> dict[str, Any] | None:
+        raise TimeoutError
+
+
+@dataclass
+class RecordedCluster(NoCluster):
+    """A node whose records are in a folder.
+
+    Args:
+        missing: nodes that do not answer.
+        waits: what requests wait for, as the quota actor knows it; None: it does not answer.
+    """
+
+    folder: Path
+    missing: list[str] = field(default_factory=list)
+    waits: dict[str, str] | None = None
+
+    async def find_records(self, method: str, question: Any) -> RecordAnswers:
+        return RecordAnswers([getattr(NodeRecords(self.folder), method)(question)], list(self.missing))
+
+    async def call_quota(self, method: str, *arguments: Any) -> Any:
+        if method != "waits" or self.waits is None:
+            raise TimeoutError
+        return self.waits
 
 
 class SilentCluster(NoCluster):
@@ -69,6 +113,9 @@ class ScriptedCluster:
     looks: list[DrainLook] = field(default_factory=lambda: [DrainLook([])])
     logs: list[LogPart] = field(default_factory=list)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
+    deployment: dict[str, Any] | None = None
+    may_begin: asyncio.Event = field(default_factory=_open)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def state(self) -> dict[str, Any]:
         return {"state": "running", "message": "", "models": [], "routers": [], "unready": {}}
@@ -98,6 +145,23 @@ class ScriptedCluster:
     async def look_at_drain(self, target: DrainTarget) -> DrainLook:
         self.asked.append(("look", target))
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    async def find_records(self, method: str, question: Any) -> RecordAnswers:
+        raise AssertionError("no question of records")
+
+    async def plan_deploy(self, given: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+        self.asked.append(("plan", given, tenant))
+        return {"changes": [], "digest_before": "a", "digest_after": "b", "nodes": [], "replicas": {}}
+
+    async def begin_deploy(self, order: DeployOrder) -> dict[str, Any]:
+        await self.may_begin.wait()
+        self.asked.append(("deploy", order))
+        self.deployment = {"object": "deployment", "id": order.deployment_id, "state": "declaring"}
+        self.began.set()
+        return self.deployment
+
+    async def look_at_deploy(self) -> dict[str, Any] | None:
+        return self.deployment
 
     async def find_logs(self, wanted: LogFilter, last: int) -> list[LogPart]:
         self.asked.append(("logs", wanted, last))

@@ -67,6 +67,7 @@ class FakeReplica:
         self.ended: list[str] = []  # methods of the calls that have ended, in order
         self.dead = False
         self.mute = False  # whether who asks for a channel is never answered
+        self.stands_still = False
         self._thawed = asyncio.Event()
         self._thawed.set()
         if isinstance(engine.backend, SimulatedEngine):
@@ -82,11 +83,14 @@ class FakeReplica:
         self._thawed.clear()
 
     def thaw(self) -> None:
+        self.stands_still = False
         self._thawed.set()
 
     def stand_still(self) -> None:
-        """Do nothing more with what comes over its connections, which stay open; the engine is frozen."""
+        """Do nothing more with what comes over its connections, which stay open, and answer no call; the engine is
+        frozen."""
         self.freeze()
+        self.stands_still = True
         for visitor in self.engine.server.connections:
             visitor.framing.on_message = lambda message: None
 
@@ -261,7 +265,7 @@ class FakeHandle:
         """A unary call, as `Handle.call`."""
         replica = await self._reach(method, replica_id)
         with replica.open_call(method) as lost:
-            mute = replica.mute and method == "open_wire"
+            mute = replica.stands_still or (replica.mute and method == "open_wire")
             made = _never() if mute else getattr(replica.engine, method)(*_copy(arguments), replica_id=replica_id)
             task = _elsewhere(made)
             try:

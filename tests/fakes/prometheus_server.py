@@ -1,4 +1,4 @@
-"""A real Prometheus, of Debian's package, that scrapes one answer of ours again and again."""
+"""A real Prometheus, of Debian's package, that scrapes a stack, or one answer of ours again and again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,31 @@ COMMAND_S = 60.0  # for a start, a first scrape or an end: a second on an idle m
 POLL_S = 0.1
 JOB = "serve-app"
 CONFIGURATION = """
-global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
+global: {{scrape_interval: 2s, scrape_timeout: 2s}}  # a busy machine needs above half a second for 200 KB
 scrape_configs:
   - job_name: {job}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
+ENDPOINT = """
+global: {{scrape_interval: {scrape_s}s, scrape_timeout: {scrape_s}s, evaluation_interval: {evaluate_s}s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: {job}
+    authorization: {{credentials: {key}}}
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+def endpoint_configuration(url: str, key: str, rules: Path, scrape_s: int, evaluate_s: int) -> str:
+    """The configuration of a Prometheus that scrapes an endpoint with a key, and evaluates a file of rules.
+
+    Args:
+        url: of the endpoint, without a path.
+        rules: the last part may be a pattern.
+        scrape_s, evaluate_s: between two scrapes, and between two evaluations.
+    """
+    target = url.removeprefix("http://")
+    return ENDPOINT.format(scrape_s=scrape_s, evaluate_s=evaluate_s, rules=rules, job=JOB, key=key, target=target)
 
 
 class PrometheusServer:
@@ -35,6 +55,12 @@ class PrometheusServer:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._first_at = 0.0  # of the first scrape, in seconds since 1970
+        self._at: dict[str, str] = {}  # a parameter of queries
+
+    def pin(self) -> None:
+        """Answer with what the first scrape found: a later one that fails would make each series stale."""
+        self._at = {"time": str(self._first_at)}
 
     def get(self, path: str, **query: str) -> Any:
         """The data of an answer of its API."""
@@ -44,8 +70,15 @@ class PrometheusServer:
 
     def samples(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Labels and value of each sample of an instant query."""
-        found = self.get("query", query=expression)["result"]
+        found = self.get("query", query=expression, **self._at)["result"]
         return [(one["metric"], float(one["value"][1])) for one in found]
+
+    def history(
+        self, expression: str, begin: float, end: float, step_s: float
+    ) -> list[tuple[dict[str, str], list[float]]]:
+        """Labels and values of each series of a range query; the times are seconds since 1970."""
+        found = self.get("query_range", query=expression, start=str(begin), end=str(end), step=str(step_s))["result"]
+        return [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
 
     def wait_scraped(self, process: subprocess.Popen[bytes], log: Path) -> None:
         """Until a scrape has succeeded."""
@@ -53,10 +86,12 @@ class PrometheusServer:
         def look() -> bool:
             assert process.poll() is None, log.read_text()[-2000:]
             try:
-                scrapes = self.samples(f'up{{job="{JOB}"}}')
+                scrapes = self.samples(f'timestamp(up{{job="{JOB}"}} == 1)')
             except urllib.error.URLError:  # it does not listen yet, or is not ready
                 return False
-            return any(value for _, value in scrapes)
+            if scrapes:
+                self._first_at = scrapes[0][1]
+            return bool(scrapes)
 
         wait_until(look, COMMAND_S, "a scrape has succeeded", poll_s=POLL_S)
 
@@ -64,27 +99,37 @@ class PrometheusServer:
 @contextmanager
 def prometheus_of(content_type: str, text: bytes, folder: Path) -> Iterator[PrometheusServer]:
     """A Prometheus that has scraped this text."""
+    with (
+        _serving(content_type, text) as target,
+        running_prometheus(CONFIGURATION.format(job=JOB, port=target), folder) as server,
+    ):
+        server.pin()
+        yield server
+
+
+@contextmanager
+def running_prometheus(configuration: str, folder: Path) -> Iterator[PrometheusServer]:
+    """A Prometheus with this configuration, once it has scraped a target of `JOB`."""
     requires("prometheus")
-    with _serving(content_type, text) as target:
-        (folder / "prometheus.yml").write_text(CONFIGURATION.format(job=JOB, port=target))
-        port = _free_port()
-        options = {
-            "config.file": folder / "prometheus.yml",
-            "storage.tsdb.path": folder / "data",
-            "web.listen-address": f"127.0.0.1:{port}",
-            "enable-feature": "exemplar-storage",
-        }
-        command = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
-        log = folder / "log"
-        with log.open("wb") as file:
-            process = subprocess.Popen([*ends_with_us(), *command], stdout=file, stderr=file)
-        server = PrometheusServer(port)
-        try:
-            server.wait_scraped(process, log)
-            yield server
-        finally:
-            process.terminate()
-            process.wait(COMMAND_S)
+    (folder / "prometheus.yml").write_text(configuration)
+    port = _free_port()
+    options = {
+        "config.file": folder / "prometheus.yml",
+        "storage.tsdb.path": folder / "data",
+        "web.listen-address": f"127.0.0.1:{port}",
+        "enable-feature": "exemplar-storage",
+    }
+    command = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([*ends_with_us(), *command], stdout=file, stderr=file)
+    server = PrometheusServer(port)
+    try:
+        server.wait_scraped(process, log)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(COMMAND_S)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 `install` makes a package `ray` that has nothing else; its `start` leaves a `gcs_server` (head), a `raylet`, an agent
 and a bystander behind, and ends, as Ray does. What it does is told by FAKE_RAY: `run`, `stubborn` (the agent ignores
-SIGTERM), `refuse` (does not start) or `silent` (never ends). FAKE_RAY_LOG gets a line for each start: how many
-processes with the mark were there before, and the arguments.
+SIGTERM), `refuse` (does not start), `late` (its first two starts exceed Ray's time) or `silent` (never ends).
+FAKE_RAY_LOG gets a line for each start: how many processes with the mark were there before, and the arguments.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ with open(os.environ["FAKE_RAY_LOG"], "a") as log:
     print(len(before), *sys.argv[2:], file=log)
 if mode == "refuse":
     print("the disk is full")
+    sys.exit(1)
+if mode == "late" and len(open(os.environ["FAKE_RAY_LOG"]).readlines()) < 3:
+    daemon("raylet", "SIG_DFL")
+    print("Exception: The current node timed out during startup.")
     sys.exit(1)
 if mode == "silent":
     time.sleep({STAY_S})

@@ -96,6 +96,9 @@ def test_a_request_that_waited_tells_what_for_in_its_receipt_and_in_the_metrics(
         seconds = client.figures("serve_app_waited_seconds_total", "priority", "reason")
         assert set(seconds) == {("normal", "slots")}
         assert 0 < seconds["normal", "slots"] <= waited.wait_s
+        shown = json.loads((await client.get(f"/admin/requests/{waited.request_id}")).body)
+        assert shown["waits"] == {"slots": pytest.approx(seconds["normal", "slots"], abs=1e-5)}
+        assert shown["story"][-1].startswith("First token: ")
 
     check(scenario)
 
@@ -106,7 +109,7 @@ def test_a_client_that_leaves_while_it_is_answered_leaves_what_was_made_so_far()
         await leave(task)
         (found,) = receipts(client)
         assert (found.outcome, found.trace.replica_id) == (Outcome.CANCELLED_RUNNING, "r1")
-        assert found.prompt_tokens is None
+        assert found.prompt_tokens == 1
         assert found.output_tokens is not None
         assert 0 < found.output_tokens < LONG
 

@@ -87,6 +87,22 @@ def test_refused_requests_and_work_without_a_slot_do_not_count() -> None:
     run(scenario)
 
 
+def test_ended_requests_whose_use_the_store_lacks_are_a_metric() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1")
+        for count in (1, 2):
+            await client.post(ask("a b", 3))
+            assert (
+                f'serve_app_usage_pending{{router="router"}} {count}.0' in (await client.get("/metrics")).body.decode()
+            )
+        batch = client.usage_meter.next_batch()
+        assert batch is not None
+        client.usage_meter.acknowledge(batch.seq)
+        assert 'serve_app_usage_pending{router="router"} 0.0' in (await client.get("/metrics")).body.decode()
+
+    run(scenario)
+
+
 def test_replays_of_a_kept_answer_do_not_count() -> None:
     async def scenario(cluster: FakeCluster) -> None:
         client = await started(cluster, "r1")

@@ -1,4 +1,4 @@
-"""What the how-to pages say of scrapers, alarms and reverse proxies, tried on a router."""
+"""What the how-to pages say of scrapers, alerts, dashboards and reverse proxies, tried on a router."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from serve_app.router.metrics.table import TABLE
+from scripts.dashboards.expressions import JOB
+from scripts.dashboards.files import boards
+from scripts.dashboards.grafana import SCRAPE_INTERVAL
+from scripts.dashboards.rules import ALERTS
 from serve_app.settings import Settings, parse
 from serve_app.system import haproxy
 from tests.fakes.asgi_client import Client, ask, started
@@ -16,6 +19,7 @@ from tests.fakes.engines import FakeCluster, run
 from tests.requires import requires
 
 PAGES = Path(__file__).parents[2] / "docs/how-to"
+METRICS = Path(__file__).parents[2] / "docs/reference/metrics.md"
 FORWARDED = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded", "x-real-ip")
 # Of a scrape configuration: https://prometheus.io/docs/prometheus/latest/configuration/configuration/#scrape_config
 SCRAPE_KEYS = {
@@ -78,34 +82,28 @@ def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_prometheus_takes_the_alarms(tmp_path: Path) -> None:
-    requires("promtool")
-    file = tmp_path / "rules.yml"
-    file.write_text(block("watch.md", "yaml alarms"))
-    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_job_of_the_scrape_configuration_is_the_one_of_the_alerts() -> None:
+    (job,) = yaml.safe_load(scrape_configuration())["scrape_configs"]
+    assert job["job_name"] == JOB
+    assert job["scrape_interval"] == SCRAPE_INTERVAL
 
 
-def test_every_metric_of_an_alarm_exists() -> None:
-    alarms = block("watch.md", "yaml alarms")
-    named = set(re.findall(r"serve_app_\w+", alarms))
-    known = {row.sample_name for row in TABLE if not row.is_old}
-    assert len(named) >= 10
-    assert {name for name in named if name.removesuffix("_sum") not in known} == set()
+def test_the_page_names_alerts_and_panels_that_exist() -> None:
+    page, _, questions = (PAGES / "watch.md").read_text().partition("## The seven questions of a night\n")
+    named = set(re.findall(r"`([A-Z]\w+)`", page))
+    assert named & {alert.name for alert in ALERTS} == named - {"URL"}
+    titles = {panel.title for board in boards() for panel in board.panels()}
+    asked = set(re.findall(r"^\| (.*?) \| .*`serve-app ", questions, re.MULTILINE))
+    assert len(asked) == 7
+    assert asked <= titles
 
 
 def test_every_metric_on_a_how_to_page_exists() -> None:
+    """The reference is made of the table that the routers count by."""
     pages = "".join(page.read_text() for page in PAGES.glob("*.md"))
     named = set(re.findall(r"`(serve_app_\w+)`", pages))
-
-    async def scenario(cluster: FakeCluster) -> None:
-        client = await started(cluster, "r1")
-        assert (await client.post(ask("a"))).status == 200
-        scraped = (await client.get("/metrics")).body.decode()
-        assert len(named) >= 5
-        assert {name for name in named if f"# HELP {name} " not in scraped} == set()
-
-    run(scenario)
+    assert named
+    assert named <= set(re.findall(r"^- `(serve_app_\w+)", METRICS.read_text(), re.MULTILINE))
 
 
 def test_a_stream_asks_proxies_not_to_buffer_it() -> None:

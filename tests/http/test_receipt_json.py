@@ -36,10 +36,14 @@ def masked_receipt(body: bytes, known: Container[str]) -> str:
     text = re.sub(r'"(itl_s|longest_gap_s)":(null|F|0\.0)', r'"\1":T', text)
     text = re.sub(r", then \w+ m?s a token( with a pause of \w+ m?s at most)?", "", text)
     text = re.sub(r", \w+ m?s of it for a limit of its key or tenant", "", text)
-    text = re.sub(r"(Started at once|Waited \w+ m?s)", "Began", re.sub(r"\d+ ms\b", "F ms", text))
+    text = re.sub(r',"(First token|Waits by reason): [^"]*"', "", text)  # new sentences between
+    text = re.sub(r"(Started at once|Started after \w+ m?s|Waited \w+ m?s)", "Began", re.sub(r"\d+ ms\b", "F ms", text))
     text = re.sub(r"held [\d,]+ KV", "held N KV", re.sub(r"\br[12]\b", "replica", text))
     text = re.sub(r"\bF m?s\b", "F s", text)
-    return text if "answered after" in text else re.sub(r'"output_tokens":[1-9]\d*', '"output_tokens":N', text)
+    if "answered after" in text:
+        return text
+    text = re.sub(r"used 2 \+ [1-9]\d*", "used 2 + N", text)  # tokens that had come when it was cut off
+    return re.sub(r'"output_tokens":[1-9]\d*', '"output_tokens":N', text)
 
 
 def posts(body: dict[str, Any], path: str = "/v1/completions", **headers: str) -> Scenario:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,17 @@ def lines() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
+def uncounted(reason: str, spans: int) -> None:
+    """Takes the place of the metric."""
+
+
+class Dropped(Counter[str]):
+    """The metric: spans by the reason of their drop."""
+
+    def count(self, reason: str, spans: int) -> None:
+        self[reason] += spans
+
+
 def trace(spans: int = 2) -> TraceRecord:
     """A request of so many spans."""
     request = SpanRecord(
@@ -94,7 +106,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def test_a_collector_gets_ids_times_attributes_events_and_errors(receiver: OtlpReceiver) -> None:
-    export = SpanExport(receiver.url + "/", "router-1")
+    export = SpanExport(receiver.url + "/", "router-1", uncounted)
     export.send(trace(), EPOCH_S)
     eventually(lambda: len(receiver.spans) == 2)
     export.close()
@@ -120,7 +132,7 @@ def test_a_collector_gets_ids_times_attributes_events_and_errors(receiver: OtlpR
 
 
 def test_it_is_sent_to_the_path_of_traces_with_the_headers_of_the_environment(receiver: OtlpReceiver) -> None:
-    export = SpanExport(receiver.url, "router-1")
+    export = SpanExport(receiver.url, "router-1", uncounted)
     export.send(trace(), EPOCH_S)
     export.close()
     assert receiver.paths == ["/v1/traces"]
@@ -134,7 +146,7 @@ def test_the_resource_is_this_router_and_the_environment_may_name_it_otherwise(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "llm-production")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
-    export = SpanExport(receiver.url, "router-1")
+    export = SpanExport(receiver.url, "router-1", uncounted)
     export.send(trace(), EPOCH_S)
     export.close()
     found = receiver.resource
@@ -152,7 +164,7 @@ def test_the_resource_is_this_router_and_the_environment_may_name_it_otherwise(
 def test_a_state_that_is_none_costs_the_state_and_not_the_span_and_no_log_line(
     receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    export = SpanExport(receiver.url, "router-1")
+    export = SpanExport(receiver.url, "router-1", uncounted)
     broken = replace(CONTEXT, state="=,;\x00")
     export.send(replace(trace(), context=broken), EPOCH_S)
     export.close()
@@ -165,7 +177,8 @@ def test_a_collector_that_does_not_answer_holds_up_nobody_and_what_is_too_much_i
 ) -> None:
     monkeypatch.setattr(span_export, "MAX_WAITING", 600)
     receiver.takes.clear()
-    export = SpanExport(receiver.url, "router-1")
+    dropped = Dropped()
+    export = SpanExport(receiver.url, "router-1", dropped.count)
     began = quiet_time()
     for _ in range(100):
         export.send(trace(10), EPOCH_S)
@@ -176,6 +189,7 @@ def test_a_collector_that_does_not_answer_holds_up_nobody_and_what_is_too_much_i
     export.send(trace(10), EPOCH_S)
     eventually(lambda: len(receiver.spans) == 610)
     export.close()
+    assert dropped == {"queue_full": 400}
     assert lines[1:] == ["Router router-1 dropped 390 spans of its traces: more than 600 spans wait for the collector"]
 
 
@@ -183,11 +197,13 @@ def test_what_a_collector_refuses_is_dropped_counted_and_logged_with_the_reason_
     receiver: OtlpReceiver, lines: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     receiver.status = 401
-    export = SpanExport(receiver.url, "router-1")
+    dropped = Dropped()
+    export = SpanExport(receiver.url, "router-1", dropped.count)
     for number in range(3):
         export.send(trace(), EPOCH_S)
         eventually(lambda: len(receiver.paths) == number + 1)  # noqa: B023
     export.close()
+    assert dropped == {"export_failed": 6}
     first, last = lines
     assert first.startswith("Router router-1 dropped 2 spans of its traces: ")
     assert "401" in first
@@ -200,7 +216,8 @@ def test_to_close_takes_a_bounded_time_while_the_collector_is_away(
 ) -> None:
     monkeypatch.setattr(span_export, "CLOSE_S", 0.2)
     receiver.takes.clear()
-    export = SpanExport(receiver.url, "router-1")
+    dropped = Dropped()
+    export = SpanExport(receiver.url, "router-1", dropped.count)
     export.send(trace(7), EPOCH_S)
     began = quiet_time()
     export.close()
@@ -208,12 +225,15 @@ def test_to_close_takes_a_bounded_time_while_the_collector_is_away(
     export.send(trace(3), EPOCH_S)  # of a request that ends later
     assert quiet_time() - began < 0.2 + AT_ONCE_S
     assert lines[0].startswith("Router router-1 dropped 7 spans of its traces: the router ended")
+    receiver.status = 401
     receiver.takes.set()
+    eventually(lambda: len(receiver.paths) == 1)
+    assert dropped == {"ending": 10}, "each span counts once, whatever becomes of it later"
 
 
 def test_spans_may_be_sent_from_the_event_loop_while_the_sdk_sends_others(receiver: OtlpReceiver) -> None:
     """Each span arrives once, whatever the two threads do at a time."""
-    export = SpanExport(receiver.url, "router-1")
+    export = SpanExport(receiver.url, "router-1", uncounted)
     for _ in range(300):
         export.send(trace(5), EPOCH_S)
     export.close()

@@ -258,6 +258,23 @@ def test_a_key_expires_at_its_moment_by_itself(store: FakeStore) -> None:
     assert "it expired at 2027-01-15T08:01:00Z" in ring.refusal(MINE)
 
 
+def test_keys_are_counted_by_source_and_state(store: FakeStore) -> None:
+    ring = Ring(follower_of(store))
+    soon = ring.clock() + 60
+    keys = [
+        record(OTHER, revoked_at=1.0, expires_at=soon),
+        replace(record(MINE, expires_at=soon), key_id="key_expires"),
+        replace(record(MINE), key_id="key_stays"),
+    ]
+    ring.follower.stored.replace(1, keys)
+    stored = {"valid": 2, "revoked": 1, "expired": 0}
+    configured = {("configured", "valid"): 1, ("configured", "revoked"): 0, ("configured", "expired"): 0}
+    assert ring.keys.counts() == configured | {("stored", state): count for state, count in stored.items()}
+    ring.clock.now_s = soon
+    later = {"valid": 1, "revoked": 1, "expired": 1}
+    assert ring.keys.counts() == configured | {("stored", state): count for state, count in later.items()}
+
+
 def test_a_rotated_key_is_good_for_the_grace_and_no_longer(store: FakeStore) -> None:
     ring = Ring(follower_of(store))
     old = record(MINE, version=1)

@@ -22,10 +22,13 @@ from serve_app.core.spans import SpanRecord, TraceRecord
 from serve_app.core.spans import attributes as names
 from serve_app.errors import RateLimited
 from serve_app.http import tracing
-from serve_app.router import ModelRouter
+from serve_app.http.asgi_bridge import AsgiBridge
+from serve_app.http.keys import RowOwner
+from serve_app.http.python_calls import HttpRequest
+from serve_app.router import ModelRouter, RouterMetrics
 from serve_app.settings import TraceSettings
 from serve_app.system import TRACE_ID
-from tests.fakes.asgi_client import BATCH_KEY, Client, Reply, ask, cancel, running, started
+from tests.fakes.asgi_client import BATCH_KEY, COMPLETIONS, Client, Reply, ask, cancel, running, started
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import SOON_S
 from tests.import_rules import imported, under
@@ -64,7 +67,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[FakeExport]:
     """Those that were opened."""
     opened: list[FakeExport] = []
 
-    def open_export(endpoint: str, router: str) -> FakeExport:
+    def open_export(endpoint: str, router: str, count: tracing.CountDropped) -> FakeExport:
         opened.append(FakeExport(endpoint, router))
         return opened[-1]
 
@@ -447,11 +450,57 @@ def test_without_an_endpoint_a_router_does_not_load_the_exporter() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_the_exporter_alone_imports_open_telemetry() -> None:
+def test_the_exporter_alone_imports_open_telemetry_s_sdk() -> None:
+    """The client of a Python program asks the API for the program's own span."""
     importing = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "serve_app").rglob("*.py")
         for _, name in imported(ast.parse(path.read_text()), path.as_posix())
         if under(name, "opentelemetry")
     }
-    assert importing == {"serve_app/http/span_export.py"}
+    assert importing == {"serve_app/http/span_export.py", "serve_app/client/caller_span.py"}
+
+
+def test_a_row_s_runs_are_in_one_trace_with_the_id_of_its_batch(exports: list[FakeExport]) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        for row in (b"batch_1-7", b"batch_1-7", b"batch_1-8"):
+            await run_row(client, row)
+        first, again, other = exports[0].traces
+        assert first.context.trace_id == again.context.trace_id != other.context.trace_id
+        request = first.spans[0]
+        found = {name: request.attributes[name] for name in (names.BATCH_ID, names.ROW_NUMBER, names.IS_ROW)}
+        assert found == {names.BATCH_ID: "batch_1", names.ROW_NUMBER: 7, names.IS_ROW: True}
+        assert request.parent_id is None
+
+    check(scenario)
+
+
+def test_a_row_is_sampled_as_others_and_a_client_cannot_name_one(exports: list[FakeExport]) -> None:
+    async def scenario(client: Client, cluster: FakeCluster) -> None:
+        await run_row(client, b"batch_1-7")
+        await client.post(ask("one"), headers={"x-serve-app-batch-row": "batch_1-7"} | parent(sampled=True))
+        (trace,) = exports[0].traces
+        assert trace.context.trace_hex == TRACE
+        assert names.BATCH_ID not in trace.spans[0].attributes
+
+    check(scenario, traces=FAILED_ALONE)
+
+
+async def run_row(client: Client, row: bytes) -> None:
+    """A run of a row, as a batch worker asks for it."""
+    headers = [(b"content-type", b"application/json"), (b"x-serve-app-batch-row", row)]
+    body = json.dumps(ask("one two", 3, stream=False)).encode()
+    request = HttpRequest("POST", COMPLETIONS, headers, body)
+    pieces = [piece async for piece in AsgiBridge(client.edge).exchange(request, RowOwner("desk", "people"))]
+    assert isinstance(pieces[0], tuple)
+    assert pieces[0][0] == 200, pieces
+
+
+def test_spans_that_reach_no_collector_are_counted_by_their_reason() -> None:
+    metrics = RouterMetrics()
+    metrics.count_dropped_spans("queue_full", 3)
+    metrics.count_dropped_spans("queue_full", 2)
+    metrics.count_dropped_spans("export_failed", 1)
+    text = metrics.render().decode()
+    assert 'serve_app_trace_spans_dropped_total{reason="queue_full"} 5.0' in text
+    assert 'serve_app_trace_spans_dropped_total{reason="export_failed"} 1.0' in text

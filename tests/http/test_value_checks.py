@@ -45,12 +45,11 @@ def test_messages_that_are_no_array_are_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize("operation", [Operation.RESPONSES, Operation.INPUT_TOKENS])
-def test_a_reference_to_an_item_is_refused_where_it_is_and_says_what_to_do(operation: Operation) -> None:
-    body = {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}]}
+def test_a_reference_without_an_id_is_refused_where_it_is(operation: Operation) -> None:
+    body = {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": 1}]}
     with pytest.raises(BadRequest) as caught:
         check_values(operation, body)
-    assert caught.value.param == "input.1"
-    assert "`store: false`" in caught.value.message
+    assert caught.value.param == "input.1.id"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ from serve_app.core.shared_queue.messages import (
     RouterEvent,
 )
 from serve_app.quota.report import figures, model_figures
-from serve_app.router.metrics import cluster_families
+from serve_app.router.metrics import ClusterAnswers, cluster_families
+from serve_app.store import StoreFigures
 from serve_app.types import RequestClass
 
 GB = 10**9
@@ -97,7 +98,7 @@ def test_an_engine_shows_its_tokens_and_whose_they_are(core: Quota) -> None:
 def test_who_waits_is_there_with_what_is_missing(core: Quota) -> None:
     (waiting,) = figures(core, 2.0)["waiting"]
     assert (waiting["state"], waiting["waits_s"]) == ("blocked: memory", 2.0)
-    assert waiting["why"] == f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+    assert waiting["why"] == "n/0: at least 20.00 GB needed, 18.00 GB free"
 
 
 def test_what_is_used_beyond_the_grant_is_an_alarm(core: Quota) -> None:
@@ -115,7 +116,8 @@ def test_what_could_not_be_measured_is_not_shown_as_nothing(core: Quota, measure
 
 def samples(found: dict[str, Any] | None, work: list[BatchWork] | None) -> dict[str, dict[tuple[str, ...], float]]:
     """The samples of `cluster_families` at 100 s, by name and values of labels."""
-    families = cluster_families(found, work, 100.0).collect()
+    store = None if work is None else StoreFigures(work)
+    families = cluster_families(ClusterAnswers(found, store), {}, 100.0).collect()
     return {
         family.name.removeprefix("serve_app_"): {tuple(one.labels.values()): one.value for one in family.samples}
         for family in families
@@ -138,7 +140,7 @@ def test_the_ledger_is_in_the_metrics_by_device_and_kind(core: Quota) -> None:
     assert found["sessions"] == {("m", "open"): 1}
     short = figures(core, 2.0) | {"short": [{"model": "big", "why": "no memory"}]}
     assert samples(short, None)["replicas_short"] == {("big",): 1}
-    assert found["up"] == {("quota_actor",): 1, ("store",): 0}
+    assert found["up"] == {("quota_actor",): 1, ("store",): 0, ("controller",): 0, ("haproxy",): 0}
 
 
 def test_a_replica_that_drains_is_not_called_running(core: Quota) -> None:
@@ -177,8 +179,7 @@ def test_status_says_that_a_model_is_blocked_and_by_how_much(core: Quota) -> Non
     (model,) = found["models"]
     assert model["state"] == "blocked: memory"
     assert model["message"] == (
-        "1 replica waits for 30.00 GB of memory (at least 20.00 GB): "
-        f"n/0: at least {20 * GB} bytes needed, {18 * GB} free"
+        "1 replica waits for 30.00 GB of memory (at least 20.00 GB): n/0: at least 20.00 GB needed, 18.00 GB free"
     )
     assert found["message"] == f"engine-big: {model['message']}"
 

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from serve_app.batch.owned_files import FileOwner
 from serve_app.errors import StoreAway
-from serve_app.names import FILES_ACTOR, HEAD_ACTORS, NAMESPACE, QUOTA_ACTOR, RELEASE
+from serve_app.names import DEPLOYMENT_ACTOR, FILES_ACTOR, HEAD_ACTORS, NAMESPACE, QUOTA_ACTOR, RELEASE
 from serve_app.quota import GpuMemoryQuota
 from serve_app.ray_adapter import HeadActor, end_head_actors, head_actor
 from serve_app.store.owner import StoreOwner
@@ -178,5 +178,5 @@ def test_with_an_application_all_its_head_actors_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray, "get_actor", get_actor)
     monkeypatch.setattr(ray, "kill", ended.append)
     end_head_actors()
-    assert ended == [name for name in HEAD_ACTORS if name != QUOTA_ACTOR]
+    assert ended == [*(name for name in HEAD_ACTORS if name != QUOTA_ACTOR), DEPLOYMENT_ACTOR]
     assert FILES_ACTOR in ended

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
+from tests.e2e.small_models import write_classifier
 from tests.reference import sources
 from tests.reference.noise import noise_model
 from tests.reference.verdict import Outcome, Plan
 
 MODEL = "tiny"
 THINKING_MODEL = "tiny-thinks"
+CLASSIFIER = "tiny-classify"
+CLASSES = ("Default", "Spoiled")  # as vLLM's tests of a classifier expect
 END_SCALE = 2.75  # an answer then has some 150 tokens
 # vLLM's parser `qwen3` takes all before the second one as reasoning. The model has no tokens of this kind but these.
 THINK_TAGS = {"<tool_call>": "<think>", "</tool_call>": "</think>"}
@@ -35,7 +38,8 @@ def prepare(plan: Plan, target: Path) -> None:
     shutil.copy(SHIM, target / "tests" / "conftest.py")
     ending_model(target / MODEL)
     thinking_model(target / THINKING_MODEL, target / MODEL)
-    for name in set(plan.models.values()) - {MODEL, THINKING_MODEL}:
+    write_classifier(target / CLASSIFIER, CLASSES)
+    for name in set(plan.models.values()) - {MODEL, THINKING_MODEL, CLASSIFIER}:
         (target / name).symlink_to(MODEL)
 
 

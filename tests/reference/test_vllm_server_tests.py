@@ -23,14 +23,17 @@ def config(target: Path) -> dict[str, object]:
     """Of a stack that serves the models below `target`; lengths are those their tests ask for."""
     common = {"path": str(target / runner.MODEL), "dtype": "float32"}
     thinking = {"path": str(target / runner.THINKING_MODEL), "reasoning_parser": "qwen3", "max_model_len": 10_100}
+    classifier = {"path": str(target / runner.CLASSIFIER), "task": "classify"}
     keys = [{"key_sha256": hashlib.sha256(key.encode()).hexdigest()} for key in (CLIENT_KEY, *SERVER_KEYS)]
     operators = [key | {"admin": True} for key in keys[:1]]  # their tests read `/tokenizer_info`
     return {
         "models": [
             common | {"name": runner.MODEL, "max_model_len": 8192, "tool_parser": "hermes"},
             common | {"name": "tiny-embed", "task": "embed", "max_model_len": 128, "kv_cache_gb": 0.25},
+            common | classifier | {"name": runner.CLASSIFIER, "max_model_len": 512, "kv_cache_gb": 0.25},
             common | thinking | {"name": runner.THINKING_MODEL, "kv_cache_gb": 0.5},
         ],
+        "responses": {"store_by_default": True},
         "auth": {"keys": [{"key": stacks.PEOPLE_KEY, "admin": True}, *operators, *keys[1:]]},
     }
 

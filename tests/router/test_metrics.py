@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.engine.own_metrics import OwnMetrics
 from serve_app.router.metrics import engine_families
 from serve_app.router.metrics.table import TABLE, EngineFigure
 from serve_app.transport import EngineLoad
@@ -64,6 +67,28 @@ def test_the_old_metric_of_engines_still_has_all_figures() -> None:
     labels = {"model": "m", "replica": "r"}
     assert [sample.labels.items() >= labels.items() for sample in old.samples] == [True] * len(FIELDS)
     assert {sample.labels["figure"]: sample.value for sample in old.samples} == msgspec.structs.asdict(LOAD)
+
+
+def test_a_scrape_passes_on_what_engines_count_themselves_with_model_and_replica() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await started(cluster, "r1", "r2")
+        steps = CounterMetricFamily("vllm:steps", "Steps.", labels=("engine",))
+        steps.add_metric(("0",), 3)
+        for name in ("r1", "r2"):
+            engine = cluster[name].engine
+            engine.own_metrics = OwnMetrics({"model": "m", "replica": name})
+            engine.backend.own_metrics = lambda: [steps]  # type: ignore[method-assign]
+        for accept, parse in (("", text_string_to_metric_families), ("application/openmetrics-text", openmetrics)):
+            text = (await client.get("/metrics", headers={"Accept": accept})).body.decode()
+            (family,) = (one for one in parse(text) if one.name == "vllm:steps")
+            found = [(one.labels["replica"], one.labels["engine"], one.value) for one in family.samples]
+            assert found == [("r1", "0", 3), ("r2", "0", 3)]
+        cluster.kill("r2", reported=False)  # it is missing, and nothing else
+        text = (await client.get("/metrics")).body.decode()
+        assert text.count("vllm:steps_total{") == 1
+        assert "serve_app_slots" in text
+
+    run(scenario)
 
 
 def test_refusals_are_counted_by_tenant_class_and_reason_under_the_old_name_too() -> None:

@@ -159,7 +159,9 @@ def test_a_refusal_of_the_queue_is_the_clients_unless_it_has_a_part_which_has_th
     full = Overloaded("full")
     assert of_request().on_refused(full, None) is full
     begun = of_request(stream(LOST, seen=True))
-    assert begun.on_refused(full, LOST) is LOST
+    broken = begun.on_refused(full, LOST)
+    assert isinstance(broken, EngineFailed)
+    assert (broken.code, broken.message.rpartition(": ")[2], broken.reason) == (LOST.code, "full", "died")
     assert begun.trace.not_continued is NotContinued.QUEUE
     other = Overloaded("no engine of its model", code=NOT_CONTINUABLE)
     assert begun.on_refused(other, LOST) is other

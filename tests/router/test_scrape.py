@@ -12,12 +12,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from serve_app.core.batches import BatchWork
+from serve_app.core.receipts import Receipt
 from serve_app.errors import StoreAway
 from serve_app.router import ClusterSources, RouterMetrics, Scrape, scrape
 from serve_app.router.metrics import TextFormat, accepted
 from serve_app.router.scrape import Exposition, merged
-from serve_app.types import RequestClass
+from serve_app.store import StoreFigures
+from serve_app.types import Outcome, RequestClass
 
 
 def exposition(requests: float, model: str = "m", help_text: str = "Requests.") -> bytes:
@@ -64,11 +65,15 @@ async def no_figures() -> dict[str, Any]:
     }
 
 
-async def no_batches() -> list[BatchWork]:
-    return []
+async def empty_store() -> StoreFigures:
+    return StoreFigures()
 
 
-NOTHING = ClusterSources(no_figures, no_batches)
+async def nothing() -> dict[str, Any]:
+    return {}
+
+
+NOTHING = ClusterSources(no_figures, empty_store, nothing, nothing, dict, lambda: 1)
 
 
 async def exposition_of(text: bytes, router: str) -> Exposition:
@@ -84,6 +89,11 @@ async def broken() -> Exposition:
     raise RayError("gone")
 
 
+def count_answer(metrics: RouterMetrics, model: str, prompt_tokens: int) -> None:
+    receipt = Receipt("id", RequestClass.NORMAL, "t", model, Outcome.OK, 0.0, 0.0, 1.0, prompt_tokens=prompt_tokens)
+    metrics.count_ended(receipt, is_streamed=True, takes_slot=False, is_list=False)
+
+
 def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None) -> bytes:
     """A scrape at the router `here`, with these answers of all routers, or an error of the call."""
 
@@ -93,13 +103,13 @@ def scraped(*answers: Awaitable[Exposition], error: BaseException | None = None)
         return answers
 
     metrics = RouterMetrics()
-    metrics.count_tokens("m", "t", 5, 0)
+    count_answer(metrics, "m", 5)
     return asyncio.run(Scrape("here", metrics, {}, ask_all, NOTHING).everywhere())[1]
 
 
 def test_all_routers_are_in_one_scrape_and_the_answering_one_is_there_once() -> None:
     other = RouterMetrics()
-    other.count_tokens("m", "t", 7, 0)
+    count_answer(other, "m", 7)
     text = scraped(exposition_of(other.render(), "there"), exposition_of(other.render(), "here"))
     assert samples(text, "serve_app_prompt_tokens_total") == {"here": 5, "there": 7}
 
@@ -108,10 +118,10 @@ def test_openmetrics_of_all_routers_is_one_exposition() -> None:
     """Of a model whose name looks like an exemplar, too."""
     others = [RouterMetrics() for _ in range(2)]
     for number, other in enumerate(others):
-        other.count_tokens('a # {b="c"} 1', "t", 7, 0)
+        count_answer(other, 'a # {b="c"} 1', 7)
         other.observe_first_token("m", "t", RequestClass.HIGH, 0.5, f"request-{number}")
     here = RouterMetrics()
-    here.count_tokens("m", "t", 5, 0)
+    count_answer(here, "m", 5)
 
     async def ask_all(is_openmetrics: bool) -> list[Awaitable[Exposition]]:
         assert is_openmetrics
@@ -172,11 +182,18 @@ def test_a_part_that_does_not_answer_is_missing_and_the_metrics_say_so(caplog: p
     async def nobody(_: bool) -> list[Awaitable[Exposition]]:
         return []
 
-    sources = ClusterSources(no_figures, away)
+    async def silent_node() -> dict[str, str | None]:
+        return {"node-1": "haproxy_process_current_connections 3\n", "node-2": None}
+
+    sources = ClusterSources(no_figures, away, away, silent_node, dict, lambda: 1)
     _, text = asyncio.run(Scrape("here", RouterMetrics(), {}, nobody, sources).everywhere())
-    assert 'serve_app_up{part="quota_actor"} 1.0' in text.decode()
-    assert 'serve_app_up{part="store"} 0.0' in text.decode()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    families = text_string_to_metric_families(text.decode())
+    found = [one for family in families for one in family.samples]
+    up = {one.labels["part"]: one.value for one in found if one.name == "serve_app_up"}
+    assert up == {"quota_actor": 1, "store": 0, "controller": 0, "haproxy": 0}
+    connections = [one for one in found if one.name == "haproxy_process_current_connections"]
+    assert [(one.labels["node"], one.value) for one in connections] == [("node-1", 3)]  # what is known is there
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 @pytest.mark.parametrize("error", [RayError("gone"), TimeoutError()], ids=["RayError", "TimeoutError"])

@@ -142,6 +142,12 @@ def test_workers_come_and_go_with_their_number_and_take_over_the_rest() -> None:
     assert (plan["BatchWorker"].effect, plan["BatchWorker"].fields) == ("changed", ("batch.max_in_flight: 512 -> 8",))
 
 
+def test_prompts_in_logs_are_taken_over_by_routers_that_run() -> None:
+    plan = planned({"models": [A]}, {"models": [A], "logs": {"prompts": True}})
+    assert "logs" not in plan
+    assert (plan["Router"].effect, plan["Router"].fields) == ("changed", ("logs.prompts: False -> True",))
+
+
 def test_the_form_of_the_logs_is_taken_over_by_the_next_start() -> None:
     plan = planned({"models": [A]}, {"models": [A], "logs": {"format": "json"}})
     assert (plan["logs"].effect, plan["logs"].fields) == ("later", ("logs.format: text -> json",))

@@ -49,7 +49,7 @@ def test_the_error_names_the_key_and_its_counterpart_wherever_it_stands(place: d
 def test_it_is_no_setting_unless_it_names_that_one_too_and_all_that_it_names_are_settings(word: str) -> None:
     """`max_size` is a batch's here, and elsewhere also a queue's: the error names both."""
     assert not [path for path in DEFAULTS if path.rpartition(".")[2] == word and path not in FIELD_WORDS[word]]
-    section = r"(?:\b(?:models\[\]|admission|quota|traces|auth\.keys\[\](?!\.limits))|<limits>)"
+    section = r"(?:\b(?:models\[\]|admission|quota|traces|routes\[\]|auth\.keys\[\](?!\.limits))|<limits>)"
     named = re.findall(rf"{section}\.[\w.<>\[\]]*\w", FIELD_WORDS[word])
     assert named
     for path in named:

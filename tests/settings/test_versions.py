@@ -26,6 +26,7 @@ OTHERWISE: dict[str, Any] = {
     "generation": 1,
     "engine": "simulated",
     "task": "embed",
+    "max_image_pixels": 1_000_000,
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
     "replicas": {"min_replicas": 2, "max_replicas": 5},
@@ -107,8 +108,9 @@ def test_no_scaling_bound_replaces_a_replica(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", fields(SimulatedSettings))
-def test_every_rate_of_the_simulated_engine_does(field: str) -> None:
-    assert version(changed("simulated", {field: 77})) != version(MODEL)
+def test_every_rate_and_the_script_of_the_simulated_engine_does(field: str) -> None:
+    value = ({"text": "hello"},) if field == "script" else 77
+    assert version(changed("simulated", {field: value})) != version(MODEL)
 
 
 def test_a_version_is_the_same_for_equal_settings_and_another_for_another_release(

@@ -22,6 +22,7 @@ EVERYTHING = {
     "default_class": RequestClass.LOW,
     "admin": True,
     "metrics": True,
+    "deploy": True,
     "models": ("Qwen/Qwen3-0.6B", "tiny"),
     "limits": Limits(requests_per_minute=7.5, tokens_per_day=2**50, budget_per_month=0.01),
     "batch_limits": Limits(requests_per_day=7, max_concurrent=3),

@@ -255,6 +255,26 @@ def test_one_source_cannot_take_all_connections(tmp_path: Path, two: list[Router
             connection.close()
 
 
+@pytest.mark.parametrize("path", ["/console/session", "//console/%73ession/"])
+def test_one_source_cannot_guess_keys_by_thousands_and_others_log_in(
+    tmp_path: Path, two: list[Router], path: str
+) -> None:
+    request = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+
+    def status(front: Edge, source: str, sent: bytes = request) -> int:
+        with front.raw(sent, source) as connection:
+            return int(connection.recv(65_536).split()[1])
+
+    with edge(tmp_path, haproxy.Sources(trusted=("127.0.0.3/32",))) as front:
+        front.start(*two)
+        answers = [status(front, "127.0.0.2") for _ in range(haproxy.LOGINS + 1)]
+        assert answers == [200] * haproxy.LOGINS + [429]
+        assert status(front, "127.0.0.1") == 200
+        assert status(front, "127.0.0.2", b"GET /console/session HTTP/1.1\r\nhost: x\r\n\r\n") == 200
+        trusted = [status(front, "127.0.0.3") for _ in range(haproxy.LOGINS + 1)]
+        assert set(trusted) == {200}, "a proxy, with many people behind it"
+
+
 def test_a_connection_has_one_request_at_a_time_as_http_2_is_not_spoken(front: Edge, two: list[Router]) -> None:
     """By prior knowledge it would have a hundred on each connection that a source may have."""
     front.start(*two)

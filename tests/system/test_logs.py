@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
         "serve/proxy_127.0.0.1.log": "INFO proxy\n",
         "worker-aa-01000000-11.err": ":actor_name:ServeReplica:serve_app:engine-org--m_2\n:replica:x2\nboom\n",
         "worker-bb-01000000-12.err": ":job_id:01\n:actor_name:GpuMemoryQuota\nquota line\n",
+        "worker-bc-01000000-12.err": ":job_id:01\n:actor_name:Deployer\ndeployment line\n",
         "worker-cc-01000000-13.err": ":job_id:01\n:actor_name:Trainer\ntheirs\n",
         "raylet.out": "not ours\n",
     }
@@ -52,6 +53,7 @@ def test_each_file_has_its_source_and_replica_and_foreign_ones_are_left_out(fold
         ("proxy", ""),
         ("engine-org--m_2", "x2"),
         ("quota", ""),
+        ("deployment", ""),
     ]
 
 

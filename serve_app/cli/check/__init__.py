@@ -8,7 +8,7 @@ Never: asks Ray or the hub itself; starts or changes anything.
 from serve_app.cli.check.access import check_access
 from serve_app.cli.check.assumed import AssumedNode, assumed_cluster, assumed_nodes
 from serve_app.cli.check.configuration import Reading, check_settings, read
-from serve_app.cli.check.files import check_certificate, check_templates
+from serve_app.cli.check.files import check_certificate, check_jwks, check_templates
 from serve_app.cli.check.findings import Finding
 from serve_app.cli.check.fit import Cluster, Node, check_fit
 from serve_app.cli.check.models import check_model, kv_bytes_per_token, text_config
@@ -24,6 +24,7 @@ __all__ = [
     "check_access",
     "check_certificate",
     "check_fit",
+    "check_jwks",
     "check_model",
     "check_settings",
     "check_templates",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from serve_app.cli.check.findings import Finding, finding
 from serve_app.errors import ConfigError
+from serve_app.http.tokens import JwksError, parse_key_set, read_jwks_file
 from serve_app.settings import Settings
 from serve_app.system import Tls
 
@@ -37,6 +38,19 @@ def check_certificate(settings: Settings) -> list[Finding]:
         why = error.message.removeprefix("http.tls: ")
         return [finding("wrong_value", "http.tls", problem=why, advice="name two PEM files that fit each other")]
     return []
+
+
+def check_jwks(settings: Settings) -> list[Finding]:
+    """A file of an issuer's keys that cannot be read, or keys in it that are not used."""
+    jwt = settings.auth.jwt
+    if jwt is None or jwt.jwks_file is None:
+        return []
+    try:
+        found = parse_key_set(read_jwks_file(jwt.jwks_file), jwt.algorithms)
+    except JwksError as error:
+        advice = "save there what the `jwks_uri` of the issuer answers"
+        return [finding("wrong_value", "auth.jwt.jwks_file", problem=str(error), advice=advice)]
+    return [finding("jwks_key_unused", "auth.jwt.jwks_file", reason=reason) for reason in found.left_out]
 
 
 def _is_missing(template: str | None) -> bool:

@@ -42,7 +42,7 @@ WORDS: Mapping[str, Words] = {
     "key_expired": Words("this key has expired at {at}", "give it a later moment, or remove it", "warning"),
     "no_such_name": Words("there is no model {model} in this configuration", "{advice}", "warning"),
     "share_without_key": Words(
-        "a share of {share} is kept for {tenant}, and no key here is of that tenant",
+        "{tenant} has a share of {share}, and no key here is of that tenant",
         "give a key `tenant: {tenant}`, or make one with `serve-app keys create`",
         "warning",
     ),
@@ -51,6 +51,9 @@ WORDS: Mapping[str, Words] = {
         "set `admin: true` on one of them",
         "warning",
     ),
+    "jwks_key_unused": Words("a key of the issuer is not used: {reason}", "have it replaced at the issuer", "warning"),
+    # logs
+    "prompts_in_logs": Words("routers write all prompts to their logs", "set it to false", "warning"),
     # vLLM's own arguments
     "unknown_engine_arg": Words("vLLM {version} has no engine argument {name}", "{advice}"),
     "wrong_engine_arg": Words("{name} is {value}, and vLLM {version} wants {wanted}", "correct the value"),

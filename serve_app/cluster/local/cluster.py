@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import secrets
 import shutil
@@ -24,15 +25,21 @@ from serve_app.cluster.local import node
 from serve_app.cluster.local.ports import require_free, reserved_block
 from serve_app.cluster.local.state import DEFAULT_INSTANCE, Instance, InstanceState, read_text
 from serve_app.errors import ConfigError, Unavailable
-from serve_app.names import LOG_FORMAT, STORE_FILE
-from serve_app.system import Listener, Tls, await_start, end_marked, listening_ports, marked, spawn, start_ticks
+from serve_app.names import LOG_FORMAT, RECORDS_FOLDER, STORE_FILE
+from serve_app.system import (
+    Listener,
+    Tls,
+    await_start,
+    end_marked,
+    listening_ports,
+    marked,
+    may_start_again,
+    spawn,
+    start_ticks,
+)
 
 SUPERVISOR = "serve_app.cluster.local.supervisor"
 NODE_START_S = 90.0  # 5 s on an idle machine with two cores; ten times that when it is loaded
-START_ATTEMPTS = 3  # see TRANSIENT_ERRORS
-# Errors of Ray after which another try can succeed: a port was taken before Ray bound it; or the agent was not up in
-# the 15 s of Ray 2.60's raylet (no setting), which a cold disk or a loaded machine can exceed; the next try is warm.
-TRANSIENT_ERRORS = ("in use", "Failed to bind", "timed out during startup")
 SUPERVISOR_STOP_S = 15.0  # above the supervisor's own bounds for the node and for leftovers
 TERM_GRACE_S = 3.0  # when the supervisor is gone and this process ends the others
 
@@ -189,7 +196,7 @@ class LocalCluster:
         self._log_format = {name: value for name, value in extra_environment.items() if name == LOG_FORMAT}
         tls = tls or Tls.of(os.environ)
         reachable = node.LOOPBACK if host in ("0.0.0.0", "::") else host  # from this machine
-        for attempt in range(START_ATTEMPTS):
+        for attempts in itertools.count(1):
             block = self._resources.enter_context(reserved_block(host))
             run_dir = _new_run_dir()
             log = run_dir / "start.log"
@@ -205,6 +212,7 @@ class LocalCluster:
             self.state.write(self.instance)
             command = node.ray_command(run_dir, block, num_cpus=num_cpus, dashboard=dashboard)
             environment = node.usable_environment(os.environ) | {STORE_FILE: str(self.state.store_file)}
+            environment[RECORDS_FOLDER] = str(self.state.records)
             environment |= node.node_environment(
                 self.mark, self._token, run_dir, block, host, tls, dashboard=dashboard
             ) | dict(extra_environment)
@@ -213,8 +221,7 @@ class LocalCluster:
             try:
                 address = await_start(supervisor, functools.partial(_address, run_dir), log, NODE_START_S)
             except Unavailable:
-                text = log.read_text(errors="replace")
-                if attempt + 1 == START_ATTEMPTS or not any(words in text for words in TRANSIENT_ERRORS):
+                if not may_start_again(attempts, log.read_text(errors="replace")):
                     raise
                 self.kill()
                 shutil.rmtree(run_dir, ignore_errors=True)

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray import serve
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.serve.context import _disconnect
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ServeDeploySchema
 
 from autoscaling.operations import HEAD_RESOURCE, application, status
 from serve_app.cluster.local.reachability import require_cluster
@@ -25,8 +23,6 @@ from serve_app.cluster.local.remote_driver import SERVE_SHUTDOWN_S
 from serve_app.errors import Unavailable
 from serve_app.names import MARK, NAMESPACE
 from serve_app.ray_adapter import end_head_actors, quiet_router_thread
-from serve_app.settings import as_change, with_other_applications
-from serve_app.system import writes_json
 
 RELEASE_S = 10.0  # the GCS asks all nodes in parallel
 FORBIDDEN = {
@@ -97,42 +93,6 @@ def _read_environment_again() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR) != "0"
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def declare(entry: Mapping[str, Any], *, is_repeat: bool = False, **serve_options: Any) -> dict[str, Any]:
-    """Declare one application to Serve's controller, as `serve deploy` does, in addition to those declared before;
-    returns once the controller has it. A running application of the same name is changed.
-
-    Returns the details from before.
-
-    Args:
-        entry: as `serve_app.settings.serve_config.application` makes it.
-        is_repeat: it was declared before, and is declared again as it was.
-        serve_options: `http_options` and `proxy_location`, as in Serve's configuration; the running Serve keeps its
-            own without them.
-
-    Raises:
-        RuntimeError: Serve refuses it; nothing has changed then.
-    """
-    logs = (entry.get("args") or {}).get("logs") or {}
-    is_json = writes_json() or logs.get("format") == "json"
-    logging_config = {"encoding": "JSON"} if is_json else None  # of Serve's controller and HAProxy's manager
-    serve.start(**serve_options, logging_config=logging_config)
-    client = application.serve_client()
-    details = client.get_serve_details()
-    if not is_repeat:
-        entry = {**entry, "args": as_change(entry["args"], status.declared_models(details))}
-    config = {"applications": with_other_applications(entry, details), **serve_options}
-    client.deploy_apps(ServeDeploySchema.model_validate(config))
-    return details  # type: ignore[no-any-return]
-
-
-def declaration() -> dict[str, Any] | None:
-    """The last declaration of the application; None: there was none, or Serve does not answer."""
-    try:
-        return status.declared(application.details(application.ANSWER_S))
-    except (RayServeException, Unavailable):
-        return None
 
 
 def deployed() -> dict[str, Any]:

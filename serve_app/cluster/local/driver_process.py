@@ -18,13 +18,10 @@ from dataclasses import asdict
 from typing import Any
 
 from autoscaling.operations import DrainTarget, application, draining, node_logs, ray_drains, status
-from serve_app.cluster.local import driver, rollout
-from serve_app.cluster.local.audit import AuditWriter
+from autoscaling.rollout import AuditWriter, Order, carry_out, declaration, declare, exclusive
+from serve_app.cluster.local import driver
 from serve_app.core.times import STATUS_PERIOD_S
-from serve_app.engine.start import environment
-from serve_app.errors import ServeAppError, Unavailable
-from serve_app.names import RELEASE
-from serve_app.settings import split_arguments
+from serve_app.errors import ServeAppError
 from serve_app.store import AuditAction
 from serve_app.system import LogFilter, set_up_log
 
@@ -47,7 +44,7 @@ def _next_command(timeout_s: float | None = None) -> dict[str, Any] | None:
 def _serve(order: Mapping[str, Any]) -> None:
     """Declare the application of `order`, then report its state until a command arrives."""
     _send("phase", phase="application")
-    before = driver.declare(order["application"], **order["serve"])
+    before = declare(order["application"], **order["serve"])
     _audit.deployed(AuditAction.DEPLOY, status.declared(before), order["application"])
     _watch(order)
 
@@ -66,46 +63,15 @@ def _watch(order: Mapping[str, Any]) -> None:
 
 def _declare(order: Mapping[str, Any]) -> None:
     """Change a running application; report its state, and the deployments in it that are waited for, until each of
-    these is ready or one has failed, or until a command arrives (see `rollout`). If one fails, the previous declaration
-    is declared again: a change works as a whole or is undone.
+    these is ready or one has failed, or until a command arrives: see `carry_out`, which raises.
 
     Raises:
-        Unavailable: Serve cannot build deployments from it. Running deployments go on, but Serve would neither show nor
-            scale them from then on, so the previous declaration is declared again.
+        DeployConflict: another deployment is under way.
     """
-    before = driver.declare(order["application"], **order["serve"])
-    previous = status.declared(before)
-    recorded = _audit.deployed(AuditAction.DEPLOY, previous, order["application"])
-    while (made := status.is_built(application.details())) is None:
-        if _next_command(STARTING_PERIOD_S) is not None:
-            return
-    if not made:
-        why = status.describe(application.details(), order["models"])["message"]
-        if previous is not None and _is_of_this_release(previous):
-            _roll_back(previous, order)
-            why += "; the previous declaration is declared again"
-        raise Unavailable(f"Serve cannot build the application: {why}", code="deploy_failed")
-    _send("phase", phase="declared")
-    begun = rollout.begun(order["application"], before, on_cpu=environment.platform() == "cpu")
-    while order["wait"]:
-        seen = rollout.state_of(begun, application.details())
-        state = application.application_status(order["models"])
-        if seen.failed and previous is not None and order["roll_back"] and _is_of_this_release(previous):
-            _roll_back(previous, order)
-            state["rolled_back"] = True
-        # Serve calls the application running a moment after its last deployment.
-        done = seen.failed or (not seen.waits and (state["state"] == "running" or bool(state["unready"])))
-        if (done or recorded.done()) and recorded.result():
-            state["message"] = "; ".join(filter(None, (state["message"], recorded.result())))
-        _send("status", **state, **asdict(seen))
-        if done or _next_command(STARTING_PERIOD_S) is not None:
-            return
-
-
-def _roll_back(previous: Mapping[str, Any], order: Mapping[str, Any]) -> None:
-    """Declare the previous application again."""
-    driver.declare(previous, is_repeat=True, **order["serve"])
-    _audit.deployed(AuditAction.ROLL_BACK, order["application"], previous)
+    names = ("serve", "wait", "roll_back")
+    change = Order(order["application"], tuple(order["models"]), **{name: order[name] for name in names})
+    with exclusive():
+        carry_out(change, _audit, _send, lambda seconds: _next_command(seconds) is not None)
 
 
 def _defrag(order: Mapping[str, Any]) -> None:
@@ -115,7 +81,7 @@ def _defrag(order: Mapping[str, Any]) -> None:
     if order["begin"] and plan is not None:
         steps = [step["owner"] for step in plan["steps"]]
         target = plan["waits"]["owner"]
-        unrecorded = _audit.changed(AuditAction.DEFRAG, target, driver.declaration(), restarts=steps).result()
+        unrecorded = _audit.changed(AuditAction.DEFRAG, target, declaration(), restarts=steps).result()
     _send("defrag", plan=plan, addresses=application.addresses(), unrecorded=unrecorded)
 
 
@@ -144,16 +110,11 @@ def _drain(order: Mapping[str, Any]) -> None:
         target = DrainTarget(driver.node_at(order["ip"]), is_node=True)
     else:
         target = application.drain_target(order["name"])
-    declaration = driver.declaration()
+    declared = declaration()
     target_id = target.target_id
-    recorded = _audit.changed(AuditAction.DRAIN, target_id, declaration, is_node=target.is_node, within_s=within_s)
+    recorded = _audit.changed(AuditAction.DRAIN, target_id, declared, is_node=target.is_node, within_s=within_s)
     rows = draining.follow(ray_drains.RayDrains(), target, within_s, tell)
     _send("drained", target=target_id, rows=rows, unrecorded=recorded.result())
-
-
-def _is_of_this_release(entry: Mapping[str, Any]) -> bool:
-    """Whether Serve could build it here: the code of another release is not installed any more."""
-    return split_arguments(entry.get("args") or {})[0] in (None, RELEASE)
 
 
 ORDERS: dict[str, Callable[[Mapping[str, Any]], None]] = {

@@ -9,6 +9,7 @@
         ├── api_key                0600, generated once and reused
         ├── store.sqlite           0600, keys, use and batches (docs/how-to/manage-keys.md); made by the store's actor
         ├── configured_api_key     0600, while it runs: the key of the configuration, for `status` and `chat`
+        ├── records/               0700, requests, history and events of all runs (docs/how-to/watch.md)
         └── logs/                  of the last run
 
 Invariant: only the user can read these files, and a file is either the old or the new one, never partly written.
@@ -124,6 +125,7 @@ class InstanceState:
         self.generated_key_file = folder / "api_key"
         self.configured_key_file = folder / "configured_api_key"
         self.store_file = folder / "store.sqlite"
+        self.records = folder / "records"
         self.logs = folder / "logs"
         self._record = folder / "instance.json"
         self._status = folder / "status.json"

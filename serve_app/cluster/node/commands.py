@@ -28,10 +28,11 @@ from serve_app.cluster.local import TOKEN_BYTES, ask, write_private
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.cluster.node.supervisor import LEFTOVER_GRACE_S, LOOK_S, STOP_GRACE_S, driver_environment
 from serve_app.errors import ConfigError, ServeAppError, Unavailable
+from serve_app.names import RECORDS_FOLDER
 from serve_app.system import ask_to_end, await_start, end_marked, environment, spawn
 
 GCS_PORT = 6379  # Ray's default
-NODE_START_S = 120.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute
+NODE_START_S = 240.0  # 3 s on an idle machine; a cold disk and a loaded machine take a minute, and Ray a second try
 SUPERVISOR_STOP_S = STOP_GRACE_S + 15.0  # above the supervisor's own bounds
 RELEASE_S = 20.0  # a driver connects in 3 s; a dead GCS must not delay the end of a head
 DRAIN_S = 24 * 3600.0  # whoever sent SIGTERM ends this earlier: Kubernetes' terminationGracePeriodSeconds
@@ -137,7 +138,11 @@ def start(words: Sequence[str]) -> int:
         mark = f"machine-{secrets.token_hex(8)}"
         try:
             environ = environment.machine_environment(
-                os.environ, mark=mark, token_file=token, run_dir=run_dir, ip=order.ip
+                {RECORDS_FOLDER: str(folder.path / "records")} | dict(os.environ),
+                mark=mark,
+                token_file=token,
+                run_dir=run_dir,
+                ip=order.ip,
             )
         except ServeAppError:
             shutil.rmtree(run_dir)

@@ -7,7 +7,8 @@ each exit status, which distinguishes a crash from a `ray stop`. A crash of any 
 crash, as in `ray start --block`.
 
 Restarts: the autoscaler on the head restarts a worker's node (over SSH, as at first), so the supervisor of a worker
-only cleans up and ends. Nothing else restarts a head, so its supervisor does, and deploys the application.
+only cleans up and ends. Nothing else restarts a head, so its supervisor does, and deploys the application. A first
+start that exceeds Ray's own time is tried again until `start` gives up, since the autoscaler never retries it.
 
 Invariant: when the node has ended, for any reason, no process with its mark is left before a restart: no engine that
 holds GPU memory, no Ray agent, no HAProxy on the port of the endpoint.
@@ -35,7 +36,16 @@ import psutil
 from serve_app.cluster.node.node_record import NodeFolder, NodeRecord
 from serve_app.errors import ServeAppError
 from serve_app.names import MARK
-from serve_app.system import Certificate, FallbackHaproxy, Tls, begin_log, end_marked, environment, start_ticks
+from serve_app.system import (
+    Certificate,
+    FallbackHaproxy,
+    Tls,
+    begin_log,
+    end_marked,
+    environment,
+    is_transient,
+    start_ticks,
+)
 
 logger = logging.getLogger("serve_app")
 
@@ -68,6 +78,7 @@ class NodeSupervisor:
     folder: NodeFolder
     node: NodeRecord
     stop_requested: threading.Event
+    printed: str = ""  # by the last `ray start` that failed
 
     def run(self) -> int:
         """Supervise the node; returns 0 if it ended in order, 1 if it crashed or never started."""
@@ -83,6 +94,12 @@ class NodeSupervisor:
             failures = 0 if time.monotonic() - started > STABLE_S else failures + 1
             in_order = end in (NodeEnd.STOP_REQUESTED, NodeEnd.IN_ORDER)
             first_start_failed = end is NodeEnd.NO_START and self.node.state == "starting"
+            if first_start_failed and is_transient(self.printed):
+                logger.warning(
+                    "Node of %s did not start within the time that Ray has for it and is started again",
+                    self.node.address,
+                )
+                continue
             if in_order or first_start_failed or not self.node.head:
                 break
             delay_s = RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1]
@@ -101,6 +118,7 @@ class NodeSupervisor:
     def _run_node(self) -> NodeEnd:
         """Start the node and wait for its end."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *self.node.arguments]
+        logged = self.folder.log.stat().st_size
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while start.poll() is None:
             if self.stop_requested.wait(LOOK_S):
@@ -108,6 +126,7 @@ class NodeSupervisor:
                 start.wait()
                 return NodeEnd.STOP_REQUESTED
         if start.returncode != 0:
+            self.printed = self.folder.log.read_bytes()[logged:].decode(errors="replace")
             return NodeEnd.NO_START
         vital = children()
         self._update(state="up")

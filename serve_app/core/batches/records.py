@@ -175,8 +175,21 @@ class RowResult:
 @message
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """A batch that has not ended. `waiting`: rows that can be claimed, by model; `running`: rows under a lease."""
+    """A batch that has not ended. `waiting`: rows that can be claimed, by model; `running`: rows under a lease,
+    `running_by_model` the same by model."""
 
     batch: BatchRecord
     waiting: Mapping[str, int]
     running: int
+    running_by_model: Mapping[str, int] = field(default_factory=dict)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows of one model in the batches that have not ended."""
+
+    waiting: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0

@@ -20,7 +20,10 @@ from typing import Any, NoReturn
 from serve_app.core.batches.records import RowError
 from serve_app.core.json_bounds import has_more_values, is_deeper, path_of
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
+    "/v2/embed", "/pooling", "/classify",
+)  # fmt: skip
 
 MAX_NAME_CHARS = 512  # of a `custom_id`, and of a model: each is in the store, in an index
 MAX_LINE_BYTES = 32 * 2**20  # four times the default bound of a request's body
@@ -38,7 +41,14 @@ ID_DIGEST_BYTES = 8  # 50,000 ids: two of them collide with a probability of 1e-
 # 256 bytes of it, among those that share 64.
 PREFIX_BYTES = (64, 256, 1024)
 PREFIX_STEP_BITS = 21  # three steps are 63 bits: a signed number of 64 bits in the store
-_PROMPT_FIELDS = ("instructions", "messages", "input", "prompt")  # in the order in which a model sees them
+_PROMPT_FIELDS = (
+    "system",
+    "instructions",
+    "messages",
+    "input",
+    "prompt",
+    "texts",
+)  # in the order in which a model sees them
 _MESSAGE_FIELDS = ("role", "content", "text")  # of a message, or of a part of its content
 
 _TYPE_NAMES: dict[type, str] = {

@@ -390,4 +390,4 @@ def best_devices(
 def _shortage(report: EngineReport, where: str, free: int | None) -> str:
     if free is None:
         return f"{where} is not known"
-    return f"{where}: at least {report.least_bytes} bytes needed, {max(0, free)} free"
+    return f"{where}: at least {report.least_bytes / 1e9:.2f} GB needed, {max(0, free) / 1e9:.2f} GB free"

@@ -34,6 +34,7 @@ from serve_app.core.queue.policy import (
 )
 from serve_app.core.queue.scheduler import INPUT_WEIGHT, OUTPUT_WEIGHT
 from serve_app.core.queue.session_place import SessionPlace
+from serve_app.core.queue.snapshot import OTHER_TENANTS
 from serve_app.core.queue.wait_forecast import Backlog
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "MAX_RETRY_AFTER_S",
     "MAX_WEIGHT",
     "MIN_WEIGHT",
+    "OTHER_TENANTS",
     "OUTPUT_WEIGHT",
     "Action",
     "Admission",

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from serve_app.core.pools import Holder, RequestPool
@@ -347,6 +347,14 @@ class Admission:
         if self._no_slots_since is None:
             return status
         return replace(status, expected_start_s=self._replica_start.remaining_s(max(now, self._now)))
+
+    def wait_reasons(self) -> Iterator[tuple[QueuedRequest, WaitReason]]:
+        """What each waiting request waits for now. O(waiting requests)."""
+        no_replica = self._no_slots_since is not None
+        lacking = {} if no_replica else self.scheduler.lacking()
+        otherwise = WaitReason.NO_REPLICA if no_replica else WaitReason.TURN
+        for request_id, waiting in self.queue.by_id.items():
+            yield waiting, lacking.get(request_id, otherwise)
 
     def snapshot(self, now: float) -> Snapshot:
         """The present state in figures. O(replicas + tenants)."""

@@ -192,6 +192,21 @@ class Scheduler:
         self.preemption.replica_gone()
         self.update_below_share(self.shares)
 
+    def lacking(self) -> dict[str, WaitReason]:
+        """What the requests lack now that would be next in their classes, by request id; any other waits for its turn,
+        classes below included while nothing is free. O(1)."""
+        capacity = self.capacity
+        heads = self._class_heads()
+        if capacity.most_free_slots:  # as the last look has found
+            found = {head.arrival.request_id: head.waits_for for _, head in heads if head.waits_for is not None}
+        else:
+            found = {head.arrival.request_id: capacity.shortage(*head.need) for _, head in heads[:1]}
+        for class_queue in self.queue.class_queues:
+            first = class_queue.first() if class_queue.size else None
+            if first is not None and not capacity.could_fit(*first.need):
+                found[first.arrival.request_id] = capacity.shortage(*first.need)
+        return found
+
     def is_below_share(self, tenant: str) -> bool:
         """Whether a tenant uses less than its guaranteed share."""
         share = self.shares.get(tenant, 0.0)
@@ -217,7 +232,7 @@ class Scheduler:
                 class_queues[level].min_share.on_blocked(owed)
                 capacity.hold_back(*owed.need)
                 keeping.add(level)
-        for level, head in heads:
+        for at, (level, head) in enumerate(heads):
             if only_guard_slots_free and level < GUARDED_FROM:
                 head.waits_for = WaitReason.GUARD_SLOTS
                 continue
@@ -229,6 +244,8 @@ class Scheduler:
                 capacity.hold_back(*head.need)
             most_free = capacity.most_free_slots
             if not most_free:
+                for _, below in heads[at + 1 :]:
+                    below.waits_for = WaitReason.TURN
                 return None
             behind = class_queues[level].first_that_fits(capacity.fits, most_free, capacity.most_free_tokens)
             if behind is not None:

@@ -6,11 +6,13 @@ Never: keeps text of prompts or answers.
 """
 
 from serve_app.core.receipts.explanation import explain
-from serve_app.core.receipts.receipts import OBJECT_PREFIXES, Receipt, Receipts
+from serve_app.core.receipts.receipts import LIMIT_WAIT, MAX_RECEIPTS, OBJECT_PREFIXES, Receipt, Receipts, bare_id
 from serve_app.core.receipts.slo import ServiceLevel, SloVerdict, TokenPace, judge
 from serve_app.core.receipts.trace import NO_COST, RequestMeasure, RequestTrace
 
 __all__ = [
+    "LIMIT_WAIT",
+    "MAX_RECEIPTS",
     "NO_COST",
     "OBJECT_PREFIXES",
     "Receipt",
@@ -20,6 +22,7 @@ __all__ = [
     "ServiceLevel",
     "SloVerdict",
     "TokenPace",
+    "bare_id",
     "explain",
     "judge",
 ]

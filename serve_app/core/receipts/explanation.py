@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource
 from serve_app.core.limits import LimitReason
@@ -13,6 +15,7 @@ from serve_app.core.routing import Route
 from serve_app.types import Outcome
 
 AT_ONCE_S = 0.005  # a shorter wait is not noticed
+ROUNDING_S = 1e-5  # of the seconds by reason, which are kept in microseconds
 
 _OUTCOMES = {
     Outcome.OK: "answered",
@@ -92,6 +95,9 @@ def explain(receipt: Receipt) -> list[str]:
         f"{_OUTCOMES[receipt.outcome]} after {_duration(receipt.total_s)}.",
         _REPLAYED if receipt.outcome is Outcome.OK and not receipt.granted else _waiting(receipt),
     ]
+    if trace.asked_model is not None:
+        left = "".join(f"; it left {model} ({reason})" for model, reason in trace.hops)
+        lines.append(f"Asked for {trace.asked_model}, which stands for {receipt.model}{left}.")
     if trace.router_losses:
         lines.append("Started anew: the router that ran the first request of its Idempotency-Key had died.")
     if receipt.refused is not None:
@@ -114,6 +120,10 @@ def explain(receipt: Receipt) -> list[str]:
         lines.append(f"Promised {' and '.join(promised)}: {_VERDICTS[receipt.slo]}.")
     if receipt.granted or cost.prompt_tokens or cost.output_tokens:
         lines.append(_tokens(receipt))
+    if len(receipt.waits) > 1:
+        lines.append(f"Waits by reason: {_by_reason(receipt.waits)}.")
+    if _has_shares(receipt):
+        lines.append(_first_token(receipt))
     if trace.trace_id is not None:
         lines.append(f"Trace {trace.trace_id}, {'' if trace.trace_sampled else 'not '}sampled.")
     return lines
@@ -125,17 +135,45 @@ def _waiting(receipt: Receipt) -> str:
     if receipt.granted and receipt.wait_s < AT_ONCE_S:
         text = "Started at once"
     else:
-        text = f"Waited {_duration(receipt.wait_s)}"
+        # the cause of the last wait; where no replica came after a loss, that is not the wait before its first run
+        cause = None if trace.not_continued is NotContinued.QUEUE else trace.waited_for
+        is_explained = ahead or cause is not None or trace.limit_wait_s >= AT_ONCE_S
+        is_begun_late = receipt.granted and not is_explained  # it was checked, and its router asked for a place
+        text = f"{'Started after' if is_begun_late else 'Waited'} {_duration(receipt.wait_s)}"
         if ahead:
             named = " and ".join(f"{_counted(count, 'request')} of class {who.label}" for who, count in ahead)
-            text += f": {named} {'was' if sum(count for _, count in ahead) == 1 else 'were'} ahead"
+            text += f": {named} waited when it came"
         if trace.limit_wait_s >= AT_ONCE_S:
             text += f", {_duration(trace.limit_wait_s)} of it for a limit of its key or tenant"
-        if trace.waited_for is not None:
-            text += f"; {_WAITS[trace.waited_for]}"
+        if cause is not None:
+            text += f"; {_WAITS[cause]}"
     if receipt.deadline_s is not None:
         text += f"; its deadline was {_duration(receipt.deadline_s)}"
     return text + "."
+
+
+def _by_reason(waits: Mapping[str, float]) -> str:
+    """The longest first."""
+    ordered = sorted(waits.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{_duration(waited_s)} {reason}" for reason, waited_s in ordered)
+
+
+def _has_shares(receipt: Receipt) -> bool:
+    """Whether it is known whose part of the first token was how long: of requests with one run."""
+    trace = receipt.trace
+    first_s = receipt.first_token_s
+    if not receipt.granted or first_s is None or trace.losses or trace.preempted or trace.moved:
+        return False
+    waited_s = sum(receipt.waits.values())  # of a list more than it took: its prompts wait at once
+    return waited_s <= receipt.wait_s + ROUNDING_S and receipt.wait_s <= first_s + ROUNDING_S
+
+
+def _first_token(receipt: Receipt) -> str:
+    waited_s = sum(receipt.waits.values())
+    waits = f"{_duration(waited_s)} of waits" if receipt.waits else "no wait"
+    in_router = _duration(max(0.0, receipt.wait_s - waited_s))
+    in_engine = _duration(max(0.0, (receipt.first_token_s or 0.0) - receipt.wait_s))
+    return f"First token: {waits}, {in_router} in the router, {in_engine} in the engine."
 
 
 def _placement(receipt: Receipt) -> str:
@@ -144,6 +182,8 @@ def _placement(receipt: Receipt) -> str:
     text = f"Ran on {trace.replica_id}"
     if trace.route is not None:
         text += f", {_ROUTES[trace.route]}"
+    if receipt.session_id is not None:
+        text += f" (session {receipt.session_id})"
     if measure.slots > measure.at_once:
         text += f", in {measure.slots} of its slots for {_counted(measure.at_once, 'long sequence')}"
     if trace.losses:
@@ -163,6 +203,8 @@ def _continuation(trace: RequestTrace) -> str:
     if trace.not_continued is not None:
         ended = f"{'; then ' if went_on else ''}not continued ({trace.not_continued.value}): "
         ended += _NOT_CONTINUED[trace.not_continued]
+        if trace.not_continued is NotContinued.QUEUE and trace.waited_for is not None:
+            ended += f"; {_WAITS[trace.waited_for]}"
     return f"Its stream lost its replica in the middle: {went_on}{ended}."
 
 

@@ -7,7 +7,9 @@ text of a prompt or an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from serve_app.core.receipts.slo import SloVerdict
@@ -15,7 +17,9 @@ from serve_app.core.receipts.trace import MAX_TEXT_CHARS, RequestTrace
 from serve_app.types import Outcome, RequestClass
 
 MAX_RECEIPTS = 10_000  # 14 MB; half an hour at 5 requests per second: questions come soon
-OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "score-")  # which vLLM puts before our id in the object's id
+LIMIT_WAIT = "limit"  # the reason of a wait for a limit of the key or tenant, beside those of `WaitReason`
+# Which vLLM, or our adapter of it, puts before our id in the object's id.
+OBJECT_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "score-")
 # The order in which a receipt has always told its fields; a new one comes after them.
 _JSON_NAMES = (
     "request_id request_class tenant model outcome arrived wait_s total_s granted ahead waited_for first_token_s"
@@ -43,6 +47,9 @@ class Receipt:
         deadline_s: as the client set it.
         itl_s: mean time between tokens; None: unknown. `longest_gap_s`: of a stream, between two frames with tokens.
         slo: the verdict on its service level (`ttft_slo_s`, `itl_slo_s`); None: its class has none.
+        waits: seconds by reason: a `WaitReason`, or `LIMIT_WAIT`. Of a list of prompts, of all its prompts together.
+        key_id: of its key; of a token `jwt:` and its subject.
+        session_id: which its requests share, as the client named it.
         trace: what happened on its way; kept as a copy of bounded size.
     """
 
@@ -67,10 +74,13 @@ class Receipt:
     slo: SloVerdict | None = None
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
+    waits: Mapping[str, float] = field(default_factory=dict)
+    key_id: str = ""
+    session_id: str | None = None
     trace: RequestTrace = field(default_factory=RequestTrace)
 
     def __post_init__(self) -> None:
-        for name in ("request_id", "client_id", "tenant", "model"):
+        for name in ("request_id", "client_id", "tenant", "model", "key_id", "session_id"):
             text = getattr(self, name)
             if text is not None and len(text) > MAX_TEXT_CHARS:
                 object.__setattr__(self, name, text[:MAX_TEXT_CHARS])
@@ -78,9 +88,35 @@ class Receipt:
 
     def to_json_fields(self) -> dict[str, Any]:
         """The fields as JSON values, those of the trace among them: classes by label."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "trace"}
-        values = own | {"request_class": self.request_class.label} | self.trace.to_json_fields()
+        values = self.json_values()
         return {name: values[name] for name in _JSON_ORDER} | values
+
+    def json_values(self) -> dict[str, Any]:
+        """As `to_json_fields`, in any order: for a record of each request that ends."""
+        values = dict(zip(_OWN_NAMES, _own_values(self), strict=True))
+        values["request_class"] = self.request_class.label
+        return values | self.trace.to_json_fields()
+
+    @classmethod
+    def from_json_fields(cls, values: Mapping[str, Any]) -> Receipt:
+        """The receipt that has these fields, in what `to_json_fields` shows of one."""
+        plain = {one.name for one in fields(cls)} - {"request_class", "outcome", "slo", "trace"}
+        return cls(
+            request_class=RequestClass[values["request_class"].upper()],
+            outcome=Outcome(values["outcome"]),
+            slo=None if values["slo"] is None else SloVerdict(values["slo"]),
+            trace=RequestTrace.from_json_fields(values),
+            **{name: values[name] for name in plain},
+        )
+
+
+_OWN_NAMES = tuple(one.name for one in fields(Receipt) if one.name != "trace")
+_own_values = attrgetter(*_OWN_NAMES)
+
+
+def bare_id(request: str) -> str:
+    """A request's id without what the id of an answer's object puts before it."""
+    return next((request.removeprefix(one) for one in OBJECT_PREFIXES if request.startswith(one)), request)
 
 
 class Receipts:
@@ -107,8 +143,7 @@ class Receipts:
         """Find by our id, the OpenAI object's id, or the client's. None: there was none, it is no longer kept, or it is
         not of `tenant` (None: all tenants')."""
         wanted = request_id[:MAX_TEXT_CHARS]
-        bare = next((wanted.removeprefix(one) for one in OBJECT_PREFIXES if wanted.startswith(one)), wanted)
-        found = self.kept.get(wanted) or self.kept.get(bare)
+        found = self.kept.get(wanted) or self.kept.get(bare_id(wanted))
         if found is not None and tenant in (None, found.tenant):
             return found
         return self.by_client.get((tenant, wanted))

@@ -6,8 +6,9 @@ of `NOT_IN_RECEIPTS`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from serve_app.core.continuation import NotContinued
@@ -17,6 +18,7 @@ from serve_app.core.routing import AffinityKey, Route, TargetReason
 from serve_app.types import RequestClass
 
 MAX_CONTINUED = 8  # the prompts of a list have more than one stream, which has two at most
+MAX_HOPS = 8  # a request that left more models waited at each
 MAX_TEXT_CHARS = 256  # of an id or a name; those that this system makes are shorter
 NOT_IN_RECEIPTS = frozenset({"measure", "reason", "waited_s", "is_row"})
 NO_COST = RequestCost(0, 0, EstimateSource.PRIOR)
@@ -94,6 +96,9 @@ class RequestTrace:
         kv_token_s: KV tokens held, times seconds.
         trace_id: of OpenTelemetry's trace, in hex; None: traces are off.
         trace_sampled: whether its spans go to the collector.
+        asked_model: the name that its client sent, if it is no model's own (`core.names`); None: it is.
+        hops: the models of that name that it left, in order, each with the `HopReason`.
+        is_shadow: it is the second run of a request, on the shadow of its name, for nobody.
     """
 
     measure: RequestMeasure = NOT_MEASURED
@@ -114,6 +119,9 @@ class RequestTrace:
     kv_token_s: float = 0.0
     trace_id: str | None = None
     trace_sampled: bool = False
+    asked_model: str | None = None
+    hops: tuple[tuple[str, str], ...] = ()
+    is_shadow: bool = False
 
     @classmethod
     def total(cls, parts: Sequence[RequestTrace]) -> RequestTrace:
@@ -136,11 +144,12 @@ class RequestTrace:
             replica_id=None if self.replica_id is None else self.replica_id[:MAX_TEXT_CHARS],
             ahead=self.ahead[: len(RequestClass)],
             continued=tuple((name[:MAX_TEXT_CHARS], gap_s) for name, gap_s in self.continued[:MAX_CONTINUED]),
+            hops=self.hops[:MAX_HOPS],
         )
 
     def to_json_fields(self) -> dict[str, Any]:
         """What its receipt says of it: each fact by its name, and of its measure what the queue has reckoned with."""
-        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in NOT_IN_RECEIPTS}
+        facts = dict(zip(_FACT_NAMES, _fact_values(self), strict=True))
         measure = self.measure
         return facts | {
             "ahead": {who.label: count for who, count in self.ahead},
@@ -150,3 +159,37 @@ class RequestTrace:
             "estimated_output": measure.cost.output_tokens,
             "source": measure.cost.source,
         }
+
+    @classmethod
+    def from_json_fields(cls, values: Mapping[str, Any]) -> RequestTrace:
+        """The trace that a receipt with these fields has shown."""
+        cost = RequestCost(values["estimated_prompt"], values["estimated_output"], EstimateSource(values["source"]))
+        return cls(
+            measure=RequestMeasure(sequences=values["sequences"], cost=cost, slots=values["slots"]),
+            ahead=tuple((RequestClass[label.upper()], count) for label, count in values["ahead"].items()),
+            waited_for=None if values["waited_for"] is None else WaitReason(values["waited_for"]),
+            route=None if values["route"] is None else Route(values["route"]),
+            continued=tuple((name, gap_s) for name, gap_s in values["continued"]),
+            not_continued=None if values["not_continued"] is None else NotContinued(values["not_continued"]),
+            asked_model=values.get("asked_model"),  # a router of the release before has neither
+            hops=tuple((model, reason) for model, reason in values.get("hops", ())),
+            is_shadow=values.get("is_shadow", False),
+            **{name: values[name] for name in _PLAIN_FACTS},
+        )
+
+
+_FACT_NAMES = tuple(one.name for one in fields(RequestTrace) if one.name not in NOT_IN_RECEIPTS)
+_fact_values = attrgetter(*_FACT_NAMES)
+
+# Facts that are the same as JSON.
+_PLAIN_FACTS = (
+    "limit_wait_s",
+    "router_losses",
+    "replica_id",
+    "losses",
+    "preempted",
+    "moved",
+    "kv_token_s",
+    "trace_id",
+    "trace_sampled",
+)

@@ -25,7 +25,7 @@ from serve_app.core.routing.outliers import (
     Probe,
 )
 from serve_app.core.routing.retry_budget import RetryBudget
-from serve_app.core.routing.silence import FirstFrames
+from serve_app.core.routing.silence import FirstFrames, is_to_be_asked
 
 __all__ = [
     "FREE_SHARE",
@@ -44,4 +44,5 @@ __all__ = [
     "Route",
     "RoutingTarget",
     "TargetReason",
+    "is_to_be_asked",
 ]

@@ -1,4 +1,5 @@
-"""Whether a replica takes requests and answers none: by the time to first frame, against its own history. Pure.
+"""Whether a replica takes requests and answers none: by the time to first frame, against its own history, or because
+its process stands still. Pure.
 
 Rules
 - A first frame takes the longer, the more prompt tokens were sent to the replica and not answered before it. So its
@@ -7,6 +8,9 @@ Rules
   long as the slowest pace explains, and for `SILENCE_FLOOR_S`. Not the same ones: clients that give up make it no less
   silent.
 - Before `MIN_FRAMES` first frames there is no history, and nothing is called silent.
+- In the middle of an answer there may be no frame for minutes: a parser keeps what is no event yet, and an answer that
+  is no stream has one at its end. So a replica that has requests and sends nothing for `SILENCE_FLOOR_S` is asked for
+  a sign of life, with history or without. Its process stands still if it does not answer within as long.
 
 Invariant: a replica that gives any first frame within `SILENCE_FLOOR_S` is not silent, however many requests wait.
 """
@@ -21,6 +25,11 @@ FACTOR = 8.0  # times the slowest known pace: the engine may be eight times as b
 MIN_FRAMES = 16  # fewer have perhaps met no load yet
 FADING = 0.99  # of the slowest pace with each first frame: half of it after 70
 BASE_TOKENS = 256  # a first frame takes a step and a round trip, however short its prompt
+
+
+def is_to_be_asked(last_message_at: float, now: float) -> bool:
+    """Whether to ask the process of a replica for a sign of life: it has requests, and its last message is so old."""
+    return now - last_message_at > SILENCE_FLOOR_S
 
 
 @dataclass(slots=True)

@@ -55,6 +55,14 @@ class ModelQueues:
         found = self.by_name.get(model)
         return None if found is None else found.admission
 
+    def waits(self) -> dict[str, str]:
+        """What each waiting request waits for now, by its ticket. O(waiting requests)."""
+        return {
+            waiting.arrival.request_id: reason.value
+            for state in self.by_name.values()
+            for waiting, reason in state.admission.wait_reasons()
+        }
+
     def pool_to_grant(self, engine: str) -> RequestPool | None:
         """The pool of an engine from which its queue may grant now; None: nothing is granted there."""
         queue = self.by_engine.get(engine)

@@ -196,6 +196,11 @@ class RouterQueue:
             waiting = {level: max(classes[level].waiting, waiting[level]) for level in RequestClass}
         return tuple((who, waiting[who]) for who in reversed(RequestClass) if who >= request_class and waiting[who])
 
+    def ticket_of(self, request_id: str) -> str:
+        """The id of a waiting request at the actor; empty: it has none yet."""
+        waiting = self.pending.by_request_id.get(request_id)
+        return "" if waiting is None else waiting.ticket
+
     def status(self, request_id: str) -> QueueStatus | None:
         """The queue position of a request by the actor's last answer, or before that by its last figures; requests a
         new answer. None: it does not wait, or the actor has yet to take it and may refuse it."""

@@ -6,7 +6,7 @@ Never: sends anything, or keeps text of prompts or answers.
 """
 
 from serve_app.core.spans import attributes
-from serve_app.core.spans.context import begin_context, caller_trace
+from serve_app.core.spans.context import begin_context, passed_on, row_context, trace_of
 from serve_app.core.spans.records import SpanRecord, TraceRecord
 from serve_app.core.spans.sampling import has_sampled_id, is_sampled
 from serve_app.core.spans.spans import RequestFacts, build
@@ -21,7 +21,9 @@ __all__ = [
     "attributes",
     "begin_context",
     "build",
-    "caller_trace",
     "has_sampled_id",
     "is_sampled",
+    "passed_on",
+    "row_context",
+    "trace_of",
 ]

@@ -5,6 +5,7 @@ Invariant: a header that is not valid counts as none; then the request begins a 
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from dataclasses import dataclass
@@ -45,10 +46,17 @@ class SpanContext:
         return f"00-{self.trace_hex}-{self.span_id:016x}-{SAMPLED if is_sampled else 0:02x}"
 
 
-def caller_trace(traceparent: bytes | None) -> str:
-    """The trace that a caller's header names, as 32 hex digits; empty: none, or the header is not valid."""
+def passed_on(traceparent: bytes | None) -> str:
+    """A caller's header as it goes on to an engine; empty: none, or it is not valid."""
     found = _parsed(traceparent)
-    return "" if found is None else found["trace"].decode()
+    if found is None:
+        return ""
+    return b"-".join((b"00", found["trace"], found["span"], found["flags"])).decode()
+
+
+def trace_of(traceparent: str) -> str:
+    """The trace that a valid header names, as 32 hex digits; empty: there is no header."""
+    return traceparent[3:35]
 
 
 def begin_context(traceparent: bytes | None, tracestate: bytes | None, rng: random.Random) -> SpanContext:
@@ -64,6 +72,16 @@ def begin_context(traceparent: bytes | None, tracestate: bytes | None, rng: rand
         bool(int(found["flags"], 16) & SAMPLED),
         state.decode("latin-1") if len(state) <= MAX_STATE_CHARS else "",
     )
+
+
+def row_context(row: str, rng: random.Random) -> SpanContext:
+    """The context of a run of a batch's row: all runs of a row are in one trace, which nobody has decided about.
+
+    Args:
+        row: names the row among all.
+    """
+    trace_id = int.from_bytes(hashlib.sha256(row.encode()).digest()[:16])
+    return SpanContext(trace_id or 1, new_span_id(rng))
 
 
 def _parsed(traceparent: bytes | None) -> re.Match[bytes] | None:

@@ -33,8 +33,10 @@ MAX_SPANS = 256  # of one request: a list of 80 prompts; a collector takes 512 i
 _OPERATIONS = {
     Operation.CHAT: "chat",
     Operation.RESPONSES: "chat",
+    Operation.MESSAGES: "chat",
     Operation.COMPLETION: "text_completion",
     Operation.EMBEDDING: "embeddings",
+    Operation.EMBED: "embeddings",
 }
 _STOPS = {
     AttemptEnd.PREEMPTED: names.PREEMPTED,
@@ -88,6 +90,8 @@ def build(timeline: RequestTimeline, receipt: Receipt, facts: RequestFacts, rng:
     dropped += timeline.dropped + sum(part.dropped for part in timeline.parts)
     operation = _OPERATIONS.get(facts.operation, facts.operation.value)
     attributes = _request_attributes(receipt, facts, operation) | _server(timeline.server)
+    if timeline.batch_row is not None:
+        attributes[names.BATCH_ID], attributes[names.ROW_NUMBER] = timeline.batch_row
     if dropped:
         attributes[names.DROPPED_SPANS] = dropped
     error = None

@@ -74,6 +74,7 @@ class RequestTimeline:
         limits_at, limits_until: when its charge against limits began and ended; None: it did not.
         parts: of the prompts of a list.
         dropped: attempts that were not kept.
+        batch_row: the id of its batch and its number there; None: it is of none.
     """
 
     context: SpanContext
@@ -83,6 +84,7 @@ class RequestTimeline:
     attempts: list[Attempt] = field(default_factory=list)
     parts: list[RequestTimeline] = field(default_factory=list)
     dropped: int = 0
+    batch_row: tuple[str, int] | None = None
 
     def part(self) -> RequestTimeline:
         """The timeline of the next prompt of the list."""

@@ -8,7 +8,7 @@ Never: reads a clock; the day of a request is an argument.
 
 from serve_app.core.usage.journal import begin_line, end_line, meter_of, state_line
 from serve_app.core.usage.meter import UsageMeter
-from serve_app.core.usage.named_tenants import NamedTenants
+from serve_app.core.usage.named_tenants import OTHER, NamedTenants
 from serve_app.core.usage.records import (
     BATCH_SUFFIX,
     USAGE_COUNTS,
@@ -22,6 +22,7 @@ from serve_app.core.usage.records import (
 
 __all__ = [
     "BATCH_SUFFIX",
+    "OTHER",
     "USAGE_COUNTS",
     "USAGE_KEY",
     "InFlightUse",

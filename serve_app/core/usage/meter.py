@@ -60,6 +60,13 @@ class UsageMeter:
         """Whether the store lacks something: use, or a change of what is in flight."""
         return self.sent is not None or bool(self._sums) or self._counts() != self._reported
 
+    @property
+    def pending(self) -> int:
+        """Ended requests whose use the store has not acknowledged."""
+        sent = () if self.sent is None else self.sent.rows
+        ended = sum(sums[0] + sums[7] for sums in self._sums.values())
+        return ended + sum(row.requests + row.unsettled for row in sent)
+
     def _counts(self) -> tuple[InFlightUse, ...]:
         counts = Counter(key for key, _ in self.in_flight.values())
         return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))

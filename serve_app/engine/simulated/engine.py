@@ -14,13 +14,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from prometheus_client.metrics_core import Metric
+
 from serve_app.engine.continuation import not_continuable
 from serve_app.engine.simulated import requests
+from serve_app.engine.simulated.messages import MessageWriter
 from serve_app.engine.simulated.requests import Generation, Prompts, Scoring
+from serve_app.engine.simulated.responses import ResponseWriter
 from serve_app.engine.simulated.scheduler import Sequence, SequenceState, SimulatedScheduler
+from serve_app.engine.simulated.script import PLAYED, scripted
+from serve_app.engine.simulated.script_writers import ScriptWriter, dialect_of
 from serve_app.engine.simulated.text import (
     WordTokenizer,
     Writer,
+    count_tokens,
     embedding,
     embedding_document,
     rerank_document,
@@ -44,6 +51,8 @@ from serve_app.transport import (
 from serve_app.types import Operation
 
 DEFAULT_MAX_MODEL_LEN = 8192  # tokens; as the built-in model `tiny`
+NOT_SIMULATED = frozenset((Operation.TOKENIZER_INFO, Operation.EMBED, Operation.POOLING, Operation.CLASSIFY))
+AnyWriter = Writer | MessageWriter | ResponseWriter | ScriptWriter
 KV_BYTES_PER_TOKEN = 131_072  # an 8B model's: 32 layers x 8 KV heads x 128 x 2 (K and V) x 2 bytes
 
 
@@ -155,6 +164,10 @@ class SimulatedEngine:
         """See `EngineBackend.report_first_tokens`."""
         self._report_first_token = report
 
+    def own_metrics(self) -> list[Metric]:
+        """None: what this engine counts is in its load."""
+        return []
+
     def load(self) -> EngineLoad:
         """The load after the last step."""
         scheduler = self._scheduler
@@ -226,9 +239,15 @@ class SimulatedEngine:
             return self._answer(submit, found)
         if operation is Operation.DETOKENIZE:
             return self._answer(submit, {"prompt": self._tokenizer.decode(requests.parse_detokenize(body))})
+        if operation is Operation.MESSAGE_TOKENS:
+            return self._answer(submit, {"input_tokens": count_tokens(requests.parse_tokenize(body))})
+        if operation is Operation.INPUT_TOKENS:
+            counted = count_tokens(requests.parse_tokenize(requests.chat_of_response(body)))
+            return self._answer(submit, {"object": "response.input_tokens", "input_tokens": counted})
+        if self.settings.simulated.script and operation in PLAYED:
+            return self._play(submit)
         pools = self.settings.task == "embed"
-        unknown = operation in (Operation.RESPONSES, Operation.INPUT_TOKENS, Operation.TOKENIZER_INFO)
-        if unknown or pools is not operation.is_pooling:
+        if operation in NOT_SIMULATED or pools is not operation.is_pooling:
             raise BadRequest(f"{self.settings.name} does not answer {operation.value} requests", param="model")
         if operation.is_scoring:
             return self._score(submit, requests.parse_scoring(operation, body, max_model_len=self._max_model_len))
@@ -239,10 +258,27 @@ class SimulatedEngine:
         created = self._created(submit)
         stream = generation.stream
         ignored = generation.ignored
-        writer = Writer(operation, submit.request_id, self.settings.name, created, stream=stream, ignored=ignored)
+        if operation is Operation.MESSAGES:
+            messages = MessageWriter(submit.request_id, self._name(submit), generation.stops)
+            return (self._stream if stream else self._generate)(submit, generation, messages)
+        if operation is Operation.RESPONSES:
+            response = ResponseWriter(submit.request_id, self._name(submit), created, body)
+            return (self._stream if stream else self._generate)(submit, generation, response)
+        writer = Writer(operation, submit.request_id, self._name(submit), created, stream=stream, ignored=ignored)
+        return (self._stream if stream else self._generate)(submit, generation, writer)
+
+    def _play(self, submit: Submit) -> AsyncGenerator[Frame, None]:
+        """The frames of an answer by script; raises BadRequest if the body is invalid."""
+        settings = self.settings.simulated
+        operation = submit.operation
+        generation, parts = scripted(
+            operation, submit.body, settings.script, seed=settings.seed, max_model_len=self._max_model_len
+        )
+        dialect = dialect_of(operation, submit.request_id, self._name(submit), self._created(submit))
+        writer = ScriptWriter(dialect, parts)
         return (self._stream if generation.stream else self._generate)(submit, generation, writer)
 
-    async def _stream(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
+    async def _stream(self, submit: Submit, generation: Generation, writer: AnyWriter) -> AsyncGenerator[Frame, None]:
         """One frame per wake-up, with the tokens made since the last one; one event and one group per choice in it."""
         sent = _continued_at(submit, generation)
         status = 200
@@ -274,7 +310,7 @@ class SimulatedEngine:
                 media = ""
                 prompt = None
 
-    async def _generate(self, submit: Submit, generation: Generation, writer: Writer) -> AsyncGenerator[Frame, None]:
+    async def _generate(self, submit: Submit, generation: Generation, writer: AnyWriter) -> AsyncGenerator[Frame, None]:
         sent = _continued_at(submit, generation)
         with self._admitted(submit, generation.sizes, sent) as request:
             answer = self._whole_answers[submit.request_id] = _WholeAnswer(generation, request, sent)
@@ -296,7 +332,7 @@ class SimulatedEngine:
             await self._finish(request)
         vectors = [embedding(self.settings.simulated.seed, text) for text, _ in inputs]
         tokens = sum(tokens for _, tokens in inputs)
-        document = embedding_document(self.settings.name, vectors, tokens, packed=packed)
+        document = embedding_document(self._name(submit), vectors, tokens, packed=packed)
         usage = TokenUsage(tokens, 0, 0, FINISH_STOP)
         yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
 
@@ -305,7 +341,7 @@ class SimulatedEngine:
             await self._finish(request)
         scores = [score(self.settings.simulated.seed, *pair) for pair in asked.pairs]
         request_id = submit.request_id
-        model = self.settings.name
+        model = self._name(submit)
         tokens = asked.prompt_tokens
         if submit.query_counted:
             tokens -= sum(size for _, size in asked.queries)
@@ -316,6 +352,10 @@ class SimulatedEngine:
             document = rerank_document(request_id, model, texts, scores, asked.top_n, tokens)
         usage = TokenUsage(tokens, 0, 0, FINISH_STOP)
         yield Frame(submit.number, document, 200, "json", events=1, usage=usage)
+
+    def _name(self, submit: Submit) -> str:
+        """`model` of the answer."""
+        return submit.shown_model or self.settings.name
 
     async def _answer(self, submit: Submit, value: object, status: int = 200) -> AsyncGenerator[Frame, None]:
         yield Frame(submit.number, json.dumps(value).encode(), status, "json", events=1, usage=TokenUsage())
@@ -372,5 +412,5 @@ def _stopped(task: asyncio.Task[None]) -> EngineFailed:
 
 def _usage(generation: Generation) -> TokenUsage:
     usage = generation.usage
-    reason = FINISH_STOP if all(choice.cut is not None for choice in generation.choices) else "length"
+    reason = FINISH_STOP if all(choice.ends_by_itself for choice in generation.choices) else "length"
     return TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], 0, reason)

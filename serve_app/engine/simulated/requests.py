@@ -42,6 +42,7 @@ class Generation:
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -65,7 +66,9 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
     Raises:
         BadRequest: a field is missing or wrong, or a prompt leaves no tokens for output; `param` names the field.
     """
-    chat = operation is Operation.CHAT
+    if operation is Operation.RESPONSES:
+        body = chat_of_response(body)
+    chat = operation.has_chat_body or operation is Operation.RESPONSES
     prompts = [_chat_prompt(body)] if chat else _prompts(body, "prompt")
     n = _integer(body, "n") or 1
     if n * len(prompts) > MAX_CHOICES:
@@ -87,7 +90,9 @@ def parse_generation(operation: Operation, body: dict[str, Any], *, seed: int, m
             stop = first_stop(key, max_tokens, stops) if stops else None
             length, cut = stop if stop else (max_tokens, None)
             choices.append(SimulatedChoice(len(choices), key, tokens, length, cut))
-    return Generation(tuple(choices), sum(tokens for _, tokens in prompts), stream, include_usage, ignored_fields(body))
+    ignored = ignored_fields(body)
+    prompt_tokens = sum(tokens for _, tokens in prompts)
+    return Generation(tuple(choices), prompt_tokens, stream, include_usage, ignored, tuple(stops))
 
 
 def ignored_fields(body: dict[str, Any]) -> tuple[str, ...]:
@@ -140,6 +145,24 @@ def parse_scoring(operation: Operation, body: dict[str, Any], *, max_model_len: 
     if operation is Operation.RERANK and (type(top_n) is not int or top_n < 0):
         raise BadRequest("top_n: a whole number of at least 0 is wanted", param="top_n")
     return Scoring(texts[0], texts[1], top_n)
+
+
+def chat_of_response(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat body that says what this body of a response says."""
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = [_message(item) for item in items] if isinstance(items, list) else items
+    if body.get("instructions") is not None and isinstance(messages, list):
+        messages = [{"role": "system", "content": body["instructions"]}, *messages]
+    chat = {"messages": messages, "stream": body.get("stream"), "max_tokens": body.get("max_output_tokens")}
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def _message(item: Any) -> Any:
+    """An item as a message; what is none, such as the result of a tool, as its JSON."""
+    if not isinstance(item, dict) or "role" in item:
+        return item
+    return {"role": str(item.get("type")), "content": json.dumps(item, sort_keys=True)}
 
 
 def parse_tokenize(body: dict[str, Any]) -> str:

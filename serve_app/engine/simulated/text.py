@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.types import Operation
 
@@ -106,19 +106,39 @@ def embedding(seed: int, text: str) -> list[float]:
     return [value / length for value in values]
 
 
+class Piece(NamedTuple):
+    """A token of an answer that is played by script. `part`: the number of its block."""
+
+    part: int
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedChoice:
-    """One choice of a request; `max_tokens` are produced, and their text before character `cut` is sent."""
+    """One choice of a request; `max_tokens` are produced, and their text before character `cut` is sent. `script`: its
+    tokens, if a script is played."""
 
     index: int
     key: int
     prompt_tokens: int
     max_tokens: int
     cut: int | None = None
+    script: tuple[Piece, ...] = ()
 
     @property
     def finish_reason(self) -> str:
-        return "length" if self.cut is None else "stop"
+        return "stop" if self.ends_by_itself else "length"
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether it is not cut off by its bound."""
+        return self.cut is not None or 0 < len(self.script) <= self.max_tokens
+
+    def ids(self, start: int, stop: int) -> list[int]:
+        """Its tokens `start` to `stop`."""
+        if self.script:
+            return [token_id(text) for _, text in self.script[start:stop]]
+        return [WORD_IDS[k] for k in words_at(self.key, start, stop)]
 
 
 def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[int]]) -> list[int] | None:
@@ -132,7 +152,7 @@ def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[in
         stop = made[index] + len(tokens)
         if stop > choices[index].max_tokens:
             return None
-        if tokens != [WORD_IDS[k] for k in words_at(choices[index].key, start, stop)]:
+        if tokens != choices[index].ids(start, stop):
             return None
         made[index] = stop
     return made
@@ -140,7 +160,7 @@ def tokens_made(choices: Sequence[SimulatedChoice], groups: Sequence[Sequence[in
 
 def token_group(choice: SimulatedChoice, start: int, stop: int) -> list[int]:
     """The group of a choice's tokens `start` to `stop`."""
-    return [choice.index, *[WORD_IDS[k] for k in words_at(choice.key, start, stop)]]
+    return [choice.index, *choice.ids(start, stop)]
 
 
 class Writer:

@@ -54,8 +54,8 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "reasoning_parser": settings.reasoning_parser,
     }
     arguments = {name: value for name, value in given.items() if value is not None}  # else vLLM's own defaults
-    if settings.task == "embed":
-        arguments |= {"runner": "pooling", "convert": "embed"}
+    if settings.task != "generate":
+        arguments |= {"runner": "pooling", "convert": settings.task}
     return arguments | settings.extra_engine_args
 
 

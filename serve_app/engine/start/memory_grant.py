@@ -29,7 +29,7 @@ from serve_app.core.times import ENGINE_ASK_S, ENGINE_HEARTBEAT_S
 from serve_app.engine.helper_process import RENDER_PROCESS
 from serve_app.engine.stall_detector import StallDetector
 from serve_app.errors import InsufficientMemory, LeaseConflict, ServeAppError, Unavailable
-from serve_app.system import descendants, start_ticks
+from serve_app.system import EventKind, descendants, event, start_ticks
 
 logger = logging.getLogger("ray.serve")
 
@@ -147,6 +147,7 @@ class MemoryGrant:
         Raises:
             Unavailable: not granted in time; the message names what is missing.
         """
+        reported = self._reply.why
         self._thread.start()
         deadline = time.monotonic() + wait_s
         logged_at = time.monotonic()
@@ -159,12 +160,15 @@ class MemoryGrant:
                     raise Unavailable(f"blocked: memory: {self._reply.why}", code="blocked_memory")
                 if now - logged_at >= WAIT_LOG_INTERVAL_S:
                     logged_at = now
+                    report = self.report
+                    why = self._reply.why
+                    blocked = event(EventKind.HEALTH, report.model, replica=report.owner, blocked="memory")
                     logger.warning(
                         "Engine %s of model %s waits to load and serves nothing: %s",
-                        self.report.owner,
-                        self.report.model,
-                        self._reply.why,
+                        *(report.owner, report.model, why),
+                        extra=None if why == reported else blocked,  # an event once, a log line again and again
                     )
+                    reported = why
                 await asyncio.sleep(ENGINE_ASK_S / 2)
         except BaseException:  # mostly cancellation: Serve ends the replica while it waits
             await asyncio.shield(asyncio.to_thread(self.end))

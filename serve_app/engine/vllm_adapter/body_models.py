@@ -13,13 +13,16 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.pooling.base.protocol import reject_removed_pooling_parameters
+from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
+from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingRequest
+from vllm.entrypoints.pooling.pooling.protocol import PoolingChatRequest, PoolingCompletionRequest
 from vllm.entrypoints.pooling.scoring import protocol as scoring
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 
@@ -28,6 +31,17 @@ from serve_app.engine.body_schemas import as_bodies_are_read, validator_of
 from serve_app.engine.client_names import with_new_names
 from serve_app.types import Operation
 
+
+class SaltedEmbedRequest(CohereEmbedRequest):
+    """Cohere's request with the salt that vLLM reads of every other one, so that tenants share no cached prefix."""
+
+    cache_salt: str | None = None
+
+
+# Without that of a plug-in, of which no engine here has one.
+PoolingRequest = Annotated[
+    PoolingCompletionRequest | PoolingChatRequest, BeforeValidator(reject_removed_pooling_parameters)
+]
 # vLLM's models of a score, by the field that only this form has. Of vLLM's union, an error would name the fields of
 # another form.
 SCORE_FORMS: dict[str, Any] = {
@@ -42,6 +56,9 @@ MODELS: dict[str, Any] = {
     Operation.RESPONSES: ResponsesRequest,
     Operation.INPUT_TOKENS: ResponsesRequest,
     Operation.EMBEDDING: EmbeddingRequest,
+    Operation.EMBED: SaltedEmbedRequest,
+    Operation.POOLING: PoolingRequest,
+    Operation.CLASSIFY: ClassificationRequest,
     Operation.RERANK: scoring.RerankRequest,
     Operation.TOKENIZE: TokenizeRequest,
     Operation.DETOKENIZE: DetokenizeRequest,
@@ -71,7 +88,7 @@ def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = F
     vLLM's own checks raise."""
     if (form := _form(operation, body)) not in _READERS:
         return None
-    if operation is Operation.CHAT and "messages" in body:
+    if operation.has_chat_body and "messages" in body:
         body = {**body, "messages": with_new_names(body["messages"])}
     found = _READERS[form][1].find(body, by_kind=by_kind)
     if found is not None:
@@ -83,6 +100,8 @@ def fault_of(operation: Operation, body: Mapping[str, Any], *, by_kind: bool = F
 
 
 def _form(operation: Operation, body: Mapping[str, Any]) -> str:
+    if operation.has_chat_body:
+        return Operation.CHAT
     if operation is not Operation.SCORE:
         return operation
     return next((field for field in SCORE_FORMS if body.get(field) is not None), "documents")

@@ -22,11 +22,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from serve_app.engine.continuation import ContinuedRuns
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
-from serve_app.engine.vllm_adapter.private_names import CLOCKS, IDS, MERGE, missing
+from serve_app.engine.vllm_adapter.private_names import CLOCKS, IDS, MERGE, SIGNATURES, missing
 from serve_app.engine.vllm_adapter.produced_tokens import ENGINE_HALF, PRODUCED
 from serve_app.engine.vllm_adapter.wrapped import wrap
 from serve_app.transport import TokenUsage, Unsent
@@ -52,6 +53,7 @@ async def prepare(llm: Any) -> bool:
         importlib.import_module(clock.module).time = AnswerTime()  # type: ignore[attr-defined]
     for ids in IDS:
         importlib.import_module(ids.module).random_uuid = answer_uuid  # type: ignore[attr-defined]
+    importlib.import_module(SIGNATURES.module).uuid = AnswerUuids()  # type: ignore[attr-defined]
     serving = importlib.import_module(MERGE.module)
     wrap(serving, "merge_async_iterators", recorded_merge)
     send = llm.engine_core.add_request_async
@@ -104,6 +106,13 @@ class AnswerTime:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+class AnswerUuids:
+    """The module `uuid` for vLLM's serving object of messages, which reads the `hex` of what `uuid4` gives."""
+
+    def uuid4(self) -> SimpleNamespace:
+        return SimpleNamespace(hex=answer_uuid())
 
 
 def answer_uuid() -> str:

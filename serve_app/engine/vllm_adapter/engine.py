@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import psutil
+from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import State
 from vllm.config import VllmConfig
@@ -43,13 +44,16 @@ from serve_app.engine.vllm_adapter import (
     continuing,
     cut_calls,
     log_probabilities,
+    own_metrics,
     render_process,
     response_entries,
     serving,
+    shown_model,
 )
 from serve_app.engine.vllm_adapter.grammar import BACKEND, tokenizer_description
 from serve_app.engine.vllm_adapter.kv_cache import block_bytes
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
+from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
 from serve_app.engine.vllm_adapter.private_names import END_NAMES, missing
 from serve_app.engine.vllm_adapter.recorded import LiveStats, RecordedLLM
 from serve_app.engine.vllm_adapter.render_turns import take_turns
@@ -99,7 +103,7 @@ class VllmEngine:
             log_requests=False,
             log_stats=False,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[lambda *_: self._stats],
+            stat_loggers=[lambda *_: self._stats, own_metrics.VllmMetrics],
         )
         self._llm = llm
         if llm.vllm_config.structured_outputs_config.backend == BACKEND and self._settings.task == "generate":
@@ -107,7 +111,7 @@ class VllmEngine:
                 tokenizer_description(llm.vllm_config, llm.get_tokenizer()), self._settings.grammar_cpu_s
             )
             llm.grammars = GrammarQueue(lambda grammar: asyncio.to_thread(compiler.compile, grammar))
-        serving.reduce_per_token_cost(llm)
+        serving.reduce_per_token_cost()
         if log_probabilities.install():
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
         response_entries.install()
@@ -117,6 +121,7 @@ class VllmEngine:
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)
+        shown_model.install(self._state.openai_serving_models)
         if self._settings.task == "generate":
             setup = pickle.dumps(render_process.RenderSetup(llm.vllm_config, frontend, self._settings.tool_strict))
             self._large = LargeRequests(
@@ -217,6 +222,10 @@ class VllmEngine:
         """See `EngineBackend.load`."""
         return self._stats.load
 
+    def own_metrics(self) -> list[Metric]:
+        """See `EngineBackend.own_metrics`."""
+        return own_metrics.families()
+
     @property
     def alive(self) -> bool:
         """See `EngineBackend.alive`."""
@@ -300,16 +309,16 @@ async def answer_frames(
             if recorder.failed is not None:
                 raise recorder.failed from recorder.failure
             if recorder.continued is not None and not recorder.continued.is_over:
-                if text.startswith(serving.ERROR_EVENT):
+                if text.startswith(ERROR_EVENT):
                     raise recorder.continued.fail("vLLM cannot make its beginning again")
                 recorder.continued.drop_event()
                 continue
-            if status or text.startswith(serving.ERROR_EVENT):
+            if status or text.startswith(ERROR_EVENT):
                 refusal = serving.refused(recorder, submit) or serving.event_refusal(text, submit)
                 if refusal is not None and status:
                     yield refusal
                     return
-                text = text if refusal is None else f"data: {refusal.body.decode()}\n\n"
+                text = text if refusal is None else serving.refusal_event(refusal, submit)
             prompt = recorder.usage() if status else None
             yield Frame(number, text.encode(), status, media, recorder.take_groups(), 1, prompt=prompt)
             status = 0

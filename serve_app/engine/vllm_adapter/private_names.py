@@ -1,7 +1,7 @@
 """Every private name of vLLM 0.32.0 that continuing a stream needs (`NAMES`: `continuing`, `produced_tokens`), making
 log probabilities in slices (`SCORING_NAMES`: `log_probabilities`; `RESPONSE_NAMES`: `response_entries`), or rendering
-in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or how EngineCore has ended
-(`END_NAMES`: `engine`).
+in turns (`RENDER_NAMES`: `render_turns`), or tool calls (`TOOL_NAMES`: `cut_calls`), or answers to Anthropic's clients
+(`MESSAGE_NAMES`: `messages`), or how EngineCore has ended (`END_NAMES`: `engine`).
 
 Decides whether the installed vLLM has them; a test names each one that a release has moved, and so does the log of an
 engine that starts with such a release.
@@ -20,6 +20,7 @@ _OPENAI = "vllm.entrypoints.openai"
 CHAT_SERVING = f"{_OPENAI}.chat_completion.serving"
 COMPLETION_SERVING = f"{_OPENAI}.completion.serving"
 RESPONSES_SERVING = f"{_OPENAI}.responses.serving"
+MESSAGES_SERVING = "vllm.entrypoints.anthropic.serving"
 TAG_REGISTRY = "vllm.tool_parsers.structural_tag_registry"
 TOOL_PARSER = "vllm.tool_parsers.abstract_tool_parser"
 
@@ -43,6 +44,7 @@ IDS = (
     PrivateName("vllm.renderers.chat_utils", "random_uuid"),
     *(PrivateName(f"{_OPENAI}.responses.{part}", "random_uuid") for part in ("serving", "streaming_events", "utils")),
 )
+SIGNATURES = PrivateName(MESSAGES_SERVING, "uuid")  # of thinking
 MERGE = PrivateName(f"{_OPENAI}.completion.serving", "merge_async_iterators")
 ENGINE_NAMES = (
     PrivateName("vllm.v1.engine.core", "EngineCore"),
@@ -68,6 +70,7 @@ NAMES = (
     *ENGINE_NAMES,
     *CLOCKS,
     *IDS,
+    SIGNATURES,
     MERGE,
     PrivateName("vllm.config", "VllmConfig.use_v2_model_runner"),
     PrivateName("vllm.sampling_params", "SamplingParams", ("extra_args", "prompt_logprobs", "num_logprobs")),
@@ -155,6 +158,15 @@ TOOL_NAMES = (
     PrivateName("vllm.parser.abstract_parser", "Parser", ("tool_parser",)),
     PrivateName(TOOL_PARSER, "ToolParser.get_remaining_unstreamed_args", ("self",)),
     PrivateName(TAG_REGISTRY, "_dump_tool_for_xgrammar", ("tool",)),
+)
+MESSAGE_NAMES = (
+    PrivateName(
+        MESSAGES_SERVING,
+        "AnthropicServingMessages",
+        ("_merge_inline_system", "_get_disabled_thinking_effort"),
+    ),
+    PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.messages_full_converter", ("generator",)),
+    PrivateName(MESSAGES_SERVING, "AnthropicServingMessages.message_stream_converter", ("generator",)),
 )
 
 END_NAMES = (

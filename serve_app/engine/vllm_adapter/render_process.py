@@ -95,7 +95,7 @@ class Reader:
         renderer = self._state.online_renderer
         request = serving.request_of(submit, self._setup.tool_strict)
         match submit.operation:
-            case Operation.CHAT:
+            case Operation.CHAT | Operation.MESSAGES:
                 rendered = await renderer.render_chat(request)
             case Operation.RESPONSES:
                 rendered = await renderer.render_responses(request)

@@ -17,14 +17,15 @@ from starlette.requests import Request
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMError
 from vllm.v1.engine.exceptions import EngineGenerateError
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from serve_app.core.anthropic import client_words, error_event
 from serve_app.core.grammar_bounds import too_complex
 from serve_app.core.schemas import SchemaBudget, TooManyParts, small_budget, with_enforced_schemas
 from serve_app.core.score_inputs import score_inputs
@@ -32,12 +33,14 @@ from serve_app.engine.client_names import MESSAGES, client_path, field_path, gra
 from serve_app.engine.responses_input import as_vllm_reads
 from serve_app.engine.token_recorder import TokenRecorder, recorder_of_request
 from serve_app.engine.trusted_models import trusted
-from serve_app.engine.vllm_adapter import cut_calls
+from serve_app.engine.vllm_adapter import cut_calls, messages
 from serve_app.engine.vllm_adapter.body_models import fault_of, validated
 from serve_app.engine.vllm_adapter.large_requests import LargeRequests
+from serve_app.engine.vllm_adapter.messages import ERROR_EVENT
 from serve_app.engine.vllm_adapter.recorded import RecordedLLM
 from serve_app.engine.vllm_adapter.rendered import rendered_of_request
 from serve_app.engine.vllm_adapter.response_entries import MakeEntries, event_body
+from serve_app.engine.vllm_adapter.shown_model import shown_model
 from serve_app.errors import BadRequest, NotFound, RequestFailed, ServeAppError
 from serve_app.settings import ModelSettings
 from serve_app.transport import Frame, Submit, TokenUsage
@@ -45,8 +48,6 @@ from serve_app.types import Operation
 
 logger = logging.getLogger("ray.serve")
 
-# How vLLM's streams say that the request failed: in place of the first event when nothing of the answer came before.
-ERROR_EVENT = 'data: {"error":'
 _CHUNK = 'data: {"id":'
 _DATA = "data: {"
 # The Responses API's events before the first output: held back until it comes, since an error after them is no status.
@@ -66,19 +67,21 @@ _SERVING_OBJECTS = {  # by operation: its name in the state, and what a model wi
     Operation.COMPLETION: ("openai_serving_completion", "completions"),
     Operation.RESPONSES: ("openai_serving_responses", "responses"),
     Operation.INPUT_TOKENS: ("openai_serving_responses", "responses"),
+    Operation.MESSAGES: ("anthropic_serving_messages", "messages"),
+    Operation.MESSAGE_TOKENS: ("anthropic_serving_messages", "messages"),
     Operation.EMBEDDING: ("serving_embedding", "embeddings"),
+    Operation.EMBED: ("serving_embedding", "embeddings"),
+    Operation.POOLING: ("serving_pooling", "pooling"),
+    Operation.CLASSIFY: ("serving_classification", "classification"),
     Operation.SCORE: ("serving_scores", "scores"),
     Operation.RERANK: ("serving_scores", "scores"),
 }
 
 
-def reduce_per_token_cost(llm: RecordedLLM) -> None:
-    """Remove three needless costs per token of vLLM's front end: each access to a setting reads the environment again
-    (EngineCore caches them, the front end does not), the chunks it makes itself are validated like client input, and
-    each step is recorded in Prometheus metrics of this process, which nothing reads."""
-    if llm.logger_manager is not None:
-        loggers = llm.logger_manager.stat_loggers
-        loggers[:] = [one for one in loggers if not isinstance(one, PrometheusStatLogger)]
+def reduce_per_token_cost() -> None:
+    """Remove two needless costs per token of vLLM's front end: each access to a setting reads the environment again
+    (EngineCore caches them, the front end does not), and the chunks it makes itself are validated like client input. A
+    third one, that of its metrics, is smaller (`own_metrics`)."""
     vllm.envs.enable_envs_cache()
     for module, names in (
         (chat_serving, ("ChatCompletionStreamResponse", "ChatCompletionResponseStreamChoice", "DeltaMessage")),
@@ -111,6 +114,9 @@ async def answer(
     """
     serving = _serving_object(state, submit.operation)
     raw = _raw_request(submit.request_id)
+    shown_model.set(submit.shown_model)
+    if submit.operation.is_anthropic:
+        submit = await messages.as_model_takes(serving, submit)
     read = None if large is None else await large.read(submit)
     if read is None and submit.operation.takes_slot:
         try:
@@ -132,6 +138,10 @@ async def answer(
             await llm.check_grammar(request.extract_structured_outputs())
             answered = cut_calls.with_finish_reasons(await serving.create_chat_completion(request, raw))
             return with_tier(answered, submit.service_tier)
+        case Operation.MESSAGES:
+            await llm.check_grammar(request.extract_structured_outputs())
+            answered = cut_calls.with_finish_reasons(await serving.create_chat_completion(request, raw))
+            return messages.anthropic_answer(serving, answered)
         case Operation.COMPLETION:
             return with_tier(await serving.create_completion(request, raw), submit.service_tier)
         case Operation.RESPONSES:
@@ -161,7 +171,7 @@ def request_of(submit: Submit, tool_strict: bool, budget: SchemaBudget | None = 
         if submit.service_tier is not None:
             body["service_tier"] = submit.service_tier
         body = as_vllm_reads(body)
-    elif submit.operation is Operation.CHAT and isinstance(body.get("messages"), list):
+    elif submit.operation.has_chat_body and isinstance(body.get("messages"), list):
         # vLLM changes messages in place, and errors name what the client sent
         body["messages"] = [dict(one) if isinstance(one, dict) else one for one in body["messages"]]
     if submit.operation.generates:
@@ -180,6 +190,8 @@ async def answer_unqueued(state: State, submit: Submit) -> BaseModel | bytes:
             answered = await tokenization.create_tokenize(validated(submit.operation, body), raw)
         case Operation.INPUT_TOKENS:
             answered = await _count_input(state, validated(submit.operation, as_vllm_reads(body)))
+        case Operation.MESSAGE_TOKENS:
+            answered = await _count_messages(state, request_of(submit, tool_strict=False))
         case Operation.DETOKENIZE:
             answered = await tokenization.create_detokenize(validated(submit.operation, body), raw)
         case _:
@@ -194,6 +206,15 @@ async def _count_input(state: State, asked: ResponsesRequest) -> BaseModel | byt
         return rendered
     tokens = len(rendered.engine_input["prompt_token_ids"])
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def _count_messages(state: State, asked: ChatCompletionRequest) -> BaseModel | bytes:
+    """Anthropic's count of the input tokens that an answer would have."""
+    rendered = await state.online_renderer.render_chat(asked)
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    _, inputs = rendered
+    return msgspec.json.encode({"input_tokens": sum(len(one["prompt_token_ids"]) for one in inputs)})
 
 
 def with_tier(
@@ -322,6 +343,13 @@ def event_refusal(text: str, submit: Submit) -> Frame | None:
     return refusal(ErrorResponse.model_validate_json(text.removeprefix("data:")), submit)
 
 
+def refusal_event(refused: Frame, submit: Submit) -> str:
+    """A refusal as the last event of a stream that has begun."""
+    if submit.operation.is_anthropic:
+        return error_event(refused.status, msgspec.json.decode(refused.body)).decode()
+    return f"data: {refused.body.decode()}\n\n"
+
+
 def our_refusal(error: ServeAppError, submit: Submit) -> Frame:
     """An error of ours, in place of an answer."""
     frame = _last_frame(submit, error.status, error.body())
@@ -329,6 +357,10 @@ def our_refusal(error: ServeAppError, submit: Submit) -> Frame:
 
 
 def _last_frame(submit: Submit, status: int, body: dict[str, Any]) -> Frame:
+    if submit.operation.is_anthropic:
+        error = body["error"]
+        param = error["param"]
+        error |= {"message": client_words(error["message"]), "param": param and client_words(param)}
     return Frame(submit.number, msgspec.json.encode(body), status, "json", events=1, usage=TokenUsage())
 
 

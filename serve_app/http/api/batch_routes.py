@@ -23,7 +23,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from serve_app.core.batches import ENDPOINTS, INPUT_PURPOSE, BatchRecord, BatchStatus
-from serve_app.errors import BadRequest, BatchConflict, NotFound
+from serve_app.errors import BadRequest, BatchConflict, Forbidden, NotFound
 from serve_app.http.api.batch_lane import (
     BATCH_ID,
     FILE_ID,
@@ -124,6 +124,8 @@ class BatchRoutes:
     async def _create(self, identity: Identity, key: str | None, read: ReadBody) -> BatchRecord:
         if not self._settings().batch.workers:
             raise BadRequest("no batch is run here: batch.workers is 0", code="no_batch_workers")
+        if identity.is_token:  # its rows run for hours, when the token has expired and its subject may have left
+            raise Forbidden("a batch needs an API key: it runs longer than a token is valid", code="needs_api_key")
         body = (await read())[0]
         asked = parse_fields(_BatchFields, body)
         if asked.endpoint not in ENDPOINTS:

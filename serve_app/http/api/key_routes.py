@@ -7,7 +7,9 @@
     POST   /admin/keys/{id}/rotate    {"grace_s"} -> the key with a new `key`; the old one is valid for the grace
     DELETE /admin/keys/{id}           revokes it; requests that run are finished
 
-Invariant: the key itself is in one answer and nowhere else; who may not ask is refused before the body is read.
+Invariant: the key itself is in one answer and nowhere else; who may not ask is refused before the body is read. No key
+gives more than it has: the right to deploy, and a key with it, are made and changed by keys with that right alone.
+Every operator may revoke one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.core.limits import Limits
-from serve_app.errors import BadRequest, KeyConflict, NotFound
+from serve_app.errors import BadRequest, Forbidden, KeyConflict, NotFound
 from serve_app.http.api.audit_routes import author_of
 from serve_app.http.api.local_routes import not_an_operator
 from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, KeyCall
@@ -40,6 +42,7 @@ logger = logging.getLogger("ray.serve")
 DEFAULT_GRACE_S = 86_400.0  # a day: every program that has the old key gets the new one at its next deployment
 MAX_GRACE_S = 90 * 86_400.0  # of a rotation; what is to last longer is another key
 MAX_MODELS = 256  # that a key may name
+NO_DEPLOY = "no_deploy_right"  # the code of a 403 for a key that may not deploy
 NOT_KEPT = (b"cache-control", b"no-store")  # of an answer with a key
 
 ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], bytes]]]  # decoded, and as it was sent
@@ -73,6 +76,7 @@ class _KeyFields(BaseModel):
     default_class: ClassName | None = None  # `normal`, or the highest class that the key may ask for
     admin: bool = False
     metrics: bool = False
+    deploy: bool = False
     models: list[ModelName] | None = Field(None, max_length=MAX_MODELS)
     expires_at: str | None = None
     limits: LimitSettings | None = None
@@ -138,6 +142,7 @@ class KeyRoutes:
 
     async def _create(self, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_KeyFields, body)
+        _require_right(identity, needed=asked.deploy)
         now = self._now()
         key = new_key()
         expires_at = None if asked.expires_at is None else _expiry(asked.expires_at, now)
@@ -161,6 +166,7 @@ class KeyRoutes:
                 "a key keeps its `tenant`, whose its files, batches and use are: make another key", param="tenant"
             )
         asked = parse_fields(_KeyFields, _patched(_as_body(record), body))
+        _require_right(identity, needed=asked.deploy or record.deploy)
         changes = _rights(asked)
         if "expires_at" in body:  # one that has passed may stay as it is
             changes["expires_at"] = None if asked.expires_at is None else _expiry(asked.expires_at, now)
@@ -172,6 +178,7 @@ class KeyRoutes:
     async def _rotate(self, key_id: str, body: Mapping[str, Any], identity: Identity) -> Answer:
         asked = parse_fields(_RotateFields, body)
         record = await self._stored(key_id)
+        _require_right(identity, needed=record.deploy)
         now = self._now()
         key = new_key()
         if record.revoked_at is not None or (record.expires_at is not None and now >= record.expires_at):
@@ -230,6 +237,17 @@ class KeyRoutes:
         }
 
 
+def _require_right(identity: Identity, *, needed: bool) -> None:
+    """Raises Forbidden: the change is about a key that may deploy, and the caller's may not."""
+    if needed and not identity.deploy:
+        raise Forbidden(
+            "only a key that may deploy makes or changes one that may; the first one is set in the configuration "
+            "(auth.keys[].deploy)",
+            param="deploy",
+            code=NO_DEPLOY,
+        )
+
+
 def _rights(asked: _KeyFields) -> dict[str, Any]:
     """What a key may do and use, as its record has it."""
     if asked.default_class is None:
@@ -250,6 +268,7 @@ def _as_body(record: KeyRecord) -> dict[str, Any]:
         "default_class": record.default_class.label,
         "admin": record.admin,
         "metrics": record.metrics,
+        "deploy": record.deploy,
         "models": None if record.models is None else list(record.models),
         "expires_at": _time(record.expires_at),
         "limits": None if record.limits is None else shown_limits(record.limits),

@@ -10,6 +10,7 @@ and use it finds its own tenant's.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +18,16 @@ from typing import Any
 
 import msgspec
 
+from serve_app.core.names import ModelRoute, ModelRoutes
 from serve_app.errors import BadRequest, Forbidden, NotFound, Unavailable
-from serve_app.http.api.routes import SHOWN_ID_CHARS, HttpRoute, LocalCall
+from serve_app.http.api.routes import HttpRoute, LocalCall
 from serve_app.http.api.usage_report import GetUsage, usage_report
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.names import versions
 from serve_app.router import ModelRouter
 from serve_app.types import Identity
 
-FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any] | None]]
+FindReceipt = Callable[[str, str | None], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,23 @@ class LocalRoutes:
         models: by name.
         scrape: the content type and the metrics of all routers, by the header `Accept`.
         get_usage: sums of use from the store; raises while the store is away.
-        find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; None: no router has
-            it. Bounded in time.
+        find_receipt: a receipt by any id of its request and its tenant (None: any), as plain data; raises NotFound.
+            Bounded in time.
+        names: what clients may send in place of a model's name.
     """
 
     models: Mapping[str, ModelRouter]
     scrape: Callable[[str], Awaitable[tuple[str, bytes]]]
     find_receipt: FindReceipt
     get_usage: GetUsage
+    names: ModelRoutes = field(default_factory=ModelRoutes)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def answer(self, route: HttpRoute, identity: Identity, query: bytes = b"", accept: bytes = b"") -> Answer:
         """The complete answer to a local route. `query`: of the URL; `accept`: the header.
 
         Raises:
-            NotFound: an unknown model, or no router has the receipt. Unavailable: not ready. Forbidden: the key is not
+            NotFound: an unknown model, or there is no receipt. Unavailable: not ready. Forbidden: the key is not
             an operator's; the metrics name all tenants.
         """
         match route.target:
@@ -63,9 +67,10 @@ class LocalRoutes:
             case LocalCall.MODELS:
                 allowed = (one for name, one in self.models.items() if identity.may_use(name))
                 cards = await asyncio.gather(*(self._card(model) for model in allowed))
-                found = {"object": "list", "data": cards}
+                named = (one for name, one in self.names.by_name.items() if identity.may_use(name))
+                found = {"object": "list", "data": cards + [self._named_card(one) for one in named]}
             case LocalCall.MODEL:
-                found = await self._card(model_named(self.models, route.argument, identity))
+                found = await self._card_of(route.argument, identity)
             case LocalCall.METRICS:
                 if not (identity.admin or identity.metrics):
                     raise Forbidden(
@@ -77,12 +82,6 @@ class LocalRoutes:
                 found = await usage_report(self.get_usage, identity, query)
             case _:
                 found = await self.find_receipt(route.argument, None if identity.admin else identity.tenant)
-                if found is None:
-                    shown = route.argument[:SHOWN_ID_CHARS]
-                    raise NotFound(
-                        f"no receipt of {shown!r} for this key: it has not ended yet, or ended too long ago",
-                        code="request_not_found",
-                    )
         return 200, JSON, msgspec.json.encode(found)
 
     def _readiness(self, identity: Identity) -> dict[str, Any]:
@@ -96,6 +95,28 @@ class LocalRoutes:
             raise Unavailable(f"no replica of {', '.join(named) or 'any model'} is running", code="not_ready")
         return {"status": "ready", "without_replica": named}
 
+    async def _card_of(self, name: str, identity: Identity) -> dict[str, Any]:
+        """Raises as `model_named`."""
+        route = self.names.find(name)
+        if route is None:
+            return await self._card(model_named(self.models, self.names, name, identity))
+        require_right(name, identity)
+        return self._named_card(route)
+
+    def _named_card(self, route: ModelRoute) -> dict[str, Any]:
+        """Of a name that is no model's: `max_model_len` is the least of the models that requests may run on."""
+        served = [self.models[name] for name in route.all_models if name in self.models]
+        lengths = [model.limits.max_model_len for model in served]
+        known = [length for length in lengths if length < sys.maxsize]
+        return {
+            "id": route.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "serve-app",
+            "max_model_len": min(known, default=None),
+            "route": route.shown(),
+        }
+
     async def _card(self, model: ModelRouter) -> dict[str, Any]:
         """`max_model_len` is null before the model's first start, unless it is configured."""
         card = {"id": model.settings.name, "object": "model", "created": self.created, "owned_by": "serve-app"}
@@ -107,16 +128,24 @@ def not_an_operator() -> Forbidden:
     return Forbidden("this key is not an operator's: set admin on it (auth.keys)", code="not_admin")
 
 
-def model_named(models: Mapping[str, ModelRouter], name: object, identity: Identity) -> ModelRouter:
-    """The model of this name. Raises BadRequest, NotFound; Forbidden: the key may not use it, whether it exists or
-    not."""
-    if not isinstance(name, str):
-        raise BadRequest("`model` must be a string, the name of a model", param="model")
+def require_right(name: str, identity: Identity) -> None:
+    """Raises Forbidden: the key may not use the model, or what has this name, whether it exists or not."""
     if not identity.may_use(name):
         raise Forbidden(f"this key may not use the model {name!r}", param="model", code="model_not_allowed")
+
+
+def model_named(models: Mapping[str, ModelRouter], names: ModelRoutes, name: object, identity: Identity) -> ModelRouter:
+    """The model of this name. Raises BadRequest, NotFound; Forbidden: see `require_right`.
+
+    Args:
+        names: the other names, for the message.
+    """
+    if not isinstance(name, str):
+        raise BadRequest("`model` must be a string, the name of a model", param="model")
+    require_right(name, identity)
     model = models.get(name)
     if model is None:
-        known = ", ".join(sorted(filter(identity.may_use, models)))
+        known = ", ".join(sorted(filter(identity.may_use, (*models, *names.by_name))))
         raise NotFound(
             f"the model {name!r} does not exist here; there is {known}", param="model", code="model_not_found"
         )

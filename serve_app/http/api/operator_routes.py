@@ -32,9 +32,10 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from autoscaling.operations import DrainTarget, LogLevel, draining, in_order, wanted_lines
+from autoscaling.operations import DrainTarget, LogLevel, RecordAnswers, draining, in_order, wanted_lines
 from serve_app.errors import BadRequest, LeaseNotFound, NotFound, StoreAway, Unavailable
 from serve_app.http.api.audit_routes import author_of
+from serve_app.http.api.deploy_routes import DeployCalls
 from serve_app.http.api.local_routes import not_an_operator
 from serve_app.http.api.routes import HttpRoute, OperatorCall
 from serve_app.http.error_responses import JSON, Answer
@@ -61,7 +62,7 @@ ReadBody = Callable[[], Awaitable[tuple[Mapping[str, Any], bytes]]]  # decoded, 
 Record = Callable[[], Awaitable[str]]  # adds an entry to the audit record; see `OperatorRoutes._record`
 
 
-class ClusterCalls(Protocol):
+class ClusterCalls(DeployCalls, Protocol):
     """What is asked of the cluster. Each raises `NO_ANSWER` or Unavailable while that does not answer."""
 
     def state(self) -> Awaitable[dict[str, Any]]:
@@ -87,6 +88,9 @@ class ClusterCalls(Protocol):
 
     def find_logs(self, wanted: LogFilter, last: int) -> Awaitable[list[LogPart]]:
         """The `last` lines of each log file, of the nodes that answer in time."""
+
+    def find_records(self, method: str, question: Any) -> Awaitable[RecordAnswers]:
+        """What `NodeRecords` of every node answers that does in time."""
 
 
 class _DrainFields(BaseModel):

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serve_app.errors import Forbidden, MethodNotAllowed, NotFound
+from serve_app.http.console import ConsoleCall
 from serve_app.types import Identity, Operation
 
 SHOWN_PATH_CHARS = 200  # of an unknown path in the error: enough to see the mistake
 SHOWN_ID_CHARS = 64  # of an unknown id, in the error
+ANTHROPIC_ROOT = "/v1/messages"
 
 
 class LocalCall(enum.StrEnum):
@@ -84,6 +86,22 @@ class OperatorCall(enum.StrEnum):
     LOGS = "logs"
 
 
+class RecordCall(enum.StrEnum):
+    """What is asked of the request log, the history and the events."""
+
+    REQUESTS = "requests"
+    HISTORY = "history"
+    EVENTS = "events"
+
+
+class DeployCall(enum.StrEnum):
+    """Deployments that keys ask for."""
+
+    DEPLOY = "deploy"
+    LIST = "list_deploys"
+    GET = "deploy_look"
+
+
 class FileCall(enum.StrEnum):
     """Calls on the files of batches."""
 
@@ -103,13 +121,35 @@ class BatchCall(enum.StrEnum):
     CANCEL = "cancel"
 
 
-RouteTarget = Operation | LocalCall | SessionCall | KeyCall | AuditCall | OperatorCall | FileCall | BatchCall
+class ResponseCall(enum.StrEnum):
+    """Calls on stored responses."""
+
+    GET = "response"
+    DELETE = "delete_response"
+    CANCEL = "cancel_response"
+    ITEMS = "response_items"
+
+
+RouteTarget = (
+    Operation
+    | LocalCall
+    | SessionCall
+    | KeyCall
+    | AuditCall
+    | OperatorCall
+    | DeployCall
+    | RecordCall
+    | FileCall
+    | BatchCall
+    | ResponseCall
+    | ConsoleCall
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
     """The target of a request. `argument` is the id of the model, session, request, key, replica or node,
-    file or batch in the path."""
+    deployment, file, batch or response in the path, or the name of a file of the console."""
 
     target: RouteTarget
     argument: str = ""
@@ -120,7 +160,12 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/v1/completions", Operation.COMPLETION),
     ("POST", "/v1/responses", Operation.RESPONSES),
     ("POST", "/v1/responses/input_tokens", Operation.INPUT_TOKENS),
+    ("POST", "/v1/messages", Operation.MESSAGES),  # Anthropic's, as the next
+    ("POST", "/v1/messages/count_tokens", Operation.MESSAGE_TOKENS),
     ("POST", "/v1/embeddings", Operation.EMBEDDING),
+    ("POST", "/v2/embed", Operation.EMBED),  # Cohere's
+    ("POST", "/pooling", Operation.POOLING),
+    ("POST", "/classify", Operation.CLASSIFY),
     ("POST", "/v1/score", Operation.SCORE),
     ("POST", "/score", Operation.SCORE),  # vLLM's own place of it
     ("POST", "/v1/rerank", Operation.RERANK),  # Jina's
@@ -145,15 +190,26 @@ ROUTES: tuple[tuple[str, str, RouteTarget], ...] = (
     ("POST", "/admin/defrag", OperatorCall.DEFRAG),
     ("POST", "/admin/drains", OperatorCall.DRAIN),
     ("GET", "/admin/logs", OperatorCall.LOGS),
+    ("GET", "/admin/requests", RecordCall.REQUESTS),
+    ("GET", "/admin/history", RecordCall.HISTORY),
+    ("GET", "/admin/events", RecordCall.EVENTS),
+    ("POST", "/admin/deploys", DeployCall.DEPLOY),
+    ("GET", "/admin/deploys", DeployCall.LIST),
     ("GET", "/admin/usage", LocalCall.USAGE),
     ("GET", "/admin/audit", AuditCall.LIST),
     ("GET", "/admin/keys", KeyCall.LIST),
     ("POST", "/admin/keys", KeyCall.CREATE),
+    ("GET", "/console", ConsoleCall.FILE),
+    ("POST", "/console/session", ConsoleCall.LOGIN),
+    ("GET", "/console/session", ConsoleCall.LOGGED_IN),
+    ("DELETE", "/console/session", ConsoleCall.LOGOUT),
+    ("GET", "/console/live", ConsoleCall.LIVE),
 )
 _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what comes before and after an id; methods
     ("/v1/models/", "", {"GET": LocalCall.MODEL, "HEAD": LocalCall.MODEL}),
     ("/admin/requests/", "", {"GET": LocalCall.REQUEST, "HEAD": LocalCall.REQUEST}),
     ("/admin/drains/", "", {"GET": OperatorCall.DRAIN_LOOK, "HEAD": OperatorCall.DRAIN_LOOK}),
+    ("/admin/deploys/", "", {"GET": DeployCall.GET, "HEAD": DeployCall.GET}),
     ("/admin/keys/", "/rotate", {"POST": KeyCall.ROTATE}),
     (
         "/admin/keys/",
@@ -164,9 +220,21 @@ _ID_ROUTES: tuple[tuple[str, str, Mapping[str, RouteTarget]], ...] = (  # what c
     ("/v1/files/", "", {"GET": FileCall.GET, "HEAD": FileCall.GET, "DELETE": FileCall.DELETE}),
     ("/v1/batches/", "/cancel", {"POST": BatchCall.CANCEL}),
     ("/v1/batches/", "", {"GET": BatchCall.GET, "HEAD": BatchCall.GET}),
+    ("/v1/responses/", "/input_items", {"GET": ResponseCall.ITEMS, "HEAD": ResponseCall.ITEMS}),
+    ("/v1/responses/", "/cancel", {"POST": ResponseCall.CANCEL}),
+    (
+        "/v1/responses/",
+        "",
+        {"GET": ResponseCall.GET, "HEAD": ResponseCall.GET, "DELETE": ResponseCall.DELETE},
+    ),
+    ("/console/", "", {"GET": ConsoleCall.FILE, "HEAD": ConsoleCall.FILE}),
     ("/v1/sessions/", "/renew", {"POST": SessionCall.RENEW}),
     ("/v1/sessions/", "", {"GET": SessionCall.GET, "HEAD": SessionCall.GET, "DELETE": SessionCall.CLOSE}),
 )
+# Paths of OpenAI's API that no model here can answer, with what can.
+NOT_SERVED = {
+    "/v1/moderations": "no model here knows OpenAI's categories; a classifier of your own answers /classify",
+}
 _SLASHES = re.compile("/{2,}")
 _TABLE = {
     path: {
@@ -199,13 +267,23 @@ def resolve(method: str, path: str) -> HttpRoute:
         )
         error.allow = tuple(routes)
         raise error
+    if plain in NOT_SERVED:
+        raise NotFound(f"{plain} is not served: {NOT_SERVED[plain]}", code="unknown_url")
     near = "/v1" + plain
     hint = f"; did you mean {near}?" if near in _TABLE else ""
     raise NotFound(f"there is no {path[:SHOWN_PATH_CHARS]} here{hint}", code="unknown_url")
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether a path is in Anthropic's API, there or not: its clients read errors in that form."""
+    plain = _SLASHES.sub("/", path)
+    return plain == ANTHROPIC_ROOT or plain.startswith(f"{ANTHROPIC_ROOT}/")
+
+
 def permitted(route: HttpRoute, identity: Identity) -> HttpRoute:
     """The route. Raises Forbidden: a scraper's key, which reads metrics alone. Of a model it is told as any key."""
+    if identity.deploy and isinstance(route.target, DeployCall):
+        return route
     if (
         identity.reads_metrics_alone
         and not isinstance(route.target, Operation)

@@ -27,14 +27,16 @@ from serve_app.core.memory import (
     tenant_session_id,
     tokens_in_bytes,
 )
+from serve_app.core.names import ModelRoutes
 from serve_app.core.shared_queue import SESSION_TOO_LARGE
 from serve_app.core.times import MIN_SESSION_TTL_S
 from serve_app.errors import BadRequest, Overloaded, Unavailable
-from serve_app.http.api.local_routes import model_named
+from serve_app.http.api.local_routes import model_named, require_right
 from serve_app.http.api.routes import HttpRoute, SessionCall
 from serve_app.http.contract import class_of
 from serve_app.http.error_responses import JSON, Answer
 from serve_app.http.fields import parse_fields
+from serve_app.http.measuring import session_key
 from serve_app.router import ModelRouter, SessionClient
 from serve_app.settings import GB, ModelSettings
 from serve_app.transport import EngineInfo
@@ -69,11 +71,15 @@ class SessionRoutes:
 
     Args:
         models: by name.
+        names: what clients may send in place of a model's name.
     """
 
-    def __init__(self, session_client: SessionClient, models: Mapping[str, ModelRouter]) -> None:
+    def __init__(
+        self, session_client: SessionClient, models: Mapping[str, ModelRouter], names: ModelRoutes | None = None
+    ) -> None:
         self._session_client = session_client
         self._models = models
+        self._names = names or ModelRoutes()
 
     async def answer(
         self, route: HttpRoute, identity: Identity, header: bytes | None, body: Mapping[str, Any], per_tenant: int
@@ -118,7 +124,7 @@ class SessionRoutes:
     ) -> Session:
         asked = parse_fields(_SessionFields, body)
         session_id = _session_id(asked.session_id, header)
-        found = model_named(self._models, asked.model, identity)
+        found = self._model(asked.model, identity, session_id)
         model = found.settings
         sizes = asked.model_dump(include={"vram_gb", "kv_tokens"}, exclude_none=True)
         if len(sizes) != 1:
@@ -153,6 +159,14 @@ class SessionRoutes:
             if error.code != SESSION_TOO_LARGE:
                 raise
             raise BadRequest(error.message, param=field, code=SESSION_TOO_LARGE) from None
+
+    def _model(self, name: Any, identity: Identity, session_id: str) -> ModelRouter:
+        """The model of a session: of a name the target that the session's requests have. Raises as `model_named`."""
+        route = self._names.find(name)
+        if route is None:
+            return model_named(self._models, self._names, name, identity)
+        require_right(route.name, identity)
+        return self._models[route.target(session_key(identity.tenant, session_id))]
 
 
 def granted_size(field: str, size: float, model: ModelSettings, info: EngineInfo) -> tuple[int, int]:

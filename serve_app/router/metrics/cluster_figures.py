@@ -1,35 +1,74 @@
-"""What the quota actor and the store know of the whole deployment, as metrics without a router."""
+"""What the quota actor, Serve's controller and the store know of the whole deployment, as metrics without a router."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from serve_app.core.batches import BatchWork
+from serve_app.core.batches import BatchWork, RowCounts
+from serve_app.names import deployment_of
 from serve_app.router.metrics.families import Families
 from serve_app.router.metrics.table import ClusterFigure
+from serve_app.store import StoreFigures
 
 # Of an engine's lease (`core.memory.Phase`): what operators call its replica.
 _STATES = {"reserved": "loading", "committed": "running", "ending": "ending"}
+OTHER_MODEL = "other"  # clients write the names of models into the rows of batches
+FIXED = "fixed"  # in place of a cause: the number of replicas does not follow the load
 
 
-def cluster_families(figures: Mapping[str, Any] | None, work: Sequence[BatchWork] | None, wall: float) -> Families:
-    """The figures of memory and of batches.
+@dataclass(frozen=True, slots=True)
+class ClusterAnswers:
+    """What the parts of the deployment have answered; None: one has not.
 
     Args:
-        figures: the quota actor's, as GET /admin/quota has them; None: it does not answer.
-        work: the batches that have not ended, the oldest first; None: the store does not answer.
+        quota: the quota actor's figures, as GET /admin/quota has them.
+        store: its size and what it knows of batches.
+        decisions: of scaling, by deployment: `wanted`, `target`, `cause`. Serve's controller has them.
+        proxies: by node, the exposition of its HAProxy.
+        keys: how many, by source and state.
+        routers: how many the configuration wants.
+    """
+
+    quota: Mapping[str, Any] | None = None
+    store: StoreFigures | None = None
+    decisions: Mapping[str, Mapping[str, Any]] | None = None
+    proxies: Mapping[str, str | None] | None = None
+    keys: Mapping[tuple[str, str], int] | None = None
+    routers: int | None = None
+
+
+def cluster_families(answers: ClusterAnswers, models: Mapping[str, int | None], wall: float) -> Families:
+    """The figures of memory, scaling, batches and keys.
+
+    Args:
+        models: those served now, by name: the number of replicas, None where it follows the load.
         wall: seconds since 1970.
     """
     families = Families(ClusterFigure)
-    families.add(ClusterFigure.UP, figures is not None, "quota_actor")
-    families.add(ClusterFigure.UP, work is not None, "store")
-    if figures is not None:
-        _add_memory(families, figures)
-        _add_replicas(families, figures)
-    if work is not None:
-        _add_batches(families, work, wall)
+    proxies = answers.proxies
+    up = {
+        "quota_actor": answers.quota is not None,
+        "store": answers.store is not None,
+        "controller": answers.decisions is not None,
+        "haproxy": proxies is not None and None not in proxies.values(),
+    }
+    for part, is_up in up.items():
+        families.add(ClusterFigure.UP, is_up, part)
+    if answers.quota is not None:
+        _add_memory(families, answers.quota)
+        _add_replicas(families, answers.quota)
+    _add_wanted(families, answers.decisions or {}, models)
+    if answers.store is not None:
+        _add_batches(families, answers.store.work, wall)
+        _add_model_rows(families, answers.store.rows, models)
+        families.add(ClusterFigure.STORE_BYTES, answers.store.bytes)
+    for labels, count in (answers.keys or {}).items():
+        families.add(ClusterFigure.KEYS, count, *labels)
+    if answers.routers is not None:
+        families.add(ClusterFigure.ROUTERS_WANTED, answers.routers)
     return families
 
 
@@ -69,6 +108,29 @@ def _add_replicas(families: Families, figures: Mapping[str, Any]) -> None:
     sessions.update((session["model"], "waiting") for session in figures["sessions_waiting"])
     for labels, count in sessions.items():
         families.add(ClusterFigure.SESSIONS, count, *labels)
+
+
+def _add_wanted(
+    families: Families, decisions: Mapping[str, Mapping[str, Any]], models: Mapping[str, int | None]
+) -> None:
+    for model, fixed in models.items():
+        decision = decisions.get(deployment_of(model))
+        if fixed is not None:
+            decision = {"wanted": fixed, "target": fixed, "cause": FIXED}
+        if decision is not None:
+            families.add(ClusterFigure.REPLICAS_WANTED, decision["wanted"], model)
+            families.add(ClusterFigure.REPLICAS_TARGET, decision["target"], model)
+            families.add(ClusterFigure.REPLICAS_REASON, 1, model, decision["cause"])
+
+
+def _add_model_rows(families: Families, rows: Mapping[str, RowCounts], models: Collection[str]) -> None:
+    found: Counter[tuple[str, str]] = Counter()
+    for model, counts in rows.items():
+        name = model if model in models else OTHER_MODEL
+        for state in ("waiting", "running", "completed", "failed"):
+            found[name, state] += getattr(counts, state)
+    for labels, count in found.items():
+        families.add(ClusterFigure.BATCH_MODEL_ROWS, count, *labels)
 
 
 def _add_batches(families: Families, work: Sequence[BatchWork], wall: float) -> None:

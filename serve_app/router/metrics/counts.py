@@ -1,21 +1,20 @@
 """Counts the router's metrics (`table`), in Prometheus' format; `router.scrape` answers with those of all routers.
 
-The child of a metric for its labels is found once and kept: that costs a request one look-up for each metric.
+A request costs one look-up for each metric that it is counted in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+import threading
+from collections.abc import Callable, Iterable
 
 from serve_app.core.receipts import Receipt, RequestTrace, SloVerdict
 from serve_app.core.usage import NamedTenants
+from serve_app.errors import AuthFailure
 from serve_app.router.metrics.families import Families
 from serve_app.router.metrics.model_figures import model_families
-from serve_app.router.metrics.table import Figure, Metric, MetricRow
+from serve_app.router.metrics.series import CountedFamily, CountedSeries, ObservedSeries
+from serve_app.router.metrics.table import Figure, Metric
 from serve_app.router.metrics.text_format import TextFormat, rendered
 from serve_app.router.model_router import ModelRouter
 from serve_app.types import Outcome, RequestClass
@@ -24,37 +23,38 @@ DID_NOT_WAIT = "none"  # in place of a `WaitReason`
 CHOICE_S = 60.0  # between two choices of the tenants with names: of 10,000 tenants one takes some ms
 
 
-class RouterMetrics(Collector):
-    """The metrics of one router replica: in `registry` what it counts, and the figures of its models as they were read
-    last."""
+class RouterMetrics:
+    """The metrics of one router replica: what it counts, and the figures of its models as they were read last."""
 
     def __init__(self) -> None:
-        # else each counter and histogram has one more sample, which nobody reads
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
-        self._counters = {
-            metric: Counter(row.name, row.help, row.labels, registry=self.registry) for metric, row in _rows("counter")
+        rows = {metric: metric.value for metric in Metric}
+        self._counted = {one: CountedFamily(row, CountedSeries) for one, row in rows.items() if row.type == "counter"}
+        self._observed = {
+            one: CountedFamily(row, ObservedSeries) for one, row in rows.items() if row.type == "histogram"
         }
-        self._histograms = {
-            metric: Histogram(row.name, row.help, row.labels, registry=self.registry, buckets=row.buckets)
-            for metric, row in _rows("histogram")
-        }
-        self._counter_of: dict[tuple[Metric, tuple[str, ...]], Counter] = {}
-        self._histogram_of: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
+        self._other_threads = threading.Lock()  # they count one after the other
         self._figures = Families(Figure)
         self._tenants = NamedTenants(0)
         self._count_tenants: Callable[[], int] = lambda: 0
+        self.count_pending: Callable[[], int] = lambda: 0  # ended requests whose use the store lacks
+        self._jwks_age: Callable[[], float | None] = lambda: None
         self._chosen_at: float | None = None
-        self.registry.register(self)
 
-    def configure(self, named_tenants: int, count_tenants: Callable[[], int]) -> None:
-        """Apply changed settings. `count_tenants`: how many there are."""
+    def configure(
+        self,
+        named_tenants: int,
+        count_tenants: Callable[[], int],
+        jwks_age: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Apply changed settings. `count_tenants`: how many there are. `jwks_age`: in seconds; None: there is none."""
         self._count_tenants = count_tenants
+        self._jwks_age = jwks_age
         self._tenants.limit = named_tenants
         self._tenants.known = count_tenants()
 
-    def count_unauthorized(self) -> None:
-        """Count a request without a key that is valid."""
+    def count_unauthorized(self, failure: AuthFailure) -> None:
+        """Count a request without a key or token that is valid."""
+        self._count(Metric.UNAUTHORIZED, 1, failure.value)
         self._count(Metric.REQUESTS, 1, "", "", RequestClass.NORMAL.label, Outcome.UNAUTHORIZED.value)
 
     def count_arrived(self, model: str, tenant: str, request_class: RequestClass) -> None:
@@ -109,12 +109,25 @@ class RouterMetrics(Collector):
         if takes_slot and receipt.outcome is Outcome.OK:
             labels = (model, tenant, priority)
             self._observe(Metric.DURATION, receipt.total_s, *labels, request_id=receipt.request_id)
+        if receipt.prompt_tokens is not None:
+            self._count(Metric.PROMPT_TOKENS, receipt.prompt_tokens, model, tenant)
+            self._count(Metric.COMPLETION_TOKENS, receipt.output_tokens or 0, model, tenant)
         if takes_slot and receipt.prompt_tokens is not None:
             self._observe(Metric.REQUEST_PROMPT_TOKENS, receipt.prompt_tokens, model, priority)
             self._observe(Metric.REQUEST_OUTPUT_TOKENS, receipt.output_tokens or 0, model, priority)
         self._observe_pace(receipt, is_list=is_list)
+        self._count_named(receipt)
         self._count_continued(receipt)
         self._count_verdict(receipt)
+
+    def _count_named(self, receipt: Receipt) -> None:
+        """Count a request to a name that is no model's, and the models that it left."""
+        name = receipt.trace.asked_model
+        if name is None:
+            return
+        self._count(Metric.NAMED_REQUESTS, 1, name, receipt.model, receipt.outcome.value)
+        for model, reason in receipt.trace.hops:
+            self._count(Metric.NAMED_HOPS, 1, name, model, reason)
 
     def _observe_pace(self, receipt: Receipt, *, is_list: bool) -> None:
         """Count the times between tokens, and whose part of the first token was how long."""
@@ -159,11 +172,15 @@ class RouterMetrics(Collector):
         elif receipt.slo is not SloVerdict.CLIENT_LEFT:
             self._count(Metric.SLO_MISSED, 1, *labels, receipt.slo.value)
 
-    def count_tokens(self, model: str, tenant: str, prompt: int, completion: int) -> None:
-        """Count the tokens of an answer."""
-        tenant = self._tenants.label(tenant)
-        self._count(Metric.PROMPT_TOKENS, prompt, model, tenant)
-        self._count(Metric.COMPLETION_TOKENS, completion, model, tenant)
+    def count_dropped_spans(self, reason: str, spans: int) -> None:
+        """Count spans that reached no collector; called from the exporter's thread, too."""
+        with self._other_threads:
+            self._count(Metric.TRACE_SPANS_DROPPED, spans, reason)
+
+    def count_lost_records(self, records: int) -> None:
+        """Count records that no disk took; called from the request log's thread."""
+        with self._other_threads:
+            self._count(Metric.RECORDS_LOST, records)
 
     def count_estimated(self, model: str, tenant: str, given: tuple[int, int], used: tuple[int, int]) -> None:
         """Count the estimated and the used tokens (prompt, output) of an answered generation."""
@@ -177,32 +194,25 @@ class RouterMetrics(Collector):
     def read(self, models: Iterable[ModelRouter], now: float) -> None:
         """Read the figures of the models that are served now, and choose the tenants that are named from now on."""
         self._figures = model_families(models)
+        self._figures.add(Figure.USAGE_PENDING, self.count_pending())
+        age_s = self._jwks_age()
+        if age_s is not None:
+            self._figures.add(Figure.JWKS_AGE, age_s)
         if self._chosen_at is None or now >= self._chosen_at + CHOICE_S:
             self._chosen_at = now
             self._tenants.known = self._count_tenants()
             self._tenants.choose(now)
 
-    def collect(self) -> list[Family]:
-        """The figures as they were read last."""
-        return self._figures.collect()
-
     def render(self, text_format: TextFormat = TextFormat.PROMETHEUS) -> bytes:
         """The exposition of this router, without its end."""
-        return rendered(self.registry, text_format)
+        is_openmetrics = text_format is TextFormat.OPENMETRICS
+        counted = [line for family in self._counted.values() for line in family.lines(is_openmetrics)]
+        observed = [line for family in self._observed.values() for line in family.lines(is_openmetrics)]
+        return "\n".join([*counted, *observed, ""]).encode() + rendered(self._figures, text_format)
 
     def _count(self, metric: Metric, amount: float, *labels: str) -> None:
-        child = self._counter_of.get((metric, labels))
-        if child is None:
-            child = self._counter_of[metric, labels] = self._counters[metric].labels(*labels)
-        child.inc(amount)
+        self._counted[metric].of(labels).value += amount
 
     def _observe(self, metric: Metric, value: float, *labels: str, request_id: str | None = None) -> None:
         """`request_id`: kept as the exemplar of its bucket."""
-        child = self._histogram_of.get((metric, labels))
-        if child is None:
-            child = self._histogram_of[metric, labels] = self._histograms[metric].labels(*labels)
-        child.observe(value, None if request_id is None else {"request_id": request_id})
-
-
-def _rows(kind: str) -> Iterator[tuple[Metric, MetricRow]]:
-    return ((metric, metric.value) for metric in Metric if metric.value.type == kind)
+        self._observed[metric].of(labels).observe(value, request_id)

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from serve_app.router.metrics.table import MetricRow
+from serve_app.router.metrics.metric_row import MetricRow
 
 
 class Families(Collector):

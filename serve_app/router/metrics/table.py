@@ -10,31 +10,10 @@ Invariant: no two rows have one name, with or without `_total`: in OpenMetrics t
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal, NamedTuple
 
 from serve_app.router.metrics import buckets
-
-OF_MODEL = ("model",)
-OF_CLASS = ("model", "priority")
-OF_TENANT = ("model", "tenant")
-OF_REPLICA = ("model", "replica")
-
-
-class MetricRow(NamedTuple):
-    """One metric; the name of a counter is that without `_total`. `is_old`: it goes with the next version, and its
-    help says what has taken its place. `buckets`: of a histogram."""
-
-    name: str
-    type: Literal["counter", "histogram", "gauge"]
-    labels: tuple[str, ...]
-    help: str
-    is_old: bool = False
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def sample_name(self) -> str:
-        """The name as a query has it."""
-        return f"{self.name}_total" if self.type == "counter" else self.name
+from serve_app.router.metrics.haproxy_table import HaproxyFigure
+from serve_app.router.metrics.metric_row import OF_CLASS, OF_MODEL, OF_REPLICA, OF_TENANT, MetricRow
 
 
 class Metric(Enum):
@@ -51,8 +30,26 @@ class Metric(Enum):
     REQUESTS = MetricRow(
         "serve_app_requests", "counter", (*OF_TENANT, "priority", "outcome"), "requests by how they ended"
     )
+    NAMED_REQUESTS = MetricRow(
+        "serve_app_named_requests",
+        "counter",
+        ("name", "model", "outcome"),
+        "requests to a name of `routes`, by the model on which they ended",
+    )
+    NAMED_HOPS = MetricRow(
+        "serve_app_named_hops",
+        "counter",
+        ("name", "model", "reason"),
+        "requests to a name of `routes` that left a model for the next one, by that model",
+    )
     REFUSALS = MetricRow(
         "serve_app_refusals", "counter", (*OF_TENANT, "priority", "reason"), "refused requests, by reason"
+    )
+    UNAUTHORIZED = MetricRow(
+        "serve_app_unauthorized",
+        "counter",
+        ("reason",),
+        "requests whose API key or token was not accepted (outcome `unauthorized`), by reason",
     )
     IDEMPOTENT_REQUESTS = MetricRow(
         "serve_app_idempotent_requests",
@@ -196,6 +193,15 @@ class Metric(Enum):
         (*OF_CLASS, "reason"),
         "generations not served within it; without those whose client left in time",
     )
+    TRACE_SPANS_DROPPED = MetricRow(
+        "serve_app_trace_spans_dropped",
+        "counter",
+        ("reason",),
+        "spans that no collector got: `queue_full`, `export_failed`, `ending` (of the router)",
+    )
+    RECORDS_LOST = MetricRow(
+        "serve_app_records_lost", "counter", (), "records of ended requests, and of minutes, that the disk did not take"
+    )
     GOODPUT_TOKENS = MetricRow(
         "serve_app_goodput_tokens", "counter", OF_CLASS, "generated tokens of generations within their service level"
     )
@@ -236,6 +242,15 @@ class Figure(Enum):
     )
     EJECTED = MetricRow("serve_app_ejected", "gauge", OF_MODEL, "replicas that are ejected or on probation")
     UNREAD_BYTES = MetricRow("serve_app_unread_bytes", "gauge", (), "bytes of answers that clients have not read yet")
+    USAGE_PENDING = MetricRow(
+        "serve_app_usage_pending", "gauge", (), "ended requests whose use the store has not acknowledged yet"
+    )
+    JWKS_AGE = MetricRow(
+        "serve_app_jwks_age_seconds",
+        "gauge",
+        (),
+        "seconds since a router has read the keys of `auth.jwt`; missing until the first time",
+    )
     PLACEMENTS = MetricRow(
         "serve_app_placements",
         "counter",
@@ -327,9 +342,14 @@ class EngineFigure(Enum):
 
 
 class ClusterFigure(Enum):
-    """What a scrape reads from the quota actor and the store."""
+    """What a scrape reads from the quota actor, Serve's controller and the store."""
 
-    UP = MetricRow("serve_app_up", "gauge", ("part",), "1: `quota_actor` or `store` has answered the scrape")
+    UP = MetricRow(
+        "serve_app_up",
+        "gauge",
+        ("part",),
+        "1: `quota_actor`, `store`, `controller` (Serve's) or `haproxy` (every node's) has answered",
+    )
     GPU_MEMORY = MetricRow(
         "serve_app_gpu_memory_bytes",
         "gauge",
@@ -355,14 +375,36 @@ class ClusterFigure(Enum):
     REPLICAS_SHORT = MetricRow(
         "serve_app_replicas_short", "gauge", OF_MODEL, "1: scaling wants more replicas, and memory for them lacks"
     )
+    REPLICAS_WANTED = MetricRow("serve_app_replicas_wanted", "gauge", OF_MODEL, "replicas that scaling wants now")
+    REPLICAS_TARGET = MetricRow("serve_app_replicas_target", "gauge", OF_MODEL, "the same after the delays")
+    REPLICAS_REASON = MetricRow(
+        "serve_app_replicas_wanted_reason",
+        "gauge",
+        ("model", "reason"),
+        "1: why so many",
+    )
+    ROUTERS_WANTED = MetricRow("serve_app_routers_wanted", "gauge", (), "routers that the configuration wants")
     SESSIONS = MetricRow("serve_app_sessions", "gauge", ("model", "state"), "agent sessions: `open`, `waiting`")
     BATCHES = MetricRow("serve_app_batches", "gauge", ("status",), "batches that have not ended, by OpenAI's status")
     BATCH_ROWS = MetricRow(
         "serve_app_batch_rows", "gauge", ("state",), "their rows: `waiting`, `running`, `completed`, `failed`"
     )
+    BATCH_MODEL_ROWS = MetricRow(
+        "serve_app_batch_model_rows",
+        "gauge",
+        ("model", "state"),
+        "the same by model; `other`: not served here",
+    )
     OLDEST_BATCH = MetricRow("serve_app_oldest_batch_age_seconds", "gauge", (), "age of the oldest of them")
+    STORE_BYTES = MetricRow("serve_app_store_bytes", "gauge", (), "bytes of the store's database")
+    KEYS = MetricRow(
+        "serve_app_keys",
+        "gauge",
+        ("source", "state"),
+        "API keys: `configured` or `stored`; `valid`, `revoked`, `expired`",
+    )
 
 
 TABLE: tuple[MetricRow, ...] = tuple(
-    figure.value for enum in (Metric, Figure, EngineFigure, ClusterFigure) for figure in enum
+    figure.value for enum in (Metric, Figure, EngineFigure, ClusterFigure, HaproxyFigure) for figure in enum
 )

@@ -1,4 +1,4 @@
-"""Warnings about keys and tenants that are allowed, and do nothing or lock people out."""
+"""Warnings about keys, tenants and logs that are allowed, and do nothing, lock people out or show prompts."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_what_is_sound_gets_no_warning(config: dict[str, Any]) -> None:
         (with_keys(OPERATOR, KEY | {"expires_at": EARLY}), [("key_expired", "auth.keys.1.expires_at")]),
         (with_keys(OPERATOR, KEY | {"models": ["chat", "gone"]}), [("no_such_name", "auth.keys.1.models.1")]),
         (with_keys(KEY), [("no_operator", "auth.keys")]),
+        ({"logs": {"prompts": True}}, [("prompts_in_logs", "logs.prompts")]),
         (
             with_keys(OPERATOR | {"expires_at": EARLY}),
             [("key_expired", "auth.keys.0.expires_at"), ("no_operator", "auth.keys")],

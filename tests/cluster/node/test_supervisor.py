@@ -186,6 +186,16 @@ def test_a_ray_that_does_not_start_is_reported_and_leaves_nothing(
     assert machine.node.state == "up"
 
 
+def test_a_ray_that_exceeds_its_own_time_is_started_again_after_its_processes_have_ended(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_RAY", "late")
+    commands.start(WORKER)
+    assert machine.node.state == "up"
+    before = [line.split()[0] for line in machine.starts.read_text().splitlines()]
+    assert before == ["0", "0", "0"], "a process of the node that did not start met its successor"
+
+
 def test_a_ray_that_never_gets_up_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_RAY", "silent")
     monkeypatch.setattr(commands, "NODE_START_S", 3.0)  # above a keeper's start

@@ -22,8 +22,8 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
     """The part of what the tightest limit allows that is not used, at three routers.
 
     Args:
-        manner: of clients after a refusal: they `leave`, `obey`, or come `again` every 0.1 s with other bodies; or
-            their requests `wait` aside.
+        manner: of clients after a refusal: they `leave`, `obey`, or come `again` every 0.1 s with other bodies, ten
+            times on average; or their requests `wait` aside.
         refunded: part of the requests that use half of their estimate, or nothing.
     """
     world = StreamWorld(3, seed)
@@ -41,7 +41,7 @@ def unused_share(manner: str, limits: Limits, *, refunded: float = 0.0, per_s: f
                 world.after(draw.expovariate(5.0), lambda: world.end(decision.request_id, used))
             elif manner == "obey" and decision.retry_after_s is not None:
                 world.after(decision.retry_after_s, lambda: come(tokens, body, True))
-            elif manner == "again" and draw.random() < 0.95:
+            elif manner == "again" and draw.random() < 0.9:
                 world.after(0.1, lambda: come(tokens, b"%d" % draw.randrange(10**12), False))
 
         router = draw.choice(sorted(world.routers))

@@ -37,11 +37,13 @@ class World:
     Args:
         routers: how many.
         delay_s: of each message, one way, on average.
+        heartbeat_s: between a router's heartbeats.
     """
 
     routers: int = 3
     seed: int = 1
     delay_s: float = ROUND_TRIP_S / 2
+    heartbeat_s: float = HEARTBEAT_S
     now: float = 1000.0
     charged: list[tuple[float, LimitedRequest]] = field(default_factory=list)
     refunded: list[tuple[float, LimitedRequest, Amounts]] = field(default_factory=list)  # what came back
@@ -115,7 +117,7 @@ class World:
         self.unsent[name] = []
         self.cores[name] = RouterLimits(name, lambda event: self._put(name, event))
         self.begin_session(name)
-        self.after(HEARTBEAT_S, lambda: self._beat(name))
+        self.after(self.heartbeat_s, lambda: self._beat(name))
 
     def begin_session(self, name: str) -> None:
         """A router begins another session: what is under way in either direction is lost."""
@@ -269,7 +271,7 @@ class World:
             if name in self.sessions:
                 self.cores[name].on_heartbeat(self.now)
                 self.cores[name].ask_pending(1000)  # as with every reply, also one without actions
-            self.after(HEARTBEAT_S, lambda: self._beat(name))
+            self.after(self.heartbeat_s, lambda: self._beat(name))
 
     def _arrival(self, source: str, target: str) -> float:
         at = max(self.now + self.draw.expovariate(1 / self.delay_s), self._links.get((source, target), 0.0))

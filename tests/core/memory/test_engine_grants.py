@@ -66,7 +66,7 @@ def test_who_waits_is_given_what_is_missing_and_where() -> None:
     host.runs(engine("a", 60))
     reply = host.say(engine("b", 60))
     assert (reply.holds, reply.may_load) == ((), False)
-    assert reply.why == "n/0: at least 60 bytes needed, 40 free"
+    assert reply.why == "n/0: at least 0.00 GB needed, 0.00 GB free"
     host.now = 3.0
     (blocked,) = host.grants.blocked(host.now)
     assert (blocked.owner, blocked.waits_s, blocked.why) == ("b", 3.0, reply.why)

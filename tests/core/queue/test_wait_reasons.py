@@ -119,3 +119,67 @@ def test_what_waits_on_after_the_first_replica_waits_for_something_else() -> Non
     arrive(queue, "p", "q")
     set_replica(queue, "a", 1, 5.0)
     assert reasons(queue.on_done("p", 200.0)) == {"q": WaitReason.TURN}
+
+
+def reasons_now(queue: Admission) -> dict[str, WaitReason]:
+    return {waiting.arrival.request_id: reason for waiting, reason in queue.wait_reasons()}
+
+
+def test_the_first_that_waits_lacks_a_slot_at_once_and_those_behind_it_wait_for_their_turn() -> None:
+    queue = admission(a=1)
+    arrive(queue, "running", "p", "q", "r")
+    assert reasons_now(queue) == {"p": WaitReason.SLOTS, "q": WaitReason.TURN, "r": WaitReason.TURN}
+    queue.on_done("running", 1.0)
+    assert reasons_now(queue) == {"q": WaitReason.SLOTS, "r": WaitReason.TURN}
+
+
+def test_whoever_comes_to_the_front_of_the_queue_lacks_the_slot_and_nobody_else() -> None:
+    queue = admission(a=1)
+    arrive(queue, "running", "low", cls=LOW)
+    assert reasons_now(queue) == {"low": WaitReason.SLOTS}
+    arrive(queue, "high", cls=HIGH)
+    assert reasons_now(queue) == {"low": WaitReason.TURN, "high": WaitReason.SLOTS}
+    queue.on_cancel("high", 1.0)
+    assert reasons_now(queue) == {"low": WaitReason.SLOTS}
+
+
+def test_the_first_of_each_class_says_what_it_lacks_while_something_is_free() -> None:
+    queue = with_tokens(a=(4, 100), b=(4, 100))
+    for replica in "ab":
+        queue.on_arrive(arrival(f"running on {replica}", only_replica=replica, cost_tokens=60), 0.0)
+    queue.on_arrive(arrival("wide", HIGH, cost_tokens=80), 0.0)
+    queue.on_arrive(arrival("second", HIGH, cost_tokens=80), 0.0)
+    queue.on_arrive(arrival("bound", NORMAL, only_replica="a", cost_tokens=50), 0.0)
+    assert reasons_now(queue) == {
+        "wide": WaitReason.KV_TOKENS,
+        "second": WaitReason.TURN,
+        "bound": WaitReason.KV_TOKENS,
+    }
+
+
+def test_a_lower_class_that_was_first_waits_for_its_turn_once_a_higher_one_holds_all_that_is_free() -> None:
+    queue = with_tokens(a=(4, 100))
+    queue.on_arrive(arrival("running", cost_tokens=60), 0.0)
+    queue.on_arrive(arrival("low", LOW, cost_tokens=50), 0.0)
+    assert reasons_now(queue) == {"low": WaitReason.KV_TOKENS}
+    queue.on_arrive(arrival("high", HIGH, cost_tokens=60), 0.0)
+    assert reasons_now(queue) == {"low": WaitReason.TURN, "high": WaitReason.KV_TOKENS}
+
+
+def test_without_a_replica_all_wait_for_one_whether_it_is_the_first_or_was_lost() -> None:
+    queue = admission()
+    arrive(queue, "p", "q")
+    assert reasons_now(queue) == dict.fromkeys("pq", WaitReason.NO_REPLICA)
+    set_replica(queue, "a", 1, 1.0)
+    assert reasons_now(queue) == {"q": WaitReason.SLOTS}
+    arrive(queue, "r", now=2.0)
+    queue.on_replica_gone("a", 3.0)
+    assert reasons_now(queue) == dict.fromkeys("qr", WaitReason.NO_REPLICA)
+
+
+def test_a_request_that_no_replica_could_run_now_says_what_it_lacks_beside_the_first_that_one_could() -> None:
+    queue = with_tokens(a=(1, 100))
+    queue.on_arrive(arrival("running"), 0.0)
+    queue.on_arrive(arrival("elsewhere", only_replica="b"), 0.0)
+    queue.on_arrive(arrival("p"), 0.0)
+    assert reasons_now(queue) == {"elsewhere": WaitReason.SLOTS, "p": WaitReason.SLOTS}

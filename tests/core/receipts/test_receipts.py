@@ -15,7 +15,7 @@ from serve_app.core.continuation import NotContinued
 from serve_app.core.estimate import EstimateSource, RequestCost
 from serve_app.core.queue import RefusalReason, WaitReason
 from serve_app.core.receipts.explanation import explain
-from serve_app.core.receipts.receipts import Receipt, Receipts
+from serve_app.core.receipts.receipts import LIMIT_WAIT, Receipt, Receipts
 from serve_app.core.receipts.slo import SloVerdict
 from serve_app.core.receipts.trace import MAX_TEXT_CHARS, RequestMeasure, RequestTrace
 from serve_app.core.routing import Route
@@ -94,6 +94,8 @@ receipts = st.builds(
     slo=st.none() | st.sampled_from(SloVerdict),
     ttft_slo_s=st.none() | st.floats(0.1, 100),
     itl_slo_s=st.none() | st.floats(0.1, 100),
+    waits=st.dictionaries(st.sampled_from([*WaitReason, LIMIT_WAIT]), st.floats(0, 1e4)),
+    session_id=st.none() | st.text(max_size=400),
     trace=traces,
 )
 
@@ -106,11 +108,37 @@ def traced(receipt: Receipt, **facts: Any) -> Receipt:
 def test_a_wait_is_explained_by_who_was_ahead() -> None:
     assert explain(WAITED) == [
         "req-1: normal request of acme to llama, answered after 5.4 s.",
-        "Waited 2.1 s: 3 requests of class high and 1 request of class normal were ahead.",
+        "Waited 2.1 s: 3 requests of class high and 1 request of class normal waited when it came.",
         "Ran on llama#2, next on the ring, since its home was closed or at its load bound; first token after 2.3 s.",
         "Estimated 100 + 240 tokens (prompt + output, learned from this tenant), used 97 + 180; "
         "held 1,234 KV token-seconds.",
+        "First token: no wait, 2.1 s in the router, 200 ms in the engine.",
     ]
+
+
+def test_the_first_token_is_divided_into_waits_the_router_and_the_engine() -> None:
+    waited = replace(WAITED, waits={"guard_slots": 0.096, "slots": 2.0})
+    assert explain(waited)[-2:] == [
+        "Waits by reason: 2.0 s slots, 96 ms guard_slots.",
+        "First token: 2.1 s of waits, 4 ms in the router, 200 ms in the engine.",
+    ]
+    assert json.loads(json.dumps(waited.to_json_fields()))["waits"] == {"guard_slots": 0.096, "slots": 2.0}
+    assert explain(replace(WAITED, waits={"limit": 2.1}))[-1] == (
+        "First token: 2.1 s of waits, 0 ms in the router, 200 ms in the engine."
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        traced(WAITED, preempted=1),  # its last wait came after its first token
+        traced(WAITED, losses=1),
+        replace(WAITED, first_token_s=None),
+        replace(WAITED, waits={"slots": 6.3}),  # a list: its prompts waited at once
+    ],
+)
+def test_a_first_token_of_several_runs_is_not_divided(other: Receipt) -> None:
+    assert not [line for line in explain(other) if line.startswith("First token")]
 
 
 @pytest.mark.parametrize(("sampled", "end"), [(True, "sampled."), (False, "not sampled.")])
@@ -153,6 +181,9 @@ def test_a_stream_that_lost_its_replica_is_informed_where_it_went_on_and_why_it_
         "Its stream lost its replica in the middle: continued on llama#3 after 310 ms; then not continued (queue): no "
         "replica took it within the longest wait."
     )
+    waited = traced(ended, ahead=(), waited_for=WaitReason.NO_REPLICA)
+    assert explain(waited)[1] == "Started after 2.1 s."
+    assert explain(waited)[3].endswith("no replica took it within the longest wait; no replica ran yet.")
     for reason in NotContinued:
         (line,) = [one for one in explain(traced(WAITED, not_continued=reason)) if "in the middle" in one]
         assert line.startswith(f"Its stream lost its replica in the middle: not continued ({reason.value}): ")
@@ -177,12 +208,12 @@ def test_a_service_level_is_reported_with_what_became_of_it() -> None:
     ("change", "line", "text"),
     [
         ({"wait_s": 0.001}, 1, "Started at once."),
-        ({"ahead": ((RequestClass.HIGH, 1),)}, 1, "Waited 2.1 s: 1 request of class high was ahead."),
-        ({"ahead": ((RequestClass.HIGH, 0),)}, 1, "Waited 2.1 s."),
+        ({"ahead": ((RequestClass.HIGH, 1),)}, 1, "Waited 2.1 s: 1 request of class high waited when it came."),
+        ({"ahead": ((RequestClass.HIGH, 0),)}, 1, "Started after 2.1 s."),
         (
             {"ahead": (), "deadline_s": 30.0},
             1,
-            "Waited 2.1 s; its deadline was 30.0 s.",
+            "Started after 2.1 s; its deadline was 30.0 s.",
         ),
         (
             {"route": None, "losses": 1, "first_token_s": None},
@@ -212,7 +243,7 @@ def test_lines_say_what_applies_and_no_more(change: dict[str, Any], line: int, t
 @given(receipts)
 def test_every_receipt_can_be_explained_and_sent(receipt: Receipt) -> None:
     lines = explain(receipt)
-    assert 2 <= len(lines) <= 7
+    assert 2 <= len(lines) <= 9
     assert all(lines)
     plain = json.loads(json.dumps(receipt.to_json_fields()))
     assert plain["outcome"] == receipt.outcome.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve_app.core.spans import begin_context, caller_trace
+from serve_app.core.spans import begin_context, has_sampled_id, passed_on, row_context, trace_of
 from serve_app.core.spans.context import MAX_STATE_CHARS, SpanContext
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -41,7 +42,10 @@ def begun(traceparent: str | None, tracestate: str | None = None) -> SpanContext
 def test_the_trace_in_logs_is_the_one_that_a_request_joins(header: str | None) -> None:
     context = begun(header)
     joined = context.trace_hex if context.parent_id is not None else ""
-    assert caller_trace(None if header is None else header.encode("latin-1")) == joined
+    passed = passed_on(None if header is None else header.encode("latin-1"))
+    assert trace_of(passed) == joined
+    if passed:
+        assert begun(passed) == replace(context, state=""), "what goes on to an engine has the same meaning"
 
 
 @given(header=headers)
@@ -81,3 +85,16 @@ def test_the_header_of_the_answer_can_be_read_as_a_traceparent(is_sampled: bool)
     context = begun(PARENT)
     found = begun(context.header(is_sampled=is_sampled))
     assert (found.trace_id, found.parent_id, found.is_parent_sampled) == (context.trace_id, context.span_id, is_sampled)
+
+
+def test_the_runs_of_a_row_are_in_one_trace_that_nobody_has_decided_about() -> None:
+    first, again = (row_context("batch_1-7", random.Random(seed)) for seed in (1, 2))
+    assert first.trace_id == again.trace_id
+    assert first.span_id != again.span_id
+    assert (first.parent_id, first.is_parent_sampled) == (None, None)
+    assert row_context("batch_1-8", random.Random(1)).trace_id != first.trace_id
+
+
+def test_rows_are_sampled_as_their_ratio_says() -> None:
+    count = sum(has_sampled_id(row_context(f"batch_1-{number}", random.Random(1)), 0.1) for number in range(5_000))
+    assert 400 < count < 600, "the digest spreads them evenly"

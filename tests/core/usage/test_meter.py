@@ -38,6 +38,24 @@ def test_an_unacknowledged_batch_is_sent_again_as_it_was() -> None:
     assert meter.next_batch() is second
 
 
+def test_what_the_store_has_not_acknowledged_is_counted_whether_it_was_sent_or_not() -> None:
+    meter = UsageMeter("r")
+    for name, use in (("a", USE), ("b", RequestUse(is_settled=False)), ("not counted", None)):
+        meter.begin(name, KEY)
+        meter.end(name, use)
+    meter.begin("runs", KEY)
+    assert meter.pending == 2
+    first = meter.next_batch()
+    assert first is not None
+    meter.begin("c", LATER)
+    meter.end("c", USE)
+    assert meter.pending == 3
+    meter.acknowledge(first.seq)
+    assert meter.pending == 1
+    _acknowledge(meter)
+    assert meter.pending == 0
+
+
 def test_nothing_is_sent_while_nothing_changes_but_a_heartbeat_of_what_is_in_flight() -> None:
     meter = UsageMeter("r")
     assert meter.next_batch(heartbeat=True) is None

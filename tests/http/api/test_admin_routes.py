@@ -23,8 +23,10 @@ KNOWN = "/admin/requests/cmpl-a1"
 UNKNOWN = "/admin/requests/nobody/knows"
 
 
-async def receipt(request_id: str, tenant: str | None) -> dict[str, Any] | None:
-    return {"request_id": "a1"} if (request_id, tenant) == ("cmpl-a1", None) else None
+async def receipt(request_id: str, tenant: str | None) -> dict[str, Any]:
+    if (request_id, tenant) != ("cmpl-a1", None):
+        raise NotFound(f"no request {request_id!r} is known to this key", code="request_not_found")
+    return {"request_id": "a1"}
 
 
 async def scraped() -> bytes:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from serve_app.http.api.audit_routes import AuditRoutes
+from serve_app.http.api.store_sweep import StoreSweep
 from serve_app.settings import Settings
 from serve_app.store import AuditAction, AuditEntry, Author
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client
@@ -123,8 +123,8 @@ def test_entries_end_after_the_days_of_the_settings(store: FakeStore) -> None:  
                 AuditEntry(AuditAction.DRAIN, str(age_days), Author("machine"), 1e9 - age_days * DAY_S)
             )
         settings = Settings.model_validate({"store": {"audit_days": DAYS}})
-        routes = AuditRoutes(lambda: store, lambda: settings, lambda: 1e9)
-        assert await routes.sweep() == 1
+        sweep = StoreSweep(lambda: store, lambda: settings, lambda: 1e9)
+        assert await sweep.sweep() == 1
         assert [one.target for one in await store.audit(0.0, 0, 9)] == [str(DAYS - 1)]
 
     run(scenario)

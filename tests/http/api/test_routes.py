@@ -109,3 +109,9 @@ def test_any_request_line_is_a_route_or_a_refusal_that_holds(method: str, path: 
         with pytest.raises(MethodNotAllowed) as caught:
             resolve(method, path)
         assert sorted(caught.value.allow) == sorted(accepted)
+
+
+def test_what_no_model_here_can_answer_is_refused_by_its_path_and_says_what_can() -> None:
+    with pytest.raises(NotFound, match=r"^/v1/moderations is not served: .* /classify$") as caught:
+        resolve("POST", "//v1/moderations/")
+    assert (caught.value.code, caught.value.status) == ("unknown_url", 404)

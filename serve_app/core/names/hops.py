@@ -1,0 +1,77 @@
+"""The models that one request may run on, and when it goes to the next one. Pure.
+
+A request goes to the next model if the present one has no replica, refuses it early, has a full queue, or fails before
+the first byte of the answer. A limit of the key or tenant, and an error of the request itself, would meet it at every
+model, so they end it.
+
+Invariant: no request goes to another model once its client has a byte of the answer, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from serve_app.core.queue import RefusalReason
+from serve_app.errors import EngineFailed, NotFound, RequestFailed, ServeAppError
+
+
+class HopReason(enum.StrEnum):
+    """Why a request went to the next model of its route; a label of the metrics."""
+
+    NO_REPLICA = "no_replica"  # none runs, or none is reached
+    EARLY_REFUSAL = "early_refusal"  # it cannot start in time there, or it was evicted
+    QUEUE_FULL = "queue_full"
+    ENGINE_FAILED = "engine_failed"  # before the first byte
+
+
+# By the code of an error of the queue.
+_REFUSALS: dict[str, HopReason] = {
+    RefusalReason.NO_REPLICA: HopReason.NO_REPLICA,
+    RefusalReason.QUEUE_FULL: HopReason.QUEUE_FULL,
+    RefusalReason.SHED: HopReason.EARLY_REFUSAL,
+    RefusalReason.DEADLINE: HopReason.EARLY_REFUSAL,
+    RefusalReason.TIMEOUT: HopReason.EARLY_REFUSAL,
+    RefusalReason.SESSIONS: HopReason.EARLY_REFUSAL,
+}
+
+
+class ModelHops:
+    """The models of one request.
+
+    Args:
+        models: in order; at least one, each once.
+    """
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = tuple(models)
+        self._at = 0
+
+    @property
+    def model(self) -> str:
+        """The present one."""
+        return self._models[self._at]
+
+    @property
+    def has_next(self) -> bool:
+        return self._at + 1 < len(self._models)
+
+    def advance(self) -> str:
+        """Go to the next one. IndexError: there is none."""
+        self._at += 1
+        return self.model
+
+    def reason(self, error: ServeAppError, *, has_answer: bool, deadline: float | None, now: float) -> HopReason | None:
+        """Why the request goes to the next model after this error of the present one; None: it ends with the error.
+
+        Args:
+            has_answer: the client has a byte of the answer.
+            deadline, now: on one clock.
+        """
+        if not self.has_next or has_answer or (deadline is not None and now >= deadline):
+            return None
+        if isinstance(error, NotFound):
+            return HopReason.NO_REPLICA  # the model leaves the configuration
+        if isinstance(error, EngineFailed | RequestFailed):
+            return HopReason.ENGINE_FAILED
+        return _REFUSALS.get(error.code)
