@@ -82,16 +82,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test of this process finds Serve's logger as a process has it at first: another may have begun Ray or parts of
-    Serve here, which give it a level, end its way to the root, and keep events in a folder of their own."""
-    if item.nodeid.startswith((END_TO_END, CLUSTER)):
-        return
-    logger = logging.getLogger(SERVE_LOGGER)
-    logger.setLevel(logging.NOTSET)
-    logger.handlers = [one for one in logger.handlers if not isinstance(one, EventHandler)]
-    for affected in (logger, logging.getLogger(SERVE_LOGGER.partition(".")[0])):
-        affected.propagate = True
-        affected.disabled = False
+    if not item.nodeid.startswith((END_TO_END, CLUSTER)):
+        reset_loggers()
+
+
+def reset_loggers() -> None:
+    """Ray's and Serve's loggers as a process has them at first.
+
+    Another test of this process may have begun Ray (which may set a level that hides warnings) or parts of Serve here
+    (which end its logger's way to the root, and keep events in a folder of their own).
+    """
+    logging.disable(logging.NOTSET)
+    serve = logging.getLogger(SERVE_LOGGER)
+    serve.setLevel(logging.NOTSET)
+    serve.handlers = [one for one in serve.handlers if not isinstance(one, EventHandler)]
+    ray = logging.getLogger(SERVE_LOGGER.partition(".")[0])
+    ray.setLevel(logging.INFO)  # as `import ray` does
+    for logger in (ray, serve):
+        logger.propagate = True
+        logger.disabled = False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -232,9 +232,10 @@ class Place:
         self.wait_running(config)
 
     def begin(self, config: Config) -> None:
-        """The same, and until all its models answer."""
+        """The same, until all its models answer and all its routers and replicas have started."""
         self.become(config)
         self.wait_serving(*(one["name"] for one in config["models"]))
+        self.wait_running(config)
 
     def wait_running(self, config: Config) -> None:
         """Its models and its routers, as many replicas of each as it names, all of them started, and no model more.

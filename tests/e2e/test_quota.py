@@ -19,7 +19,7 @@ import pytest
 
 from serve_app.names import ROUTER, deployment_of
 from tests.e2e.changing import CHANGED_S, OTHER, STEADY, Load, Place, configured, model
-from tests.e2e.crashing import CLIENT_PAIRS, actor, difference, failed, kill, known, load, settled, unless_gone
+from tests.e2e.crashing import CLIENT_PAIRS, actor, failed, kill, known, load, settled, unless_gone
 from tests.waiting import during, wait_until
 
 ROUTERS = 2
@@ -55,7 +55,7 @@ def whole(place: Place) -> None:
 
 
 def test_every_engine_has_one_grant_and_every_router_a_share_of_it(place: Place) -> None:
-    assert difference(place, idle=True) == ""
+    settled(place)
     figures = place.quota()
     assert figures is not None
     assert len(figures["engines"]) == 3
