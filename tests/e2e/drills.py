@@ -197,10 +197,14 @@ class Fault:
             shown = expect(self.stage.region(region))
             shown.to_contain_text(words, ignore_case=True, timeout=1000 * patient(SHOWN_S))
 
-    def in_events(self, words: str = "", **details: Any) -> dict[str, Any]:
-        """An event since the fault with these words, else those of the drill, and with these details."""
+    def in_events(
+        self, words: str = "", *, meanwhile: Callable[[], object] = lambda: None, **details: Any
+    ) -> dict[str, Any]:
+        """An event since the fault with these words, else those of the drill, and with these details. `meanwhile`: done
+        before each look."""
 
         def found() -> dict[str, Any] | None:
+            meanwhile()
             events = self.stage.events(self.begun)
             fitting = (one for one in events if (words or self.drill.event) in one["message"])
             return next((one for one in fitting if details.items() <= one["details"].items()), None)
