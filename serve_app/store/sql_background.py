@@ -7,7 +7,7 @@ to, so every reader sees one stream. Whatever is called again with the same argu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Subquery, and_, case, func, or_, select, update
@@ -24,7 +24,8 @@ from serve_app.core.responses import (
     response_event,
 )
 from serve_app.errors import BodyTooLarge
-from serve_app.store.sql_responses import ITEMS, R, SqlResponses, Transaction, response_in
+from serve_app.store.database import Database
+from serve_app.store.sql_responses import ITEMS, R, SqlResponses, response_in
 from serve_app.store.tables import RESPONSE_EVENTS, RESPONSE_ITEMS, RESPONSES
 
 EVENTS = RESPONSE_EVENTS.c
@@ -34,24 +35,10 @@ RUNS = R.job.is_not(None)  # or waits for its run
 
 
 class SqlBackground:
-    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again."""
 
-    Args:
-        reading, writing, insert, now: as for `SqlResponses`.
-    """
-
-    def __init__(
-        self,
-        reading: Transaction,
-        writing: Transaction,
-        insert: Callable[[Any], Any],
-        now: Callable[[], float],
-        responses: SqlResponses,
-    ) -> None:
-        self._reading = reading
-        self._writing = writing
-        self._insert = insert
-        self._now = now
+    def __init__(self, database: Database, responses: SqlResponses) -> None:
+        self._database = database
         self._responses = responses
 
     def create(
@@ -65,7 +52,7 @@ class SqlBackground:
             "attempts": 0,
             "leased_until": FREE,
         }
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             self._responses.add_in(connection, record, max_tenant_bytes, columns)
             same = R.response_id == record.response_id, R.tenant == record.tenant
             found = response_in(connection, *same)
@@ -81,11 +68,11 @@ class SqlBackground:
     def claim(self, worker: str, limit: int, lease_s: float, claim: str) -> list[BackgroundJob]:
         """Lease jobs that nobody has to a worker: of the tenant with the fewest running ones first, of a tenant the
         oldest first. One that is cancelled ends instead. `claim`: its name; the same one again gets the same jobs."""
-        now = self._now()
+        now = self._database.now()
         free = and_(RUNS, R.leased_until <= now, R.expires_at > now)
         same = and_(RUNS, R.worker == worker, R.claim == claim)
         columns = R.response_id, R.tenant, R.key_id, R.job, R.attempts
-        with self._reading() as connection:  # most times there is none: nothing is written then
+        with self._database.reading() as connection:  # most times there is none: nothing is written then
             if connection.execute(select(R.response_id).where(or_(free, same)).limit(1)).first() is None:
                 return []
         turns = _turns_of_tenants(now)
@@ -97,7 +84,7 @@ class SqlBackground:
             .limit(limit)
             .with_for_update(of=RESPONSES, skip_locked=True)
         )
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             rows = list[Any](connection.execute(select(*columns).where(same).order_by(R.created_at, R.response_id)))
             if not rows:
                 for row in connection.execute(waiting).all():
@@ -115,23 +102,23 @@ class SqlBackground:
 
     def renew(self, worker: str, response_ids: Sequence[str], lease_s: float) -> None:
         """Lease these jobs for as long again, from now."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = R.response_id.in_(response_ids), R.worker == worker, RUNS
-            connection.execute(update(RESPONSES).where(*chosen).values(leased_until=self._now() + lease_s))
+            connection.execute(update(RESPONSES).where(*chosen).values(leased_until=self._database.now() + lease_s))
 
     def release(self, worker: str, response_id: str, *, count_attempt: bool, pause_s: float = 0.0) -> None:
         """Give a job back that has not ended and that this worker has; nobody has it for `pause_s` then.
         `count_attempt`: its run failed."""
-        free: dict[str, Any] = {"worker": None, "claim": None, "leased_until": self._now() + pause_s}
+        free: dict[str, Any] = {"worker": None, "claim": None, "leased_until": self._database.now() + pause_s}
         if count_attempt:
             free["attempts"] = R.attempts + 1
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = R.response_id == response_id, R.worker == worker, RUNS
             connection.execute(update(RESPONSES).where(*chosen).values(free))
 
     def begin(self, response_id: str) -> int | None:
         """The number of the next event of a run; None: it has ended, is gone, or is cancelled and ends now."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             asked = select(RUNS.label("runs"), R.cancel_at).where(R.response_id == response_id)
             row = connection.execute(asked).one_or_none()
             if row is None or not row.runs:
@@ -144,7 +131,7 @@ class SqlBackground:
     def write(self, response_id: str, piece: EventPiece | None, response: str | None) -> bool:
         """Add events, and the response without output as it is now. Returns whether its run is to end: it is cancelled,
         has ended or is gone."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             row = connection.execute(
                 select(R.cancel_at, RUNS.label("runs")).where(R.response_id == response_id).with_for_update()
             ).one_or_none()
@@ -158,7 +145,7 @@ class SqlBackground:
     def end(self, record: StoredResponse, piece: EventPiece | None, max_tenant_bytes: int) -> None:
         """The response has ended. `record`: with the items of its output alone; `piece`: its last events."""
         name = record.response_id
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = R.response_id == name
             if not connection.execute(select(RUNS).where(chosen).with_for_update()).scalar():
                 return
@@ -176,7 +163,7 @@ class SqlBackground:
                 for number, item in enumerate(record.items)
             ]
             if outputs:
-                connection.execute(self._insert(RESPONSE_ITEMS), outputs)
+                connection.execute(self._database.insert(RESPONSE_ITEMS), outputs)
             events = select(func.coalesce(func.sum(func.length(EVENTS.body)), 0)).where(EVENTS.response_id == name)
             more = record.size + int(connection.execute(events).scalar_one())
             connection.execute(
@@ -195,15 +182,15 @@ class SqlBackground:
     def cancel(self, response_id: str, tenant: str) -> None:
         """Cancel a response that has not ended. Its run, if there is one, ends when it sees that, and adds what it has
         made."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = R.response_id == response_id, R.tenant == tenant, RUNS
             body = connection.execute(select(R.body).where(*chosen).with_for_update()).scalar()
             if body is None:
                 return
-            cancelled = {"cancel_at": self._now(), "body": as_json(ended(json.loads(body), CANCELLED))}
+            cancelled = {"cancel_at": self._database.now(), "body": as_json(ended(json.loads(body), CANCELLED))}
             connection.execute(update(RESPONSES).where(*chosen).values(cancelled))
-        idle = or_(R.worker.is_(None), R.leased_until <= self._now())
-        with self._reading() as connection:
+        idle = or_(R.worker.is_(None), R.leased_until <= self._database.now())
+        with self._database.reading() as connection:
             is_idle = connection.execute(select(R.response_id).where(*chosen, idle)).scalar() is not None
         if is_idle:
             self._end_now(response_id, CANCELLED, None)
@@ -211,8 +198,8 @@ class SqlBackground:
     def events(self, response_id: str, tenant: str, after: int, limit: int) -> EventPage:
         """Events behind the number `after`; a piece may have some before. Raises KeyError: no such response of the
         tenant, or it was not made in the background."""
-        with self._reading() as connection:
-            alive = R.response_id == response_id, R.tenant == tenant, R.expires_at > self._now()
+        with self._database.reading() as connection:
+            alive = R.response_id == response_id, R.tenant == tenant, R.expires_at > self._database.now()
             asked = select(RUNS.label("runs")).where(*alive, R.key_id.is_not(None))
             row = connection.execute(asked).one_or_none()
             if row is None:
@@ -227,7 +214,7 @@ class SqlBackground:
             return EventPage(pieces, is_over=not row.runs and len(pieces) < limit)
 
     def _end_now(self, response_id: str, status: str, error: dict[str, Any] | None) -> None:
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             self._end_in(connection, response_id, status, error)
 
     def _end_in(self, connection: Connection, response_id: str, status: str, error: dict[str, Any] | None) -> None:
@@ -246,7 +233,7 @@ class SqlBackground:
         """Add a piece. One that is there from the same event on was written before its answer was lost: a longer one
         takes its place."""
         if piece is not None:
-            adding = self._insert(RESPONSE_EVENTS).values({"response_id": response_id, **piece._asdict()})
+            adding = self._database.insert(RESPONSE_EVENTS).values({"response_id": response_id, **piece._asdict()})
             sent = adding.excluded
             adding = adding.on_conflict_do_update(
                 index_elements=[EVENTS.response_id, EVENTS.first],
