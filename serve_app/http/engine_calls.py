@@ -26,7 +26,7 @@ from serve_app.http.body import HeaderMap, Receive, read_object
 from serve_app.http.call_maker import CallMaker
 from serve_app.http.engine_call import AskedCall, EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER
-from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest
+from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest, reused
 from serve_app.http.keys import KeyRing, tenant_salt
 from serve_app.http.open_requests import OpenRequests
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
@@ -34,7 +34,7 @@ from serve_app.http.prompt_log import warn_of_prompts
 from serve_app.http.request_limits import RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
-from serve_app.http.responses import ResponseMemory, Turn, own_paths
+from serve_app.http.responses import BackgroundKey, ResponseMemory, Turn, own_paths
 from serve_app.http.shadow_runs import SHADOW_TENANT, ShadowRuns
 from serve_app.http.tracing import RequestTracing, reopened
 from serve_app.router import ModelRouter, RequestRuns
@@ -168,13 +168,16 @@ class EngineCalls:
     async def _answer_later(self, turn: Turn, call: EngineCall) -> None:
         """Store a background response, and answer with it."""
         record = call.record
-        digest = None
-        if (key := call.contract.idempotency_key) is not None:  # with another body it is another request
+        key = None
+        if (given := call.contract.idempotency_key) is not None:
             asked = await self._parts.body_thread.run(turn.size, lambda: fingerprint(record.operation, turn.sent))
-            digest = key_digest(record.key_owner, key + asked.hex())
+            key = BackgroundKey(key_digest(record.key_owner, given), asked)
         shown = record.trace.asked_model or record.model
-        of_client = call.asked.identity, call.contract.session_id
-        await self._memory.answer_later(turn, shown, *of_client, digest, call.exchange)
+        try:
+            made = await self._memory.create(turn, shown, call.asked.identity, call.contract.session_id, key)
+        except ValueError:
+            raise reused() from None
+        await self._memory.answer(turn, made, call.exchange)
 
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""

@@ -42,15 +42,28 @@ class SqlBackground:
         self._responses = responses
 
     def create(
-        self, record: StoredResponse, job: BackgroundJob, beginning: EventPiece, max_tenant_bytes: int
+        self,
+        record: StoredResponse,
+        job: BackgroundJob,
+        beginning: EventPiece,
+        max_tenant_bytes: int,
+        fingerprint: bytes | None = None,
     ) -> StoredResponse:
         """Add a response that waits for its run, and its first events. Returns the one that is there under this id.
-        Raises BodyTooLarge: the tenant's bytes have no room for it; nothing is changed."""
+
+        Args:
+            fingerprint: of what is asked for, if the id stands for an Idempotency-Key.
+
+        Raises:
+            BodyTooLarge: the tenant's bytes have no room for it; nothing is changed. ValueError: the one of this id was
+            asked for with another fingerprint.
+        """
         columns = {
             "job": as_json({"request": dict(job.request), "session_id": job.session_id}),
             "key_id": job.key_id,
             "attempts": 0,
             "leased_until": FREE,
+            "request_fingerprint": fingerprint,
         }
         with self._database.writing() as connection:
             self._responses.add_in(connection, record, max_tenant_bytes, columns)
@@ -62,6 +75,8 @@ class SqlBackground:
                     param="store",
                     code="storage_quota_exceeded",
                 )
+            if connection.execute(select(R.request_fingerprint).where(*same)).scalar() != fingerprint:
+                raise ValueError("the key was used for another response")
             self._add_events(connection, record.response_id, beginning)
             return found
 

@@ -255,6 +255,23 @@ def test_a_repeat_under_an_idempotency_key_is_the_same_response(store: FakeStore
     check(store, scenario)
 
 
+def test_another_body_under_the_same_idempotency_key_is_refused(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        first = await posted(client, ask("one", background=True), headers={"Idempotency-Key": "k"})
+        for body in (ask("two", background=True), ask("one", background=True, metadata={"a": "b"})):
+            refused = await posted(client, body, 400, headers={"Idempotency-Key": "k"})
+            assert error_of(refused) == ("Idempotency-Key", "idempotency_key_reused")
+        theirs = await posted(client, ask("two", background=True), key=BATCH_KEY, headers={"Idempotency-Key": "k"})
+        assert theirs["id"] != first["id"]
+        async with worker(client, store) as handle:
+            await ended(store, first["id"])
+            await until(lambda: handle.calls == 2, SOON_S, "the other tenant's, too")
+        again = await posted(client, ask("one", background=True), headers={"Idempotency-Key": "k"})
+        assert again == await got(client, first["id"])
+
+    check(store, scenario)
+
+
 def test_another_tenant_neither_reads_nor_cancels(store: FakeStore) -> None:
     async def scenario(client: Client, store: FakeStore) -> None:
         name = (await posted(client, ask("one", background=True)))["id"]

@@ -153,6 +153,17 @@ def test_a_response_above_the_tenant_s_bytes_is_refused_and_leaves_nothing(sql: 
     assert sql.background.events("resp_1", "acme", -1, 9).pieces == [BEGINNING]
 
 
+def test_one_id_is_of_one_request(sql: SqlStore) -> None:
+    record = replace(turn(1), items=turn(1).items[:1])
+    job = BackgroundJob(record.response_id, "acme", "key", {"model": "m"})
+    asked = record, job, BEGINNING, ROOM
+    assert sql.background.create(*asked, b"one") == sql.background.create(*asked, b"one") == record
+    for other in (b"two", None):
+        with pytest.raises(ValueError, match="another response"):
+            sql.background.create(*asked, other)
+    assert names_of(claim(sql, "a", 9)) == [record.response_id]
+
+
 def test_a_response_whose_time_is_over_is_made_anew_under_its_id(sql: SqlStore, clock: Clock) -> None:
     name = create(sql)
     sql.background.end(done(name), EventPiece(2, 2, "c"), ROOM)

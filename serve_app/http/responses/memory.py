@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,13 @@ logger = logging.getLogger("ray.serve")
 
 KEEP_S = 10.0  # for a store that is away to take a turn: the client waits for its last bytes meanwhile
 RETRY_S = 0.25  # between two attempts
+
+
+class BackgroundKey(NamedTuple):
+    """The Idempotency-Key of a background response: its digest, and the fingerprint of what it was sent with."""
+
+    digest: bytes
+    fingerprint: bytes
 
 
 class ResponseMemory:
@@ -154,27 +161,33 @@ class ResponseMemory:
                 raise
         await answer.finish()
 
-    async def answer_later(
-        self,
-        turn: Turn,
-        model: str,
-        identity: Identity,
-        session_id: str | None,
-        digest: bytes | None,
-        exchange: HttpExchange,
-    ) -> None:
-        """Store a background response, which a worker runs, and answer with it, or with its stream.
+    async def create(
+        self, turn: Turn, model: str, identity: Identity, session_id: str | None, key: BackgroundKey | None
+    ) -> StoredResponse:
+        """Store a background response, which a worker runs; the response as it is stored now.
 
         Args:
             model: as the client named it.
-            digest: of its Idempotency-Key and body; a repeat gets the same response.
+            key: a repeat under it gets the same response.
 
         Raises:
-            StoreAway. BodyTooLarge: the tenant's bytes have no room for it. NotFound: it was deleted while its stream
-            was read.
+            StoreAway. BodyTooLarge: the tenant's bytes have no room for it. ValueError: the key was used with another
+            body.
         """
-        name = new_id("resp") if digest is None else f"resp_{digest.hex()}"
-        made = await self._create(name, turn, model, identity, session_id)
+        name = new_id("resp") if key is None else f"resp_{key.digest.hex()}"
+        request = {field: value for field, value in turn.sent.items() if field != "background"}
+        job = BackgroundJob(name, turn.tenant, identity.key_id, {**request, "store": True, "stream": True}, session_id)
+        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, self._now())
+        record = await self._thread.run(turn.size, lambda: self._record(turn, queued))
+        events = "".join(response_event(kind, number, queued) for number, kind in enumerate(("created", "queued")))
+        bound = self._settings.max_bytes_per_tenant
+        beginning = EventPiece(0, 1, events)
+        fingerprint = None if key is None else key.fingerprint
+        return await self._get_store().background.create(record, job, beginning, bound, fingerprint)
+
+    async def answer(self, turn: Turn, made: StoredResponse, exchange: HttpExchange) -> None:
+        """Answer with a background response, or with its stream. Raises StoreAway; NotFound: it was deleted while its
+        stream was read."""
         if not turn.body.get("stream"):
             await exchange.send_answer(200, JSON, msgspec.json.encode(made.shown()))
             return
@@ -182,18 +195,6 @@ class ResponseMemory:
             await follow(self._get_store().background, made.response_id, turn.tenant, -1, exchange)
         except KeyError:
             raise NotFound(f"{made.response_id} was deleted", code="response_not_found") from None
-
-    async def _create(
-        self, name: str, turn: Turn, model: str, identity: Identity, session_id: str | None
-    ) -> StoredResponse:
-        """The response as it is stored now. Raises StoreAway."""
-        request = {field: value for field, value in turn.sent.items() if field != "background"}
-        job = BackgroundJob(name, turn.tenant, identity.key_id, {**request, "store": True, "stream": True}, session_id)
-        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, self._now())
-        record = await self._thread.run(turn.size, lambda: self._record(turn, queued))
-        events = "".join(response_event(kind, number, queued) for number, kind in enumerate(("created", "queued")))
-        bound = self._settings.max_bytes_per_tenant
-        return await self._get_store().background.create(record, job, EventPiece(0, 1, events), bound)
 
     def _check_background(self, identity: Identity) -> None:
         """Raises as `open`."""
