@@ -257,18 +257,45 @@ def test_without_the_store_only_what_needs_it_is_refused(store: FakeStore) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_cannot_be_stored_does_not_end_as_if_it_was(store: FakeStore, stream: bool) -> None:
+def test_an_answer_that_could_not_be_stored_is_sent_and_says_so(store: FakeStore, stream: bool) -> None:
     async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        undisturbed = await posted(client, ask("one", 40))
+        before = client.engine_tokens()
         task = client.posting(ask("one", 40, store=True, stream=stream), path=RESPONSES)
-        await until(lambda: bool(client.engine_tokens()), SOON_S, "tokens")
+        await until(lambda: client.engine_tokens() > before, SOON_S, "tokens")
         store.away = True
         reply = await task
-        if not stream:
-            assert (reply.status, reply.error["code"]) == (503, "no_store")
-            return
-        found = events(reply)
-        assert [event["type"] for event in found if "response" in event] == ["response.created", "response.in_progress"]
-        assert (found[-1]["type"], found[-1]["code"]) == ("error", "no_store")
+        assert (reply.status, client.outcomes) == (200, {"ok": 2})
+        assert int(reply.headers.get("content-length", len(reply.body))) == len(reply.body)
+        made = events(reply)[-1]["response"] if stream else json.loads(reply.body)
+        assert (made["store"], text_of(made), made["usage"]) == (False, text_of(undisturbed), undisturbed["usage"])
+        if stream:
+            numbers = [event["sequence_number"] for event in events(reply)]
+            assert numbers == list(range(len(numbers)))
+        store.away = False
+        wrong = await posted(client, ask("two", previous_response_id=made["id"]), 404)
+        assert error_of(wrong) == ("previous_response_id", "previous_response_not_found")
+
+    check(store, scenario, step_s=0.005)
+
+
+def test_an_answer_above_the_tenant_s_bytes_says_that_it_is_not_kept(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        older = await posted(client, ask("one", store=True))
+        made = await posted(client, ask("word " * 13_000, store=True))
+        assert made["store"] is False
+        await got(client, made["id"], 404)
+        await got(client, older["id"])  # it made no room for what is not kept
+
+    check(store, scenario, responses={"max_bytes_per_tenant": 2**16})
+
+
+def test_a_turn_does_not_run_while_the_store_is_away(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        store.away = True
+        for stream in (False, True):
+            reply = await client.post(ask("one", store=True, stream=stream), RESPONSES)
+            assert (reply.status, client.engine_tokens(), client.limits.charges) == (503, 0, [])
 
     check(store, scenario, step_s=0.005)
 

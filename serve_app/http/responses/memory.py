@@ -1,8 +1,9 @@
 """Reads the turns that a request continues from the store, and stores the turn that it makes.
 
-Invariant: a request that asks for nothing of the store is not changed, and needs no store. An answer that is to be kept
-is kept before its last bytes are sent: a client that has them can continue. A client that leaves a stream before that
-leaves a response with the status `cancelled`, and what it was sent.
+Invariant: a request that asks for nothing of the store is not changed, and needs no store; of any other the store has
+answered before it runs. An answer is kept before its last bytes are sent: a client that has them can continue, unless
+they say `store: false`. A client that leaves a stream before that leaves a response with the status `cancelled`, and
+what it was sent.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ logger = logging.getLogger("ray.serve")
 
 KEEP_S = 10.0  # for a store that is away to take a turn: the client waits for its last bytes meanwhile
 RETRY_S = 0.25  # between two attempts
+NOT_KEPT = {"store": False}  # in a response that was to be kept
 
 
 class BackgroundKey(NamedTuple):
@@ -71,7 +73,7 @@ class ResponseMemory:
         self._thread = thread
         self._now = now
         self._runs = BackgroundRuns(lambda: get_store().background, now)
-        self._tasks: set[asyncio.Task[None]] = set()  # else they may be collected
+        self._tasks: set[asyncio.Task[bool]] = set()  # else they may be collected
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
@@ -133,8 +135,8 @@ class ResponseMemory:
 
     @contextlib.asynccontextmanager
     async def kept(self, turn: Turn | None, exchange: HttpExchange) -> AsyncIterator[None]:
-        """Send the answer of the block as the turn's, and keep it if that was asked for. Raises StoreAway: it could not
-        be kept within `KEEP_S`; its end is not sent."""
+        """Send the answer of the block as the turn's, and keep it if that was asked for. An answer that cannot be kept
+        within `KEEP_S` has `store: false` at its end."""
         if turn is None or exchange.operation is Operation.INPUT_TOKENS:  # a count is no response
             yield
             return
@@ -154,11 +156,9 @@ class ResponseMemory:
             raise
         response = answer.response()
         if response is not None and turn.asked.store:
-            try:
-                await asyncio.shield(self._task(self._keep(turn, response)))
-            except Exception:
-                exchange.status = exchange.status if answer.has_begun else 0  # the error is the answer
-                raise
+            is_kept = await asyncio.shield(self._task(self._keep(turn, response)))
+            if not is_kept:  # it was made, and paid for
+                answer.change_end(NOT_KEPT)
         await answer.finish()
 
     async def create(
@@ -214,7 +214,7 @@ class ResponseMemory:
         if response is not None and turn.asked.store:
             self._task(self._keep(turn, response))
 
-    def _task(self, keeping: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _task(self, keeping: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         task = in_fresh_context(keeping, "response")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -226,10 +226,14 @@ class ResponseMemory:
         keep_s = self._settings.keep_s
         return record_of(response, inputs, tenant=turn.tenant, now=self._now(), keep_s=keep_s, new_id=new_id)
 
-    async def _keep(self, turn: Turn, response: Mapping[str, Any]) -> None:
-        """Store a turn. Raises StoreAway."""
+    async def _keep(self, turn: Turn, response: Mapping[str, Any]) -> bool:
+        """Store a turn. False: it could not be stored."""
         record = await self._thread.run(turn.size, lambda: self._record(turn, response))
         bound = self._settings.max_bytes_per_tenant
+        name = record.response_id
+        if record.size > bound:
+            logger.warning("Response %s has more bytes than responses.max_bytes_per_tenant and is not kept", name)
+            return False
         loop = asyncio.get_running_loop()
         deadline = loop.time() + KEEP_S
         while True:
@@ -238,12 +242,12 @@ class ResponseMemory:
                 break
             except StoreAway as error:
                 if loop.time() > deadline:
-                    logger.warning("Response %s was not kept, and cannot be continued: %s", record.response_id, error)
-                    raise
+                    logger.warning("Response %s is not kept, and cannot be continued: %s", name, error)
+                    return False
+            except Exception:
+                logger.exception("Response %s is not kept, and cannot be continued. Report this traceback", name)
+                return False
             await asyncio.sleep(RETRY_S)
-        if record.size > bound:
-            logger.warning(
-                "Response %s has more bytes than responses.max_bytes_per_tenant and was not kept", record.response_id
-            )
-        elif removed:
-            logger.info("Response %s takes the place of %d older ones of its tenant", record.response_id, removed)
+        if removed:
+            logger.info("Response %s takes the place of %d older ones of its tenant", name, removed)
+        return True

@@ -62,6 +62,13 @@ class SentAnswer:
         """The response as far as the client has it, which ends with this status; None: it has nothing of one."""
         return None if self.stream is None else self.stream.left(status, error)
 
+    def change_end(self, fields: Mapping[str, Any]) -> None:
+        """Set these fields in its response, which has ended and is held back."""
+        if self.stream is None:
+            self._body, _ = with_fields(self._body, fields)
+        elif self.stream.final is not None:
+            self.stream.change_end(fields)
+
     async def finish(self) -> None:
         """Send what was held back."""
         if self.stream is not None and self._has_ended:
