@@ -173,8 +173,10 @@ class EngineCalls:
             asked = await self._parts.body_thread.run(turn.size, lambda: fingerprint(record.operation, turn.sent))
             key = BackgroundKey(key_digest(record.key_owner, given), asked)
         shown = record.trace.asked_model or record.model
+        wanted = call.contract
+        left_s = None if wanted.deadline_s is None else wanted.deadline_s - (time.monotonic() - record.started)
         try:
-            made = await self._memory.create(turn, shown, call.asked.identity, call.contract.session_id, key)
+            made = await self._memory.create(turn, shown, call.asked.identity, wanted.session_id, left_s, key)
         except ValueError:
             raise reused() from None
         await self._memory.answer(turn, made, call.exchange)

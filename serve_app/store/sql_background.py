@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Subquery, and_, case, func, or_, select, upda
 from serve_app.core.responses import (
     CANCELLED,
     FAILED,
+    MISSED_DEADLINE,
     BackgroundJob,
     EventPage,
     EventPiece,
@@ -29,6 +30,7 @@ from serve_app.store.sql_responses import ITEMS, R, SqlResponses, response_in
 from serve_app.store.tables import RESPONSE_EVENTS, RESPONSE_ITEMS, RESPONSES
 
 EVENTS = RESPONSE_EVENTS.c
+LATE_AT_ONCE = 100  # jobs that fail at their deadline in one claim
 FREE = 0.0  # `leased_until` of a job that nobody has
 OVER: dict[str, Any] = {"job": None, "worker": None, "claim": None, "leased_until": None}
 RUNS = R.job.is_not(None)  # or waits for its run
@@ -63,6 +65,7 @@ class SqlBackground:
             "key_id": job.key_id,
             "attempts": 0,
             "leased_until": FREE,
+            "deadline_at": job.deadline_at,
             "request_fingerprint": fingerprint,
         }
         with self._database.writing() as connection:
@@ -82,13 +85,15 @@ class SqlBackground:
 
     def claim(self, worker: str, limit: int, lease_s: float, claim: str) -> list[BackgroundJob]:
         """Lease jobs that nobody has to a worker: of the tenant with the fewest running ones first, of a tenant the
-        oldest first. One that is cancelled ends instead. `claim`: its name; the same one again gets the same jobs."""
+        oldest first. One that is cancelled ends instead, and all fail that nobody has at their deadline. `claim`: its
+        name; the same one again gets the same jobs."""
         now = self._database.now()
         free = and_(RUNS, R.leased_until <= now, R.expires_at > now)
         same = and_(RUNS, R.worker == worker, R.claim == claim)
-        columns = R.response_id, R.tenant, R.key_id, R.job, R.attempts
+        late = and_(RUNS, R.deadline_at <= now, or_(R.worker.is_(None), R.leased_until <= now))
+        columns = R.response_id, R.tenant, R.key_id, R.job, R.attempts, R.deadline_at
         with self._database.reading() as connection:  # most times there is none: nothing is written then
-            if connection.execute(select(R.response_id).where(or_(free, same)).limit(1)).first() is None:
+            if connection.execute(select(R.response_id).where(or_(free, same, late)).limit(1)).first() is None:
                 return []
         turns = _turns_of_tenants(now)
         waiting = (
@@ -101,6 +106,9 @@ class SqlBackground:
         )
         with self._database.writing() as connection:
             rows = list[Any](connection.execute(select(*columns).where(same).order_by(R.created_at, R.response_id)))
+            missed = select(R.response_id, R.cancel_at).where(late).order_by(R.response_id).limit(LATE_AT_ONCE)
+            for row in connection.execute(missed.with_for_update(skip_locked=True)).all():
+                self._end_late(connection, row)
             if not rows:
                 for row in connection.execute(waiting).all():
                     if row.cancel_at is None:
@@ -111,7 +119,14 @@ class SqlBackground:
                 ids = [row.response_id for row in rows]
                 connection.execute(update(RESPONSES).where(R.response_id.in_(ids)).values(taken))
             return [
-                BackgroundJob(row.response_id, row.tenant, row.key_id, attempts=row.attempts, **json.loads(row.job))
+                BackgroundJob(
+                    row.response_id,
+                    row.tenant,
+                    row.key_id,
+                    attempts=row.attempts,
+                    deadline_at=row.deadline_at,
+                    **json.loads(row.job),
+                )
                 for row in rows
             ]
 
@@ -153,8 +168,11 @@ class SqlBackground:
             if row is None or not row.runs:
                 return True
             self._add_events(connection, response_id, piece)
+            values: dict[str, Any] = {} if piece is None else {"deadline_at": None}  # it has started in time
             if response is not None and row.cancel_at is None:
-                connection.execute(update(RESPONSES).where(R.response_id == response_id).values(body=response))
+                values["body"] = response
+            if values:
+                connection.execute(update(RESPONSES).where(R.response_id == response_id).values(values))
             return row.cancel_at is not None
 
     def end(self, record: StoredResponse, piece: EventPiece | None, max_tenant_bytes: int) -> None:
@@ -227,6 +245,12 @@ class SqlBackground:
             )
             pieces = [EventPiece(*one) for one in connection.execute(chosen)]
             return EventPage(pieces, is_over=not row.runs and len(pieces) < limit)
+
+    def _end_late(self, connection: Connection, row: Any) -> None:
+        """End a job that nobody has at its deadline."""
+        is_cancelled = row.cancel_at is not None
+        status, error = (CANCELLED, None) if is_cancelled else (FAILED, MISSED_DEADLINE)
+        self._end_in(connection, row.response_id, status, error)
 
     def _end_now(self, response_id: str, status: str, error: dict[str, Any] | None) -> None:
         with self._database.writing() as connection:

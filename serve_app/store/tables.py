@@ -198,6 +198,7 @@ RESPONSES = Table(
     Column("claim", String(32)),  # by which it has the job: a claim repeated gets the same jobs
     Column("leased_until", Double),  # 0: nobody has it; without a worker: nobody may have it before
     Column("cancel_at", Double),
+    Column("deadline_at", Double),  # it starts before, or fails
     Column("request_fingerprint", LargeBinary(16)),  # of what was asked for with its Idempotency-Key
     # with all columns that are asked for: a row has the texts of a whole request
     Index("responses_tenant", "tenant", "expires_at", "created_at", "response_id", "size"),

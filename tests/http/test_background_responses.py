@@ -272,6 +272,42 @@ def test_another_body_under_the_same_idempotency_key_is_refused(store: FakeStore
     check(store, scenario)
 
 
+def test_a_deadline_counts_from_the_acceptance(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        soon = {"X-Deadline-Ms": "1"}
+        late = (await posted(client, ask("one", background=True), headers=soon))["id"]
+        in_time = (await posted(client, ask("two", background=True), headers={"X-Deadline-Ms": "3600000"}))["id"]
+        assert status(store, late) == "queued"
+        async with worker(client, store) as handle:
+            await ended(store, late)
+            await ended(store, in_time)
+        assert handle.calls == 1  # what is late reaches no router
+        made = await got(client, late)
+        assert (made["status"], made["error"]["code"], made["output"]) == ("failed", "deadline", [])
+        last = events(await client.get(f"{RESPONSES}/{late}", query="stream=true"))[-1]
+        assert (last["type"], last["response"]["error"]) == ("response.failed", made["error"])
+        assert status(store, in_time) == "incomplete"
+        wrong = await posted(client, ask("two", background=True), 400, headers={"X-Deadline-Ms": "0"})
+        assert wrong["error"]["param"] == "X-Deadline-Ms"
+
+    check(store, scenario)
+
+
+def test_a_run_that_its_queue_cannot_start_in_time_fails_with_the_missed_deadline(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        full = [client.posting(ask("long", LONG, priority="high"), path=RESPONSES) for _ in range(4)]
+        await until(lambda: client.model.queue.granted == 4, SOON_S, "no slot is free")
+        name = (await posted(client, ask("one", background=True), headers={"X-Deadline-Ms": "1000"}))["id"]
+        async with worker(client, store) as handle:
+            await ended(store, name)
+        assert handle.calls
+        assert (await got(client, name))["error"]["code"] == "deadline"
+        for task in full:
+            await cancel(task)
+
+    check(store, scenario)
+
+
 def test_another_tenant_neither_reads_nor_cancels(store: FakeStore) -> None:
     async def scenario(client: Client, store: FakeStore) -> None:
         name = (await posted(client, ask("one", background=True)))["id"]

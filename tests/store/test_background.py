@@ -30,11 +30,18 @@ def sql(url: str, clock: Clock) -> SqlStore:
 
 
 def create(
-    sql: SqlStore, number: int = 1, *, tenant: str = "acme", at: float = NOW, text: str = "", room: int = ROOM
+    sql: SqlStore,
+    number: int = 1,
+    *,
+    tenant: str = "acme",
+    at: float = NOW,
+    text: str = "",
+    room: int = ROOM,
+    deadline_at: float | None = None,
 ) -> str:
     record = turn(number, tenant=tenant, at=at, text=text)
     queued = replace(record, items=record.items[:1], text=json.dumps({"id": record.response_id, "status": "queued"}))
-    job = BackgroundJob(record.response_id, tenant, "key", {"model": "m", "input": "é"}, "session")
+    job = BackgroundJob(record.response_id, tenant, "key", {"model": "m", "input": "é"}, "session", 0, deadline_at)
     made = sql.background.create(queued, job, BEGINNING, room)
     assert made == sql.background.create(queued, job, BEGINNING, room) == queued  # a repeat changes nothing
     return made.response_id
@@ -151,6 +158,32 @@ def test_a_response_above_the_tenant_s_bytes_is_refused_and_leaves_nothing(sql: 
     sql.background.end(done("resp_1"), None, ROOM)
     create(sql, 1)
     assert sql.background.events("resp_1", "acme", -1, 9).pieces == [BEGINNING]
+
+
+def test_what_nobody_has_at_its_deadline_fails_and_what_runs_goes_on(sql: SqlStore, clock: Clock) -> None:
+    runs, begun, waits, paused, cancelled, later = [
+        create(sql, number, deadline_at=NOW + at) for number, at in enumerate((5, 5, 5, 5, 5, 60))
+    ]
+    assert names_of(claim(sql, "a", 2)) == [runs, begun]
+    assert not sql.background.write(begun, EventPiece(2, 2, "c"), None)
+    held = claim(sql, "b", 3)
+    assert [job.deadline_at for job in held] == [NOW + 5] * 3
+    sql.background.release("b", waits, count_attempt=False)
+    sql.background.release("b", paused, count_attempt=False, pause_s=30.0)
+    sql.background.cancel(cancelled, "acme")
+    clock.now += 5
+    sql.background.release("b", cancelled, count_attempt=False)
+    assert claim(sql, "c", 0) == []  # a worker without room ends them, too
+    assert [status(sql, name) for name in (waits, paused, cancelled)] == ["failed", "failed", "cancelled"]
+    assert sql.responses.response(waits, "acme").shown()["error"]["code"] == "deadline"
+    assert sql.background.events(waits, "acme", 1, 9).is_over
+    assert names_of(claim(sql, "c", 9)) == [later]
+    assert sql.background.begin(runs) == 2
+    clock.now += LEASE_S
+    sql.background.renew("c", [later], LEASE_S)
+    (again,) = claim(sql, "d", 9)  # the worker of both was lost: one was still to begin, and the other goes on
+    assert (again.response_id, again.deadline_at) == (begun, None)
+    assert status(sql, runs) == "failed"
 
 
 def test_one_id_is_of_one_request(sql: SqlStore) -> None:

@@ -162,12 +162,19 @@ class ResponseMemory:
         await answer.finish()
 
     async def create(
-        self, turn: Turn, model: str, identity: Identity, session_id: str | None, key: BackgroundKey | None
+        self,
+        turn: Turn,
+        model: str,
+        identity: Identity,
+        session_id: str | None,
+        deadline_s: float | None,
+        key: BackgroundKey | None,
     ) -> StoredResponse:
         """Store a background response, which a worker runs; the response as it is stored now.
 
         Args:
             model: as the client named it.
+            deadline_s: from now; it starts before that, or fails.
             key: a repeat under it gets the same response.
 
         Raises:
@@ -176,8 +183,16 @@ class ResponseMemory:
         """
         name = new_id("resp") if key is None else f"resp_{key.digest.hex()}"
         request = {field: value for field, value in turn.sent.items() if field != "background"}
-        job = BackgroundJob(name, turn.tenant, identity.key_id, {**request, "store": True, "stream": True}, session_id)
-        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, self._now())
+        now = self._now()
+        job = BackgroundJob(
+            name,
+            turn.tenant,
+            identity.key_id,
+            {**request, "store": True, "stream": True},
+            session_id,
+            deadline_at=None if deadline_s is None else now + deadline_s,
+        )
+        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, now)
         record = await self._thread.run(turn.size, lambda: self._record(turn, queued))
         events = "".join(response_event(kind, number, queued) for number, kind in enumerate(("created", "queued")))
         bound = self._settings.max_bytes_per_tenant

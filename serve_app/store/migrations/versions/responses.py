@@ -28,6 +28,7 @@ def upgrade() -> None:
         sa.Column("claim", sa.String(32)),
         sa.Column("leased_until", sa.Double),
         sa.Column("cancel_at", sa.Double),
+        sa.Column("deadline_at", sa.Double),
         sa.Column("request_fingerprint", sa.LargeBinary(16)),
     )
     runs = sa.text("job IS NOT NULL")
