@@ -1,7 +1,8 @@
 """Responses that are made in the background, over SQLAlchemy: each method is one transaction, durable when it returns.
 
 Invariant: a job is leased to one worker at a time, and is gone once its response has ended; its events are only added
-to, so every reader sees one stream. Whatever is called again with the same arguments changes nothing.
+to, so every reader sees one stream. The bytes of a response are those of its record, its job and its events. Whatever
+is called again with the same arguments changes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from serve_app.core.responses import (
 )
 from serve_app.errors import BodyTooLarge
 from serve_app.store.database import Database
+from serve_app.store.octets import octets
 from serve_app.store.sql_responses import ITEMS, R, SqlResponses, response_in
 from serve_app.store.tables import RESPONSE_EVENTS, RESPONSE_ITEMS, RESPONSES
 
@@ -60,8 +62,10 @@ class SqlBackground:
             BodyTooLarge: the tenant's bytes have no room for it; nothing is changed. ValueError: the one of this id was
             asked for with another fingerprint.
         """
+        text = as_json({"request": dict(job.request), "session_id": job.session_id})
         columns = {
-            "job": as_json({"request": dict(job.request), "session_id": job.session_id}),
+            "job": text,
+            "size": record.size + len(text.encode()) + len(beginning.body.encode()),
             "key_id": job.key_id,
             "attempts": 0,
             "leased_until": FREE,
@@ -167,11 +171,10 @@ class SqlBackground:
             ).one_or_none()
             if row is None or not row.runs:
                 return True
-            self._add_events(connection, response_id, piece)
-            values: dict[str, Any] = {} if piece is None else {"deadline_at": None}  # it has started in time
-            if response is not None and row.cancel_at is None:
-                values["body"] = response
-            if values:
+            more = self._add_events(connection, response_id, piece)
+            text = None if row.cancel_at is not None else response
+            if piece is not None or text is not None:
+                values = _values(text, more) | ({} if piece is None else {"deadline_at": None})  # it starts in time
                 connection.execute(update(RESPONSES).where(R.response_id == response_id).values(values))
             return row.cancel_at is not None
 
@@ -182,7 +185,7 @@ class SqlBackground:
             chosen = R.response_id == name
             if not connection.execute(select(RUNS).where(chosen).with_for_update()).scalar():
                 return
-            self._add_events(connection, name, piece)
+            more = self._add_events(connection, name, piece)
             count = connection.execute(select(func.count()).where(ITEMS.response_id == name)).scalar_one()
             outputs = [
                 {
@@ -197,11 +200,8 @@ class SqlBackground:
             ]
             if outputs:
                 connection.execute(self._database.insert(RESPONSE_ITEMS), outputs)
-            events = select(func.coalesce(func.sum(func.length(EVENTS.body)), 0)).where(EVENTS.response_id == name)
-            more = record.size + int(connection.execute(events).scalar_one())
-            connection.execute(
-                update(RESPONSES).where(chosen).values({**OVER, "body": record.text, "size": R.size + more})
-            )
+            more += sum(len(item.text.encode()) for item in record.items)
+            connection.execute(update(RESPONSES).where(chosen).values(_values(record.text, more, is_over=True)))
             self._responses.make_room(connection, record.tenant, max_tenant_bytes)
 
     def fail(self, response_id: str, error: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ class SqlBackground:
             body = connection.execute(select(R.body).where(*chosen).with_for_update()).scalar()
             if body is None:
                 return
-            cancelled = {"cancel_at": self._database.now(), "body": as_json(ended(json.loads(body), CANCELLED))}
+            cancelled = {"cancel_at": self._database.now(), **_values(as_json(ended(json.loads(body), CANCELLED)))}
             connection.execute(update(RESPONSES).where(*chosen).values(cancelled))
         idle = or_(R.worker.is_(None), R.leased_until <= self._database.now())
         with self._database.reading() as connection:
@@ -262,24 +262,40 @@ class SqlBackground:
         if body is None:
             return
         response = ended(json.loads(body), status, error)
+        more = 0
         if status == FAILED:
             number = _next_number(connection, response_id)
             text = response_event("failed", number, {**response, "output": []})
-            self._add_events(connection, response_id, EventPiece(number, number, text))
-        connection.execute(update(RESPONSES).where(*chosen).values({**OVER, "body": as_json(response)}))
+            more = self._add_events(connection, response_id, EventPiece(number, number, text))
+        connection.execute(update(RESPONSES).where(*chosen).values(_values(as_json(response), more, is_over=True)))
 
-    def _add_events(self, connection: Connection, response_id: str, piece: EventPiece | None) -> None:
-        """Add a piece. One that is there from the same event on was written before its answer was lost: a longer one
-        takes its place."""
-        if piece is not None:
-            adding = self._database.insert(RESPONSE_EVENTS).values({"response_id": response_id, **piece._asdict()})
-            sent = adding.excluded
-            adding = adding.on_conflict_do_update(
-                index_elements=[EVENTS.response_id, EVENTS.first],
-                set_={"last": sent.last, "body": sent.body},
-                where=EVENTS.last < sent.last,
-            )
-            connection.execute(adding)
+    def _add_events(self, connection: Connection, response_id: str, piece: EventPiece | None) -> int:
+        """Add a piece; returns by how many bytes the events are more. One that is there from the same event on was
+        written before its answer was lost: a longer one takes its place."""
+        if piece is None:
+            return 0
+        same = EVENTS.response_id == response_id, EVENTS.first == piece.first
+        before = connection.execute(select(EVENTS.last, octets(EVENTS.body).label("size")).where(*same)).one_or_none()
+        if before is not None and before.last >= piece.last:
+            return 0
+        adding = self._database.insert(RESPONSE_EVENTS).values({"response_id": response_id, **piece._asdict()})
+        sent = adding.excluded
+        longer = {"last": sent.last, "body": sent.body}
+        connection.execute(adding.on_conflict_do_update(index_elements=[EVENTS.response_id, EVENTS.first], set_=longer))
+        return len(piece.body.encode()) - (0 if before is None else int(before.size))
+
+
+def _values(text: str | None, more: int = 0, *, is_over: bool = False) -> dict[str, Any]:
+    """The columns of a response with this text (None: with its own), whose events and items have so many bytes more.
+    `is_over`: it has ended, and needs the copy of its request no more."""
+    size = R.size + more
+    values = dict[str, Any](OVER) if is_over else {}
+    if text is not None:
+        values["body"] = text
+        size += len(text.encode()) - octets(R.body)
+    if is_over:
+        size -= octets(R.job)
+    return values | {"size": size}
 
 
 def _turns_of_tenants(now: float) -> Subquery:

@@ -8,15 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from serve_app.core.responses import BackgroundJob, EventPiece, StoredItem
+from serve_app.core.responses import BackgroundJob, EventPiece, StoredItem, as_json
 from serve_app.errors import BodyTooLarge
+from serve_app.store.database import Database
 from serve_app.store.sql import SqlStore
+from serve_app.store.tables import RESPONSES
 from tests.store.test_responses import KEEP_S, NOW, ROOM, Clock, turn
 
 LEASE_S = 25.0
 CLAIMS = itertools.count()
 BEGINNING = EventPiece(0, 1, "event: a\n\nevent: b\n\n")
+REQUEST = {"model": "m", "input": "é"}
+JOB = as_json({"request": REQUEST, "session_id": "session"})
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def create(
 ) -> str:
     record = turn(number, tenant=tenant, at=at, text=text)
     queued = replace(record, items=record.items[:1], text=json.dumps({"id": record.response_id, "status": "queued"}))
-    job = BackgroundJob(record.response_id, tenant, "key", {"model": "m", "input": "é"}, "session", 0, deadline_at)
+    job = BackgroundJob(record.response_id, tenant, "key", REQUEST, "session", 0, deadline_at)
     made = sql.background.create(queued, job, BEGINNING, room)
     assert made == sql.background.create(queued, job, BEGINNING, room) == queued  # a repeat changes nothing
     return made.response_id
@@ -223,6 +228,46 @@ def test_events_are_only_added_to_and_end_with_the_response(sql: SqlStore) -> No
     assert (sql.background.begin(name), claim(sql, "a", 9)) == (None, [])
     assert sql.background.write(name, EventPiece(9, 9, "late"), None)
     assert sql.background.events(name, "acme", 4, 9) == ([], True)
+
+
+def size_of(url: str, name: str) -> int:
+    """The bytes that count for the tenant."""
+    with Database(url, lambda: NOW).reading() as connection:
+        return int(connection.execute(select(RESPONSES.c.size).where(RESPONSES.c.response_id == name)).scalar_one())
+
+
+def bytes_kept(sql: SqlStore, name: str, job: bool) -> int:
+    """The same, counted anew from what the store has."""
+    events = sum(len(piece.body.encode()) for piece in sql.background.events(name, "acme", -1, 99).pieces)
+    return sql.responses.response(name, "acme").size + events + (len(JOB.encode()) if job else 0)
+
+
+def test_bytes_are_those_of_record_job_and_events_whatever_happens(url: str, sql: SqlStore) -> None:
+    name = create(sql, text="é" * 100)
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.write(name, EventPiece(2, 3, "é" * 50), json.dumps({"id": name, "status": "in_progress"}))
+    sql.background.write(name, EventPiece(2, 3, "é" * 50), None)
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.write(name, EventPiece(2, 5, "é" * 90), None)  # in place of the shorter one
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.end(done(name), EventPiece(6, 6, "ü"), ROOM)
+    assert size_of(url, name) == bytes_kept(sql, name, job=False)
+    for number in (2, 3):
+        create(sql, number)
+    sql.background.fail("resp_2", {"code": "server_error", "message": "ö"})
+    sql.background.cancel("resp_3", "acme")
+    assert [size_of(url, one) for one in ("resp_2", "resp_3")] == [
+        bytes_kept(sql, one, job=False) for one in ("resp_2", "resp_3")
+    ]
+
+
+def test_the_copy_of_a_request_that_waits_counts_for_the_tenant(url: str, sql: SqlStore) -> None:
+    size = size_of(url, create(sql))
+    assert size > len(JOB) + len(BEGINNING.body)
+    assert sql.responses.delete("resp_1", "acme")
+    with pytest.raises(BodyTooLarge):
+        create(sql, room=size - 1)
+    create(sql, room=size)
 
 
 def test_another_tenant_has_no_events(sql: SqlStore) -> None:
