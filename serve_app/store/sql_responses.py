@@ -77,6 +77,7 @@ class SqlResponses:
             "tenant": record.tenant,
             "previous_id": record.previous_id,
             "created_at": record.created_at,
+            "used_at": record.created_at,
             "expires_at": record.expires_at,
             "size": record.size,
             "body": record.text,
@@ -100,9 +101,11 @@ class SqlResponses:
             connection.execute(self._database.insert(RESPONSE_ITEMS), items)
         if record.previous_id is not None:
             before = [row.response_id for row in self._turns(connection, record.tenant, record.previous_id)]
+            newest = {R.used_at: record.created_at, R.expires_at: record.expires_at}
             for some in _pieces(before):
-                kept = R.response_id.in_(some), R.expires_at < record.expires_at
-                connection.execute(update(RESPONSES).where(*kept).values(expires_at=record.expires_at))
+                for column, at in newest.items():
+                    later = update(RESPONSES).where(R.response_id.in_(some), column < at)
+                    connection.execute(later.values({column: at}))
         return self.make_room(connection, record.tenant, max_tenant_bytes)
 
     def response(self, response_id: str, tenant: str) -> StoredResponse:
@@ -120,14 +123,19 @@ class SqlResponses:
             _remove(connection, [] if found is None else [found])
             return found is not None
 
-    def forget(self, limit: int) -> int:
-        """Remove records whose time is over, at most `limit`. Returns how many."""
-        over = select(R.response_id).where(R.expires_at <= self._database.now()).order_by(R.expires_at).limit(limit)
+    def forget(self, limit: int, keep_s: float) -> int:
+        """Remove records whose time is over, and those that nothing has continued for `keep_s`, at most `limit`.
+        Returns how many."""
+        now = self._database.now()
+        count = 0
         with self._database.writing() as connection:
-            # another router removes those that it has locked
-            found = connection.execute(over.with_for_update(skip_locked=True)).scalars().all()
-            _remove(connection, found)
-            return len(found)
+            for column, before in ((R.expires_at, now), (R.used_at, now - keep_s)):
+                over = select(R.response_id).where(column <= before).order_by(column).limit(limit - count)
+                # another router removes those that it has locked
+                found = connection.execute(over.with_for_update(skip_locked=True)).scalars().all()
+                _remove(connection, found)
+                count += len(found)
+        return count
 
     def _alive(self, response_id: str, tenant: str) -> tuple[Any, ...]:
         return R.response_id == response_id, R.tenant == tenant, R.expires_at > self._database.now()

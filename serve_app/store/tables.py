@@ -187,6 +187,7 @@ RESPONSES = Table(
     Column("tenant", String(64), nullable=False),
     Column("previous_id", String(64)),
     Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False, index=True),  # when the newest turn that continues it was made
     Column("expires_at", Double, nullable=False, index=True),
     Column("size", BigInteger, nullable=False),  # bytes that count for the tenant
     Column("body", Text, nullable=False),  # JSON, without the output

@@ -333,6 +333,19 @@ def test_responses_end_after_their_time(store: FakeStore) -> None:
     check(store, scenario, responses={"keep_s": 1e-6})
 
 
+def test_a_lower_bound_of_time_holds_for_what_is_stored_already(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        settings = client.edge.settings
+        sweep = StoreSweep(lambda: store, lambda: settings)
+        assert await sweep.sweep() == 0
+        settings = settings.model_copy(update={"responses": settings.responses.model_copy(update={"keep_s": 1e-6})})
+        assert await sweep.sweep() == 1
+        await got(client, made["id"], 404)
+
+    check(store, scenario)
+
+
 def test_a_repeat_under_an_idempotency_key_is_the_same_response(store: FakeStore) -> None:
     async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
         headers = {"Idempotency-Key": "turn-1"}

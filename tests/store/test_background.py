@@ -322,4 +322,4 @@ def test_a_job_ends_with_the_time_of_its_response(sql: SqlStore, clock: Clock) -
     create(sql)
     clock.now = NOW + 2 * 86_400
     assert claim(sql, "a", 9) == []
-    assert sql.responses.forget(9) == 1
+    assert sql.responses.forget(9, KEEP_S) == 1

@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("tenant", sa.String(64), nullable=False),
         sa.Column("previous_id", sa.String(64)),
         sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("used_at", sa.Double, nullable=False, index=True),
         sa.Column("expires_at", sa.Double, nullable=False, index=True),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
