@@ -12,11 +12,8 @@ from serve_app.errors import BadRequest, NotFound
 from serve_app.http.responses.turn import Turn, turn_of
 from serve_app.settings import HttpSettings
 
-STORED = {
-    "type": "message",
-    "role": "user",
-    "content": [{"type": "input_text", "text": str(one)} for one in range(300)],
-}
+PARTS = [{"type": "input_text", "text": str(number)} for number in range(300)]
+STORED = {"type": "message", "role": "user", "content": PARTS}
 TEXT = json.dumps(STORED)
 
 

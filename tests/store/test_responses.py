@@ -186,11 +186,7 @@ def test_a_turn_keeps_what_it_continues_and_the_rest_is_removed_after_its_time(s
     assert sql.responses.chain("acme", "resp_1", ["msg_1_in"], ROOM).missing == "resp_1"
     assert sql.responses.forget(10, KEEP_S) == 1
     clock.now += KEEP_S
-    assert (sql.responses.forget(1, KEEP_S), sql.responses.forget(10, KEEP_S), sql.responses.forget(10, KEEP_S)) == (
-        1,
-        1,
-        0,
-    )
+    assert [sql.responses.forget(limit, KEEP_S) for limit in (1, 10, 10)] == [1, 1, 0]
     assert not sql.responses.chain("acme", None, ["msg_0_in", "msg_2_out"], ROOM).references
 
 
