@@ -14,7 +14,7 @@ from serve_app.core.body_bounds import BodySize
 from serve_app.core.estimate import Estimator
 from serve_app.core.limits import Scopes
 from serve_app.core.names import ModelHops
-from serve_app.errors import NotFound
+from serve_app.errors import BadRequest, NotFound
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named, require_right
 from serve_app.http.body import HeaderMap
@@ -105,8 +105,7 @@ class CallMaker:
         """The call of the first model, with which the request counts as arrived. `raw`: the bytes of the client, whose
         retries are known by them. Raises as `on_model`."""
         operation = asked.operation
-        model = self._model(asked, record)
-        read = await self._read(asked, model)
+        model, read = await self._first_read(asked, record)
         if self._settings.logs.prompts:
             prompt = await self._thread.run(asked.sent_bytes, lambda: prompt_text(read.body))
             log_prompt(record.request_id, record.tenant, prompt)
@@ -135,6 +134,19 @@ class CallMaker:
         `contract.split`, `check_media` and `split_body`; NotFound: the model leaves."""
         model = self._model(asked, record)
         return await self._made(asked, model, await self._read(asked, model), record, exchange, raw)
+
+    async def _first_read(self, asked: AskedCall, record: RequestRecord) -> tuple[ModelRouter, _ReadBody]:
+        """The first model that is not too small for the body, as far as that is known here, and the body for it."""
+        while True:
+            try:
+                model = self._model(asked, record)
+                return model, await self._read(asked, model)
+            except (BadRequest, NotFound) as error:
+                reason = asked.hops.reason(error, has_answer=False, deadline=None, now=0.0)
+                if reason is None:
+                    raise asked.hops.last_error(error) from None
+                record.on_hop(reason)
+                asked.hops.leave(error)
 
     def _model(self, asked: AskedCall, record: RequestRecord) -> ModelRouter:
         """The model on which a request runs now. Raises NotFound: it leaves the configuration."""

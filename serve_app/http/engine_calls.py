@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import secrets
 import time
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from serve_app.core.estimate import Estimator
-from serve_app.core.names import ModelHops
+from serve_app.core.names import TOO_LARGE_CODES, ModelHops
 from serve_app.core.queue import Arrival
 from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
@@ -109,7 +110,9 @@ class EngineCalls:
             elif call.contract.idempotency_key is None:
                 await self._run(call)
             else:
-                fields = call.body if turn is None else call.body | turn.fields
+                fields = call.body  # as any router's of this model: its settings and its length are in it
+                if turn is not None or asked.route is not None:  # as it was sent: targets and stored turns change
+                    fields = dict(asked.sent if turn is None else turn.sent)
                 body_fingerprint = await thread.run(asked.sent_bytes, lambda: fingerprint(operation, fields))
                 await self._run_keyed(call, body_fingerprint)
 
@@ -197,13 +200,18 @@ class EngineCalls:
     async def _run(self, call: EngineCall) -> None:
         """Run the request; at the next model of its name, where one cannot. What it was charged for one model is given
         back before the next one charges it. Its answer is kept if that was asked for."""
-        async with self._memory.kept(call.asked.turn, call.exchange):
+        hops = call.asked.hops
+        turn = call.asked.turn
+        async with self._memory.kept(turn, call.exchange):
             while True:
                 try:
-                    await self._run_here(call)
+                    with own_paths(turn):
+                        await self._run_here(call)
                     return
                 except ServeAppError as error:
                     following = await self._next_call(call, error)
+                    if following is None and (last := hops.last_error(error)) is not error:
+                        raise last from None
                     if following is None:
                         raise
                     left = call.record.request_id, call.model.settings.name, error
@@ -245,12 +253,13 @@ class EngineCalls:
         ):
             self._parts.usage.end(call.exchange.request_id, None)
             record.on_hop(reason)
-            asked.hops.advance()
+            asked.hops.leave(error)
             own = record.request_id.encode()  # the client repeats no charge of a fallback
             try:
                 following = await self._maker.on_model(asked, record, call.exchange, own)
             except (BadRequest, NotFound) as refused:  # it fits this model less than the one before
                 logger.info("Request %s is nothing for model %s: %s", record.request_id, record.model, refused)
+                error = refused
                 continue
             following.comments = call.comments
             return following
@@ -370,8 +379,8 @@ class EngineCalls:
         record = call.record
         exchange = call.exchange
         part = call.part
-        if frames[0].media == "json" and frames[0].status >= 500 and call.asked.hops.has_next:
-            raise RequestFailed("the engine could not handle this request")  # another model may
+        if frames[0].media == "json" and frames[0].status >= 400:
+            _raise_for_next(frames[0], call.asked.hops)
         if call.comments is not None:
             await call.comments.end()
         is_counted = not record.trace.is_shadow
@@ -391,6 +400,16 @@ class EngineCalls:
                 call.comments.resume()  # for the wait of a stream that is continued
             raise
         record.usage = last.usage
+
+
+def _raise_for_next(frame: Frame, hops: ModelHops) -> None:
+    """Raise what another model may mend of an engine's refusal, if the request has a choice of models."""
+    if frame.status >= 500 and hops.has_next:
+        raise RequestFailed("the engine could not handle this request")
+    if frame.status < 500 and hops.is_choice:
+        error = json.loads(frame.body)["error"]
+        if error.get("code") in TOO_LARGE_CODES:
+            raise BadRequest(error["message"], param=error["param"], code=error["code"])
 
 
 async def _discard(message: MutableMapping[str, Any]) -> None:
