@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
+from serve_app.errors import RateLimited
 from serve_app.http.api.store_sweep import StoreSweep
 from serve_app.http.responses import memory
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client, Reply, cancel, router_app, started
@@ -298,6 +299,57 @@ def test_a_turn_does_not_run_while_the_store_is_away(store: FakeStore) -> None:
             assert (reply.status, client.engine_tokens(), client.limits.charges) == (503, 0, [])
 
     check(store, scenario, step_s=0.005)
+
+
+LIMITED = {"keys": [{**TENANTS[0], "max_class": "normal", "limits": {"tokens_per_minute": 10_000}}, TENANTS[1]]}
+
+
+def test_limits_are_asked_before_the_store(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        calls = store.calls
+        continued = {"previous_response_id": made["id"]}
+        wrong = [({"X-Deadline-Ms": "x"}, {}, 400), ({"X-Session-Id": ""}, {}, 400), ({}, {"priority": "high"}, 403)]
+        for headers, more, expected in wrong:
+            await posted(client, ask("two", **continued, **more), expected, headers=headers)
+        client.limits.refusal = RateLimited("requests per minute", retry_after_s=3.0)
+        for body in (ask("two", **continued), ask([{"type": "item_reference", "id": made["output"][0]["id"]}])):
+            reply = await client.post(body, RESPONSES)
+            assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "rate_limit", "3")
+            assert "x-ratelimit-limit-requests" in reply.headers
+        assert store.calls == calls
+        client.limits.refusal = None
+        assert (await posted(client, ask("two", **continued)))["previous_response_id"] == made["id"]
+
+    check(store, scenario, auth=LIMITED)
+
+
+def test_a_turn_is_charged_once_and_for_the_whole_conversation(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        text = "word " * 500
+        made = await posted(client, ask(text, store=True))
+        turn = await posted(client, ask("two", previous_response_id=made["id"]))
+        history = [{"role": "user", "content": text}, *made["output"], {"role": "user", "content": "two"}]
+        await posted(client, ask(history))
+        _, charged, whole = client.limits.charges
+        assert charged.request.tokens == whole.request.tokens > 500
+        assert charged.end == whole.end == (turn["usage"]["total_tokens"], 0)
+        await posted(client, ask("two", previous_response_id=f"resp_{'0' * 32}"), 404)
+        assert client.limits.ends[3:] == ["refunded"]
+
+    check(store, scenario, auth=LIMITED)
+
+
+def test_a_repeat_of_a_turn_costs_nothing_before_the_store_says_what_it_is(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        more = ask("two", store=True, previous_response_id=made["id"])
+        turn = await posted(client, more, headers={"Idempotency-Key": "k"})
+        client.limits.refusal = RateLimited("requests per minute")
+        assert await posted(client, more, headers={"Idempotency-Key": "k"}) == turn
+        assert len(client.limits.charges) == 2
+
+    check(store, scenario, auth=LIMITED)
 
 
 def test_a_conversation_above_the_bounds_of_a_body_is_refused(store: FakeStore) -> None:
