@@ -329,13 +329,11 @@ def test_a_turn_is_charged_once_and_for_the_whole_conversation(store: FakeStore)
         text = "word " * 500
         made = await posted(client, ask(text, store=True))
         turn = await posted(client, ask("two", previous_response_id=made["id"]))
-        history = [{"role": "user", "content": text}, *made["output"], {"role": "user", "content": "two"}]
-        await posted(client, ask(history))
-        _, charged, whole = client.limits.charges
-        assert charged.request.tokens == whole.request.tokens > 500
-        assert charged.end == whole.end == (turn["usage"]["total_tokens"], 0)
+        charged = client.limits.charges[-1]
+        assert charged.request.tokens > 500  # by estimate, before it ran
+        assert charged.end == (turn["usage"]["total_tokens"], 0)
         await posted(client, ask("two", previous_response_id=f"resp_{'0' * 32}"), 404)
-        assert client.limits.ends[3:] == ["refunded"]
+        assert client.limits.ends[2:] == ["refunded"]
 
     check(store, scenario, auth=LIMITED)
 
