@@ -97,7 +97,8 @@ class SqlBackground:
         late = and_(RUNS, R.deadline_at <= now, or_(R.worker.is_(None), R.leased_until <= now))
         columns = R.response_id, R.tenant, R.key_id, R.job, R.attempts, R.deadline_at
         with self._database.reading() as connection:  # most times there is none: nothing is written then
-            if connection.execute(select(R.response_id).where(or_(free, same, late)).limit(1)).first() is None:
+            any_of = or_(free, same, late) if limit else late
+            if connection.execute(select(R.response_id).where(any_of).limit(1)).first() is None:
                 return []
         turns = _turns_of_tenants(now)
         waiting = (
@@ -109,10 +110,10 @@ class SqlBackground:
             .with_for_update(of=RESPONSES, skip_locked=True)
         )
         with self._database.writing() as connection:
-            rows = list[Any](connection.execute(select(*columns).where(same).order_by(R.created_at, R.response_id)))
             missed = select(R.response_id, R.cancel_at).where(late).order_by(R.response_id).limit(LATE_AT_ONCE)
             for row in connection.execute(missed.with_for_update(skip_locked=True)).all():
                 self._end_late(connection, row)
+            rows = list[Any](connection.execute(select(*columns).where(same).order_by(R.created_at, R.response_id)))
             if not rows:
                 for row in connection.execute(waiting).all():
                     if row.cancel_at is None:

@@ -212,6 +212,7 @@ RESPONSES = Table(
         "expires_at",
         "worker",
         "claim",
+        "deadline_at",
         sqlite_where=text("job IS NOT NULL"),
         postgresql_where=text("job IS NOT NULL"),
     ),

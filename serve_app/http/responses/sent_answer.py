@@ -41,11 +41,6 @@ class SentAnswer:
         self._send = send
         return self._take
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the client has a status."""
-        return self._start is None
-
     def response(self) -> dict[str, Any] | None:
         """The response that the answer has; None: it is an error."""
         if self.stream is not None:

@@ -33,7 +33,7 @@ def upgrade() -> None:
         sa.Column("request_fingerprint", sa.LargeBinary(16)),
     )
     runs = sa.text("job IS NOT NULL")
-    claims = ["tenant", "created_at", "response_id", "leased_until", "expires_at", "worker", "claim"]
+    claims = ["tenant", "created_at", "response_id", "leased_until", "expires_at", "worker", "claim", "deadline_at"]
     op.create_index("responses_jobs", "responses", claims, sqlite_where=runs, postgresql_where=runs)
     of_tenant = ["tenant", "expires_at", "created_at", "response_id", "size"]
     op.create_index("responses_tenant", "responses", of_tenant)
