@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ class LocalHandle:
 
 
 @contextlib.asynccontextmanager
-async def worker(client: Client, store: FakeStore) -> AsyncIterator[LocalHandle]:
+async def worker(client: Client, store: FakeStore, now: Callable[[], float] = time.time) -> AsyncIterator[LocalHandle]:
     handle = LocalHandle(client)
-    feed = BackgroundFeed(store.background, RouterCalls(handle))  # type: ignore[arg-type]
+    feed = BackgroundFeed(store.background, RouterCalls(handle, now))  # type: ignore[arg-type]
     feed.start()
     try:
         yield handle
@@ -297,15 +298,16 @@ def test_a_run_that_its_queue_cannot_start_in_time_fails_with_the_missed_deadlin
     async def scenario(client: Client, store: FakeStore) -> None:
         full = [client.posting(ask("long", LONG, priority="high"), path=RESPONSES) for _ in range(4)]
         await until(lambda: client.model.queue.granted == 4, SOON_S, "no slot is free")
-        name = (await posted(client, ask("one", background=True), headers={"X-Deadline-Ms": "1000"}))["id"]
-        async with worker(client, store) as handle:
+        name = (await posted(client, ask("one", background=True), headers={"X-Deadline-Ms": "3600000"}))["id"]
+        two_before = time.time() + 3598.0  # seconds before its deadline
+        async with worker(client, store, lambda: two_before) as handle:
             await ended(store, name)
-        assert handle.calls
+        assert handle.calls == 1
         assert (await got(client, name))["error"]["code"] == "deadline"
         for task in full:
             await cancel(task)
 
-    check(store, scenario)
+    check(store, scenario, step_s=0.01)
 
 
 def test_another_tenant_neither_reads_nor_cancels(store: FakeStore) -> None:
