@@ -78,7 +78,8 @@ def test_the_models_come_in_order() -> None:
 
 def test_what_is_too_large_for_all_is_the_client_s_error_and_what_one_could_run_later_is_not() -> None:
     first, second = (BadRequest("the prompt is too long", code="context_length_exceeded") for _ in range(2))
-    busy, broken = refused(RefusalReason.QUEUE_FULL), EngineFailed("died")
+    busy = refused(RefusalReason.QUEUE_FULL)
+    broken = EngineFailed("died")
     for left, last, expected in (
         ((first,), second, first),
         ((busy,), second, busy),
