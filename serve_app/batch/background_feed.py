@@ -18,7 +18,7 @@ from serve_app.batch.calls import bounded, is_away
 from serve_app.batch.interfaces import RowAnswer
 from serve_app.batch.router_calls import RouterCalls
 from serve_app.core.batches import intake
-from serve_app.core.responses import BackgroundJob
+from serve_app.core.responses import MISSED_DEADLINE, BackgroundJob
 from serve_app.core.times import ROW_LEASE_S, ROW_RENEW_S
 from serve_app.store import BackgroundStore
 
@@ -76,9 +76,7 @@ class BackgroundFeed:
             await asyncio.sleep(wait_s)
 
     async def _claim(self) -> None:
-        room = MAX_RUNS - len(self._runs)
-        if room <= 0:
-            return
+        room = max(0, MAX_RUNS - len(self._runs))  # without room, too: jobs fail at their deadlines
         for job in await bounded(self._store.claim(self._name, room, ROW_LEASE_S)):
             if job.response_id not in self._runs:
                 task = asyncio.create_task(self._run(job), name=f"run-{job.response_id}")
@@ -102,7 +100,9 @@ class BackgroundFeed:
             logger.info("Response %s got no answer from a router and runs again: %r", job.response_id, error)
             await self._give_back(job, PAUSE_S, count_attempt=False)
             return
-        if answer.status in intake.LATER:
+        if answer.error_code == MISSED_DEADLINE["code"]:
+            await self._store.fail(job.response_id, MISSED_DEADLINE)
+        elif answer.status in intake.LATER:
             pause_s = PAUSE_S if answer.retry_after_s is None else answer.retry_after_s
             await self._give_back(job, min(MAX_PAUSE_S, max(MIN_PAUSE_S, pause_s)), count_attempt=False)
         elif _is_final(answer) or job.attempts + 1 >= MAX_ATTEMPTS:

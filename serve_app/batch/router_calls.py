@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from serve_app.batch.interfaces import Figures, RowAnswer
@@ -35,10 +36,12 @@ class RouterCalls:
 
     Args:
         handle: of `METHOD` of the routers.
+        now: seconds since 1970 UTC.
     """
 
-    def __init__(self, handle: IngressHandle) -> None:
+    def __init__(self, handle: IngressHandle, now: Callable[[], float] = time.time) -> None:
         self._handle = handle
+        self._now = now
 
     async def run(self, batch: BatchRecord, path: str, body: bytes, key: str) -> RowAnswer:
         """See `interfaces.RowRunner`. Raises Unavailable: no router answered; the row may have run."""
@@ -61,6 +64,9 @@ class RouterCalls:
         key = f"{job.response_id}-{job.attempts}"
         headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
         headers += [] if job.session_id is None else [(b"x-session-id", job.session_id.encode())]
+        if job.deadline_at is not None:
+            left_ms = max(1, round(1000 * (job.deadline_at - self._now())))
+            headers.append((b"x-deadline-ms", b"%d" % left_ms))
         text = json.dumps(dict(job.request), separators=(",", ":"), ensure_ascii=False)
         body = text.encode()  # as many bytes as were sent: a router bounds them
         arguments = job.key_id, job.tenant, "POST", RESPONSES, headers, body, job.response_id

@@ -9,46 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from serve_app.core.body_bounds import BodySize
 from serve_app.core.estimate import Estimator
-from serve_app.core.limits import LimitedRequest, Scopes
-from serve_app.core.names import ModelHops
+from serve_app.core.names import TOO_LARGE_CODES, ModelHops
 from serve_app.core.queue import Arrival
+from serve_app.core.responses import Asked
 from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
-from serve_app.http import contract
-from serve_app.http.api import RouterParts, model_named, require_right
+from serve_app.http.api import RouterParts
 from serve_app.http.body import HeaderMap, Receive, read_object
+from serve_app.http.call_maker import CallMaker
 from serve_app.http.engine_call import AskedCall, EngineCall
-from serve_app.http.error_responses import CLIENT_ID_HEADER, MODEL_HEADER, Headers
-from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest
+from serve_app.http.error_responses import CLIENT_ID_HEADER
+from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest, reused
 from serve_app.http.keys import KeyRing, tenant_salt
-from serve_app.http.measuring import name_key, with_costs
-from serve_app.http.media_bounds import check_media
 from serve_app.http.open_requests import OpenRequests
-from serve_app.http.prefix_blocks import prefix_blocks
 from serve_app.http.prompt_list import MergedExchange, PromptExchange, PromptTurns, run_together
-from serve_app.http.prompt_log import log_prompt, prompt_text, warn_of_prompts
-from serve_app.http.queue_status import QueueComments, queue_status
-from serve_app.http.request_limits import RETRY_COUNT_HEADER, RequestLimits
+from serve_app.http.prompt_log import warn_of_prompts
+from serve_app.http.request_limits import RETRY_COUNT_HEADER, EarlyCharge, RequestLimits
 from serve_app.http.request_record import RequestRecord, recorded
 from serve_app.http.response import HttpExchange
-from serve_app.http.responses import ResponseMemory, Turn, own_paths
+from serve_app.http.responses import BackgroundKey, ResponseMemory, Turn, own_paths
 from serve_app.http.shadow_runs import SHADOW_TENANT, ShadowRuns
-from serve_app.http.split_body import SplitBody, split_body
 from serve_app.http.tracing import RequestTracing, reopened
 from serve_app.router import ModelRouter, RequestRuns
 from serve_app.settings import Settings
 from serve_app.system import enter_request, same_request
 from serve_app.transport import Frame, ResponseStream, Submit
-from serve_app.types import Contract, Identity, Operation, RequestClass
+from serve_app.types import Identity, Operation, RequestClass
 
 logger = logging.getLogger("ray.serve")
 
@@ -66,6 +61,7 @@ class EngineCalls:
         self.estimator = Estimator()
         self._limits = RequestLimits(parts.limits, parts.metrics, keys)
         self._memory = ResponseMemory(lambda: parts.follower.store, parts.body_thread)
+        self._maker = CallMaker(parts, self._limits, self._memory, self.estimator, self._salt)
         self._tracing: RequestTracing | None = None
         self.open_requests = OpenRequests(parts.models, parts.log)
         self.shadows = ShadowRuns(parts.models, self._run_shadow)
@@ -75,8 +71,8 @@ class EngineCalls:
         self._settings = settings
         self._limits.configure(settings)
         self._memory.configure(settings)
+        self._maker.configure(settings)
         self.estimator.quantile = settings.admission.output_quantile
-        self._service_levels = settings.admission.service_levels
         if settings.logs.prompts:
             warn_of_prompts()
         count = self._parts.metrics.count_dropped_spans
@@ -105,127 +101,44 @@ class EngineCalls:
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
             sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
-            asked = await self._asked(record, identity, headers, sent, len(raw), response_id)
-            turn = asked.turn
-            with own_paths(turn):
-                call = await self._prepared(asked, record, exchange, raw)
-            del raw, sent  # megabytes, perhaps, for as long as the request runs
-            if turn is not None and turn.asked.background:
-                await self._answer_later(turn, call)
-            elif call.contract.idempotency_key is None:
-                await self._run(call)
-            else:
-                fields = call.body if turn is None else call.body | turn.fields
-                body_fingerprint = await thread.run(asked.sent_bytes, lambda: fingerprint(operation, fields))
-                await self._run_keyed(call, body_fingerprint)
+            named = self._maker.named(record, identity, headers, sent)
+            async with self._early(record, identity, headers, exchange, raw, named.of_store) as early:
+                asked = await self._maker.asked(record, identity, headers, sent, len(raw), named, response_id)
+                with own_paths(asked.turn):
+                    call = await self._maker.first(asked, record, exchange, raw)
+                call.early = early
+                del raw, sent  # megabytes, perhaps, for as long as the request runs
+                await self._answer(call)
 
-    async def _asked(
+    def _early(
         self,
         record: RequestRecord,
         identity: Identity,
         headers: HeaderMap,
-        sent: dict[str, Any],
-        sent_bytes: int,
-        response_id: str,
-    ) -> AskedCall:
-        """The request, with the models that it may run on, and the conversation that it continues. Raises as
-        `model_named` and `ResponseMemory.open`; BadRequest."""
-        operation = record.operation
-        name = sent.get("model")
-        route = self._parts.names.find(name)
-        if route is None:
-            record.model = model_named(self._parts.models, self._parts.names, name, identity).settings.name
-        else:
-            require_right(route.name, identity)
-            record.trace.asked_model = route.name
-        turn = await self._memory.open(operation, sent, identity, sent_bytes, response_id)
-        body, size = (sent, sent_bytes) if turn is None else (turn.body, turn.size)
-        if route is None:
-            hops = ModelHops([record.model])
-        else:
-            session = contract.session_of(headers, body)
-            asked_by = identity.tenant, session, record.request_id
-            key = await self._parts.body_thread.run(size, lambda: name_key(operation, body, *asked_by))
-            hops = ModelHops(route.models(key))
-        return AskedCall(operation, identity, headers, body, size, hops, route, turn)
-
-    async def _prepared(
-        self, asked: AskedCall, record: RequestRecord, exchange: HttpExchange, raw: bytes
-    ) -> EngineCall:
-        """The call of a body that was read: checked, split, measured and ready to be charged. `raw`: the bytes of the
-        client, whose retries are known by them. Raises as `contract.split` and `split_body`; NotFound."""
-        operation = asked.operation
-        thread = self._parts.body_thread
-        model = self._model(asked, record)
-        body, wanted, size = await self._read(asked, model)
-        if self._settings.logs.prompts:
-            prompt = await thread.run(asked.sent_bytes, lambda: prompt_text(body))
-            log_prompt(record.request_id, record.tenant, prompt)
-        record.request_class = wanted.request_class
-        record.deadline_s = wanted.deadline_s
-        record.session_id = wanted.session_id
-        self._parts.metrics.count_arrived(record.model, record.tenant, record.request_class)
-        self._parts.log.arrived(record.model, record.request_class.label, record.tenant)
-        if operation.generates:
-            record.service_level = self._service_levels.get(wanted.request_class)
-            record.streamed = bool(body.get("stream"))
-        comments = None
-        if wanted.queue_status or record.streamed:
-            comments = _comments(self._parts.models, record, exchange, from_start=wanted.queue_status)
-        split, charge = await self._measured(asked, model, body, wanted, size, record, exchange, raw)
-        if self._parts.log.keeps:
-            salt = self._salt(record.tenant)
-            record.prefix_blocks = await thread.run(asked.sent_bytes, lambda: prefix_blocks(operation, body, salt))
-        of_body = split, split.body, split.measure
-        return EngineCall(asked, record, wanted, *of_body, model, exchange, comments, charge)
-
-    def _model(self, asked: AskedCall, record: RequestRecord) -> ModelRouter:
-        """The model on which a request runs now. Raises NotFound: it leaves the configuration."""
-        record.model = asked.hops.model
-        found = self._parts.models.get(record.model)
-        if found is None:
-            raise NotFound(f"the model {record.model!r} leaves", param="model", code="model_not_found")
-        return found
-
-    async def _read(self, asked: AskedCall, model: ModelRouter) -> tuple[dict[str, Any], Contract, BodySize]:
-        """See `contract.split` and `check_media`."""
-
-        def read() -> tuple[dict[str, Any], Contract, BodySize]:
-            of_client = asked.operation, asked.sent, asked.headers, asked.identity
-            found = contract.split(*of_client, self._settings.http, model.limits.max_model_len)
-            check_media(asked.operation, found[0], model.settings)
-            return found
-
-        return await self._parts.body_thread.run(asked.sent_bytes, read)
-
-    async def _measured(
-        self,
-        asked: AskedCall,
-        model: ModelRouter,
-        body: dict[str, Any],
-        wanted: Contract,
-        size: BodySize,
-        record: RequestRecord,
         exchange: HttpExchange,
         raw: bytes,
-    ) -> tuple[SplitBody, LimitedRequest]:
-        """The parts of a request at a model, and its charge. `raw`: see `RequestLimits.limited_request`."""
-        operation = asked.operation
-        http = self._settings.http
-        scopes = self._limits.scopes(asked.identity, model.settings.name)
-        exchange.limit_headers = functools.partial(self._own_headers, record, scopes)
-        split = await self._parts.body_thread.run(asked.sent_bytes, lambda: split_body(operation, body, size, http))
-        tenant = asked.identity.tenant
-        split = with_costs(split, tenant, wanted.session_id, self.estimator, model.settings, model.limits)
-        repeats = asked.headers.get(RETRY_COUNT_HEADER)
-        return split, self._limits.limited_request(scopes, record, split.measure, raw, repeats)
+        of_store: Asked | None,
+    ) -> contextlib.AbstractAsyncContextManager[EarlyCharge | None]:
+        """What a request is charged before the store is read for it. A repeat under an Idempotency-Key costs nothing,
+        and a background response is charged when it runs."""
+        if of_store is None or not of_store.reads or of_store.background or b"idempotency-key" in headers:
+            return contextlib.nullcontext()
+        return self._limits.early(record, identity, exchange, raw, headers.get(RETRY_COUNT_HEADER))
 
-    def _own_headers(self, record: RequestRecord, scopes: Scopes) -> Headers:
-        """The headers of one exchange alone: its limits, and the model that ran, if its client knows another name."""
-        found = self._limits.headers(scopes, record.operation)
-        if record.trace.asked_model is not None and record.submitted_at is not None:
-            found.append((MODEL_HEADER, record.model.encode()))
-        return found
+    async def _answer(self, call: EngineCall) -> None:
+        """Run a request, or what stands for its run."""
+        asked = call.asked
+        turn = asked.turn
+        if turn is not None and turn.asked.background:
+            await self._answer_later(turn, call)
+        elif call.contract.idempotency_key is None:
+            await self._run(call)
+        else:
+            fields = call.body  # as any router's of this model: its settings and its length are in it
+            if turn is not None or asked.route is not None:  # as it was sent: targets and stored turns change
+                fields = dict(asked.sent if turn is None else turn.sent)
+            of_body = functools.partial(fingerprint, asked.operation, fields)
+            await self._run_keyed(call, await self._parts.body_thread.run(asked.sent_bytes, of_body))
 
     def _record_arrival(
         self, operation: Operation, identity: Identity, headers: HeaderMap, exchange: HttpExchange
@@ -282,13 +195,18 @@ class EngineCalls:
     async def _answer_later(self, turn: Turn, call: EngineCall) -> None:
         """Store a background response, and answer with it."""
         record = call.record
-        digest = None
-        if (key := call.contract.idempotency_key) is not None:  # with another body it is another request
+        key = None
+        if (given := call.contract.idempotency_key) is not None:
             asked = await self._parts.body_thread.run(turn.size, lambda: fingerprint(record.operation, turn.sent))
-            digest = key_digest(record.key_owner, key + asked.hex())
+            key = BackgroundKey(key_digest(record.key_owner, given), asked)
         shown = record.trace.asked_model or record.model
-        of_client = call.asked.identity, call.contract.session_id
-        await self._memory.answer_later(turn, shown, *of_client, digest, call.exchange)
+        wanted = call.contract
+        left_s = None if wanted.deadline_s is None else wanted.deadline_s - (time.monotonic() - record.started)
+        try:
+            made = await self._memory.create(turn, shown, call.asked.identity, wanted.session_id, left_s, key)
+        except ValueError:
+            raise reused() from None
+        await self._memory.answer(turn, made, call.exchange)
 
     async def _run_keyed(self, call: EngineCall, body_fingerprint: bytes) -> None:
         """Run a request with an Idempotency-Key, or repeat its answer."""
@@ -306,13 +224,18 @@ class EngineCalls:
     async def _run(self, call: EngineCall) -> None:
         """Run the request; at the next model of its name, where one cannot. What it was charged for one model is given
         back before the next one charges it. Its answer is kept if that was asked for."""
-        async with self._memory.kept(call.asked.turn, call.exchange):
+        hops = call.asked.hops
+        turn = call.asked.turn
+        async with self._memory.kept(turn, call.exchange):
             while True:
                 try:
-                    await self._run_here(call)
+                    with own_paths(turn):
+                        await self._run_here(call)
                     return
                 except ServeAppError as error:
                     following = await self._next_call(call, error)
+                    if following is None and (last := hops.last_error(error)) is not error:
+                        raise last from None
                     if following is None:
                         raise
                     left = call.record.request_id, call.model.settings.name, error
@@ -336,12 +259,9 @@ class EngineCalls:
         )
         self._parts.log.arrived(record.model, low.label, record.tenant)
         with recorded(record, exchange, self._record_shadow):
-            body, wanted, size = await self._read(own, model)
-            record.streamed = bool(body.get("stream"))
-            wanted = replace(wanted, session_id=None)
-            split, charge = await self._measured(own, model, body, wanted, size, record, exchange, b"")
-            of_body = split, split.body, split.measure
-            await self._run_charged(EngineCall(own, record, wanted, *of_body, model, exchange, None, charge))
+            call = await self._maker.on_model(own, record, exchange, b"")
+            record.streamed = bool(call.body.get("stream"))
+            await self._run_charged(call)
 
     def _record_shadow(self, record: RequestRecord) -> None:
         self._parts.log.ended(record.receipt(time.monotonic()), record.own_fields())
@@ -357,26 +277,24 @@ class EngineCalls:
         ):
             self._parts.usage.end(call.exchange.request_id, None)
             record.on_hop(reason)
-            asked.hops.advance()
+            asked.hops.leave(error)
+            own = record.request_id.encode()  # the client repeats no charge of a fallback
             try:
-                model = self._model(asked, record)
-                body, wanted, size = await self._read(asked, model)
-                own = record.request_id.encode()  # the client repeats no charge of a fallback
-                parts = asked, model, body, wanted, size, record, call.exchange
-                split, charge = await self._measured(*parts, own)
+                following = await self._maker.on_model(asked, record, call.exchange, own)
             except (BadRequest, NotFound) as refused:  # it fits this model less than the one before
                 logger.info("Request %s is nothing for model %s: %s", record.request_id, record.model, refused)
+                error = refused
                 continue
-            return replace(
-                call, contract=wanted, split=split, body=split.body, measure=split.measure, model=model, charge=charge
-            )
+            following.comments = call.comments
+            return following
         record.model = tried
         return None
 
     async def _run_here(self, call: EngineCall) -> None:
         """Charge the request for its present model, and run it there."""
         measure = call.split.measure
-        async with self._limits.charged(call.charge, call.record, measure, lambda: call.exchange.status):
+        charging = call.charge, call.record, measure, lambda: call.exchange.status, call.early
+        async with self._limits.charged(*charging):
             if call.asked.route is not None and not call.record.trace.hops:
                 self.shadows.begin(call.asked.route, call.asked, call.record.request_id)
             await self._run_charged(call)
@@ -486,8 +404,8 @@ class EngineCalls:
         record = call.record
         exchange = call.exchange
         part = call.part
-        if frames[0].media == "json" and frames[0].status >= 500 and call.asked.hops.has_next:
-            raise RequestFailed("the engine could not handle this request")  # another model may
+        if frames[0].media == "json" and frames[0].status >= 400:
+            _raise_for_next(frames[0], call.asked.hops)
         if call.comments is not None:
             await call.comments.end()
         is_counted = not record.trace.is_shadow
@@ -509,13 +427,15 @@ class EngineCalls:
         record.usage = last.usage
 
 
+def _raise_for_next(frame: Frame, hops: ModelHops) -> None:
+    """Raise what another model may mend of an engine's refusal, if the request has a choice of models."""
+    if frame.status >= 500 and hops.has_next:
+        raise RequestFailed("the engine could not handle this request")
+    if frame.status < 500 and hops.is_choice:
+        error = json.loads(frame.body)["error"]
+        if error.get("code") in TOO_LARGE_CODES:
+            raise BadRequest(error["message"], param=error["param"], code=error["code"])
+
+
 async def _discard(message: MutableMapping[str, Any]) -> None:
     """The answer of a shadow."""
-
-
-def _comments(
-    models: Mapping[str, ModelRouter], record: RequestRecord, exchange: HttpExchange, *, from_start: bool
-) -> QueueComments:
-    """The comments of a stream that tell its client the request's place in the queue."""
-    status = functools.partial(queue_status, models, record)
-    return QueueComments(status, exchange.send_comment, from_start=from_start)

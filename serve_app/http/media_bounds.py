@@ -10,6 +10,7 @@ from typing import Any
 
 from serve_app.core.body_bounds import EMBED_FIELDS
 from serve_app.core.images import data_url_pixels
+from serve_app.core.queue import RefusalReason
 from serve_app.core.score_inputs import INPUT_FIELDS
 from serve_app.errors import BadRequest
 from serve_app.settings import ModelSettings
@@ -27,6 +28,7 @@ def check_media(operation: Operation, body: Mapping[str, Any], model: ModelSetti
                 raise BadRequest(
                     f"`{path}` has {pixels} pixels, {model.max_image_pixels} are allowed (models[].max_image_pixels)",
                     param=path,
+                    code=RefusalReason.TOO_LARGE.value,
                 )
 
 

@@ -95,6 +95,11 @@ class RequestRecord:
         """The model's name in reports of use, where rows of batches are apart."""
         return self.model + BATCH_SUFFIX if self.is_row else self.model
 
+    @property
+    def named_model(self) -> str:
+        """Its model; before it has one, the name that was asked for."""
+        return self.model or self.trace.asked_model or ""
+
     def on_submit(self, now: float, wall: float) -> None:
         """It is handed to a replica. A stream that is continued there has begun already."""
         if self.runs.to_continue is None:

@@ -17,10 +17,15 @@ class BackgroundStore(Protocol):
     """The calls, as `background_by` makes them; each is one of `SqlBackground`."""
 
     async def create(
-        self, record: StoredResponse, job: BackgroundJob, beginning: EventPiece, max_tenant_bytes: int
+        self,
+        record: StoredResponse,
+        job: BackgroundJob,
+        beginning: EventPiece,
+        max_tenant_bytes: int,
+        fingerprint: bytes | None = None,
     ) -> StoredResponse:
         """Add a response that waits for its run. Returns the one that is there under this id. Raises BodyTooLarge: the
-        tenant's bytes have no room for it."""
+        tenant's bytes have no room for it; ValueError: the one of this id was asked for with another fingerprint."""
 
     async def claim(self, worker: str, limit: int, lease_s: float) -> list[BackgroundJob]:
         """Lease jobs that nobody has to a worker; tenants take turns, and of a tenant the oldest comes first."""

@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, set up so that a commit is durable, and their errors as ours.
+"""Connections to SQLite and PostgreSQL, set up so that a commit is durable; their transactions; their errors as ours.
 
 Invariant: no error that leaves this module has a value of a row in it, and none is SQLAlchemy's; no message names a
 database's address or file, which only the `reason` may. No wait for a database is without end, also if its server
@@ -8,18 +8,21 @@ stands still with its connections open.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from serve_app.core.times import DATABASE_SILENT_S, DATABASE_STATEMENT_S
 from serve_app.errors import StoreAway
+from serve_app.store import schema
 
 BUSY_TIMEOUT_MS = 5000  # of SQLite: the wait for another process that holds the file, such as a backup
 CONNECT_TIMEOUT_S = 5  # of PostgreSQL: a lost server must not hold a thread for minutes
@@ -27,6 +30,45 @@ ANSWER_S = DATABASE_STATEMENT_S + DATABASE_SILENT_S  # a server ends a statement
 SIGNALS_S = 0.1  # between looks for a signal while psycopg waits; its own default
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+
+
+class Database:
+    """One database, for all parts of the store. Threads may share it; a block raises StoreAway if it cannot be used.
+
+    Args:
+        url: SQLAlchemy's, of SQLite or PostgreSQL; the first transaction makes or upgrades the tables.
+        now: seconds since 1970 UTC.
+    """
+
+    def __init__(self, url: str, now: Callable[[], float]) -> None:
+        self._engine = engine_of(url)
+        self.now = now
+        self._upgraded = False
+        self._upgrading = threading.Lock()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        return self._transaction(reading=True)
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """Commits at its end; an error rolls back."""
+        return self._transaction(reading=False)
+
+    @contextmanager
+    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
+        with own_errors():
+            with self._upgrading:
+                if not self._upgraded:
+                    schema.upgrade(self._engine)
+                    self._upgraded = True
+            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
+                yield connection
+
+    def insert(self, table: Any) -> Any:
+        """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
+        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def engine_of(url: str) -> Engine:

@@ -38,6 +38,7 @@ class ResponseStore:
         """Whether there was one."""
         return await self._call("responses.delete", response_id, tenant)  # type: ignore[no-any-return]
 
-    async def forget(self, limit: int) -> int:
-        """Remove records whose time is over, at most `limit`. Returns how many."""
-        return await self._call("responses.forget", limit)  # type: ignore[no-any-return]
+    async def forget(self, limit: int, keep_s: float) -> int:
+        """Remove records whose time is over, and those that nothing has continued for `keep_s`, at most `limit`.
+        Returns how many."""
+        return await self._call("responses.forget", limit, keep_s)  # type: ignore[no-any-return]

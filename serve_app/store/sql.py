@@ -7,10 +7,8 @@ change; a batch of use counts once, however often it is sent.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -27,15 +25,14 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
 from serve_app.core.times import USAGE_SILENT_S
 from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
-from serve_app.store import database, schema
 from serve_app.store.audit import NOBODY_KNOWN, Author, key_changed, key_created
+from serve_app.store.database import Database
 from serve_app.store.records import KeyRecord, UsageQuery, Used, in_flight_json, in_flight_of
 from serve_app.store.sql_audit import SqlAudit
 from serve_app.store.sql_background import SqlBackground
@@ -57,19 +54,17 @@ class SqlStore:
     """
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        self._engine = database.engine_of(url)
+        database = Database(url, now)
+        self.close = database.close
+        self._reading = database.reading
+        self._writing = database.writing
+        self._insert = database.insert
         self._now = now
-        self._upgraded = False
-        self._upgrading = threading.Lock()
-        self.batches = SqlBatches(self._reading, self._writing, self._insert, now)
-        self.figures = SqlFigures(self._reading, self.batches)
-        transactions = self._reading, self._writing, self._insert, now
-        self.responses = SqlResponses(*transactions)
-        self.background = SqlBackground(*transactions, self.responses)
-        self.audit = SqlAudit(self._reading, self._writing, self._insert)
-
-    def close(self) -> None:
-        self._engine.dispose()
+        self.batches = SqlBatches(database)
+        self.figures = SqlFigures(database, self.batches)
+        self.responses = SqlResponses(database)
+        self.background = SqlBackground(database, self.responses)
+        self.audit = SqlAudit(database)
 
     def keys_since(self, version: int) -> tuple[int, list[KeyRecord]]:
         """The version now, and the keys changed after `version`; all, if the store is behind it (a restored backup)."""
@@ -202,27 +197,6 @@ class SqlStore:
         with self._reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return self._transaction(reading=True)
-
-    def _writing(self) -> AbstractContextManager[Connection]:
-        """Commits at its end; an error rolls back."""
-        return self._transaction(reading=False)
-
-    @contextmanager
-    def _transaction(self, *, reading: bool) -> Iterator[Connection]:
-        with database.own_errors():
-            with self._upgrading:
-                if not self._upgraded:
-                    schema.upgrade(self._engine)
-                    self._upgraded = True
-            with self._engine.connect().execution_options(reading=reading) as connection, connection.begin():
-                yield connection
-
-    def _insert(self, table: Any) -> Any:
-        """An INSERT that can say ON CONFLICT: SQLAlchemy has it for each database apart."""
-        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
 
     def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
         # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them

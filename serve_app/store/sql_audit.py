@@ -7,35 +7,26 @@ visible in their order, so a reader that asks for what comes after a number miss
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
 from serve_app.store.audit import AuditEntry, Author
+from serve_app.store.database import Database
 from serve_app.store.tables import AUDIT, AUDIT_NUMBER, VERSIONS
 
 A = AUDIT.c
-Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class SqlAudit:
-    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again."""
 
-    Args:
-        reading, writing: begin a transaction; the latter commits at its end.
-        insert: an INSERT that can say ON CONFLICT.
-    """
-
-    def __init__(self, reading: Transaction, writing: Transaction, insert: Callable[[Any], Any]) -> None:
-        self._reading = reading
-        self._writing = writing
-        self._insert = insert
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def add(self, entry: AuditEntry) -> None:
         """Add an entry, once."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             self.add_in(connection, entry)
 
     def add_in(self, connection: Connection, entry: AuditEntry) -> None:
@@ -54,19 +45,19 @@ class SqlAudit:
             "digest_after": entry.digest_after,
             "details": json.dumps(dict(entry.details)),
         }
-        adding = self._insert(AUDIT).values(columns)
+        adding = self._database.insert(AUDIT).values(columns)
         connection.execute(adding.on_conflict_do_nothing(index_elements=["entry_id"]))
 
     def entries(self, since: float, after: int, limit: int) -> list[AuditEntry]:
         """Entries since a time, behind the number `after`, in the order of their numbers."""
         chosen = select(AUDIT).where(A.at >= since, A.number > after).order_by(A.number).limit(limit)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [_entry(dict(row)) for row in connection.execute(chosen).mappings()]
 
     def forget(self, before: float, limit: int) -> int:
         """Remove entries from before a time, at most `limit`. Returns how many."""
         old = select(A.number).where(A.at < before).order_by(A.number).limit(limit)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             # another router removes those that it has locked
             numbers = connection.execute(old.with_for_update(skip_locked=True)).scalars().all()
             connection.execute(delete(AUDIT).where(A.number.in_(numbers)))

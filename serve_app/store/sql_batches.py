@@ -9,12 +9,11 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
 
 from serve_app.core.batches import (
     ENDED,
@@ -42,6 +41,7 @@ from serve_app.store.batch_columns import (
     page_of,
     stored_bytes,
 )
+from serve_app.store.database import Database
 from serve_app.store.sql_rows import (
     CLAIMED,
     FREE,
@@ -64,32 +64,19 @@ RESERVED_S = 120.0  # an upload reserves anew for each MiB, which takes 16 s at 
 MAX_CLAIM = 10_000  # rows: SQLite takes 32,766 parameters
 FORGET_ROWS = 2000  # of one transaction: some 10 MB of results, so that SQLite's other writers wait for milliseconds
 
-Transaction = Callable[[], AbstractContextManager[Connection]]
-
 
 class SqlBatches:
-    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again."""
 
-    Args:
-        reading, writing: begin a transaction; the latter commits at its end.
-        insert: an INSERT that can say ON CONFLICT.
-        now: seconds since 1970 UTC.
-    """
-
-    def __init__(
-        self, reading: Transaction, writing: Transaction, insert: Callable[[Any], Any], now: Callable[[], float]
-    ) -> None:
-        self._reading = reading
-        self._writing = writing
-        self._insert = insert
-        self._now = now
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     # Files
 
     def add_file(self, record: FileRecord) -> FileRecord:
         """Add a file, which may not be complete yet; one of this id stays as it is, and is returned."""
-        with self._writing() as connection:
-            connection.execute(self._insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
+        with self._database.writing() as connection:
+            connection.execute(self._database.insert(BATCH_FILES).values(asdict(record)).on_conflict_do_nothing())
             return one_file(connection, FILES.file_id == record.file_id)
 
     def finish_file(self, file_id: str, size: int, max_tenant_bytes: int | None = None) -> FileRecord:
@@ -100,10 +87,10 @@ class SqlBatches:
             more than `max_tenant_bytes`.
         """
         chosen = FILES.file_id == file_id, FILES.deleted_at.is_(None)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             file = one_file(connection, *chosen)
             if file.size is None and max_tenant_bytes is not None:
-                others = stored_bytes(connection, file.tenant, self._now(), without=file_id, is_locked=True)
+                others = stored_bytes(connection, file.tenant, self._database.now(), without=file_id, is_locked=True)
                 check_stored(others, size, max_tenant_bytes)
             connection.execute(update(BATCH_FILES).where(*chosen).values(size=size))
             return one_file(connection, *chosen)
@@ -116,8 +103,8 @@ class SqlBatches:
             KeyError, BodyTooLarge: as `finish_file`.
         """
         chosen = (FILES.file_id == file_id, FILES.deleted_at.is_(None))
-        now = self._now()
-        with self._writing() as connection:
+        now = self._database.now()
+        with self._database.writing() as connection:
             file = one_file(connection, *chosen)
             others = stored_bytes(connection, file.tenant, now, without=file_id, is_locked=True)
             check_stored(others, size, max_tenant_bytes)
@@ -128,12 +115,12 @@ class SqlBatches:
 
     def stored_bytes(self, tenant: str) -> int:
         """Of all complete files of the tenant, and what its uploads have reserved."""
-        with self._reading() as connection:
-            return stored_bytes(connection, tenant, self._now())
+        with self._database.reading() as connection:
+            return stored_bytes(connection, tenant, self._database.now())
 
     def file(self, file_id: str, tenant: str | None) -> FileRecord:
         """Raises KeyError: there is none, it is deleted, or it is another tenant's (None: any)."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return one_file(connection, *of_tenant(file_id, tenant), FILES.deleted_at.is_(None))
 
     def files(
@@ -145,7 +132,7 @@ class SqlBatches:
         )
         if purpose is not None:
             chosen = chosen.where(FILES.purpose == purpose)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             page = page_of(connection, chosen, FILES.created_at, FILES.file_id, after, limit, newest_first=newest_first)
             return [FileRecord(**row._mapping) for row in page]
 
@@ -156,7 +143,7 @@ class SqlBatches:
             KeyError: there is none, it is another tenant's, or was deleted at another time than `now`.
             BatchConflict: a batch that has not ended reads it.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             file = one_file(connection, *of_tenant(file_id, tenant), is_locked=True)
             if file.deleted_at not in (None, now):
                 raise KeyError(file_id)
@@ -170,7 +157,7 @@ class SqlBatches:
 
     def content_removed(self, file_id: str, now: float) -> None:
         """Nothing is left of the content of a deleted file."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = FILES.file_id == file_id, FILES.deleted_at.is_not(None), FILES.removed_at.is_(None)
             connection.execute(update(BATCH_FILES).where(*chosen).values(removed_at=now))
 
@@ -180,7 +167,7 @@ class SqlBatches:
         left = and_(FILES.size.is_(None), FILES.created_at <= now - UPLOAD_S)
         over = or_(FILES.expires_at <= now, left, FILES.deleted_at.is_not(None))
         chosen = FILES.removed_at.is_(None), over, ~exists().where(B.input_file_id == FILES.file_id, IS_LIVE)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(select(*FILE_COLUMNS).where(*chosen).order_by(FILES.created_at).limit(limit))
             return [FileRecord(**row._mapping) for row in rows]
 
@@ -198,11 +185,11 @@ class SqlBatches:
         request = {"request_key": key, "request_fingerprint": fingerprint}
         same = B.batch_id == record.batch_id if key is None else B.request_key == key
         made: Select[Any] = select(*BATCH_COLUMNS, B.request_fingerprint).where(same)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             if connection.execute(select(B.batch_id).where(same)).scalar() is None:
                 one_file(connection, *input_of(record), is_locked=True)  # it stays until the batch is in
                 values = batch_values({one.name: getattr(record, one.name) for one in fields(BatchRecord)}) | request
-                connection.execute(self._insert(BATCHES).values(values).on_conflict_do_nothing())
+                connection.execute(self._database.insert(BATCHES).values(values).on_conflict_do_nothing())
             row = connection.execute(made).one()
             if row.request_fingerprint != fingerprint:
                 raise ValueError("the key was used for another batch")
@@ -210,13 +197,13 @@ class SqlBatches:
 
     def batch(self, batch_id: str, tenant: str | None) -> BatchRecord:
         """Raises KeyError: there is none, or it is another tenant's (None: any)."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return one_batch(connection, batch_id, tenant)
 
     def batches(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
         """The newest first, those behind `after`."""
         chosen = select(*BATCH_COLUMNS) if tenant is None else select(*BATCH_COLUMNS).where(B.tenant == tenant)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             page = page_of(connection, chosen, B.created_at, B.batch_id, after, limit, newest_first=True)
             return [batch_record(row) for row in page]
 
@@ -226,7 +213,7 @@ class SqlBatches:
         Raises:
             KeyError: there is no such batch. ValueError: it has no such field.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             columns = batch_values(changes)
             row = connection.execute(
                 select(*BATCH_COLUMNS).where(B.batch_id == batch_id).with_for_update()
@@ -243,9 +230,9 @@ class SqlBatches:
     def lease_batch(self, batch_id: str, status: BatchStatus, worker: str, lease_s: float) -> bool:
         """Lease a batch in this status to a worker, until its next one; whoever has it has it for as long again.
         False: another worker has it, or it is in another status."""
-        now = self._now()
+        now = self._database.now()
         free = or_(B.worker.is_(None), B.worker == worker, B.leased_until <= now)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             chosen = update(BATCHES).where(B.batch_id == batch_id, B.status == str(status), free)
             leased = connection.execute(chosen.values(worker=worker, leased_until=now + lease_s))
             return leased.rowcount == 1
@@ -256,7 +243,7 @@ class SqlBatches:
         # the index of `created_at` bounds what is read; a batch that is finalized can have `expired_at` and be live
         ended = select(B.batch_id).where(B.created_at <= before, before >= ENDED_AT, ~IS_LIVE).order_by(B.created_at)
         count = 0
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             for table, name, chosen in ((BATCH_FILES, FILES.file_id, removed), (BATCHES, B.batch_id, ended)):
                 # another worker removes those that it has locked
                 found = connection.execute(chosen.limit(limit).with_for_update(skip_locked=True)).scalars().all()
@@ -266,14 +253,14 @@ class SqlBatches:
 
     def work(self) -> list[BatchWork]:
         """The batches that are not over, the oldest first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             chosen = select(*BATCH_COLUMNS).where(IS_LIVE).order_by(B.created_at, B.batch_id)
             found = [batch_record(row) for row in connection.execute(chosen)]
             if not found:
                 return []
             by = ROWS.batch_id, ROWS.model
             unfinished = select(*by, func.count()).where(ROWS.is_failed.is_(None)).group_by(*by)
-            is_held = ROWS.worker.is_not(None), ROWS.leased_until > self._now()
+            is_held = ROWS.worker.is_not(None), ROWS.leased_until > self._database.now()
             left = counts_by_model(connection.execute(unfinished))  # read from an index alone
             leased = counts_by_model(connection.execute(select(*by, func.count()).where(*is_held).group_by(*by)))
         # PostgreSQL reads the two counts at two moments: a row may have been claimed between them
@@ -301,7 +288,7 @@ class SqlBatches:
             }
             for row in rows
         ]
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             status = select(B.status).where(B.batch_id == batch_id).with_for_update()  # it stays until the rows are in
             if not values or connection.execute(status).scalar() != BatchStatus.VALIDATING:
                 return 0
@@ -309,7 +296,7 @@ class SqlBatches:
             last = max(row.number for row in rows)
             stored = select(func.count()).where(ROWS.batch_id == batch_id, ROWS.number.between(first, last))
             before = connection.execute(stored).scalar_one()
-            connection.execute(self._insert(BATCH_ROWS).on_conflict_do_nothing(), values)
+            connection.execute(self._database.insert(BATCH_ROWS).on_conflict_do_nothing(), values)
             return int(connection.execute(stored).scalar_one() - before)
 
     def claim_rows(
@@ -317,10 +304,10 @@ class SqlBatches:
     ) -> list[ClaimedRow]:
         """Lease rows without a result that nobody has, by prefix, to a worker; none unless the batch is in progress.
         `claim`: its name; the same one again gets the same rows."""
-        now = self._now()
+        now = self._database.now()
         free = and_(ROWS.batch_id == batch_id, ROWS.model == model, ROWS.is_failed.is_(None), ROWS.leased_until <= now)
         same = and_(ROWS.worker == worker, ROWS.claim == claim, ROWS.is_failed.is_(None))
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             if rows := [ClaimedRow(*row) for row in connection.execute(claimable().where(same).order_by(*CLAIMED))]:
                 return rows
             status = connection.execute(select(B.status).where(B.batch_id == batch_id)).scalar()
@@ -334,12 +321,12 @@ class SqlBatches:
 
     def renew(self, worker: str, lease_s: float) -> int:
         """Lease the rows that a worker has for as long again, from now. Returns how many."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             held = select(ROWS.batch_id, ROWS.number).where(ROWS.worker == worker)
             # whoever has one of them locked writes its result, or has claimed it
             rows = by_batch((*row,) for row in connection.execute(held.with_for_update(skip_locked=True)))
             for batch_id, numbers in rows.items():
-                change_rows(connection, batch_id, numbers, {"leased_until": self._now() + lease_s})
+                change_rows(connection, batch_id, numbers, {"leased_until": self._database.now() + lease_s})
             return sum(len(numbers) for numbers in rows.values())
 
     def release_rows(self, worker: str, rows: Sequence[RowKey], *, count_attempt: bool) -> int:
@@ -348,7 +335,7 @@ class SqlBatches:
         if count_attempt:
             free["attempts"] = ROWS.attempts + 1
         count = 0
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             for batch_id, numbers in by_batch(rows).items():
                 held = lock_rows(connection, batch_id, numbers, ROWS.worker == worker)
                 change_rows(connection, batch_id, held, free)
@@ -360,7 +347,7 @@ class SqlBatches:
         first: dict[RowKey, RowResult] = {}
         for result in results:
             first.setdefault((result.batch_id, result.number), result)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             written = [
                 first[batch_id, number]
                 for batch_id, numbers in by_batch(first).items()
@@ -384,13 +371,13 @@ class SqlBatches:
             .order_by(ROWS.number)
             .limit(limit)
         )
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [RowResult(*row) for row in connection.execute(chosen)]
 
     def unfinished(self, batch_id: str, after: int, limit: int) -> list[ClaimedRow]:
         """Rows without a result behind a number, whoever has them, in the order of the lines."""
         without = ROWS.batch_id == batch_id, ROWS.number > after, ROWS.is_failed.is_(None)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             chosen = claimable().where(*without).order_by(ROWS.number).limit(limit)
             return [ClaimedRow(*row) for row in connection.execute(chosen)]
 
@@ -398,7 +385,7 @@ class SqlBatches:
         """Remove the rows of a batch that is over, with their results, in transactions of `FORGET_ROWS`."""
         some = select(ROWS.number).where(ROWS.batch_id == batch_id).order_by(ROWS.number).limit(FORGET_ROWS)
         while True:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 numbers = connection.execute(some.with_for_update()).scalars().all()
                 if not numbers:
                     return

@@ -12,29 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from sqlalchemy import Connection, func, select
 
 from serve_app.core.batches import BatchStatus, BatchWork, RowCounts
+from serve_app.store.database import Database
 from serve_app.store.records import StoreFigures
-from serve_app.store.sql_batches import SqlBatches, Transaction
+from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.sql_rows import ROWS, counts_by_model
 
 BY_MODEL = ROWS.batch_id, ROWS.model
 
 
 class SqlFigures:
-    """Threads may share it. Raises StoreAway if the database cannot be used.
+    """Threads may share it. Raises StoreAway if the database cannot be used."""
 
-    Args:
-        reading: begins a transaction.
-    """
-
-    def __init__(self, reading: Transaction, batches: SqlBatches) -> None:
-        self._reading = reading
+    def __init__(self, database: Database, batches: SqlBatches) -> None:
+        self._database = database
         self._batches = batches
         self.totals: Mapping[str, Counter[str]] = {}  # by batch whose rows are all there, and model
 
     def read(self) -> StoreFigures:
         """The figures now."""
         work = self._batches.work()
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             totals = self._count_rows(connection, work)
             failed = _count_failed(connection, [name for name, by_model in totals.items() if len(by_model) > 1])
             stored_bytes = _database_bytes(connection)

@@ -9,13 +9,13 @@ free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, literal, select, tuple_, update
 
 from serve_app.core.responses import ITEM_ID, Chain, StoredItem, StoredResponse, evicted
+from serve_app.store.database import Database
 from serve_app.store.tables import RESPONSE_EVENTS, RESPONSE_ITEMS, RESPONSES
 
 R = RESPONSES.c
@@ -26,30 +26,18 @@ MAX_TURNS = 10_000  # of a conversation: each has some 20 JSON values, so as man
 EVICTED_AT_ONCE = 256  # records that are read to make room: most times one is enough
 
 _T = TypeVar("_T")
-Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 class SqlResponses:
-    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again.
+    """Threads may share it. Every method raises StoreAway if the database cannot be used; the next call tries again."""
 
-    Args:
-        reading, writing: begin a transaction; the latter commits at its end.
-        insert: an INSERT that can say ON CONFLICT.
-        now: seconds since 1970 UTC.
-    """
-
-    def __init__(
-        self, reading: Transaction, writing: Transaction, insert: Callable[[Any], Any], now: Callable[[], float]
-    ) -> None:
-        self._reading = reading
-        self._writing = writing
-        self._insert = insert
-        self._now = now
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def chain(self, tenant: str, previous_id: str | None, item_ids: Sequence[str], max_bytes: int) -> Chain:
         """The turns up to `previous_id`, and stored items by their ids, those that there are; of an id that several
         have, the newest. Without items, if they have more than `max_bytes`; an item counts as often as its id comes."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             size, references = self._items_of(connection, tenant, item_ids, max_bytes)
             if references is None or previous_id is None:
                 return Chain(references=references or {}, size=size, is_too_large=references is None)
@@ -75,20 +63,21 @@ class SqlResponses:
     def add(self, record: StoredResponse, max_tenant_bytes: int) -> int:
         """Add a record; one of this id stays as it is. What it continues lives as long. Returns how many records of the
         tenant were removed for it; it is itself one of them if it alone has more bytes."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             return self.add_in(connection, record, max_tenant_bytes)
 
     def add_in(
         self, connection: Connection, record: StoredResponse, max_tenant_bytes: int, columns: Mapping[str, Any] = NO_JOB
     ) -> int:
         """As `add`, in a transaction of the caller. `columns`: of its job."""
-        over = R.response_id == record.response_id, R.expires_at <= self._now()
+        over = R.response_id == record.response_id, R.expires_at <= self._database.now()
         _remove(connection, connection.execute(select(R.response_id).where(*over)).scalars().all())
         values = {
             "response_id": record.response_id,
             "tenant": record.tenant,
             "previous_id": record.previous_id,
             "created_at": record.created_at,
+            "used_at": record.created_at,
             "expires_at": record.expires_at,
             "size": record.size,
             "body": record.text,
@@ -105,21 +94,23 @@ class SqlResponses:
             }
             for number, item in enumerate(record.items)
         ]
-        adding = self._insert(RESPONSES).values(values).on_conflict_do_nothing()
+        adding = self._database.insert(RESPONSES).values(values).on_conflict_do_nothing()
         if connection.execute(adding.returning(R.response_id)).scalar() is None:
             return 0
         if items:
-            connection.execute(self._insert(RESPONSE_ITEMS), items)
+            connection.execute(self._database.insert(RESPONSE_ITEMS), items)
         if record.previous_id is not None:
             before = [row.response_id for row in self._turns(connection, record.tenant, record.previous_id)]
+            newest = {R.used_at: record.created_at, R.expires_at: record.expires_at}
             for some in _pieces(before):
-                kept = R.response_id.in_(some), R.expires_at < record.expires_at
-                connection.execute(update(RESPONSES).where(*kept).values(expires_at=record.expires_at))
+                for column, at in newest.items():
+                    later = update(RESPONSES).where(R.response_id.in_(some), column < at)
+                    connection.execute(later.values({column: at}))
         return self.make_room(connection, record.tenant, max_tenant_bytes)
 
     def response(self, response_id: str, tenant: str) -> StoredResponse:
         """Raises KeyError: none, another tenant's, or its time is over."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             found = response_in(connection, *self._alive(response_id, tenant))
             if found is None:
                 raise KeyError(response_id)
@@ -127,22 +118,27 @@ class SqlResponses:
 
     def delete(self, response_id: str, tenant: str) -> bool:
         """Whether there was one."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             found = connection.execute(select(R.response_id).where(*self._alive(response_id, tenant))).scalar()
             _remove(connection, [] if found is None else [found])
             return found is not None
 
-    def forget(self, limit: int) -> int:
-        """Remove records whose time is over, at most `limit`. Returns how many."""
-        over = select(R.response_id).where(R.expires_at <= self._now()).order_by(R.expires_at).limit(limit)
-        with self._writing() as connection:
-            # another router removes those that it has locked
-            found = connection.execute(over.with_for_update(skip_locked=True)).scalars().all()
-            _remove(connection, found)
-            return len(found)
+    def forget(self, limit: int, keep_s: float) -> int:
+        """Remove records whose time is over, and those that nothing has continued for `keep_s`, at most `limit`.
+        Returns how many."""
+        now = self._database.now()
+        count = 0
+        with self._database.writing() as connection:
+            for column, before in ((R.expires_at, now), (R.used_at, now - keep_s)):
+                over = select(R.response_id).where(column <= before).order_by(column).limit(limit - count)
+                # another router removes those that it has locked
+                found = connection.execute(over.with_for_update(skip_locked=True)).scalars().all()
+                _remove(connection, found)
+                count += len(found)
+        return count
 
     def _alive(self, response_id: str, tenant: str) -> tuple[Any, ...]:
-        return R.response_id == response_id, R.tenant == tenant, R.expires_at > self._now()
+        return R.response_id == response_id, R.tenant == tenant, R.expires_at > self._database.now()
 
     def _turns(self, connection: Connection, tenant: str, last: str) -> list[Any]:
         """Id, the id before it, and whether it runs, of the responses of a chain, the newest first, up to one that
@@ -154,7 +150,7 @@ class SqlResponses:
         before = select(*columns, chain.c.place + 1).where(
             R.response_id == chain.c.previous_id,
             R.tenant == tenant,
-            R.expires_at > self._now(),
+            R.expires_at > self._database.now(),
             chain.c.place < MAX_TURNS,
         )
         chain = chain.union_all(before)
@@ -176,7 +172,7 @@ class SqlResponses:
             chosen = (
                 select(ITEMS.item_id, ITEMS.response_id, ITEMS.number, func.length(ITEMS.body).label("characters"))
                 .join(RESPONSES, R.response_id == ITEMS.response_id)
-                .where(ITEMS.tenant == tenant, ITEMS.item_id.in_(some), R.expires_at > self._now())
+                .where(ITEMS.tenant == tenant, ITEMS.item_id.in_(some), R.expires_at > self._database.now())
                 .order_by(R.created_at, ITEMS.number)
             )
             newest |= {row.item_id: row for row in connection.execute(chosen)}

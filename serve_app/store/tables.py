@@ -187,6 +187,7 @@ RESPONSES = Table(
     Column("tenant", String(64), nullable=False),
     Column("previous_id", String(64)),
     Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False, index=True),  # when the newest turn that continues it was made
     Column("expires_at", Double, nullable=False, index=True),
     Column("size", BigInteger, nullable=False),  # bytes that count for the tenant
     Column("body", Text, nullable=False),  # JSON, without the output
@@ -198,6 +199,8 @@ RESPONSES = Table(
     Column("claim", String(32)),  # by which it has the job: a claim repeated gets the same jobs
     Column("leased_until", Double),  # 0: nobody has it; without a worker: nobody may have it before
     Column("cancel_at", Double),
+    Column("deadline_at", Double),  # it starts before, or fails
+    Column("request_fingerprint", LargeBinary(16)),  # of what was asked for with its Idempotency-Key
     # with all columns that are asked for: a row has the texts of a whole request
     Index("responses_tenant", "tenant", "expires_at", "created_at", "response_id", "size"),
     Index(
@@ -209,6 +212,7 @@ RESPONSES = Table(
         "expires_at",
         "worker",
         "claim",
+        "deadline_at",
         sqlite_where=text("job IS NOT NULL"),
         postgresql_where=text("job IS NOT NULL"),
     ),

@@ -11,7 +11,6 @@ session. With SERVE_APP_E2E_URL and SERVE_APP_E2E_KEY the stack that runs there 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,16 +90,6 @@ def versions() -> dict[str, str]:
     return dict(json.loads((HERE / "agents.json").read_text())["dependencies"])
 
 
-@contextlib.contextmanager
-def running_stack() -> Iterator[stack.Stack]:
-    target = stack.external()
-    if target is not None:
-        yield target
-        return
-    with tempfile.TemporaryDirectory() as folder, stack.own(Path(folder), CONFIG, name="agents") as own:
-        yield own
-
-
 def environment(home: Path, node_folder: Path) -> dict[str, str]:
     """Of an agent: nothing of ours but the path of programs."""
     return {"PATH": f"{node_folder}/node_modules/.bin:{os.environ['PATH']}", "HOME": str(home)}
@@ -163,7 +151,7 @@ def turns_of(command: list[str], folder: Path, target: stack.Stack) -> list[dict
 def main(node_folder: str, python: str) -> int:
     folder = Path(node_folder).resolve()
     found = list[dict[str, Any]]()
-    with running_stack() as target:
+    with stack.running(CONFIG, "agents") as target:
         for agent in AGENTS:
             error = turn_of(agent, target, folder)
             found.append({"client": agent.package, "version": versions()[agent.package], "error": error})

@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -51,16 +50,6 @@ CONFIG: dict[str, object] = {
         ]
     },
 }
-
-
-@contextlib.contextmanager
-def running_stack() -> Iterator[stack.Stack]:
-    target = stack.external()
-    if target is not None:
-        yield target
-        return
-    with tempfile.TemporaryDirectory() as folder, stack.own(Path(folder), CONFIG, name="clients") as own:
-        yield own
 
 
 @contextlib.contextmanager
@@ -120,7 +109,7 @@ def _phrases(failed: list[str], noted: list[str], lacking: list[str]) -> Iterato
 
 
 def main(python: str, node_folder: str) -> int:
-    with running_stack() as target:
+    with stack.running(CONFIG, "clients") as target:
         environment = os.environ | {"OPENAI_BASE_URL": f"{target.base_url}/v1", "OPENAI_API_KEY": target.api_key}
         environment |= {"CLIENTS_LOW_KEY": str(target.batch_key), "CLIENTS_LIMITED_KEY": LIMITED_KEY}
         environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would be read from the internet

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,6 +140,17 @@ def external() -> Stack | None:
     listing.raise_for_status()
     names = frozenset(card["id"] for card in listing.json()["data"])
     return Stack(url.rstrip("/"), key, os.environ.get("SERVE_APP_E2E_BATCH_KEY"), names)
+
+
+@contextmanager
+def running(config: Mapping[str, Any], name: str) -> Iterator[Stack]:
+    """The stack that the environment names; else one of our own with this configuration, for the block."""
+    target = external()
+    if target is not None:
+        yield target
+        return
+    with tempfile.TemporaryDirectory() as folder, own(Path(folder), config, name=name) as made:
+        yield made
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ class LocalHandle:
 
 
 @contextlib.asynccontextmanager
-async def worker(client: Client, store: FakeStore) -> AsyncIterator[LocalHandle]:
+async def worker(client: Client, store: FakeStore, now: Callable[[], float] = time.time) -> AsyncIterator[LocalHandle]:
     handle = LocalHandle(client)
-    feed = BackgroundFeed(store.background, RouterCalls(handle))  # type: ignore[arg-type]
+    feed = BackgroundFeed(store.background, RouterCalls(handle, now))  # type: ignore[arg-type]
     feed.start()
     try:
         yield handle
@@ -253,6 +254,60 @@ def test_a_repeat_under_an_idempotency_key_is_the_same_response(store: FakeStore
         assert other["id"] != made[0]["id"]
 
     check(store, scenario)
+
+
+def test_another_body_under_the_same_idempotency_key_is_refused(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        first = await posted(client, ask("one", background=True), headers={"Idempotency-Key": "k"})
+        for body in (ask("two", background=True), ask("one", background=True, metadata={"a": "b"})):
+            refused = await posted(client, body, 400, headers={"Idempotency-Key": "k"})
+            assert error_of(refused) == ("Idempotency-Key", "idempotency_key_reused")
+        theirs = await posted(client, ask("two", background=True), key=BATCH_KEY, headers={"Idempotency-Key": "k"})
+        assert theirs["id"] != first["id"]
+        async with worker(client, store) as handle:
+            await ended(store, first["id"])
+            await until(lambda: handle.calls == 2, SOON_S, "the other tenant's, too")
+        again = await posted(client, ask("one", background=True), headers={"Idempotency-Key": "k"})
+        assert again == await got(client, first["id"])
+
+    check(store, scenario)
+
+
+def test_a_deadline_counts_from_the_acceptance(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        soon = {"X-Deadline-Ms": "1"}
+        late = (await posted(client, ask("one", background=True), headers=soon))["id"]
+        in_time = (await posted(client, ask("two", background=True), headers={"X-Deadline-Ms": "3600000"}))["id"]
+        assert status(store, late) == "queued"
+        async with worker(client, store) as handle:
+            await ended(store, late)
+            await ended(store, in_time)
+        assert handle.calls == 1  # what is late reaches no router
+        made = await got(client, late)
+        assert (made["status"], made["error"]["code"], made["output"]) == ("failed", "deadline", [])
+        last = events(await client.get(f"{RESPONSES}/{late}", query="stream=true"))[-1]
+        assert (last["type"], last["response"]["error"]) == ("response.failed", made["error"])
+        assert status(store, in_time) == "incomplete"
+        wrong = await posted(client, ask("two", background=True), 400, headers={"X-Deadline-Ms": "0"})
+        assert wrong["error"]["param"] == "X-Deadline-Ms"
+
+    check(store, scenario)
+
+
+def test_a_run_that_its_queue_cannot_start_in_time_fails_with_the_missed_deadline(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore) -> None:
+        full = [client.posting(ask("long", LONG, priority="high"), path=RESPONSES) for _ in range(4)]
+        await until(lambda: client.model.queue.granted == 4, SOON_S, "no slot is free")
+        name = (await posted(client, ask("one", background=True), headers={"X-Deadline-Ms": "3600000"}))["id"]
+        two_before = time.time() + 3598.0  # seconds before its deadline
+        async with worker(client, store, lambda: two_before) as handle:
+            await ended(store, name)
+        assert handle.calls == 1
+        assert (await got(client, name))["error"]["code"] == "deadline"
+        for task in full:
+            await cancel(task)
+
+    check(store, scenario, step_s=0.01)
 
 
 def test_another_tenant_neither_reads_nor_cancels(store: FakeStore) -> None:

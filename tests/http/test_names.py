@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from serve_app.core.body_bounds import TOO_LONG
 from serve_app.core.receipts import explain
 from serve_app.errors import EngineFailed, RateLimited, RequestFailed
 from serve_app.router import ModelRouter, RequestLog
-from serve_app.settings import ModelSettings, Settings
+from serve_app.settings import Settings
 from tests.fakes.asgi_client import CHAT, KEY, Client, Reply, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -22,16 +25,13 @@ HOME = {"model": MODEL, "weight": 1}
 BOTH = [{"model": MODEL, "weight": 50}, {"model": SPARE, "weight": 50}]
 
 
-def spare_model(settings: ModelSettings) -> ModelSettings:
-    return settings.model_copy(update={"name": SPARE})
-
-
 class TwoModels(Client):
     """A router replica with two models, and a name before them."""
 
-    def __init__(self, cluster: FakeCluster, route: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, cluster: FakeCluster, route: dict[str, Any], spare_len: int = 8192, **settings: Any) -> None:
         super().__init__(cluster, **settings)
-        self.beside = cluster.beside(spare_model(cluster.settings))
+        self._spare = cluster.settings.model_copy(update={"name": SPARE, "max_model_len": spare_len})
+        self.beside = cluster.beside(self._spare)
         self.route = {"name": NAME, "targets": [HOME], "fallbacks": [SPARE]} | route
         self.configured = self._with(self.route)
 
@@ -39,15 +39,14 @@ class TwoModels(Client):
         given = self.settings.model_dump(mode="json")
         only = {"key": ONLY_NAME, "tenant": "people", "models": [NAME]}
         keys = [*given["auth"]["keys"], only]
-        models = [given["models"][0], spare_model(self.cluster.settings).model_dump(mode="json")]
+        models = [given["models"][0], self._spare.model_dump(mode="json")]
         return Settings.model_validate(given | {"models": models, "routes": [route], "auth": {"keys": keys}})
 
     async def start(self) -> TwoModels:
         await super().start()
         client = await self.cluster.queues("beside")
-        settings = spare_model(self.cluster.settings)
         admission = self.settings.admission
-        self.spare = ModelRouter(settings, self.beside.handle(), admission, "beside", 1, client)
+        self.spare = ModelRouter(self._spare, self.beside.handle(), admission, "beside", 1, client)
         self.beside.closing.append(self.spare.replica_set.close)
         models = {MODEL: self.model, SPARE: self.spare}
         self.edge = router_app(self.configured, models, self.metrics, self.limits, self.keyed_runs, log=self.log)
@@ -243,6 +242,57 @@ def test_a_repeat_under_its_key_gets_the_same_answer_whatever_the_weights_are_by
         client.change(targets=[{"model": SPARE}], fallbacks=[])
         second = await client.post(named(stream=False), headers=repeats)
         assert (second.headers["x-idempotent-replay"], second.body) == ("true", first.body)
+
+    run(scenario, model())
+
+
+def test_a_repeat_under_its_key_is_the_same_request_at_a_target_of_another_length() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await begun(cluster, spare_len=512, http={"max_output_tokens": 1000})
+        body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stop": "."}
+        repeats = {"Idempotency-Key": "once"}
+        first = await client.post(body, CHAT, headers=repeats)
+        client.change(targets=[{"model": SPARE}], fallbacks=[])
+        second = await client.post(body, CHAT, headers=repeats)
+        assert (second.status, second.body) == (200, first.body)
+        other = await client.post(body | {"user": "another"}, CHAT, headers=repeats)
+        assert (other.status, other.error["code"]) == (400, "idempotency_key_reused")
+
+    run(scenario, model())
+
+
+@pytest.mark.parametrize("prompt", ["word " * 100, "w" * 80_000], ids=["the engine finds it", "the router finds it"])
+def test_a_prompt_that_is_too_long_for_the_target_runs_on_a_larger_fallback(prompt: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await begun(cluster)
+        reply = await client.post(named(prompt))
+        assert (reply.status, reply.headers["x-serve-app-model"]) == (200, SPARE)
+        assert client.receipt(reply)["hops"] == ((MODEL, "too_large"),)
+        alone = await client.post(ask(prompt))
+        assert (alone.status, alone.error["code"]) == (400, "context_length_exceeded")
+
+    run(scenario, model(max_model_len=64))
+
+
+@pytest.mark.parametrize("prompt", ["word " * 100, "w" * 80_000], ids=["the engine finds it", "the router finds it"])
+def test_what_no_model_of_a_name_could_run_is_the_client_s_error(prompt: str) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await begun(cluster, spare_len=32)
+        for body in (named(prompt), named(prompt, stream=False)):
+            reply = await client.post(body)
+            assert (reply.status, reply.error["code"], reply.error["param"]) == (400, TOO_LONG, "prompt")
+        assert client.outcomes == {"bad_request": 2}
+        assert client.at_rest()
+
+    run(scenario, model(max_model_len=64))
+
+
+def test_what_the_target_could_run_later_is_no_error_of_the_client_where_the_fallback_is_too_small() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await begun(cluster, replicas="", spare_len=32)
+        reply = await client.post(named("word " * 100, stream=False))
+        assert (reply.status, reply.error["code"]) == (503, "no_replica")
+        assert client.receipt(reply)["hops"][0] == (MODEL, "no_replica")
 
     run(scenario, model())
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
+from serve_app.errors import RateLimited
 from serve_app.http.api.store_sweep import StoreSweep
 from serve_app.http.responses import memory
 from tests.fakes.asgi_client import BATCH_KEY, KEY, Client, Reply, cancel, router_app, started
@@ -257,20 +258,96 @@ def test_without_the_store_only_what_needs_it_is_refused(store: FakeStore) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_cannot_be_stored_does_not_end_as_if_it_was(store: FakeStore, stream: bool) -> None:
+def test_an_answer_that_could_not_be_stored_is_sent_and_says_so(store: FakeStore, stream: bool) -> None:
     async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        undisturbed = await posted(client, ask("one", 40))
+        before = client.engine_tokens()
         task = client.posting(ask("one", 40, store=True, stream=stream), path=RESPONSES)
-        await until(lambda: bool(client.engine_tokens()), SOON_S, "tokens")
+        await until(lambda: client.engine_tokens() > before, SOON_S, "tokens")
         store.away = True
         reply = await task
-        if not stream:
-            assert (reply.status, reply.error["code"]) == (503, "no_store")
-            return
-        found = events(reply)
-        assert [event["type"] for event in found if "response" in event] == ["response.created", "response.in_progress"]
-        assert (found[-1]["type"], found[-1]["code"]) == ("error", "no_store")
+        assert (reply.status, client.outcomes) == (200, {"ok": 2})
+        assert int(reply.headers.get("content-length", len(reply.body))) == len(reply.body)
+        made = events(reply)[-1]["response"] if stream else json.loads(reply.body)
+        assert (made["store"], text_of(made), made["usage"]) == (False, text_of(undisturbed), undisturbed["usage"])
+        if stream:
+            numbers = [event["sequence_number"] for event in events(reply)]
+            assert numbers == list(range(len(numbers)))
+        store.away = False
+        wrong = await posted(client, ask("two", previous_response_id=made["id"]), 404)
+        assert error_of(wrong) == ("previous_response_id", "previous_response_not_found")
 
     check(store, scenario, step_s=0.005)
+
+
+def test_an_answer_above_the_tenant_s_bytes_says_that_it_is_not_kept(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        older = await posted(client, ask("one", store=True))
+        made = await posted(client, ask("w" * 65_000, store=True))
+        assert made["store"] is False
+        await got(client, made["id"], 404)
+        await got(client, older["id"])  # it made no room for what is not kept
+
+    check(store, scenario, responses={"max_bytes_per_tenant": 2**16})
+
+
+def test_a_turn_does_not_run_while_the_store_is_away(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        store.away = True
+        for stream in (False, True):
+            reply = await client.post(ask("one", store=True, stream=stream), RESPONSES)
+            assert (reply.status, client.engine_tokens(), client.limits.charges) == (503, 0, [])
+
+    check(store, scenario, step_s=0.005)
+
+
+LIMITED = {"keys": [{**TENANTS[0], "max_class": "normal", "limits": {"tokens_per_minute": 10_000}}, TENANTS[1]]}
+
+
+def test_limits_are_asked_before_the_store(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        calls = store.calls
+        continued = {"previous_response_id": made["id"]}
+        wrong = [({"X-Deadline-Ms": "x"}, {}, 400), ({"X-Session-Id": ""}, {}, 400), ({}, {"priority": "high"}, 403)]
+        for headers, more, expected in wrong:
+            await posted(client, ask("two", **continued, **more), expected, headers=headers)
+        client.limits.refusal = RateLimited("requests per minute", retry_after_s=3.0)
+        for body in (ask("two", **continued), ask([{"type": "item_reference", "id": made["output"][0]["id"]}])):
+            reply = await client.post(body, RESPONSES)
+            assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "rate_limit", "3")
+            assert "x-ratelimit-limit-requests" in reply.headers
+        assert store.calls == calls
+        client.limits.refusal = None
+        assert (await posted(client, ask("two", **continued)))["previous_response_id"] == made["id"]
+
+    check(store, scenario, auth=LIMITED)
+
+
+def test_a_turn_is_charged_once_and_for_the_whole_conversation(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        text = "word " * 500
+        made = await posted(client, ask(text, store=True))
+        turn = await posted(client, ask("two", previous_response_id=made["id"]))
+        charged = client.limits.charges[-1]
+        assert charged.request.tokens > 500  # by estimate, before it ran
+        assert charged.end == (turn["usage"]["total_tokens"], 0)
+        await posted(client, ask("two", previous_response_id=f"resp_{'0' * 32}"), 404)
+        assert client.limits.ends[2:] == ["refunded"]
+
+    check(store, scenario, auth=LIMITED)
+
+
+def test_a_repeat_of_a_turn_costs_nothing_before_the_store_says_what_it_is(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        more = ask("two", store=True, previous_response_id=made["id"])
+        turn = await posted(client, more, headers={"Idempotency-Key": "k"})
+        client.limits.refusal = RateLimited("requests per minute")
+        assert await posted(client, more, headers={"Idempotency-Key": "k"}) == turn
+        assert len(client.limits.charges) == 2
+
+    check(store, scenario, auth=LIMITED)
 
 
 def test_a_conversation_above_the_bounds_of_a_body_is_refused(store: FakeStore) -> None:
@@ -304,6 +381,19 @@ def test_responses_end_after_their_time(store: FakeStore) -> None:
         assert await StoreSweep(lambda: store, lambda: client.edge.settings).sweep() == 1
 
     check(store, scenario, responses={"keep_s": 1e-6})
+
+
+def test_a_lower_bound_of_time_holds_for_what_is_stored_already(store: FakeStore) -> None:
+    async def scenario(client: Client, store: FakeStore, _: FakeCluster) -> None:
+        made = await posted(client, ask("one", store=True))
+        settings = client.edge.settings
+        sweep = StoreSweep(lambda: store, lambda: settings)
+        assert await sweep.sweep() == 0
+        settings = settings.model_copy(update={"responses": settings.responses.model_copy(update={"keep_s": 1e-6})})
+        assert await sweep.sweep() == 1
+        await got(client, made["id"], 404)
+
+    check(store, scenario)
 
 
 def test_a_repeat_under_an_idempotency_key_is_the_same_response(store: FakeStore) -> None:

@@ -8,15 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from serve_app.core.responses import BackgroundJob, EventPiece, StoredItem
+from serve_app.core.responses import BackgroundJob, EventPiece, StoredItem, as_json
 from serve_app.errors import BodyTooLarge
+from serve_app.store.database import Database
 from serve_app.store.sql import SqlStore
+from serve_app.store.tables import RESPONSES
 from tests.store.test_responses import KEEP_S, NOW, ROOM, Clock, turn
 
 LEASE_S = 25.0
 CLAIMS = itertools.count()
 BEGINNING = EventPiece(0, 1, "event: a\n\nevent: b\n\n")
+REQUEST = {"model": "m", "input": "é"}
+JOB = as_json({"request": REQUEST, "session_id": "session"})
 
 
 @pytest.fixture
@@ -30,11 +35,18 @@ def sql(url: str, clock: Clock) -> SqlStore:
 
 
 def create(
-    sql: SqlStore, number: int = 1, *, tenant: str = "acme", at: float = NOW, text: str = "", room: int = ROOM
+    sql: SqlStore,
+    number: int = 1,
+    *,
+    tenant: str = "acme",
+    at: float = NOW,
+    text: str = "",
+    room: int = ROOM,
+    deadline_at: float | None = None,
 ) -> str:
     record = turn(number, tenant=tenant, at=at, text=text)
     queued = replace(record, items=record.items[:1], text=json.dumps({"id": record.response_id, "status": "queued"}))
-    job = BackgroundJob(record.response_id, tenant, "key", {"model": "m", "input": "é"}, "session")
+    job = BackgroundJob(record.response_id, tenant, "key", REQUEST, "session", 0, deadline_at)
     made = sql.background.create(queued, job, BEGINNING, room)
     assert made == sql.background.create(queued, job, BEGINNING, room) == queued  # a repeat changes nothing
     return made.response_id
@@ -153,6 +165,43 @@ def test_a_response_above_the_tenant_s_bytes_is_refused_and_leaves_nothing(sql: 
     assert sql.background.events("resp_1", "acme", -1, 9).pieces == [BEGINNING]
 
 
+def test_what_nobody_has_at_its_deadline_fails_and_what_runs_goes_on(sql: SqlStore, clock: Clock) -> None:
+    runs, begun, waits, paused, cancelled, later = [
+        create(sql, number, deadline_at=NOW + at) for number, at in enumerate((5, 5, 5, 5, 5, 60))
+    ]
+    assert names_of(claim(sql, "a", 2)) == [runs, begun]
+    assert not sql.background.write(begun, EventPiece(2, 2, "c"), None)
+    held = claim(sql, "b", 3)
+    assert [job.deadline_at for job in held] == [NOW + 5] * 3
+    sql.background.release("b", waits, count_attempt=False)
+    sql.background.release("b", paused, count_attempt=False, pause_s=30.0)
+    sql.background.cancel(cancelled, "acme")
+    clock.now += 5
+    sql.background.release("b", cancelled, count_attempt=False)
+    assert claim(sql, "c", 0) == []  # a worker without room ends them, too
+    assert [status(sql, name) for name in (waits, paused, cancelled)] == ["failed", "failed", "cancelled"]
+    assert sql.responses.response(waits, "acme").shown()["error"]["code"] == "deadline"
+    assert sql.background.events(waits, "acme", 1, 9).is_over
+    assert names_of(claim(sql, "c", 9)) == [later]
+    assert sql.background.begin(runs) == 2
+    clock.now += LEASE_S
+    sql.background.renew("c", [later], LEASE_S)
+    (again,) = claim(sql, "d", 9)  # the worker of both was lost: one was still to begin, and the other goes on
+    assert (again.response_id, again.deadline_at) == (begun, None)
+    assert status(sql, runs) == "failed"
+
+
+def test_one_id_is_of_one_request(sql: SqlStore) -> None:
+    record = replace(turn(1), items=turn(1).items[:1])
+    job = BackgroundJob(record.response_id, "acme", "key", {"model": "m"})
+    asked = record, job, BEGINNING, ROOM
+    assert sql.background.create(*asked, b"one") == sql.background.create(*asked, b"one") == record
+    for other in (b"two", None):
+        with pytest.raises(ValueError, match="another response"):
+            sql.background.create(*asked, other)
+    assert names_of(claim(sql, "a", 9)) == [record.response_id]
+
+
 def test_a_response_whose_time_is_over_is_made_anew_under_its_id(sql: SqlStore, clock: Clock) -> None:
     name = create(sql)
     sql.background.end(done(name), EventPiece(2, 2, "c"), ROOM)
@@ -179,6 +228,46 @@ def test_events_are_only_added_to_and_end_with_the_response(sql: SqlStore) -> No
     assert (sql.background.begin(name), claim(sql, "a", 9)) == (None, [])
     assert sql.background.write(name, EventPiece(9, 9, "late"), None)
     assert sql.background.events(name, "acme", 4, 9) == ([], True)
+
+
+def size_of(url: str, name: str) -> int:
+    """The bytes that count for the tenant."""
+    with Database(url, lambda: NOW).reading() as connection:
+        return int(connection.execute(select(RESPONSES.c.size).where(RESPONSES.c.response_id == name)).scalar_one())
+
+
+def bytes_kept(sql: SqlStore, name: str, job: bool) -> int:
+    """The same, counted anew from what the store has."""
+    events = sum(len(piece.body.encode()) for piece in sql.background.events(name, "acme", -1, 99).pieces)
+    return sql.responses.response(name, "acme").size + events + (len(JOB.encode()) if job else 0)
+
+
+def test_bytes_are_those_of_record_job_and_events_whatever_happens(url: str, sql: SqlStore) -> None:
+    name = create(sql, text="é" * 100)
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.write(name, EventPiece(2, 3, "é" * 50), json.dumps({"id": name, "status": "in_progress"}))
+    sql.background.write(name, EventPiece(2, 3, "é" * 50), None)
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.write(name, EventPiece(2, 5, "é" * 90), None)  # in place of the shorter one
+    assert size_of(url, name) == bytes_kept(sql, name, job=True)
+    sql.background.end(done(name), EventPiece(6, 6, "ü"), ROOM)
+    assert size_of(url, name) == bytes_kept(sql, name, job=False)
+    for number in (2, 3):
+        create(sql, number)
+    sql.background.fail("resp_2", {"code": "server_error", "message": "ö"})
+    sql.background.cancel("resp_3", "acme")
+    assert [size_of(url, one) for one in ("resp_2", "resp_3")] == [
+        bytes_kept(sql, one, job=False) for one in ("resp_2", "resp_3")
+    ]
+
+
+def test_the_copy_of_a_request_that_waits_counts_for_the_tenant(url: str, sql: SqlStore) -> None:
+    size = size_of(url, create(sql))
+    assert size > len(JOB) + len(BEGINNING.body)
+    assert sql.responses.delete("resp_1", "acme")
+    with pytest.raises(BodyTooLarge):
+        create(sql, room=size - 1)
+    create(sql, room=size)
 
 
 def test_another_tenant_has_no_events(sql: SqlStore) -> None:
@@ -233,4 +322,4 @@ def test_a_job_ends_with_the_time_of_its_response(sql: SqlStore, clock: Clock) -
     create(sql)
     clock.now = NOW + 2 * 86_400
     assert claim(sql, "a", 9) == []
-    assert sql.responses.forget(9) == 1
+    assert sql.responses.forget(9, KEEP_S) == 1

@@ -184,10 +184,25 @@ def test_a_turn_keeps_what_it_continues_and_the_rest_is_removed_after_its_time(s
     clock.now = NOW + KEEP_S + 1
     assert sql.responses.chain("acme", "resp_2", [], ROOM).ids == ("resp_0", "resp_2")
     assert sql.responses.chain("acme", "resp_1", ["msg_1_in"], ROOM).missing == "resp_1"
-    assert sql.responses.forget(10) == 1
+    assert sql.responses.forget(10, KEEP_S) == 1
     clock.now += KEEP_S
-    assert (sql.responses.forget(1), sql.responses.forget(10), sql.responses.forget(10)) == (1, 1, 0)
+    assert [sql.responses.forget(limit, KEEP_S) for limit in (1, 10, 10)] == [1, 1, 0]
     assert not sql.responses.chain("acme", None, ["msg_0_in", "msg_2_out"], ROOM).references
+
+
+def test_what_nothing_has_continued_for_a_shorter_time_goes_too(sql: SqlStore, clock: Clock) -> None:
+    for number in (0, 1):
+        sql.responses.add(turn(number), ROOM)
+    clock.now = NOW + KEEP_S / 2
+    sql.responses.add(turn(2, 0, at=clock.now), ROOM)
+    clock.now += 10
+    assert sql.responses.forget(10, KEEP_S) == 0
+    assert sql.responses.forget(10, KEEP_S / 4) == 1  # 1: 0 is as new as the turn that continues it
+    assert sql.responses.chain("acme", "resp_2", [], ROOM).ids == ("resp_0", "resp_2")
+    with pytest.raises(KeyError):
+        sql.responses.response("resp_1", "acme")
+    clock.now += KEEP_S / 4
+    assert (sql.responses.forget(1, KEEP_S / 4), sql.responses.forget(9, KEEP_S / 4)) == (1, 1)
 
 
 def test_a_tenant_s_oldest_records_make_room_and_no_other_tenant_s(sql: SqlStore) -> None:

@@ -7,11 +7,12 @@ Never: asks whether a key may use a name, and never sends a request.
 """
 
 from serve_app.core.names.comparison import Estimate, compared
-from serve_app.core.names.hops import HopReason, ModelHops
+from serve_app.core.names.hops import TOO_LARGE_CODES, HopReason, ModelHops
 from serve_app.core.names.routes import DEFAULT_WEIGHT, ModelRoute, ModelRoutes, Shadow, WeightedModel
 
 __all__ = [
     "DEFAULT_WEIGHT",
+    "TOO_LARGE_CODES",
     "Estimate",
     "HopReason",
     "ModelHops",

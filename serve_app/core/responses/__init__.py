@@ -19,6 +19,7 @@ from serve_app.core.responses.items import (
 from serve_app.core.responses.records import (
     CANCELLED,
     FAILED,
+    MISSED_DEADLINE,
     BackgroundJob,
     Chain,
     EventPage,
@@ -37,6 +38,7 @@ __all__ = [
     "CANCELLED",
     "FAILED",
     "ITEM_ID",
+    "MISSED_DEADLINE",
     "RESPONSE_ID",
     "Asked",
     "BackgroundJob",

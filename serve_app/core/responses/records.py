@@ -17,6 +17,7 @@ ENTRY_BYTES = 512  # of a record besides its texts: ids, times, indexes
 CANCELLED = "cancelled"
 FAILED = "failed"
 QUEUED = "queued"
+MISSED_DEADLINE = {"code": "deadline", "message": "The response cannot start before its deadline."}  # its error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class BackgroundJob:
         request: the body that makes it.
         session_id: the header of its client.
         attempts: that have failed.
+        deadline_at: it starts before that, in seconds since 1970 UTC, or fails.
     """
 
     response_id: str
@@ -74,6 +76,7 @@ class BackgroundJob:
     request: Mapping[str, Any]
     session_id: str | None = None
     attempts: int = 0
+    deadline_at: float | None = None
 
 
 class EventPiece(NamedTuple):

@@ -1,7 +1,8 @@
 """The answer of a response on its way to the client: the store's fields are set in it, and its end waits until it is
 stored.
 
-Invariant: what is stored is what the client is sent. Events without a response object pass byte for byte.
+Invariant: what is stored is what the client is sent; an answer that could not be stored says so at its end. Events
+without a response object pass byte for byte.
 """
 
 from __future__ import annotations
@@ -69,6 +70,13 @@ class SentStream:
             else:
                 self.held += sent
         return passed
+
+    def change_end(self, fields: Mapping[str, Any]) -> None:
+        """Set these fields in the response at its end, which the client does not have yet."""
+        event, between, rest = self.held.partition(_BETWEEN)
+        self._fields = {**self._fields, **fields}
+        event, self.final = self._with_fields(event)
+        self.held = event + between + rest
 
     def left(self, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The response as far as it was sent, which ends with this status; None: nothing of it was."""

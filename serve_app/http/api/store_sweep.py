@@ -40,7 +40,8 @@ class StoreSweep:
         count = 0
         while (removed := await self._store().forget_audit(before, SWEEP_ENTRIES)) > 0:
             count += removed
-        while (removed := await self._store().responses.forget(SWEEP_RESPONSES)) > 0:
+        keep_s = self._settings().responses.keep_s  # it may be lower than it was when they were stored
+        while (removed := await self._store().responses.forget(SWEEP_RESPONSES, keep_s)) > 0:
             count += removed
         return count
 

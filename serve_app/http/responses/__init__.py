@@ -6,7 +6,7 @@ Never: runs a request; what a record has is decided in `core.responses`.
 """
 
 from serve_app.http.responses.following import follow
-from serve_app.http.responses.memory import ResponseMemory
+from serve_app.http.responses.memory import BackgroundKey, ResponseMemory
 from serve_app.http.responses.turn import Turn, own_paths
 
-__all__ = ["ResponseMemory", "Turn", "follow", "own_paths"]
+__all__ = ["BackgroundKey", "ResponseMemory", "Turn", "follow", "own_paths"]

@@ -1,8 +1,9 @@
 """Reads the turns that a request continues from the store, and stores the turn that it makes.
 
-Invariant: a request that asks for nothing of the store is not changed, and needs no store. An answer that is to be kept
-is kept before its last bytes are sent: a client that has them can continue. A client that leaves a stream before that
-leaves a response with the status `cancelled`, and what it was sent.
+Invariant: a request that asks for nothing of the store is not changed, and needs no store; of any other the store has
+answered before it runs. An answer is kept before its last bytes are sent: a client that has them can continue, unless
+they say `store: false`. A client that leaves a stream before that leaves a response with the status `cancelled`, and
+what it was sent.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from serve_app.core.responses import (
     CANCELLED,
     FAILED,
+    Asked,
     BackgroundJob,
     EventPiece,
     StoredResponse,
@@ -47,6 +49,14 @@ logger = logging.getLogger("ray.serve")
 
 KEEP_S = 10.0  # for a store that is away to take a turn: the client waits for its last bytes meanwhile
 RETRY_S = 0.25  # between two attempts
+NOT_KEPT = {"store": False}  # in a response that was to be kept
+
+
+class BackgroundKey(NamedTuple):
+    """The Idempotency-Key of a background response: its digest, and the fingerprint of what it was sent with."""
+
+    digest: bytes
+    fingerprint: bytes
 
 
 class ResponseMemory:
@@ -64,7 +74,7 @@ class ResponseMemory:
         self._thread = thread
         self._now = now
         self._runs = BackgroundRuns(lambda: get_store().background, now)
-        self._tasks: set[asyncio.Task[None]] = set()  # else they may be collected
+        self._tasks: set[asyncio.Task[bool]] = set()  # else they may be collected
 
     def configure(self, settings: Settings) -> None:
         """Apply changed settings to requests that arrive from now on; called once before the first."""
@@ -73,30 +83,26 @@ class ResponseMemory:
         self._has_workers = bool(settings.batch.workers)
         self._runs.settings = settings.responses
 
-    async def open(
-        self,
-        operation: Operation,
-        sent: Mapping[str, Any],
-        identity: Identity,
-        sent_bytes: int,
-        response_id: str = "",
-    ) -> Turn | None:
-        """The turn that a body of `sent_bytes` begins; None: it asks for nothing of the store. `response_id`: it is the
-        background run of this response.
-
-        Raises:
-            BadRequest: a field of a wrong type; nothing is made in the background here; the response before has not
-            ended; or the conversation has more values than a body may have. BodyTooLarge: the same of bytes. NotFound:
-            it continues a response, or refers to an item, that is not the tenant's or not there. Forbidden: a token
-            asks for a background response. StoreAway.
-        """
+    def asked(self, operation: Operation, sent: Mapping[str, Any]) -> Asked | None:
+        """What a body asks of the store; None: nothing. Raises as `asked_of`."""
         if operation not in (Operation.RESPONSES, Operation.INPUT_TOKENS):
             return None
         asked = asked_of(sent, by_default=self._settings.store_by_default)
         if operation is Operation.INPUT_TOKENS:
             asked = replace(asked, store=False, background=False)
-        if not asked.needs_store:
-            return None
+        return asked if asked.needs_store else None
+
+    async def open(
+        self, asked: Asked, sent: Mapping[str, Any], identity: Identity, sent_bytes: int, response_id: str = ""
+    ) -> Turn:
+        """The turn that a body of `sent_bytes` begins. `response_id`: it is the background run of this response.
+
+        Raises:
+            BadRequest: nothing is made in the background here; the response before has not
+            ended; or the conversation has more values than a body may have. BodyTooLarge: the same of bytes. NotFound:
+            it continues a response, or refers to an item, that is not the tenant's or not there. Forbidden: a token
+            asks for a background response. StoreAway.
+        """
         if asked.background:
             self._check_background(identity)
         if asked.store and sent_bytes > self._settings.max_bytes_per_tenant:
@@ -126,8 +132,8 @@ class ResponseMemory:
 
     @contextlib.asynccontextmanager
     async def kept(self, turn: Turn | None, exchange: HttpExchange) -> AsyncIterator[None]:
-        """Send the answer of the block as the turn's, and keep it if that was asked for. Raises StoreAway: it could not
-        be kept within `KEEP_S`; its end is not sent."""
+        """Send the answer of the block as the turn's, and keep it if that was asked for. An answer that cannot be kept
+        within `KEEP_S` has `store: false` at its end."""
         if turn is None or exchange.operation is Operation.INPUT_TOKENS:  # a count is no response
             yield
             return
@@ -147,34 +153,53 @@ class ResponseMemory:
             raise
         response = answer.response()
         if response is not None and turn.asked.store:
-            try:
-                await asyncio.shield(self._task(self._keep(turn, response)))
-            except Exception:
-                exchange.status = exchange.status if answer.has_begun else 0  # the error is the answer
-                raise
+            is_kept = await asyncio.shield(self._task(self._keep(turn, response)))
+            if not is_kept:  # it was made, and paid for
+                answer.change_end(NOT_KEPT)
         await answer.finish()
 
-    async def answer_later(
+    async def create(
         self,
         turn: Turn,
         model: str,
         identity: Identity,
         session_id: str | None,
-        digest: bytes | None,
-        exchange: HttpExchange,
-    ) -> None:
-        """Store a background response, which a worker runs, and answer with it, or with its stream.
+        deadline_s: float | None,
+        key: BackgroundKey | None,
+    ) -> StoredResponse:
+        """Store a background response, which a worker runs; the response as it is stored now.
 
         Args:
             model: as the client named it.
-            digest: of its Idempotency-Key and body; a repeat gets the same response.
+            deadline_s: from now; it starts before that, or fails.
+            key: a repeat under it gets the same response.
 
         Raises:
-            StoreAway. BodyTooLarge: the tenant's bytes have no room for it. NotFound: it was deleted while its stream
-            was read.
+            StoreAway. BodyTooLarge: the tenant's bytes have no room for it. ValueError: the key was used with another
+            body.
         """
-        name = new_id("resp") if digest is None else f"resp_{digest.hex()}"
-        made = await self._create(name, turn, model, identity, session_id)
+        name = new_id("resp") if key is None else f"resp_{key.digest.hex()}"
+        request = {field: value for field, value in turn.sent.items() if field != "background"}
+        now = self._now()
+        job = BackgroundJob(
+            name,
+            turn.tenant,
+            identity.key_id,
+            {**request, "store": True, "stream": True},
+            session_id,
+            deadline_at=None if deadline_s is None else now + deadline_s,
+        )
+        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, now)
+        record = await self._thread.run(turn.size, lambda: self._record(turn, queued))
+        events = "".join(response_event(kind, number, queued) for number, kind in enumerate(("created", "queued")))
+        bound = self._settings.max_bytes_per_tenant
+        beginning = EventPiece(0, 1, events)
+        fingerprint = None if key is None else key.fingerprint
+        return await self._get_store().background.create(record, job, beginning, bound, fingerprint)
+
+    async def answer(self, turn: Turn, made: StoredResponse, exchange: HttpExchange) -> None:
+        """Answer with a background response, or with its stream. Raises StoreAway; NotFound: it was deleted while its
+        stream was read."""
         if not turn.body.get("stream"):
             await exchange.send_answer(200, JSON, msgspec.json.encode(made.shown()))
             return
@@ -182,18 +207,6 @@ class ResponseMemory:
             await follow(self._get_store().background, made.response_id, turn.tenant, -1, exchange)
         except KeyError:
             raise NotFound(f"{made.response_id} was deleted", code="response_not_found") from None
-
-    async def _create(
-        self, name: str, turn: Turn, model: str, identity: Identity, session_id: str | None
-    ) -> StoredResponse:
-        """The response as it is stored now. Raises StoreAway."""
-        request = {field: value for field, value in turn.sent.items() if field != "background"}
-        job = BackgroundJob(name, turn.tenant, identity.key_id, {**request, "store": True, "stream": True}, session_id)
-        queued = queued_response(name, model, turn.body, {**turn.fields, "background": True}, self._now())
-        record = await self._thread.run(turn.size, lambda: self._record(turn, queued))
-        events = "".join(response_event(kind, number, queued) for number, kind in enumerate(("created", "queued")))
-        bound = self._settings.max_bytes_per_tenant
-        return await self._get_store().background.create(record, job, EventPiece(0, 1, events), bound)
 
     def _check_background(self, identity: Identity) -> None:
         """Raises as `open`."""
@@ -213,7 +226,7 @@ class ResponseMemory:
         if response is not None and turn.asked.store:
             self._task(self._keep(turn, response))
 
-    def _task(self, keeping: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _task(self, keeping: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         task = in_fresh_context(keeping, "response")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -225,10 +238,14 @@ class ResponseMemory:
         keep_s = self._settings.keep_s
         return record_of(response, inputs, tenant=turn.tenant, now=self._now(), keep_s=keep_s, new_id=new_id)
 
-    async def _keep(self, turn: Turn, response: Mapping[str, Any]) -> None:
-        """Store a turn. Raises StoreAway."""
+    async def _keep(self, turn: Turn, response: Mapping[str, Any]) -> bool:
+        """Store a turn. False: it could not be stored."""
         record = await self._thread.run(turn.size, lambda: self._record(turn, response))
         bound = self._settings.max_bytes_per_tenant
+        name = record.response_id
+        if record.size > bound:
+            logger.warning("Response %s has more bytes than responses.max_bytes_per_tenant and is not kept", name)
+            return False
         loop = asyncio.get_running_loop()
         deadline = loop.time() + KEEP_S
         while True:
@@ -237,12 +254,12 @@ class ResponseMemory:
                 break
             except StoreAway as error:
                 if loop.time() > deadline:
-                    logger.warning("Response %s was not kept, and cannot be continued: %s", record.response_id, error)
-                    raise
+                    logger.warning("Response %s is not kept, and cannot be continued: %s", name, error)
+                    return False
+            except Exception:
+                logger.exception("Response %s is not kept, and cannot be continued. Report this traceback", name)
+                return False
             await asyncio.sleep(RETRY_S)
-        if record.size > bound:
-            logger.warning(
-                "Response %s has more bytes than responses.max_bytes_per_tenant and was not kept", record.response_id
-            )
-        elif removed:
-            logger.info("Response %s takes the place of %d older ones of its tenant", record.response_id, removed)
+        if removed:
+            logger.info("Response %s takes the place of %d older ones of its tenant", name, removed)
+        return True

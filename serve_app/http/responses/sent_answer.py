@@ -41,11 +41,6 @@ class SentAnswer:
         self._send = send
         return self._take
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the client has a status."""
-        return self._start is None
-
     def response(self) -> dict[str, Any] | None:
         """The response that the answer has; None: it is an error."""
         if self.stream is not None:
@@ -61,6 +56,13 @@ class SentAnswer:
     def left(self, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The response as far as the client has it, which ends with this status; None: it has nothing of one."""
         return None if self.stream is None else self.stream.left(status, error)
+
+    def change_end(self, fields: Mapping[str, Any]) -> None:
+        """Set these fields in its response, which has ended and is held back."""
+        if self.stream is None:
+            self._body, _ = with_fields(self._body, fields)
+        elif self.stream.final is not None:
+            self.stream.change_end(fields)
 
     async def finish(self) -> None:
         """Send what was held back."""

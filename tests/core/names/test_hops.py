@@ -47,7 +47,8 @@ def refused(why: RefusalReason) -> ServeAppError:
         (RateLimited("tokens per day", code="quota"), None),
         (InsufficientMemory("no KV tokens"), None),
         (Unavailable("the quota actor does not answer", code="quota_away"), None),
-        (refused(RefusalReason.TOO_LARGE), None),
+        (refused(RefusalReason.TOO_LARGE), HopReason.TOO_LARGE),
+        (BadRequest("the prompt is too long", code="context_length_exceeded"), HopReason.TOO_LARGE),
         (refused(RefusalReason.LOST), None),
         (BadRequest("`n` is too large"), None),
         (Forbidden("not this key"), None),
@@ -68,7 +69,26 @@ def test_nothing_hops_without_a_next_model_or_after_the_first_byte_or_the_deadli
 def test_the_models_come_in_order() -> None:
     hops = ModelHops(("old", "new", "last"))
     assert (hops.model, hops.has_next) == ("old", True)
-    assert (hops.advance(), hops.model, hops.has_next) == ("new", "new", True)
-    assert (hops.advance(), hops.has_next) == ("last", False)
+    error = EngineFailed("died")
+    assert (hops.leave(error), hops.model, hops.has_next) == ("new", "new", True)
+    assert (hops.leave(error), hops.has_next) == ("last", False)
     with pytest.raises(IndexError):
-        hops.advance()
+        hops.leave(error)
+
+
+def test_what_is_too_large_for_all_is_the_client_s_error_and_what_one_could_run_later_is_not() -> None:
+    first, second = (BadRequest("the prompt is too long", code="context_length_exceeded") for _ in range(2))
+    busy = refused(RefusalReason.QUEUE_FULL)
+    broken = EngineFailed("died")
+    for left, last, expected in (
+        ((first,), second, first),
+        ((busy,), second, busy),
+        ((first, busy), second, busy),
+        ((busy, broken), second, busy),
+        ((first,), broken, broken),
+        ((), second, second),
+    ):
+        hops = ModelHops(["a", "b", "c"])
+        for error in left:
+            hops.leave(error)
+        assert hops.last_error(last) is expected

@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("tenant", sa.String(64), nullable=False),
         sa.Column("previous_id", sa.String(64)),
         sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("used_at", sa.Double, nullable=False, index=True),
         sa.Column("expires_at", sa.Double, nullable=False, index=True),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
@@ -28,9 +29,11 @@ def upgrade() -> None:
         sa.Column("claim", sa.String(32)),
         sa.Column("leased_until", sa.Double),
         sa.Column("cancel_at", sa.Double),
+        sa.Column("deadline_at", sa.Double),
+        sa.Column("request_fingerprint", sa.LargeBinary(16)),
     )
     runs = sa.text("job IS NOT NULL")
-    claims = ["tenant", "created_at", "response_id", "leased_until", "expires_at", "worker", "claim"]
+    claims = ["tenant", "created_at", "response_id", "leased_until", "expires_at", "worker", "claim", "deadline_at"]
     op.create_index("responses_jobs", "responses", claims, sqlite_where=runs, postgresql_where=runs)
     of_tenant = ["tenant", "expires_at", "created_at", "response_id", "size"]
     op.create_index("responses_tenant", "responses", of_tenant)
