@@ -297,7 +297,8 @@ def _record(now: float, number: int, noise: random.Random) -> Json:
         "ahead": {"high": 2},
         "estimated_prompt": 400, "estimated_output": 240, "source": "tenant", "itl_s": 0.031, "longest_gap_s": 0.21,
         "slo": "met", "trace_id": None, "router": f"r{number % 3 + 1}", "node": "node-1", "key_id": "key_product",
-        "asked_model": None, "hops": [], "prefix_blocks": [], "story": [f"Waited {wait_s:.1f} s; no replica had enough free slots."],
+        "asked_model": None, "hops": [], "prefix_blocks": [],
+        "story": [f"Waited {wait_s:.1f} s; no replica had enough free slots."],
     }  # fmt: skip
 
 
@@ -311,7 +312,8 @@ def waiting(now: float) -> list[Json]:
     return [
         {"request_id": f"wait{number:028d}", "time": iso(now - wait_s), "outcome": None, "tenant": tenant,
          "wait_s": wait_s,
-         "request_class": request_class, "model": "chat-70b", "asked_model": None, "waits_for": reason, "router": "r1", "node": "node-1"}
+         "request_class": request_class, "model": "chat-70b", "asked_model": None, "waits_for": reason,
+         "router": "r1", "node": "node-1"}
         for number, (tenant, request_class, wait_s, reason) in enumerate(rows)
     ]  # fmt: skip
 

@@ -314,3 +314,26 @@ def test_a_shadow_runs_beside_the_request_for_nobody_and_stops_while_something_w
         await log.close()
 
     run(scenario, model(slots=1))
+
+
+def test_no_shadow_begins_while_a_request_waits_at_another_router() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        route = {"fallbacks": [], "shadow": {"model": SPARE, "share": 1}}
+        client = await begun(cluster, route=route)
+        other = await TwoModels(cluster, route).start()
+        runs = other.posting(ask("long", LONG, model=SPARE))
+        await until(lambda: other.spare.queue.granted == 1, SOON_S, "it runs")
+        waits = other.posting(ask("next", 3, model=SPARE))
+        await until(lambda: client.spare.waiting_anywhere == 1, SOON_S, "this router knows of it")
+        assert client.spare.waiting == 0
+        submitted = len(client.beside.submits)
+        assert (await client.post(named(stream=False))).status == 200
+        assert not client.edge.shadows.running
+        runs.cancel()
+        assert (await waits).status == 200
+        await asyncio.wait([runs])
+        await until(lambda: client.spare.waiting_anywhere == 0, SOON_S, "nothing waits")
+        assert (await client.post(named(stream=False))).status == 200
+        await until(lambda: len(client.beside.submits) == submitted + 2, SOON_S, "the shadow runs behind the next one")
+
+    run(scenario, model(slots=1))
