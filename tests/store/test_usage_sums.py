@@ -259,4 +259,7 @@ def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_k
         for day in DAYS:  # each unsettled request ended after the last report, or was in flight
             finished = router.truth[day, "requests"] - known[day, "requests"]
             assert in_flight[day] <= finished + router.in_flight()[day] + router.uncounted[day]
+    by_name = history.store.usage(UsageQuery(by=("asked_model",)))
+    assert {row.asked_model for row in by_name} == {"chat", "m/x"}
+    assert min(getattr(row, name) for row in by_name for name in USAGE_COUNTS) >= 0, "a name has more than its model"
     history.store.close()

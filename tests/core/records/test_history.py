@@ -182,7 +182,7 @@ def test_a_tenant_s_history_has_nothing_of_others(by: Grouping) -> None:
         book.ended(receipt(model, request_class, tenant, 1.0, Outcome.OK), 5.0)
     book.waiting([Group("m", "high", "t"), Group("n", "low", "u"), Group("n", "low", "u")], 5.0)
     rows = rows_of([json.loads(json.dumps(book.take(5.0)))], by=by, tenant="t")
-    name = {"total": "total", "class": "high", "model": "m", "tenant": "t"}[by.value]
+    name = {"total": "total", "class": "high", "model": "m", "tenant": "t", "name": "m"}[by.value]
     assert [(row["name"], row["ok"], row["waiting_max"]) for row in rows] == [(name, 1, 1)]
 
 

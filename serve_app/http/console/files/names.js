@@ -1,7 +1,7 @@
 // The names that clients ask for instead of a model's: what stands behind each, and which of it ran in the last hour.
 
 import { figured, Resource, table } from "./parts.js";
-import { ago, count, percent } from "./format.js";
+import { NOTHING, ago, count, percent } from "./format.js";
 import { get, query } from "./http.js";
 
 const SPAN_S = 3600;
@@ -20,14 +20,16 @@ export function namesOf(page) {
   }, EVERY_S);
 }
 
-/** A row for each model behind a name, and for each other one that has run in this time. */
+/** A row for each model behind a name, and for each other one that has run in this time. Of a shadow no run is counted. */
 function rowsOf(card, history) {
   const parts = partsOf(card.route);
   const byModel = new Map(history.map((row) => [row.name, row]));
   const all = history.reduce((sum, row) => sum + row.arrivals, 0) || 1;
   return [...new Set([...parts.keys(), ...byModel.keys()])].map((model) => {
+    const part = (parts.get(model) ?? ["not now"]).join(", ");
+    if (model === card.route.shadow?.model && parts.get(model).length === 1 && !byModel.has(model)) return { name: card.id, model, part };
     const { arrivals = 0, failed = 0, left = 0 } = byModel.get(model) ?? {};
-    return { name: card.id, model, part: (parts.get(model) ?? ["not now"]).join(", "), ran: arrivals, share: arrivals / all, failed, left };
+    return { name: card.id, model, part, ran: arrivals, share: arrivals / all, failed, left };
   });
 }
 
@@ -46,7 +48,7 @@ export const namesTable = (answer) => table("Names, and the models behind them, 
   { label: "Name", name: true, cell: (row) => row.name, lead: true },
   { label: "Model", name: true, cell: (row) => row.model },
   { label: "Set to", cell: (row) => row.part },
-  { label: "Ran", cell: (row) => figured(row.share, percent(row.share)), end: true },
+  { label: "Ran", cell: (row) => (row.share === undefined ? NOTHING : figured(row.share, percent(row.share))), end: true },
   { label: "Requests", cell: (row) => count(row.ran), end: true },
   { label: "Failed", cell: (row) => count(row.failed), end: true },
   { label: "Left for a fallback", cell: (row) => count(row.left), end: true },
