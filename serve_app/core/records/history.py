@@ -111,6 +111,8 @@ class HistorySum:
             counts = dict(zip(COUNTS, row.counts, strict=True))
             if is_by_name:
                 counts["arrivals"] = sum(counts[outcome] for outcome in OUTCOMES)
+                if not any(counts.values()) and (first, name) not in peaks:
+                    continue  # only arrivals of requests to another name were counted here
             yield {
                 "time": first * MINUTE_S,
                 "name": name,

@@ -172,6 +172,10 @@ def test_requests_to_a_name_count_by_it_and_by_the_models_that_ran_or_were_left(
     assert counts(by=Grouping.NAME) == {"m": (1, 1, 0), "chat": (2, 2, 2), "n": (1, 1, 0)}
     assert counts(by=Grouping.MODEL, asked_model="chat") == {"m": (1, 1, 1), "n": (0, 0, 1), "o": (1, 1, 0)}
     assert counts(asked_model="m") == {"total": (1, 1, 0)}
+    assert counts(asked_model="unknown") == {}
+    book.arrived("p", "high", "t", 61.0)
+    line = json.loads(json.dumps(book.take(70.0)))
+    assert counts(by=Grouping.NAME) == {}, "it may have asked for another name"
     assert sorted(len(group) for group in line["groups"]) == [4, 4, 5, 5, 5], "a name stands only where there is one"
 
 

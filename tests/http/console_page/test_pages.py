@@ -146,7 +146,7 @@ def test_the_name_that_was_asked_for_stands_beside_the_model_that_ran(operator: 
     facts = part(operator, "Facts")
     expect(facts).to_contain_text("Asked forchat")
     expect(facts).to_contain_text("chat-70b: queue full")
-    show(operator, "usage?by=name")
+    show(operator, "usage?by=name", "chat-70b-next")
     expect(part(operator, "Use").get_by_role("row").nth(2)).to_have_text(re.compile("chat.*chat-70b-next"))
 
 
