@@ -173,10 +173,10 @@ def test_requests_to_a_name_count_by_it_and_by_the_models_that_ran_or_were_left(
     assert counts(by=Grouping.MODEL, asked_model="chat") == {"m": (1, 1, 1), "n": (0, 0, 1), "o": (1, 1, 0)}
     assert counts(asked_model="m") == {"total": (1, 1, 0)}
     assert counts(asked_model="unknown") == {}
+    assert sorted(len(group) for group in line["groups"]) == [4, 4, 5, 5, 5], "a name stands only where there is one"
     book.arrived("p", "high", "t", 61.0)
     line = json.loads(json.dumps(book.take(70.0)))
     assert counts(by=Grouping.NAME) == {}, "it may have asked for another name"
-    assert sorted(len(group) for group in line["groups"]) == [4, 4, 5, 5, 5], "a name stands only where there is one"
 
 
 @pytest.mark.parametrize("by", Grouping)
