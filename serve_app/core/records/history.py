@@ -111,7 +111,7 @@ class HistorySum:
             counts = dict(zip(COUNTS, row.counts, strict=True))
             if is_by_name:
                 counts["arrivals"] = sum(counts[outcome] for outcome in OUTCOMES)
-                if not any(counts.values()) and (first, name) not in peaks:
+                if not any(counts.values()) and not peaks.get((first, name)):
                     continue  # only arrivals of requests to another name were counted here
             yield {
                 "time": first * MINUTE_S,

@@ -82,8 +82,9 @@ class UsageRow:
 
     @classmethod
     def of(cls, key: UsageKey, counts: Iterable[int]) -> UsageRow:
-        """`counts`: in the order of `USAGE_COUNTS`."""
-        return cls(*key[: len(MODEL_KEY)], *counts, asked_model=key.asked_model)
+        """`counts`: in the order of `USAGE_COUNTS`; those left out are zero."""
+        found = dict(zip(USAGE_COUNTS, counts, strict=False))
+        return cls(key.day, key.key_id, key.tenant, key.model, asked_model=key.asked_model, **found)
 
 
 MODEL_KEY = UsageKey._fields[:-1]  # without the name that was asked for
