@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_app.core.limits import TokenPrices
 from serve_app.core.usage.meter import UsageMeter
-from serve_app.core.usage.records import MODEL_KEY, InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
+from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
 
 _STATE = "state"
 _BEGIN = "begin"
@@ -67,7 +67,7 @@ def _line(*values: Any) -> bytes:
 
 
 def _begun(request_id: str, key: UsageKey, prices: TokenPrices | None) -> list[Any]:
-    return [request_id, *key[: len(MODEL_KEY)], prices, *([key.asked_model] if key.asked_model else [])]
+    return [request_id, *key.of_model, prices, *([key.asked_model] if key.asked_model else [])]
 
 
 def _of_begun(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from serve_app.core.limits import TokenPrices
-from serve_app.core.usage.records import MODEL_KEY, InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
+from serve_app.core.usage.records import InFlightUse, RequestUse, UsageBatch, UsageKey, UsageRow
 
 
 class UsageMeter:
@@ -68,7 +68,7 @@ class UsageMeter:
         return ended + sum(row.requests + row.unsettled for row in sent)
 
     def _counts(self) -> tuple[InFlightUse, ...]:
-        counts = Counter(key[: len(MODEL_KEY)] for key, _ in self.in_flight.values())
+        counts = Counter(key.of_model for key, _ in self.in_flight.values())
         return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))
 
     def next_batch(self, *, heartbeat: bool = False) -> UsageBatch | None:

@@ -26,6 +26,11 @@ class UsageKey(NamedTuple):
     model: str
     asked_model: str = ""
 
+    @property
+    def of_model(self) -> tuple[str, str, str, str]:
+        """The fields of `MODEL_KEY`."""
+        return self.day, self.key_id, self.tenant, self.model
+
 
 class UsedModel(NamedTuple):
     """The names of one request in reports of use: as in `UsageKey`."""
@@ -84,7 +89,7 @@ class UsageRow:
     def of(cls, key: UsageKey, counts: Iterable[int]) -> UsageRow:
         """`counts`: in the order of `USAGE_COUNTS`; those left out are zero."""
         found = dict(zip(USAGE_COUNTS, counts, strict=False))
-        return cls(key.day, key.key_id, key.tenant, key.model, asked_model=key.asked_model, **found)
+        return cls(*key.of_model, asked_model=key.asked_model, **found)
 
 
 MODEL_KEY = UsageKey._fields[:-1]  # without the name that was asked for

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from serve_app.core.limits import TokenPrices
-from serve_app.core.usage import MODEL_KEY, InFlightUse, RequestUse, UsageKey, UsageMeter, UsageRow
+from serve_app.core.usage import InFlightUse, RequestUse, UsageKey, UsageMeter, UsageRow
 
 KEY = UsageKey("2026-11-25", "key_1", "acme", "m")
 LATER = KEY._replace(day="2026-11-26")
@@ -9,7 +9,7 @@ USE = RequestUse(prompt_tokens=100, cached_tokens=60, output_tokens=20, kv_token
 
 
 def in_flight(key: UsageKey, count: int) -> InFlightUse:
-    return InFlightUse(*key[: len(MODEL_KEY)], count)
+    return InFlightUse(*key.of_model, count)
 
 
 def test_a_batch_has_the_sums_and_what_is_in_flight_at_the_same_moment() -> None:
