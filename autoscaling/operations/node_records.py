@@ -30,6 +30,7 @@ class _Head(msgspec.Struct):
     request_class: str
     outcome: str
     client_id: str | None = None
+    asked_model: str | None = None
 
     def head(self) -> RecordHead:
         return RecordHead(*(getattr(self, name) for name in RecordHead._fields))

@@ -23,6 +23,7 @@ def model() -> Board:
             Section("Replicas", (*_replicas(), *_engines())),
             Section("vLLM's own metrics", vllm_panels(MODEL)),
             Section("Continuity", _continuity()),
+            Section("Names", _names()),
         ),
         (Variable("model", Figure.WAITING, is_single=True),),
     )
@@ -225,4 +226,37 @@ def _continuity() -> tuple[Panel, ...]:
             width=THIRD,
         ),
         questions.what_failed(),
+    )
+
+
+def _names() -> tuple[Panel, ...]:
+    here = growth(Metric.NAMED_REQUESTS, questions.HOUR, model=MODEL).summed("name")
+    everywhere = growth(Metric.NAMED_REQUESTS, questions.HOUR).summed("name")
+    ended = rate(Metric.NAMED_REQUESTS, RATE, model=MODEL).summed("name", "outcome")
+    left = growth(Metric.NAMED_HOPS, RATE, model=MODEL).summed("name", "reason")
+    return (
+        Panel(
+            "Part of each name that ran here",
+            "Of the requests of the last hour to a name of `routes`, those that ended on this model. Compare with its "
+            "weight.",
+            Unit.RATIO,
+            (Query(here.over(everywhere).or_zero("name", "no name"), "{{name}}"),),
+            width=THIRD,
+        ),
+        Panel(
+            "Requests to names by outcome",
+            "How those ended that asked for a name and not for this model.",
+            Unit.REQUESTS_PER_SECOND,
+            (Query(ended.or_zero("outcome", "none"), "{{name}} {{outcome}}"),),
+            Kind.STACK,
+            THIRD,
+        ),
+        Panel(
+            "Left for a fallback",
+            "Requests to a name that left this model for the next one, since the point before, by reason.",
+            Unit.COUNT,
+            (Query(left.or_zero("reason", "none"), "{{name}} {{reason}}"),),
+            Kind.STACK,
+            THIRD,
+        ),
     )

@@ -37,7 +37,7 @@ def compare(
         raise BadRequest(f"{name} is a model; give a name of `routes`", param="NAME")
     begin = iso(since_of(since or "1h", datetime.now(UTC)))
     parts = _parts(route)
-    records = [record for model in parts for record in _records(endpoint, model, begin)]
+    records = [record for model in parts for record in _records(endpoint, name, model, begin)]
     rows = [figures._asdict() | {"part": parts[figures.model]} for figures in compared(name, parts, records)]
     print_found({"name": name, "since": begin, "models": rows}, as_json, show)
 
@@ -53,9 +53,9 @@ def _parts(route: Mapping[str, Any]) -> dict[str, str]:
     return parts
 
 
-def _records(endpoint: Endpoint, model: str, since: str) -> Iterator[Mapping[str, Any]]:
-    """The records of a model, the newest first."""
-    query: dict[str, Any] = {"model": model, "since": since, "limit": PAGE}
+def _records(endpoint: Endpoint, name: str, model: str, since: str) -> Iterator[Mapping[str, Any]]:
+    """The records of a model behind the name, the newest first."""
+    query: dict[str, Any] = {"name": name, "model": model, "since": since, "limit": PAGE}
     for _ in range(MAX_PAGES):
         found = fetch_soon(endpoint, "GET", REQUESTS, params=query)
         yield from found["data"]

@@ -38,11 +38,25 @@ BAR = 12  # columns
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 STYLES = {"ok": "green", "engine_failed": "red", "internal_error": "red", "refused": "yellow"}
 LEVEL_STYLES = {"warning": "yellow", "error": "red"}
-REQUEST_COLUMNS = ("time", "class", "tenant", "model", "outcome", "why", "wait", "first", "total", "tokens", "request")
+REQUEST_COLUMNS = (
+    "time",
+    "class",
+    "tenant",
+    "name",
+    "model",
+    "outcome",
+    "why",
+    "wait",
+    "first",
+    "total",
+    "tokens",
+    "request",
+)
 HISTORY_COLUMNS = ("time", "name", "arrived", "ok", "refused", "failed", "tokens", "first p95", "total p95", "wait p95")
 SinceOption = Annotated[str | None, typer.Option("--since", help="Such as 10m, 2h, 2027-01-31.")]
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="Its tenant.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Its model.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="The name it asked for.")]
 ClassOption = Annotated[str | None, typer.Option("--class", help="Its class.")]
 
 
@@ -53,6 +67,7 @@ class HistoryGroup(enum.StrEnum):
     CLASS = "class"
     MODEL = "model"
     TENANT = "tenant"
+    NAME = "name"
 
 
 def list_requests(
@@ -61,6 +76,7 @@ def list_requests(
     slow: Annotated[bool, typer.Option("--slow", help="Slowest first.")] = False,
     waiting: Annotated[bool, typer.Option("--waiting", help="Waiting ones.")] = False,
     tenant: TenantOption = None,
+    name: NameOption = None,
     model: ModelOption = None,
     request_class: ClassOption = None,
     outcome: Annotated[str | None, typer.Option("--outcome", help="Such as refused.")] = None,
@@ -75,6 +91,7 @@ def list_requests(
         "slow": int(slow) or None,
         "waiting": int(waiting) or None,
         "tenant": tenant,
+        "name": name,
         "model": model,
         "class": request_class,
         "outcome": outcome,
@@ -95,6 +112,7 @@ def history(
     by: Annotated[HistoryGroup, typer.Option("--by", help="A row for each.")] = HistoryGroup.TOTAL,
     step: Annotated[str | None, typer.Option("--step", help="Of a row, such as 15m; `all`: of the whole time.")] = None,
     tenant: TenantOption = None,
+    name: NameOption = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +120,7 @@ def history(
     now = datetime.now(UTC)
     begin = since_of(since or "1h", now)
     step_s = _asked_step(step, by, now.timestamp() - begin)
-    query = {"since": iso(begin), "step_s": step_s, "by": by.value, "tenant": tenant, "model": model}
+    query = {"since": iso(begin), "step_s": step_s, "by": by.value, "tenant": tenant, "name": name, "model": model}
     print_found(fetch_soon(at.endpoint(), "GET", HISTORY, params=query), as_json, show_history)
 
 
@@ -136,8 +154,13 @@ def show_requests(found: Mapping[str, Any], console: Console) -> None:
     if not found["data"]:
         listing.say("There is no such request.", ())
     rows = [_request_row(record) for record in found["data"]]
+    columns: tuple[str, ...] = REQUEST_COLUMNS
+    if console.is_terminal and not any(record["asked_model"] for record in found["data"]):  # all asked for their model
+        place = columns.index("name")
+        columns = columns[:place] + columns[place + 1 :]
+        rows = [cells[:place] + cells[place + 1 :] for cells in rows]
     styles = [STYLES.get(record["outcome"] or "", "") for record in found["data"]]
-    listing.table("request", REQUEST_COLUMNS, rows, styles=styles)
+    listing.table("request", columns, rows, styles=styles)
     if left_off := found.get("left_off", 0):
         listing.say(f"{left_off} more wait; show them with --lines", ("left_off", str(left_off)))
     _show_missing(found, listing)
@@ -239,6 +262,7 @@ def _request_row(record: Mapping[str, Any]) -> tuple[str, ...]:
         here(record["at"])[:19],
         record["request_class"],
         record["tenant"],
+        record["asked_model"] or record["model"],
         record["model"],
         record["outcome"] or "waits",
         why,

@@ -21,6 +21,7 @@ class UsageGroup(enum.StrEnum):
     DAY = "day"
     TENANT = "tenant"
     KEY = "key"
+    NAME = "name"
     MODEL = "model"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.core.receipts import bare_id
-from serve_app.core.records import full_record
+from serve_app.core.records import Group, full_record
 from serve_app.http.request_record import RequestRecord
 from serve_app.router import ModelRouter, RequestLog
 
@@ -59,7 +59,7 @@ class OpenRequests:
     async def look(self) -> None:
         """Note again and again, for the history, how many wait."""
         while True:
-            groups = [(record.model, record.request_class.label, record.tenant) for record in self._waiting()]
+            groups = [_group(record) for record in self._waiting()]
             if groups:
                 self._log.waiting(groups)
             await asyncio.sleep(LOOK_S)
@@ -91,6 +91,11 @@ class OpenRequests:
     def _tickets(self, record: RequestRecord) -> list[str]:
         model = self._models[record.model]
         return [ticket for name in _queued_as(record) if (ticket := model.queue.ticket_of(name))]
+
+
+def _group(record: RequestRecord) -> Group:
+    asked_model = "" if record.trace.is_shadow else record.trace.asked_model or ""
+    return Group(record.model, record.request_class.label, record.tenant, asked_model)
 
 
 def _waits_since(record: RequestRecord) -> float:

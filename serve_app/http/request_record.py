@@ -16,7 +16,7 @@ from serve_app.core.limits import LimitReason
 from serve_app.core.names import HopReason
 from serve_app.core.queue import RefusalReason
 from serve_app.core.receipts import LIMIT_WAIT, Receipt, RequestTrace, ServiceLevel, judge
-from serve_app.core.usage import BATCH_SUFFIX, RequestUse
+from serve_app.core.usage import BATCH_SUFFIX, RequestUse, UsedModel
 from serve_app.errors import EngineFailed, Overloaded, RequestFailed, ServeAppError
 from serve_app.http.error_responses import Headers
 from serve_app.http.response import HttpExchange
@@ -91,9 +91,11 @@ class RequestRecord:
         return f"{self.tenant}\0batch" if self.is_row else self.tenant
 
     @property
-    def used_model(self) -> str:
-        """The model's name in reports of use, where rows of batches are apart."""
-        return self.model + BATCH_SUFFIX if self.is_row else self.model
+    def used_model(self) -> UsedModel:
+        """Its names in reports of use, where rows of batches are apart."""
+        suffix = BATCH_SUFFIX if self.is_row else ""
+        asked = self.trace.asked_model
+        return UsedModel(self.model + suffix, "" if asked is None else asked + suffix)
 
     @property
     def named_model(self) -> str:

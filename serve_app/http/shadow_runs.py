@@ -1,7 +1,7 @@
 """Runs a share of the requests to a name a second time, on the shadow of the name, and throws the answers away.
 
-Invariant: a shadow's run begins only where nothing waits for its model in this router, and ends when something does; it
-is charged to nobody, and no client waits for it.
+Invariant: a shadow's run begins only while nothing waits for its model at any router, and ends when something does, by
+the quota actor's figures; it is charged to nobody, and no client waits for it longer than these take.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ShadowRuns:
         if route.shadow is None or not asked.operation.generates or asked.identity.is_row:
             return
         model = self._models.get(route.shadow.model)
-        if model is None or not model.ready or model.waiting or len(self.running) >= MAX_AT_ONCE:
+        if model is None or not model.ready or model.waiting_anywhere or len(self.running) >= MAX_AT_ONCE:
             return
         if route.shadows(request_id):
             task = in_fresh_context(self._run_while_idle(asked, model), f"shadow-{request_id}")
@@ -61,7 +61,7 @@ class ShadowRuns:
         try:
             while not run.done():
                 await asyncio.wait([run], timeout=LOOK_S)
-                if model.waiting and not run.done():
+                if model.waiting_anywhere and not run.done():
                     run.cancel()
                     await asyncio.wait([run])
             if not run.cancelled() and (error := run.exception()) is not None:

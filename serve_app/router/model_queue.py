@@ -199,6 +199,11 @@ class ModelQueue:
         return self.core.pending.count(self.model)
 
     @property
+    def waiting_anywhere(self) -> int:
+        """Number of requests that wait at any router, by the quota actor's last figures, or here where that is more."""
+        return sum(count for _, count in self.core.ahead(self.model, min(RequestClass)))
+
+    @property
     def fill_ratio(self) -> float | None:
         """This router's part of the queue's bound that its waiting requests take; None: nothing may wait."""
         most = self._policy.max_queued

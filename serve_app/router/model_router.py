@@ -120,6 +120,11 @@ class ModelRouter:
         return self.queue.waiting + self.cold_start.unqueued_waiting + self._pausing
 
     @property
+    def waiting_anywhere(self) -> int:
+        """The same of all routers, as far as this one knows."""
+        return max(self.waiting, self.queue.waiting_anywhere)
+
+    @property
     def ready(self) -> bool:
         """Whether a replica runs."""
         return bool(self.replica_set.running)

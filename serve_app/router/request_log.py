@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from serve_app.core.receipts import Receipt
-from serve_app.core.records import FAILED, MINUTE_S, MinuteBook, RecordKind, record_fields
+from serve_app.core.records import FAILED, MINUTE_S, Group, MinuteBook, RecordKind, record_fields
 from serve_app.system import DurationSketch, EventKind, RecordBounds, RecordFile, Sweeper, event
 
 logger = logging.getLogger("ray.serve")
@@ -122,8 +122,8 @@ class RequestLog:
         ended = EndedRequest(receipt, now - receipt.total_s, now, own)
         self._hand_over(lambda: self._write_ended(ended))
 
-    def waiting(self, groups: Iterable[tuple[str, str, str]]) -> None:
-        """Note the requests that wait now, each with its model, class and tenant."""
+    def waiting(self, groups: Iterable[Group]) -> None:
+        """Note the requests that wait now; each has its tenant itself."""
         at = self._clock()
         self._hand_over(lambda: self._counting(at).waiting(groups, at))
 

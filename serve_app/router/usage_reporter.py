@@ -22,6 +22,7 @@ from serve_app.core.usage import (
     UsageBatch,
     UsageKey,
     UsageMeter,
+    UsedModel,
     begin_line,
     end_line,
     meter_of,
@@ -71,10 +72,10 @@ class UsageReporter:
         """Begin to report."""
         self._task = in_fresh_context(self._run(), "usage-reports")
 
-    def begin(self, request_id: str, key_id: str, tenant: str, model: str, prices: TokenPrices | None) -> None:
+    def begin(self, request_id: str, key_id: str, tenant: str, used: UsedModel, prices: TokenPrices | None) -> None:
         """A request is handed to an engine; its day and its prices are those of now."""
         day = self._day_of(self._wall_clock() // DAY_S)
-        key = UsageKey(day, key_id, tenant, model)
+        key = UsageKey(day, key_id, tenant, *used)
         self.meter.begin(request_id, key, prices)
         self.journal.write(begin_line(request_id, key, prices))
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from serve_app.core.batches import BatchWork, RowCounts
 from serve_app.core.limits import Limits
 from serve_app.core.messages import message
-from serve_app.core.usage import InFlightUse
+from serve_app.core.usage import USAGE_KEY, InFlightUse
 from serve_app.types import RequestClass
 
 KEY_ID = re.compile("key_[0-9a-f]{16}")
@@ -69,14 +69,15 @@ class KeyRecord:
 @message
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Which use, and by what it is summed: any of day, key_id, tenant, model. Days are inclusive; None: all."""
+    """Which use, and by what it is summed: any of `USAGE_KEY`. Days are inclusive; None: all."""
 
-    by: tuple[str, ...] = ("day", "key_id", "tenant", "model")
+    by: tuple[str, ...] = USAGE_KEY
     from_day: str | None = None
     to_day: str | None = None
     tenant: str | None = None
     key_id: str | None = None
     model: str | None = None
+    asked_model: str | None = None
 
 
 @message

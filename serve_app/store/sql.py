@@ -16,7 +16,6 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Row,
-    Select,
     and_,
     delete,
     func,
@@ -29,7 +28,7 @@ from sqlalchemy.exc import IntegrityError
 
 from serve_app.core.limits import Limits
 from serve_app.core.times import USAGE_SILENT_S
-from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, USAGE_KEY, InFlightUse, UsageBatch, UsageRow
+from serve_app.core.usage import BATCH_SUFFIX, USAGE_COUNTS, InFlightUse, UsageBatch, UsageRow
 from serve_app.errors import KeyConflict
 from serve_app.store.audit import NOBODY_KNOWN, Author, key_changed, key_created
 from serve_app.store.database import Database
@@ -39,6 +38,7 @@ from serve_app.store.sql_background import SqlBackground
 from serve_app.store.sql_batches import SqlBatches
 from serve_app.store.sql_figures import SqlFigures
 from serve_app.store.sql_responses import SqlResponses
+from serve_app.store.sql_usage import add_rows, usage_sums
 from serve_app.store.tables import API_KEYS, KEYS_VERSION, USAGE, USAGE_SOURCES, VERSIONS
 from serve_app.types import RequestClass
 
@@ -149,7 +149,7 @@ class SqlStore:
             if seq >= batch.seq:
                 return
             again = _unsettled(in_flight_of(in_flight), -1) if ended else []
-            self._add(connection, [*again, *batch.rows])
+            add_rows(connection, self._insert, [*again, *batch.rows])
             state = {
                 "seq": batch.seq,
                 "in_flight": in_flight_json(batch.in_flight),
@@ -171,20 +171,17 @@ class SqlStore:
             found = select(table.source, table.in_flight).where(silent).order_by(table.source).with_for_update()
             ended = {source: in_flight_of(text) for source, text in connection.execute(found)}
             entries = [entry for in_flight in ended.values() for entry in in_flight]
-            self._add(connection, _unsettled(entries, 1))
+            add_rows(connection, self._insert, _unsettled(entries, 1))
             connection.execute(update(USAGE_SOURCES).where(table.source.in_(ended)).values(ended=True))
             idle = or_(table.in_flight == "[]", table.ended)
             connection.execute(delete(USAGE_SOURCES).where(idle, table.seen_at < self._now() - SOURCE_KEPT_S))
 
     def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Sums of use, ordered by what they are grouped by. Raises ValueError: `by` has an unknown word."""
-        if unknown := set(query.by) - set(USAGE_KEY):
-            raise ValueError(f"usage is not kept by {sorted(unknown)[0]!r}")
-        groups = [USAGE.c[name] for name in query.by]
+        sums = usage_sums(query)
         self._end_silent()
-        sums = _filtered(select(*groups, *(func.sum(USAGE.c[name]).label(name) for name in USAGE_COUNTS)), query)
         with self._reading() as connection:
-            rows = connection.execute(sums.group_by(*groups).order_by(*groups)).mappings()
+            rows = connection.execute(sums).mappings()
             return [_usage_row(dict(row)) for row in rows if row["requests"] or row["unsettled"]]
 
     def used(self, scope: str, start_day: str) -> Used:
@@ -197,14 +194,6 @@ class SqlStore:
         with self._reading() as connection:
             chosen = select(requests, tokens, cost).where(USAGE.c.day >= start_day, _of_scope(scope))
             return Used(*(int(value or 0) for value in connection.execute(chosen).one()))
-
-    def _add(self, connection: Connection, rows: Iterable[UsageRow]) -> None:
-        # in the same order everywhere: two transactions of PostgreSQL that lock rows crosswise would end one of them
-        values = sorted((asdict(row) for row in rows), key=lambda row: tuple(row[name] for name in USAGE_KEY))
-        if values:
-            adding = self._insert(USAGE)
-            sums = {name: USAGE.c[name] + adding.excluded[name] for name in USAGE_COUNTS}
-            connection.execute(adding.on_conflict_do_update(index_elements=USAGE_KEY, set_=sums), values)
 
 
 def _unsettled(in_flight: Iterable[InFlightUse], sign: int) -> list[UsageRow]:
@@ -253,17 +242,6 @@ def _record(row: Row[Any]) -> KeyRecord:
 def _usage_row(values: dict[str, Any]) -> UsageRow:
     counts = {name: int(values[name]) for name in USAGE_COUNTS}  # PostgreSQL's sums are Decimal
     return UsageRow(**(values | counts))
-
-
-def _filtered(chosen: Select[Any], query: UsageQuery) -> Select[Any]:
-    if query.model is not None:
-        chosen = chosen.where(USAGE.c.model.in_((query.model, query.model + BATCH_SUFFIX)))
-    for name, wanted in (("tenant", query.tenant), ("key_id", query.key_id)):
-        if wanted is not None:
-            chosen = chosen.where(USAGE.c[name] == wanted)
-    if query.from_day is not None:
-        chosen = chosen.where(USAGE.c.day >= query.from_day)
-    return chosen if query.to_day is None else chosen.where(USAGE.c.day <= query.to_day)
 
 
 def _of_scope(scope: str) -> Any:

@@ -85,6 +85,26 @@ USAGE = Table(
     Column("unsettled", BigInteger, nullable=False),
 )
 
+# The part of `usage` whose requests asked for a name that is no model's own. A table of its own: the release
+# before adds to `usage` by its primary key.
+NAMED_USAGE = Table(
+    "named_usage",
+    METADATA,
+    Column("day", String(10), primary_key=True),
+    Column("key_id", String(64), primary_key=True, index=True),
+    Column("tenant", String(64), primary_key=True, index=True),
+    Column("model", String(512), primary_key=True),
+    Column("asked_model", String(512), primary_key=True, index=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("kv_token_ms", BigInteger, nullable=False),
+    Column("wait_ms", BigInteger, nullable=False),
+    Column("cost_micro", BigInteger, nullable=False),
+    Column("unsettled", BigInteger, nullable=False),
+)
+
 USAGE_SOURCES = Table(
     "usage_sources",
     METADATA,

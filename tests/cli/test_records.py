@@ -84,16 +84,26 @@ def page(*data: dict[str, Any], cursor: str | None = None, missing: tuple[str, .
 
 def test_piped_each_request_is_a_line_and_what_is_missing_another(run: Run, serve: Serve) -> None:  # noqa: F811
     asked: list[tuple[str, dict[str, list[str]]]] = []
-    found = page(record("r1"), record("r2", Outcome.REFUSED, refused="timeout"), missing=("node n2",))
+    found = page(
+        record("r1"), record("r2", Outcome.REFUSED, refused="timeout", asked_model="helper"), missing=("node n2",)
+    )
     url = serve(answering({"/admin/requests": [found]}, asked))
-    done = run("requests", "--url", url, "--key", KEY, "--failed", "--tenant", "acme", "--lines", "5")
+    done = run("requests", "--url", url, "--key", KEY, "--failed", "--name", "helper", "--lines", "5")
     assert done.exit_code == 0, done.output
     first, second, missing = (line.split("\t") for line in done.stdout.splitlines())
     assert first[0] == "request"
-    assert first[2:] == ["high", "acme", "chat", "ok", "slots", "250ms", "500ms", "2.5s", "3+4", "r1"]
-    assert second[5:7] == ["refused", "timeout"]
+    assert first[2:] == ["high", "acme", "chat", "chat", "ok", "slots", "250ms", "500ms", "2.5s", "3+4", "r1"]
+    assert second[4:8] == ["helper", "chat", "refused", "timeout"]
     assert missing == ["missing", "node n2"]
-    assert asked == [("/admin/requests", {"failed": ["1"], "tenant": ["acme"], "limit": ["5"]})]
+    assert asked == [("/admin/requests", {"failed": ["1"], "name": ["helper"], "limit": ["5"]})]
+
+
+def test_on_a_terminal_the_name_stands_only_where_one_differs_from_its_model() -> None:
+    for asked_model in (None, "helper"):
+        console = Console(file=io.StringIO(), force_terminal=True, width=140, color_system=None)
+        records.show_requests(page(record("r1"), record("r2", asked_model=asked_model)), console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("name" in text, "helper" in text) == (asked_model is not None, asked_model is not None)
 
 
 def test_an_export_has_every_page_and_is_there_whole_or_not_at_all(
@@ -135,8 +145,9 @@ def test_a_history_asks_for_as_many_rows_as_fit(run: Run, serve: Serve) -> None:
     for since, step in (("1d", "1800"), ("6h", "900"), ("10m", "60")):
         assert run("history", "--url", url, "--key", KEY, "--since", since).exit_code == 0
         assert int(asked[-1][1]["step_s"][0]) >= int(step) // 2
-    assert run("history", "--url", url, "--key", KEY, "--step", "15m", "--json").exit_code == 0
-    assert asked[-1][1]["step_s"] == ["900"]
+    by_name = run("history", "--url", url, "--key", KEY, "--step", "15m", "--name", "helper", "--by", "name", "--json")
+    assert by_name.exit_code == 0
+    assert [asked[-1][1][word] for word in ("step_s", "name", "by")] == [["900"], ["helper"], ["name"]]
 
 
 def test_on_a_terminal_a_history_has_bars() -> None:

@@ -46,8 +46,6 @@ NOT_SHOWN = {
     Metric.ESTIMATE_RATIO: "the ratio by tenant says more",
     Metric.GRANTED_TOKENS: "used tokens over estimated ones are shown",
     Metric.UNAUTHORIZED: "the outcome `unauthorized` is shown; the reason is a matter of single clients",
-    Metric.NAMED_REQUESTS: "with `routes` alone, and `serve-app compare` has them with intervals",
-    Metric.NAMED_HOPS: "the same",
     ClusterFigure.ROUTERS_WANTED: "the alert of a lost router compares with it",
     Figure.JWKS_AGE: "with `auth.jwt` alone, and the events tell when the issuer is away",
     Figure.UNREAD_BYTES: "`slow_client` is among the refusals and failures",

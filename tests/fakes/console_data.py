@@ -18,6 +18,12 @@ CLASSES = ("critical", "high", "normal", "low")
 RATES = {"critical": 4, "high": 60, "normal": 140, "low": 45}  # requests a minute
 FIRST_TOKEN_S = {"critical": 0.12, "high": 0.19, "normal": 0.65, "low": 4.2}
 MODELS = ("chat-70b", "code-32b", "embed")
+NAME = "chat"  # of a canary
+ROUTE = {
+    "targets": [{"model": "chat-70b", "weight": 90}, {"model": "chat-70b-next", "weight": 10}],
+    "fallbacks": ["chat-70b"],
+    "shadow": {"model": "code-32b", "share": 0.05},
+}
 OF_RECORDS = ("time", "router", "node", "key_id", "prefix_blocks")  # which a receipt has not
 EVIL = "<img src=x onerror=\"document.title='owned'\">"  # a tenant may be called so
 
@@ -175,7 +181,17 @@ def history(now: float, since: float, step_s: int, by: str, tenant: str | None =
 
 
 def _names(by: str, tenant: str | None) -> tuple[str, ...]:
-    return {"class": CLASSES, "model": MODELS, "tenant": TENANTS if tenant is None else (tenant,)}.get(by, ("total",))
+    tenants = TENANTS if tenant is None else (tenant,)
+    return {"class": CLASSES, "model": MODELS, "tenant": tenants, "name": (NAME, *MODELS)}.get(by, ("total",))
+
+
+def history_of_name(now: float) -> list[Json]:
+    """The rows of `GET /admin/history?name=chat&by=model&step_s=all`."""
+    counts = (("chat-70b", 904, 2, 3), ("chat-70b-next", 96, 1, 8))
+    return [
+        {"time": iso(now), "name": name, "arrivals": ended, "ok": ended - failed, "failed": failed, "left": left}
+        for name, ended, failed, left in counts
+    ]
 
 
 def _step(time_s: int, step_s: int, by: str, name: str, now: float) -> Json:
@@ -191,7 +207,7 @@ def _step(time_s: int, step_s: int, by: str, name: str, now: float) -> Json:
     waited = arrivals * first_s * 0.4
     return {
         "time": iso(time_s), "name": name, "arrivals": arrivals, "ok": arrivals - refused, "refused": refused,
-        "failed": 1 if noise.random() < 0.004 else 0, "cancelled": 0, "bad_request": 0,
+        "failed": 1 if noise.random() < 0.004 else 0, "cancelled": 0, "bad_request": 0, "left": 0,
         "prompt_tokens": arrivals * 700, "output_tokens": arrivals * 210,
         "waiting_max": round(60 * overload * rate / 250),
         "first_token_p50_s": round(first_s * 0.6, 4), "first_token_p95_s": round(first_s * 1.9, 4),
@@ -261,6 +277,7 @@ def records(now: float) -> list[Json]:
         "first_token_s": None,
     }
     found[9] |= {"granted": False, "total_s": 0.02, "wait_s": 0.02, "waited_for": {}}
+    found[3] |= {"model": "chat-70b-next", "asked_model": NAME, "hops": [["chat-70b", "queue_full"]]}
     found[10] |= {"tenant": EVIL, "model": "chat-70b"}
     return sorted(found, key=lambda record: str(record["time"]), reverse=True)
 
@@ -280,7 +297,8 @@ def _record(now: float, number: int, noise: random.Random) -> Json:
         "ahead": {"high": 2},
         "estimated_prompt": 400, "estimated_output": 240, "source": "tenant", "itl_s": 0.031, "longest_gap_s": 0.21,
         "slo": "met", "trace_id": None, "router": f"r{number % 3 + 1}", "node": "node-1", "key_id": "key_product",
-        "prefix_blocks": [], "story": [f"Waited {wait_s:.1f} s; no replica had enough free slots."],
+        "asked_model": None, "hops": [], "prefix_blocks": [],
+        "story": [f"Waited {wait_s:.1f} s; no replica had enough free slots."],
     }  # fmt: skip
 
 
@@ -294,7 +312,8 @@ def waiting(now: float) -> list[Json]:
     return [
         {"request_id": f"wait{number:028d}", "time": iso(now - wait_s), "outcome": None, "tenant": tenant,
          "wait_s": wait_s,
-         "request_class": request_class, "model": "chat-70b", "waits_for": reason, "router": "r1", "node": "node-1"}
+         "request_class": request_class, "model": "chat-70b", "asked_model": None, "waits_for": reason,
+         "router": "r1", "node": "node-1"}
         for number, (tenant, request_class, wait_s, reason) in enumerate(rows)
     ]  # fmt: skip
 
@@ -302,12 +321,13 @@ def waiting(now: float) -> list[Json]:
 def usage(by: str, tenant: str | None = None) -> list[Json]:
     """The sums of `GET /admin/usage`."""
     days = tuple(datetime.fromtimestamp(number * DAY_S, UTC).date().isoformat() for number in (20_782, 20_783, 20_784))
-    names = {"tenant": TENANTS, "model": MODELS, "key": ("key_product", "key_search", "key_night"), "day": days}[by]
+    names = {"tenant": TENANTS, "model": MODELS, "key": ("key_product", "key_search", "key_night"), "day": days,
+             "name,model": (f"{NAME}/chat-70b", f"{NAME}/chat-70b-next", "embed/embed")}[by]  # fmt: skip
     if by == "tenant" and tenant is not None:
         names = (tenant,)
     scale = 1 if tenant is None else 0.2
     return [
-        {by: name, "requests": round(9_000 * scale / (place + 1)),
+        {**dict(zip(by.split(","), name.split("/"), strict=True)), "requests": round(9_000 * scale / (place + 1)),
          "prompt_tokens": round(6_400_000 * scale / (place + 1)),
          "cached_tokens": round(2_100_000 * scale / (place + 1)),
          "output_tokens": round(1_900_000 * scale / (place + 1)),

@@ -142,6 +142,7 @@ class Endpoint:
                 "admin": tenant is None,
                 "classes": classes,
                 "models": models,
+                "names": [data.NAME],
             }
         )
 
@@ -206,6 +207,9 @@ class Endpoint:
         now = time.time()
         match first:
             case "history":
+                if query.get("name"):
+                    rows = [] if self.server.is_idle else data.history_of_name(now)
+                    return {"object": "history", "step_s": None, "by": "model", **complete(rows)}
                 step_s = int(query.get("step_s", "60"))
                 since = data.datetime.fromisoformat(query["since"]).timestamp()
                 rows = [] if self.server.is_idle else data.history(now, since, step_s, query["by"], tenant)
@@ -215,7 +219,7 @@ class Endpoint:
                 return {"object": "list", **complete([] if self.server.is_idle else events)}
             case "usage":
                 rows = [] if self.server.is_idle else data.usage(query["by"], tenant)
-                return {"object": "list", "by": [query["by"]], "data": rows}
+                return {"object": "list", "by": query["by"].split(","), "data": rows}
             case "audit":
                 rows = [] if self.server.is_idle else data.audit(now)
                 return {"object": "list", "data": rows, "has_more": False, "next_cursor": "3"}
@@ -230,6 +234,8 @@ class Endpoint:
         if tenant is not None:
             rows = [row for row in rows if row["tenant"] == tenant]
         fields = {"tenant": "tenant", "model": "model", "class": "request_class", "outcome": "outcome"}
+        if asked := query.get("name"):
+            rows = [row for row in rows if asked == (row["asked_model"] or row["model"])]
         for name, own in fields.items():
             rows = [row for row in rows if query.get(name, row[own]) == row[own]]
         if query.get("failed"):
@@ -285,6 +291,9 @@ class Endpoint:
         if found is not None:
             return found
         path = request.path_params["path"]
+        if path == "models":
+            cards = [{"id": name, "object": "model"} for name in data.MODELS]
+            return JSONResponse({"object": "list", "data": [*cards, {"id": data.NAME, "route": data.ROUTE}]})
         if request.method != "GET":
             self.server.calls.append((request.method, f"/v1/{path}", await body_of(request)))
             self.server.cancelled.add(path.split("/")[1])

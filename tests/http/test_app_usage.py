@@ -235,18 +235,32 @@ def test_a_tenant_s_key_reads_the_use_of_its_own_tenant_only() -> None:
 
 
 def test_an_operator_reads_the_use_of_all_or_of_what_it_names() -> None:
-    assert asked_by(identity_of(admin=True), "")[0] == UsageQuery(by=("day", "tenant", "key_id", "model"))
-    query = "by=key,day&by=model&from=2026-11-01&to=2026-11-30&tenant=a%26b&key=k&model=m/x"
-    asked, answer = asked_by(identity_of(admin=True), query, [UsageRow("d", "k", "", "m/x", 2, 9, 4, 5, 6, 7, 8, 1)])
-    assert asked == UsageQuery(("day", "key_id", "model"), "2026-11-01", "2026-11-30", "a&b", "k", "m/x")
+    assert asked_by(identity_of(admin=True), "")[0] == UsageQuery(
+        by=("day", "tenant", "key_id", "asked_model", "model")
+    )
+    query = "by=key,day&by=model,name&from=2026-11-01&to=2026-11-30&tenant=a%26b&key=k&name=chat&model=m/x"
+    row = UsageRow("d", "k", "", "m/x", 2, 9, 4, 5, 6, 7, 8, 1, "chat")
+    asked, answer = asked_by(identity_of(admin=True), query, [row])
+    by = ("day", "key_id", "asked_model", "model")
+    assert asked == UsageQuery(by, "2026-11-01", "2026-11-30", "a&b", "k", "m/x", "chat")
     counts = dict(zip(USAGE_COUNTS, (2, 9, 4, 5, 6, 7, 8, 1), strict=True))
-    assert answer["data"] == [{"day": "d", "key": "k", "model": "m/x", **counts}]
-    assert (answer["by"], answer["from"], answer["to"]) == (["day", "key", "model"], "2026-11-01", "2026-11-30")
+    assert answer["data"] == [{"day": "d", "key": "k", "name": "chat", "model": "m/x", **counts}]
+    assert (answer["by"], answer["from"], answer["to"]) == (["day", "key", "name", "model"], "2026-11-01", "2026-11-30")
 
 
 @pytest.mark.parametrize(
     "query",
-    ["by=digest", "from=25.11.2026", "to=2026-02-30", "day=2026-02-03", "from=", "tenant=%00", "key=a%00", "model=%00"],
+    [
+        "by=digest",
+        "from=25.11.2026",
+        "to=2026-02-30",
+        "day=2026-02-03",
+        "from=",
+        "tenant=%00",
+        "key=a%00",
+        "model=%00",
+        "name=%00",
+    ],
 )
 def test_what_it_does_not_know_is_refused_by_name(query: str) -> None:
     with pytest.raises(BadRequest) as refused:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from autoscaling.operations.node_records import NodeRecords
 from serve_app.core.body_bounds import TOO_LONG
 from serve_app.core.receipts import explain
+from serve_app.core.records import Grouping, HistoryQuestion, HistorySum, RecordFilter
 from serve_app.errors import EngineFailed, RateLimited, RequestFailed
 from serve_app.router import ModelRouter, RequestLog
 from serve_app.settings import Settings
+from serve_app.system import DurationSketch
 from tests.fakes.asgi_client import CHAT, KEY, Client, Reply, ask, router_app
 from tests.fakes.engines import MODEL, FakeCluster, model, run, turns, until
 from tests.fakes.router import LONG, SOON_S
@@ -69,7 +72,7 @@ async def begun(cluster: FakeCluster, replicas: str = "r1", spares: str = "s1", 
     return await client.start()
 
 
-def named(prompt: str = "hello", tokens: int = 5, **more: Any) -> dict[str, Any]:
+def named(prompt: str | list[str] = "hello", tokens: int = 5, **more: Any) -> dict[str, Any]:
     return ask(prompt, tokens, model=NAME, **more)
 
 
@@ -136,7 +139,19 @@ def test_a_request_whose_target_has_no_replica_runs_on_the_fallback_at_once() ->
         kept_here = client.edge.parts.receipts.kept[reply.headers["x-serve-app-request-id"]]
         assert f"Asked for {NAME}, which stands for {SPARE}; it left {MODEL} (no_replica)." in explain(kept_here)
         (charged,) = client.usage_meter.next_batch().rows  # type: ignore[union-attr]
-        assert (charged.model, charged.requests) == (SPARE, 1)
+        assert (charged.model, charged.asked_model, charged.requests) == (SPARE, NAME, 1)
+
+    run(scenario, model())
+
+
+def test_use_has_the_name_beside_the_model_and_none_where_the_model_was_asked_for() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        client = await begun(cluster)
+        for body in (named(), ask("hello"), named(["a", "b"])):
+            assert (await client.post(body)).status == 200
+        batch = client.usage_meter.next_batch()
+        assert batch is not None
+        assert [(row.model, row.asked_model, row.requests) for row in batch.rows] == [(MODEL, NAME, 2), (MODEL, "", 1)]
 
     run(scenario, model())
 
@@ -330,6 +345,12 @@ def test_a_shadow_runs_beside_the_request_for_nobody_and_stops_while_something_w
         assert len(client.limits.charges) == 1
         (charged,) = client.usage_meter.next_batch().rows  # type: ignore[union-attr]
         assert (charged.model, charged.tenant) == (MODEL, "people")
+        wanted = RecordFilter(asked_model=NAME)
+        assert len(NodeRecords(tmp_path).requests(wanted)) == 2, "the shadow's record is one of the name"
+        question = HistoryQuestion(0.0, by=Grouping.NAME)
+        counted = HistorySum(question, DurationSketch)
+        counted.add_rows(NodeRecords(tmp_path).history(question))
+        assert {row["name"]: row["ok"] for row in counted.rows()} == {NAME: 1, SPARE: 1}
         assert client.outcomes == {"ok": 1}
         assert reply.status == 200
         long = client.posting(named("long", LONG))
@@ -341,5 +362,28 @@ def test_a_shadow_runs_beside_the_request_for_nobody_and_stops_while_something_w
         long.cancel()
         await asyncio.wait([long])
         await log.close()
+
+    run(scenario, model(slots=1))
+
+
+def test_no_shadow_begins_while_a_request_waits_at_another_router() -> None:
+    async def scenario(cluster: FakeCluster) -> None:
+        route = {"fallbacks": [], "shadow": {"model": SPARE, "share": 1}}
+        client = await begun(cluster, route=route)
+        other = await TwoModels(cluster, route).start()
+        runs = other.posting(ask("long", LONG, model=SPARE))
+        await until(lambda: other.spare.queue.granted == 1, SOON_S, "it runs")
+        waits = other.posting(ask("next", 3, model=SPARE))
+        await until(lambda: client.spare.waiting_anywhere == 1, SOON_S, "this router knows of it")
+        assert client.spare.waiting == 0
+        submitted = len(client.beside.submits)
+        assert (await client.post(named(stream=False))).status == 200
+        assert not client.edge.shadows.running
+        runs.cancel()
+        assert (await waits).status == 200
+        await asyncio.wait([runs])
+        await until(lambda: client.spare.waiting_anywhere == 0, SOON_S, "nothing waits")
+        assert (await client.post(named(stream=False))).status == 200
+        await until(lambda: len(client.beside.submits) == submitted + 2, SOON_S, "the shadow runs behind the next one")
 
     run(scenario, model(slots=1))

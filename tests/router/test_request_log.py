@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaling.operations import EventFilter
 from autoscaling.operations.node_records import NodeRecords
 from serve_app.core.receipts import Receipt
-from serve_app.core.records import HistoryQuestion, HistorySum, RecordFilter
+from serve_app.core.records import Group, HistoryQuestion, HistorySum, RecordFilter
 from serve_app.router import RequestLog, RouterMetrics
 from serve_app.system import DurationSketch, RecordBounds, record_files
 from serve_app.types import Outcome, RequestClass
@@ -97,7 +97,7 @@ def test_a_minute_is_written_when_the_next_one_begins_and_counts_what_ended_in_i
         log.ended(receipt("a"), {})
         clock.now += 60.0
         log.ended(receipt("b"), {})
-        log.waiting([("chat", "high", "acme")])
+        log.waiting([Group("chat", "high", "acme")])
         await log.flush()
 
     run(tmp_path, scenario)

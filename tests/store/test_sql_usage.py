@@ -19,7 +19,7 @@ def test_a_batch_counts_once_however_often_it_is_sent(open_store: OpenStore) -> 
         store = open_store()
         batch = UsageBatch("router", 1, (ROW,))
         await asyncio.gather(*(store.add_usage(batch) for _ in range(4)))
-        assert await store.usage(UsageQuery()) == [ROW]
+        assert await store.usage(UsageQuery()) == [replace(ROW, asked_model=ROW.model)]
         await store.add_usage(replace(batch, seq=2))
         await store.add_usage(batch)
         await store.add_usage(replace(batch, source="another"))
@@ -42,6 +42,33 @@ def test_use_is_summed_by_what_is_asked_for(open_store: OpenStore) -> None:
         assert await store.usage(UsageQuery(by=(), tenant="' OR 1=1")) == []
         with pytest.raises(ValueError, match="hour"):
             await store.usage(UsageQuery(by=("hour",)))
+
+    asyncio.run(scenario())
+
+
+def test_use_is_summed_by_the_name_that_was_asked_for_and_by_the_model_that_ran(open_store: OpenStore) -> None:
+    async def scenario() -> None:
+        store = open_store()
+        spare = replace(ROW, model="spare", asked_model="chat", requests=1)
+        row = replace(spare, model="spare (batch)", asked_model="chat (batch)")
+        rows = (ROW, replace(ROW, asked_model="chat", requests=3), spare, row)
+        await store.add_usage(UsageBatch("router", 1, rows))
+        await store.add_usage(UsageBatch("before", 1, (ROW,)))  # a router of the release before sends no names
+
+        async def sums(*by: str, **only: str) -> list[tuple[str, str, int]]:
+            return [(one.asked_model, one.model, one.requests) for one in await store.usage(UsageQuery(by, **only))]
+
+        named = [("chat", "m/x", 3), ("chat", "spare", 1), ("chat (batch)", "spare (batch)", 1)]
+        assert await sums("asked_model", "model") == [*named, ("m/x", "m/x", 4)]
+        assert await sums("model") == [("", "m/x", 7), ("", "spare", 1), ("", "spare (batch)", 1)]
+        assert await sums("asked_model") == [("chat", "", 4), ("chat (batch)", "", 1), ("m/x", "", 4)]
+        assert await sums("asked_model", "model", asked_model="chat") == named
+        assert await sums("model", asked_model="chat", model="m/x") == [("", "m/x", 3)]
+        assert await sums(asked_model="m/x", tenant="t", key_id="k", from_day="2026-11-25") == [("", "", 4)]
+        assert await sums(asked_model="chat", to_day="2026-11-24") == []
+        assert await store.used("model:t\0m/x", "2026-11-01") == Used(7, 45, 21)
+        (found,) = await store.usage(UsageQuery((), asked_model="chat", model="m/x"))
+        assert replace(found, requests=ROW.requests) == replace(ROW, day="", key_id="", tenant="", model="")
 
     asyncio.run(scenario())
 

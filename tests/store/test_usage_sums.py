@@ -13,7 +13,7 @@ import pytest
 
 from serve_app.core.limits import TokenPrices
 from serve_app.core.times import USAGE_SILENT_S
-from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageRow
+from serve_app.core.usage import USAGE_COUNTS, InFlightUse, RequestUse, UsageBatch, UsageRow, UsedModel
 from serve_app.errors import StoreAway
 from serve_app.router import UsageReporter, usage_reporter
 from serve_app.router.usage_journal import SUFFIX
@@ -23,6 +23,7 @@ from serve_app.store.sql import SqlStore
 HISTORIES = 8
 STEPS = 150
 DAYS = ("1970-01-01", "1970-01-02")
+USED = (UsedModel("m/x"), UsedModel("m/x", "chat"))
 PRICES = TokenPrices(3.0, 0.3, 15.0)
 ROW = UsageRow("d1", "k", "t", "m/x", requests=2, prompt_tokens=10, output_tokens=5, cost_micro=7)
 OPEN = InFlightUse("d1", "k", "t", "m/x", 3)
@@ -169,7 +170,9 @@ class History:
     def begin(self, router: Router) -> None:
         self.made += 1
         self.day = self.draw.randrange(2)
-        router.reporter.begin(f"q{self.made}", self.draw.choice(("k1", "k2")), router.name, "m/x", PRICES)
+        router.reporter.begin(
+            f"q{self.made}", self.draw.choice(("k1", "k2")), router.name, self.draw.choice(USED), PRICES
+        )
         router.open[f"q{self.made}"] = DAYS[self.day]
 
     def end(self, router: Router) -> None:
@@ -256,4 +259,7 @@ def test_sums_are_the_truth_but_for_the_unsettled_whatever_is_lost_repeated_or_k
         for day in DAYS:  # each unsettled request ended after the last report, or was in flight
             finished = router.truth[day, "requests"] - known[day, "requests"]
             assert in_flight[day] <= finished + router.in_flight()[day] + router.uncounted[day]
+    by_name = history.store.usage(UsageQuery(by=("asked_model",)))
+    assert {row.asked_model for row in by_name} == {"chat", "m/x"}
+    assert min(getattr(row, name) for row in by_name for name in USAGE_COUNTS) >= 0, "a name has more than its model"
     history.store.close()

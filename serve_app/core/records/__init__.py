@@ -7,7 +7,7 @@ Never: reads a file or a clock.
 
 from serve_app.core.records.book import MinuteBook
 from serve_app.core.records.history import HistoryQuestion, HistorySum
-from serve_app.core.records.minutes import MINUTE_S, Grouping
+from serve_app.core.records.minutes import MINUTE_S, Group, Grouping
 from serve_app.core.records.requests import (
     FAILED,
     RecordFilter,
@@ -22,6 +22,7 @@ from serve_app.core.records.requests import (
 __all__ = [
     "FAILED",
     "MINUTE_S",
+    "Group",
     "Grouping",
     "HistoryQuestion",
     "HistorySum",

@@ -13,6 +13,8 @@ from serve_app.core.receipts import Receipt
 from serve_app.core.records.minutes import MINUTE_S, Counts, Group, Grouping, MakeSketch
 from serve_app.core.usage import NamedTenants
 
+OWN = (Grouping.CLASS, Grouping.MODEL, Grouping.NAME)  # of which a tenant's own rows have what waits
+
 
 class MinuteBook:
     """The present minute.
@@ -43,17 +45,22 @@ class MinuteBook:
     def ended(self, receipt: Receipt, now: float) -> None:
         """Count an ended request."""
         self.tenants.add(receipt.tenant, 1 + (receipt.prompt_tokens or 0) + (receipt.output_tokens or 0))
-        self._group(receipt.model, receipt.request_class.label, receipt.tenant, now).add(receipt)
+        trace = receipt.trace
+        asked_model = "" if trace.is_shadow else trace.asked_model or ""
+        place = receipt.request_class.label, receipt.tenant, now, asked_model
+        self._group(receipt.model, *place).add(receipt)
+        for model, _ in trace.hops:
+            self._group(model, *place).count("left")
 
-    def waiting(self, groups: Iterable[tuple[str, str, str]], now: float) -> None:
-        """Note the requests that wait now, each with its model, class and tenant."""
+    def waiting(self, groups: Iterable[Group], now: float) -> None:
+        """Note the requests that wait now; each has its tenant itself."""
         counts: dict[str, Counter[str]] = {by: Counter() for by in Grouping}
-        for model, request_class, tenant in groups:
-            group = Group(model, request_class, self.tenants.label(tenant))
+        for waits in groups:
+            group = waits._replace(tenant=self.tenants.label(waits.tenant))
             for by in Grouping:
                 counts[by][group.name(by)] += 1
-            counts.setdefault(own_view(Grouping.CLASS), Counter())[f"{group.tenant}\0{group.request_class}"] += 1
-            counts.setdefault(own_view(Grouping.MODEL), Counter())[f"{group.tenant}\0{group.model}"] += 1
+            for by in OWN:
+                counts.setdefault(own_view(by), Counter())[f"{group.tenant}\0{group.name(by)}"] += 1
         if not counts[Grouping.TOTAL]:
             return
         self.minute = int(now // MINUTE_S) if self.minute is None else self.minute
@@ -64,7 +71,7 @@ class MinuteBook:
 
     def take(self, now: float) -> dict[str, Any]:
         """What was counted since the last call, in plain form. The names of tenants are chosen anew."""
-        groups = [[*group, counts.plain()] for group, counts in self._groups.items()]
+        groups = [[*_plain(group), counts.plain()] for group, counts in self._groups.items()]
         plain = {"minute": self.minute, "groups": groups, "peaks": self._peaks}
         self.minute = None
         self._groups = {}
@@ -72,14 +79,18 @@ class MinuteBook:
         self.tenants.choose(now)
         return plain
 
-    def _group(self, model: str, request_class: str, tenant: str, now: float) -> Counts:
+    def _group(self, model: str, request_class: str, tenant: str, now: float, asked_model: str = "") -> Counts:
         if self.minute is None:
             self.minute = int(now // MINUTE_S)
-        group = Group(model, request_class, self.tenants.label(tenant))
+        group = Group(model, request_class, self.tenants.label(tenant), asked_model)
         found = self._groups.get(group)
         if found is None:
             found = self._groups[group] = Counts.empty(self._make_sketch)
         return found
+
+
+def _plain(group: Group) -> Iterable[str]:
+    return group if group.asked_model else group[:-1]
 
 
 def own_view(by: Grouping) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.records.book import own_view
-from serve_app.core.records.minutes import COUNTS, MINUTE_S, Counts, Group, Grouping, MakeSketch
+from serve_app.core.records.minutes import COUNTS, MINUTE_S, OUTCOMES, Counts, Group, Grouping, MakeSketch
 from serve_app.core.usage import OTHER
 
 RowKey = tuple[int, str]  # the first minute of a row, and its name
@@ -25,6 +25,7 @@ class HistoryQuestion:
         since, until: bounds in seconds since 1970; `until` is excluded, and None is none.
         step_s: of a row, whole minutes; 0: a row is of the whole time, and has the time of its first minute.
         tenant, model, request_class: only theirs; None or empty: of all.
+        asked_model: only what asked for this name, of `routes` or of a model.
     """
 
     since: float
@@ -34,6 +35,7 @@ class HistoryQuestion:
     tenant: str | None = None
     model: str = ""
     request_class: str = ""
+    asked_model: str = ""
 
     def has(self, minute: int) -> bool:
         """Whether a minute is wanted."""
@@ -52,6 +54,7 @@ class HistoryQuestion:
         return (
             (self.tenant is None or group.tenant == self.tenant)
             and (not self.model or group.model == self.model)
+            and (not self.asked_model or group.asked_name == self.asked_model)
             and (not self.request_class or group.request_class == self.request_class)
         )
 
@@ -99,15 +102,21 @@ class HistorySum:
         return {"rows": rows, "has_others": self.has_others}
 
     def rows(self) -> Iterable[dict[str, Any]]:
-        """The rows in order of their time. `time`: in seconds since 1970."""
+        """The rows in order of their time. `time`: in seconds since 1970. By names, what has ended has arrived."""
         peaks = self._row_peaks()
+        is_by_name = bool(self._question.asked_model) or self._question.by is Grouping.NAME
         for key in peaks:
             self._row(key)
         for (first, name), row in sorted(self._rows.items()):
+            counts = dict(zip(COUNTS, row.counts, strict=True))
+            if is_by_name:
+                counts["arrivals"] = sum(counts[outcome] for outcome in OUTCOMES)
+                if not any(counts.values()) and not peaks.get((first, name)):
+                    continue  # only arrivals of requests to another name were counted here
             yield {
                 "time": first * MINUTE_S,
                 "name": name,
-                **dict(zip(COUNTS, row.counts, strict=True)),
+                **counts,
                 "waiting_max": peaks.get((first, name), 0),
                 "first_token_p50_s": row.first_token.quantile(0.5),
                 "first_token_p95_s": row.first_token.quantile(0.95),
@@ -120,7 +129,7 @@ class HistorySum:
     def _peaks_of(self, peaks: Mapping[str, Mapping[str, int]]) -> Mapping[str, int]:
         """The largest numbers of a minute, by row."""
         question = self._question
-        if question.model or question.request_class:
+        if question.model or question.request_class or question.asked_model:
             return {}  # not counted by several at once
         if question.tenant is None:
             return peaks.get(question.by, {})

@@ -1,6 +1,8 @@
-"""The counts of a minute by model, class and tenant, as one router has them, and their plain form.
+"""The counts of a minute by model, class, tenant and name, as one router has them, and their plain form.
 
 A request counts in the minute of its arrival as an arrival, and in the minute of its end with its outcome and all else.
+Only the end is counted by the name that was asked for, if it is no model's own. The run of a shadow counts for its
+model alone.
 
 Invariant: what is in plain form can be added up in any order and in any parts.
 """
@@ -25,7 +27,9 @@ COUNTS = (
     "bad_request",
     "prompt_tokens",
     "output_tokens",
+    "left",  # requests to a name of `routes` that left this model for the next one
 )
+OUTCOMES = COUNTS[1:6]
 _COUNT_OF = {
     Outcome.OK: "ok",
     Outcome.REFUSED: "refused",
@@ -64,14 +68,21 @@ class Grouping(enum.StrEnum):
     CLASS = "class"
     MODEL = "model"
     TENANT = "tenant"
+    NAME = "name"  # that was asked for
 
 
 class Group(NamedTuple):
-    """The requests that are counted together. `tenant`: its label, `other` for those without a name."""
+    """The requests that are counted together.
+
+    Args:
+        tenant: its label, `other` for those without a name.
+        asked_model: the name that they asked for; empty: their model's own.
+    """
 
     model: str
     request_class: str
     tenant: str
+    asked_model: str = ""
 
     def name(self, by: Grouping) -> str:
         """The name of its row."""
@@ -84,6 +95,12 @@ class Group(NamedTuple):
                 return self.model
             case Grouping.TENANT:
                 return self.tenant
+            case Grouping.NAME:
+                return self.asked_name
+
+    @property
+    def asked_name(self) -> str:
+        return self.asked_model or self.model
 
 
 @dataclass(slots=True)

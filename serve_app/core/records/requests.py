@@ -48,6 +48,7 @@ class RecordHead(NamedTuple):
 
     Args:
         at: of its arrival, in seconds since 1970. total_s: until its end.
+        asked_model: the name that it asked for; None: its model's own.
     """
 
     at: float
@@ -58,6 +59,7 @@ class RecordHead(NamedTuple):
     model: str
     request_class: str
     outcome: str
+    asked_model: str | None = None
 
     @property
     def ended_at(self) -> float:
@@ -75,6 +77,7 @@ class RecordFilter:
         request: any id of one request.
         after: the cursor of the last page: what its last record was ordered by.
         limit: so many at most.
+        asked_model: the name that was asked for, of `routes` or of a model.
     """
 
     tenant: str | None = None
@@ -88,6 +91,7 @@ class RecordFilter:
     request: str = ""
     after: tuple[float, str] | None = None
     limit: int = 100
+    asked_model: str = ""
 
     def has(self, head: RecordHead) -> bool:
         """Whether a record is wanted."""
@@ -97,6 +101,7 @@ class RecordFilter:
             and (self.until is None or moment < self.until)
             and (self.tenant is None or head.tenant == self.tenant)
             and (not self.model or head.model == self.model)
+            and (not self.asked_model or (head.asked_model or head.model) == self.asked_model)
             and (not self.request_class or head.request_class == self.request_class)
             and (not self.outcome or head.outcome == self.outcome)
             and (not self.is_failed or head.outcome in FAILED)

@@ -1,4 +1,4 @@
-"""What requests have used, summed by day, key, tenant and model, and reported so that nothing counts twice.
+"""What requests have used, summed by day, key, tenant, model and name, and reported so that nothing counts twice.
 
 Decides: what one router reports next, and what it reports again; what a killed one would have reported. In: requests
 that an engine begins, and their end with the tokens used. Out: numbered batches of sums, each with what is in flight
@@ -11,6 +11,7 @@ from serve_app.core.usage.meter import UsageMeter
 from serve_app.core.usage.named_tenants import OTHER, NamedTenants
 from serve_app.core.usage.records import (
     BATCH_SUFFIX,
+    MODEL_KEY,
     USAGE_COUNTS,
     USAGE_KEY,
     InFlightUse,
@@ -18,10 +19,12 @@ from serve_app.core.usage.records import (
     UsageBatch,
     UsageKey,
     UsageRow,
+    UsedModel,
 )
 
 __all__ = [
     "BATCH_SUFFIX",
+    "MODEL_KEY",
     "OTHER",
     "USAGE_COUNTS",
     "USAGE_KEY",
@@ -32,6 +35,7 @@ __all__ = [
     "UsageKey",
     "UsageMeter",
     "UsageRow",
+    "UsedModel",
     "begin_line",
     "end_line",
     "meter_of",

@@ -3,6 +3,8 @@
 A journal is JSON, a list a line: a meter's state as of its last batch, then each beginning and end since. Whoever finds
 one has that meter again, and with it the batches that its router would have sent: the last one under its own number, so
 that it counts once whether or not the store had it.
+
+The release before finds no names that were asked for, so a line has one only where a request had one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def state_line(meter: UsageMeter) -> bytes:
     """The first line of a journal, of a meter without sums: it is new, or has just made a batch."""
     batch = meter.sent
     requests = [_begun(request_id, *begun) for request_id, begun in meter.in_flight.items()]
-    return _line(_STATE, meter.source, None if batch is None else asdict(batch), requests)
+    return _line(_STATE, meter.source, None if batch is None else _plain(batch), requests)
 
 
 def begin_line(request_id: str, key: UsageKey, prices: TokenPrices | None) -> bytes:
@@ -65,11 +67,22 @@ def _line(*values: Any) -> bytes:
 
 
 def _begun(request_id: str, key: UsageKey, prices: TokenPrices | None) -> list[Any]:
-    return [request_id, *key, prices]
+    return [request_id, *key.of_model, prices, *([key.asked_model] if key.asked_model else [])]
 
 
-def _of_begun(request_id: str, day: str, key_id: str, tenant: str, model: str, prices: list[Any] | None) -> Any:
-    return request_id, UsageKey(day, key_id, tenant, model), None if prices is None else TokenPrices(*prices)
+def _of_begun(
+    request_id: str, day: str, key_id: str, tenant: str, model: str, prices: list[Any] | None, asked_model: str = ""
+) -> tuple[str, UsageKey, TokenPrices | None]:
+    key = UsageKey(day, key_id, tenant, model, asked_model)
+    return request_id, key, None if prices is None else TokenPrices(*prices)
+
+
+def _plain(batch: UsageBatch) -> dict[str, Any]:
+    plain = asdict(batch)
+    for row in plain["rows"]:
+        if not row["asked_model"]:
+            del row["asked_model"]
+    return plain
 
 
 def _batch(batch: dict[str, Any]) -> UsageBatch:

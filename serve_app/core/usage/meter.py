@@ -68,7 +68,7 @@ class UsageMeter:
         return ended + sum(row.requests + row.unsettled for row in sent)
 
     def _counts(self) -> tuple[InFlightUse, ...]:
-        counts = Counter(key for key, _ in self.in_flight.values())
+        counts = Counter(key.of_model for key, _ in self.in_flight.values())
         return tuple(InFlightUse(*key, count) for key, count in sorted(counts.items()))
 
     def next_batch(self, *, heartbeat: bool = False) -> UsageBatch | None:
@@ -76,7 +76,7 @@ class UsageMeter:
         if self.sent is None:
             in_flight = self._counts()
             if self._sums or in_flight != self._reported or (heartbeat and in_flight):
-                rows = tuple(UsageRow(*key, *sums) for key, sums in self._sums.items())
+                rows = tuple(UsageRow.of(key, sums) for key, sums in self._sums.items())
                 self._seq += 1
                 self._sums = {}
                 self._reported = in_flight

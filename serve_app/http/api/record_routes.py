@@ -52,7 +52,7 @@ MAX_STEP_S = 86_400
 MAX_ROWS = 20_000  # of a history: 8 MB
 DEFAULT_HISTORY_S = 3600.0
 WHOLE_TIME = "all"  # in place of a step
-COMMON_PARAMETERS = ("tenant", "model", "class", "since", "until")
+COMMON_PARAMETERS = ("tenant", "name", "model", "class", "since", "until")
 REQUEST_PARAMETERS = (*COMMON_PARAMETERS, "outcome", "failed", "slow", "waiting", "limit", "cursor")
 HISTORY_PARAMETERS = (*COMMON_PARAMETERS, "step_s", "by")
 EVENT_PARAMETERS = ("since", "limit", "kind")
@@ -210,6 +210,7 @@ def _record_filter(words: Mapping[str, str], identity: Identity) -> RecordFilter
         until=_time(words, "until"),
         after=_cursor(words),
         limit=query_number(words, "limit", DEFAULT_RECORDS, MAX_RECORDS),
+        asked_model=words.get("name", ""),
     )
 
 
@@ -227,6 +228,7 @@ def _history_question(words: Mapping[str, str], identity: Identity, now: float) 
         tenant=_tenant(words, identity),
         model=words.get("model", ""),
         request_class=_class(words),
+        asked_model=words.get("name", ""),
     )
 
 

@@ -1,8 +1,9 @@
 """GET /admin/usage: sums of use from the store, of a tenant's key its own tenant's.
 
-    ?by=day,tenant      by what it is summed: any of day, tenant, key, model; by default all of them
+    ?by=day,tenant      by what it is summed: any of day, tenant, key, name (that was asked for), model (that ran);
+                        by default all of them
     &from=2026-11-01&to=2026-11-30      days of UTC, inclusive
-    &tenant=..&key=..&model=..          only these
+    &tenant=..&key=..&name=..&model=..  only these
 
 Invariant: a key without `auth.keys[].admin` gets no row of another tenant.
 """
@@ -21,8 +22,14 @@ from serve_app.store import UsageQuery
 from serve_app.types import Identity
 
 ANSWER_TIMEOUT_S = 10.0  # sums over some 100,000 rows of a year take a second
-PARAMETERS = "by", "from", "to", "tenant", "key", "model"
-FIELDS = {"day": "day", "tenant": "tenant", "key": "key_id", "model": "model"}  # of a row, by their words here
+PARAMETERS = "by", "from", "to", "tenant", "key", "name", "model"
+FIELDS = {
+    "day": "day",
+    "tenant": "tenant",
+    "key": "key_id",
+    "name": "asked_model",
+    "model": "model",
+}  # of a row, by their words here
 
 GetUsage = Callable[[UsageQuery], Awaitable[list[UsageRow]]]
 
@@ -62,6 +69,7 @@ def usage_query(identity: Identity, query: bytes) -> UsageQuery:
         tenant=words.get("tenant"),
         key_id=words.get("key"),
         model=words.get("model"),
+        asked_model=words.get("name"),
     )
 
 

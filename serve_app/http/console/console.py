@@ -95,13 +95,15 @@ class Console:
     def logged_in(self, identity: Identity) -> Answer:
         """Who asks, and what the key may do."""
         classes = [one.label for one in sorted(RequestClass, reverse=True) if one <= identity.max_class]
-        models = [model.name for model in self._settings().models if identity.may_use(model.name)]
+        settings = self._settings()
+        models = [model.name for model in settings.models if identity.may_use(model.name)]
         found: dict[str, Any] = {
             "name": self._keys().name_of(identity),
             "tenant": identity.tenant,
             "admin": identity.admin,
             "classes": classes,
             "models": models,
+            "names": [route.name for route in settings.routes if identity.may_use(route.name)],
         }
         return 200, [*JSON, *NO_COPY, *SECURE_HEADERS], msgspec.json.encode(found)
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.receipts import Receipt
-from serve_app.core.records import MINUTE_S, Grouping, HistoryQuestion, HistorySum, MinuteBook
+from serve_app.core.receipts import Receipt, RequestTrace
+from serve_app.core.records import MINUTE_S, Group, Grouping, HistoryQuestion, HistorySum, MinuteBook
 from serve_app.system import DurationSketch
 from serve_app.system.sketch import ACCURACY, SMALLEST_S
 from serve_app.types import Outcome, RequestClass
@@ -82,7 +82,9 @@ def test_minutes_in_any_parts_have_the_counts_and_quantiles_of_all_requests(
     assert rows == rows_of(lines_of(ended), by=by, step_s=step_s)
     expected: dict[tuple[float, str], list[float]] = {}
     for model, request_class, tenant, at, first_s in ended:
-        name = {"total": "total", "class": request_class.label, "model": model, "tenant": tenant}[by.value]
+        name = {"total": "total", "class": request_class.label, "model": model, "tenant": tenant, "name": model}[
+            by.value
+        ]
         expected.setdefault((at // step_s * step_s, name), []).append(first_s)
     assert [(row["time"], row["name"]) for row in rows] == sorted(expected)
     for row in rows:
@@ -128,7 +130,7 @@ def test_rows_of_several_nodes_add_up() -> None:
 
 
 def test_what_waits_counts_with_its_largest_number_of_each_router() -> None:
-    waiting = [("m", "high", "t"), ("m", "low", "u")]
+    waiting = [Group("m", "high", "t"), Group("m", "low", "u", "chat")]
     lines = []
     for counts in ((2, 1), (0, 0)):
         book = MinuteBook(DurationSketch, 20)
@@ -143,6 +145,38 @@ def test_what_waits_counts_with_its_largest_number_of_each_router() -> None:
         both.add_minute(lines[0], router)
     assert [row["waiting_max"] for row in both.rows()] == [4]
     assert {row["name"]: row["waiting_max"] for row in rows_of(lines, by=Grouping.CLASS)} == {"high": 1, "low": 1}
+    assert {row["name"]: row["waiting_max"] for row in rows_of(lines, by=Grouping.NAME)} == {"m": 1, "chat": 1}
+    own = rows_of(lines, by=Grouping.NAME, tenant="u")
+    assert [(row["name"], row["waiting_max"]) for row in own] == [("chat", 1)]
+
+
+def test_requests_to_a_name_count_by_it_and_by_the_models_that_ran_or_were_left() -> None:
+    book = MinuteBook(DurationSketch, 20)
+    hops = (("m", "no_replica"), ("n", "queue_full"))
+    traces = [
+        ("m", RequestTrace()),
+        ("m", RequestTrace(asked_model="chat")),
+        ("o", RequestTrace(asked_model="chat", hops=hops)),
+        ("n", RequestTrace(asked_model="chat", is_shadow=True)),
+    ]
+    for model, trace in traces:
+        book.arrived("m", "high", "t", 61.0)
+        book.ended(replace(receipt(model, RequestClass.HIGH, "t", 1.0, Outcome.OK), trace=trace), 62.0)
+    line = json.loads(json.dumps(book.take(70.0)))
+
+    def counts(**question: Any) -> dict[str, tuple[int, int, int]]:
+        rows = rows_of([line], **question)
+        return {row["name"]: (row["arrivals"], row["ok"], row["left"]) for row in rows}
+
+    assert counts() == {"total": (4, 4, 2)}
+    assert counts(by=Grouping.NAME) == {"m": (1, 1, 0), "chat": (2, 2, 2), "n": (1, 1, 0)}
+    assert counts(by=Grouping.MODEL, asked_model="chat") == {"m": (1, 1, 1), "n": (0, 0, 1), "o": (1, 1, 0)}
+    assert counts(asked_model="m") == {"total": (1, 1, 0)}
+    assert counts(asked_model="unknown") == {}
+    assert sorted(len(group) for group in line["groups"]) == [4, 4, 5, 5, 5], "a name stands only where there is one"
+    book.arrived("p", "high", "t", 61.0)
+    line = json.loads(json.dumps(book.take(70.0)))
+    assert counts(by=Grouping.NAME) == {}, "it may have asked for another name"
 
 
 @pytest.mark.parametrize("by", Grouping)
@@ -150,9 +184,9 @@ def test_a_tenant_s_history_has_nothing_of_others(by: Grouping) -> None:
     book = MinuteBook(DurationSketch, 20)
     for model, request_class, tenant in (("m", RequestClass.HIGH, "t"), ("n", RequestClass.LOW, "u")):
         book.ended(receipt(model, request_class, tenant, 1.0, Outcome.OK), 5.0)
-    book.waiting([("m", "high", "t"), ("n", "low", "u"), ("n", "low", "u")], 5.0)
+    book.waiting([Group("m", "high", "t"), Group("n", "low", "u"), Group("n", "low", "u")], 5.0)
     rows = rows_of([json.loads(json.dumps(book.take(5.0)))], by=by, tenant="t")
-    name = {"total": "total", "class": "high", "model": "m", "tenant": "t"}[by.value]
+    name = {"total": "total", "class": "high", "model": "m", "tenant": "t", "name": "m"}[by.value]
     assert [(row["name"], row["ok"], row["waiting_max"]) for row in rows] == [(name, 1, 1)]
 
 

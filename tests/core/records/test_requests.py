@@ -107,6 +107,9 @@ def test_a_tenant_s_question_has_no_other_s_record() -> None:
         (RecordFilter(outcome="refused"), ["b"]),
         (RecordFilter(model="chat", since=2.0, until=3.0), ["b"]),
         (RecordFilter(model="code"), []),
+        (RecordFilter(asked_model="helper"), ["b"]),
+        (RecordFilter(asked_model="chat"), ["a", "c", "d"]),  # by its own name
+        (RecordFilter(asked_model="helper", model="code"), []),
         (RecordFilter(request_class="high", since=4.0), ["d"]),
         (RecordFilter(request_class="low"), []),
         (RecordFilter(request="chatcmpl-c"), ["c"]),
@@ -116,6 +119,7 @@ def test_a_tenant_s_question_has_no_other_s_record() -> None:
 def test_what_a_question_wants(wanted: RecordFilter, found: list[str]) -> None:
     outcomes = [Outcome.OK, Outcome.REFUSED, Outcome.ENGINE_FAILED, Outcome.INTERNAL_ERROR]
     records = [record(name, at + 1.0, outcome=outcomes[at]) for at, name in enumerate("abcd")]
+    records[1]["asked_model"] = "helper"
     assert [one["request_id"] for one in records if wanted.has(head_of(one))] == found
 
 

@@ -37,7 +37,7 @@ def test_a_killed_routers_last_batch_comes_again_under_its_number_and_the_rest_u
     last = found.next_batch()
     assert last is not None
     assert (last.source, last.seq, last.in_flight) == ("r", 2, ())
-    assert last.rows == (UsageRow(*KEY, 1, 100, 60, 20, 7, 3, 100 * 2 + 20 * 10, unsettled=2),)
+    assert last.rows == (UsageRow.of(KEY, (1, 100, 60, 20, 7, 3, 100 * 2 + 20 * 10, 2)),)
     found.acknowledge(2)
     assert not found.has_news
 
@@ -57,7 +57,7 @@ def test_wherever_a_router_is_killed_its_journal_has_what_it_would_have_reported
         running = list(meter.in_flight)
         if act < 0.45:
             number += 1
-            key = KEY._replace(day=draw.choice(("2026-11-25", "2026-11-26")))
+            key = KEY._replace(day=draw.choice(("2026-11-25", "2026-11-26")), asked_model=draw.choice(("", "chat")))
             meter.begin(f"q{number}", key, PRICES)
             written += begin_line(f"q{number}", key, PRICES)
         elif act < 0.8 and running:
@@ -87,3 +87,17 @@ def test_wherever_a_router_is_killed_its_journal_has_what_it_would_have_reported
 def test_what_is_no_journal_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="no journal of use"):
         meter_of(text)
+
+
+def test_a_request_by_its_model_is_written_as_the_release_before_reads_it() -> None:
+    assert begin_line("a", KEY, None) == b'["begin","a","2026-11-25","key_1","ac\\nme \\u2028","m",null]\n'
+    meter = UsageMeter("r")
+    meter.begin("a", KEY)
+    meter.end("a", USE)
+    meter.next_batch()
+    assert b"asked_model" not in state_line(meter)
+    found = meter_of(state_line(meter) + begin_line("b", KEY._replace(asked_model="chat"), PRICES) + end_line("b", USE))
+    found.acknowledge(1)
+    last = found.next_batch()
+    assert last is not None
+    assert [(row.asked_model, row.requests, row.cost_micro) for row in last.rows] == [("chat", 1, 400)]

@@ -8,6 +8,10 @@ LATER = KEY._replace(day="2026-11-26")
 USE = RequestUse(prompt_tokens=100, cached_tokens=60, output_tokens=20, kv_token_ms=7, wait_ms=3)
 
 
+def in_flight(key: UsageKey, count: int) -> InFlightUse:
+    return InFlightUse(*key.of_model, count)
+
+
 def test_a_batch_has_the_sums_and_what_is_in_flight_at_the_same_moment() -> None:
     meter = UsageMeter("r")
     for number in range(3):
@@ -18,8 +22,21 @@ def test_a_batch_has_the_sums_and_what_is_in_flight_at_the_same_moment() -> None
     batch = meter.next_batch()
     assert batch is not None
     assert (batch.source, batch.seq) == ("r", 1)
-    assert batch.rows == (UsageRow(*KEY, 2, 200, 120, 40, 14, 6),)
-    assert batch.in_flight == (InFlightUse(*KEY, 1), InFlightUse(*LATER, 1))
+    assert batch.rows == (UsageRow.of(KEY, (2, 200, 120, 40, 14, 6)),)
+    assert batch.in_flight == (in_flight(KEY, 1), in_flight(LATER, 1))
+
+
+def test_requests_to_a_name_are_summed_apart_and_in_flight_by_their_model() -> None:
+    meter = UsageMeter("r")
+    named = KEY._replace(asked_model="chat")
+    for request, key in (("a", KEY), ("b", named), ("c", named), ("d", named)):
+        meter.begin(request, key)
+    for request in ("a", "b", "c"):
+        meter.end(request, USE)
+    batch = meter.next_batch()
+    assert batch is not None
+    assert [(row.model, row.asked_model, row.requests) for row in batch.rows] == [("m", "", 1), ("m", "chat", 2)]
+    assert batch.in_flight == (in_flight(KEY, 1),)
 
 
 def test_an_unacknowledged_batch_is_sent_again_as_it_was() -> None:
@@ -65,7 +82,7 @@ def test_nothing_is_sent_while_nothing_changes_but_a_heartbeat_of_what_is_in_fli
     assert meter.next_batch() is None
     beat = meter.next_batch(heartbeat=True)
     assert beat is not None
-    assert beat.in_flight == (InFlightUse(*KEY, 1),)
+    assert beat.in_flight == (in_flight(KEY, 1),)
     meter.acknowledge(beat.seq)
     meter.end("a", None)  # not counted, and no longer in flight
     assert meter.has_news
@@ -92,7 +109,7 @@ def test_a_request_whose_tokens_are_unknown_is_unsettled() -> None:
     meter.end("a", RequestUse(kv_token_ms=9, wait_ms=2, is_settled=False))
     batch = meter.next_batch()
     assert batch is not None
-    assert batch.rows == (UsageRow(*KEY, kv_token_ms=9, wait_ms=2, unsettled=1),)
+    assert batch.rows == (UsageRow.of(KEY, (0, 0, 0, 0, 9, 2, 0, 1)),)
 
 
 def test_memory_does_not_grow_with_the_requests_while_the_store_is_away() -> None:

@@ -144,6 +144,10 @@ def test_a_key_sees_its_own_tenant_s_requests_and_history_and_an_operator_all(tm
             assert sum(row["ok"] for row in rows) == len(tenants)
             named = (await recorded.get("history", key, by="tenant", **query))["data"]
             assert {row["name"]: row["arrivals"] for row in named} == {one: tenants.count(one) for one in tenants}
+            (of_name,) = (await recorded.get("history", key, by="name", name=MODEL, **query))["data"]
+            assert (of_name["name"], of_name["arrivals"], of_name["ok"]) == (MODEL, len(tenants), len(tenants))
+            for route in ("requests", "history"):
+                assert (await recorded.get(route, key, name="other", **query))["data"] == []
         for route in ("requests", "history"):
             refused = await recorded.refused(route, BATCH_KEY, 403, tenant="people")
             assert (refused["code"], refused["param"]) == ("not_admin", "tenant")
@@ -189,6 +193,8 @@ def test_what_waits_now_is_shown_with_what_it_waits_for(tmp_path: Path) -> None:
         assert "queued_as" not in record
         assert (await recorded.get("requests", BATCH_KEY, waiting=1))["data"] == []
         assert (await recorded.get("requests", waiting=1, model="other"))["data"] == []
+        assert (await recorded.get("requests", waiting=1, name="other"))["data"] == []
+        assert len((await recorded.get("requests", waiting=1, name=MODEL))["data"]) == 1
         await cancel(first)
         await second
         assert (await recorded.get("requests", waiting=1))["data"] == []

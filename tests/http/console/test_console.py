@@ -120,6 +120,7 @@ def test_a_login_opens_what_the_key_opens() -> None:
             "admin": False,
             "classes": ["high", "normal", "low"],
             "models": [MODEL],
+            "names": [],
         }
         assert json.loads((await client.get("/v1/models", key=None, headers=browser)).body)["data"][0]["id"] == MODEL
         answered = await client.post(ask("p", 3, stream=False), key=None, headers=browser | OWN)

@@ -125,6 +125,31 @@ def test_models_show_replicas_with_batch_and_kv_and_why_one_is_missing(operator:
     expect(row(operator, "k8r3w7yd")).to_contain_text("draining")
 
 
+def test_the_models_behind_a_name_show_what_is_set_what_ran_and_what_left_them(operator: Page) -> None:
+    names = part(operator, "Names, last hour")
+    rows = names.get_by_role("row")
+    expect(rows).to_have_count(4)
+    expect(rows.nth(1)).to_have_text(re.compile("chat.*chat-70b.*90%, fallback.*90%.*904.*2.*3"))
+    expect(rows.nth(2)).to_have_text(re.compile("chat.*chat-70b-next.*10%.*10%.*96.*1.*8"))
+    expect(rows.nth(3)).to_have_text(re.compile(r"chat.*code-32b.*shadow of 5%(.*\u2013){4}"))
+    names.get_by_role("link", name="By name").click()
+    expect(operator.get_by_role("figure").first).to_contain_text("chat")
+
+
+def test_the_name_that_was_asked_for_stands_beside_the_model_that_ran(operator: Page) -> None:
+    show(operator, "requests")
+    operator.get_by_label("Name").select_option("chat")
+    operator.get_by_role("button", name="Search").click()
+    expect(part(operator, "The newest").get_by_role("row")).to_have_count(2)
+    found = row(operator, "chat-70b-next as chat")
+    found.get_by_role("link").first.click()
+    facts = part(operator, "Facts")
+    expect(facts).to_contain_text("Asked forchat")
+    expect(facts).to_contain_text("chat-70b: queue full")
+    show(operator, "usage?by=name", "chat-70b-next")
+    expect(part(operator, "Use").get_by_role("row").nth(2)).to_have_text(re.compile("chat.*chat-70b-next"))
+
+
 def test_what_does_not_answer_and_what_needs_attention_comes_first(operator: Page, endpoint: ConsoleServer) -> None:
     endpoint.missing = ["quota_actor", "router r2"]
     attention = part(operator, "What needs attention").get_by_role("listitem")

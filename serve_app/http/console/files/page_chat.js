@@ -12,7 +12,7 @@ const REQUEST_ID = "x-serve-app-request-id";
 function open(page) {
   const { session } = page;
   const chat = { turns: [], stop: null };
-  const models = session.models ?? [];
+  const models = [...(session.models ?? []), ...(session.names ?? [])];
   if (!models.length) return () => [h("h1", null, "Chat"), empty("This key may use no model.")];
   const text = h("textarea", { id: "message", name: "message", rows: 3, required: true, onkeydown: (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {

@@ -1,4 +1,4 @@
-// Charts of ten minutes, an hour or a day, by class, model or tenant.
+// Charts of ten minutes, an hour or a day, by class, model, name or tenant.
 
 import { address, option } from "./address.js";
 import { h, hold } from "./dom.js";
@@ -23,7 +23,8 @@ const FIGURES = [
 
 function open(page) {
   const range = option(RANGES, page.params.range, "1h");
-  const groups = page.session.admin ? ["class", "model", "tenant", "total"] : ["class", "model", "total"];
+  const { admin, names } = page.session;
+  const groups = ["class", "model", names?.length && "name", admin && "tenant", "total"].filter(Boolean);
   const by = groups.includes(page.params.by) ? page.params.by : "class";
   const [, span_s, step_s] = RANGES[range];
   const made = (title, note, format, isLog) => new Chart({ title, note, format, isLog, group: "history", signal: page.signal });

@@ -3,9 +3,10 @@
 import { h } from "./dom.js";
 import { NOTHING, ago, bytes, clock, compact, count, percent, plural, rate, seconds, shortId } from "./format.js";
 import { get, query } from "./http.js";
+import { namesOf, namesTable } from "./names.js";
 import { Resource, empty, figured, link, meter, section, table } from "./parts.js";
 import { remember } from "./records.js";
-import { CLASSES, byNumber, mark, waitText } from "./words.js";
+import { CLASSES, byNumber, mark, modelText, waitText } from "./words.js";
 
 const LATELY_S = 600;
 const EVERY_S = 20;
@@ -18,6 +19,7 @@ function open(page) {
   const classes = new Resource(page, (signal) => get(query("/admin/history", { since: ago(LATELY_S), step_s: 60, by: "class" }), { signal }), EVERY_S);
   const tenants = page.session.admin
     ? new Resource(page, (signal) => get(query("/admin/history", { since: ago(LATELY_S), step_s: LATELY_S, by: "tenant" }), { signal }), EVERY_S) : null;
+  const names = namesOf(page);
   return () => {
     const live = page.live.object;
     if (!live) return [h("h1", { class: "unseen" }, "Overview"), h("p", { class: "empty", "aria-busy": "true" }, "Waiting for the first figures…")];
@@ -27,6 +29,7 @@ function open(page) {
       vitals(live, failed, classes),
       h("div", { class: "columns" }, queues(live), tenants ? busiest(tenants) : pace(classes)),
       models(live, page.session),
+      names ? section("Names, last hour", { id: "names", aside: link("By name", "#/history?by=name") }, names.show(namesTable)) : null,
       tenants ? h("div", { class: "columns" }, failures(failed, page), pace(classes)) : failures(failed, page),
     ];
   };
@@ -166,7 +169,7 @@ function failures(failed, page) {
     { label: "Request", cell: (row) => link(shortId(row.request_id), `#/requests/${encodeURIComponent(row.request_id)}`) },
     { label: "Outcome", cell: (row) => mark(row.outcome) },
     { label: "Tenant", name: true, cell: (row) => row.tenant },
-    { label: "Model", name: true, cell: (row) => row.model },
+    { label: "Model", name: true, cell: modelText },
     { label: "After", cell: (row) => seconds(row.total_s), end: true },
   ], answer.data.slice(0, FAILED_SHOWN), { key: (row) => row.request_id, none: "No request failed in the last ten minutes." });
   return section("Failed lately", { id: "failed", aside: link("All failures", "#/requests?failed=1") }, failed.show(draw));

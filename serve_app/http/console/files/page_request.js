@@ -100,6 +100,8 @@ function facts(receipt) {
     ["Key", shown(receipt.key_id)],
     ["Class", shown(receipt.request_class)],
     ["Model", shown(receipt.model)],
+    ["Asked for", shown(receipt.asked_model)],
+    ["Left", receipt.hops?.length ? receipt.hops.map(([model, reason]) => `${model}: ${reason.replaceAll("_", " ")}`).join(", ") : NOTHING],
     ["Client's id", shown(receipt.client_id)],
     ["Replica", `${shown(receipt.replica_id)}${receipt.route ? ` (${String(receipt.route).replaceAll("_", " ")})` : ""}`],
     ["Router", shown(receipt.router)],

@@ -1,4 +1,4 @@
-// Requests: failed, slow, or waiting now; by id, tenant, model, class and outcome.
+// Requests: failed, slow, or waiting now; by id, tenant, name, model, class and outcome.
 
 import { address, option } from "./address.js";
 import { h, hold } from "./dom.js";
@@ -6,11 +6,11 @@ import { ago, clock, count, seconds, shortId } from "./format.js";
 import { get, query } from "./http.js";
 import { Resource, button, choices, field, input, link, section, select, table, values } from "./parts.js";
 import { remember } from "./records.js";
-import { CLASSES, byNumber, mark, waitText } from "./words.js";
+import { CLASSES, byNumber, mark, modelText, waitText } from "./words.js";
 
 const RANGES = { "10m": ["10 minutes", 600], "1h": ["An hour", 3600], "24h": ["A day", 86_400], "7d": ["A week", 604_800] };
 const OUTCOMES = ["ok", "refused", "engine_failed", "internal_error", "cancelled_queued", "cancelled_running", "bad_request"];
-const FILTERS = ["tenant", "model", "class", "outcome"];
+const FILTERS = ["tenant", "name", "model", "class", "outcome"];
 const MOST = 100;
 const WAITING_EVERY_S = 2;
 const EVERY_S = 15;
@@ -49,6 +49,7 @@ function form(page, mode, range) {
   return h("form", { class: "filters", role: "search", "aria-label": "Requests", onsubmit },
     field("Id of a request", input("id", { placeholder: "chatcmpl-…" })),
     session.admin ? field("Tenant", input("tenant", { value: params.tenant ?? "" })) : null,
+    session.names?.length ? field("Name", select("name", [["", "any"], ...session.names], params.name)) : null,
     field("Model", select("model", [["", "any"], ...(session.models ?? [])], params.model)),
     field("Class", select("class", [["", "any"], ...CLASSES], params.class)),
     mode === "waiting" ? null : field("Outcome", select("outcome", [["", "any"], ...OUTCOMES.map((name) => [name, name.replaceAll("_", " ")])], params.outcome)),
@@ -68,7 +69,7 @@ const endedTable = (rows) => table("Requests, one a row", [
   { label: "Outcome", cell: (row) => [mark(row.outcome), row.refused ? h("span", { class: "note" }, ` ${row.refused}`) : null] },
   { label: "Class", cell: (row) => row.request_class },
   { label: "Tenant", name: true, cell: (row) => row.tenant },
-  { label: "Model", name: true, cell: (row) => row.model },
+  { label: "Model", name: true, cell: modelText },
   { label: "Waited", cell: (row) => seconds(row.wait_s), end: true },
   { label: "For", cell: (row) => (longestWait(row) && row.wait_s >= 0.005 ? waitText(longestWait(row)) : "") },
   { label: "First token", cell: (row) => seconds(row.first_token_s), end: true },
@@ -81,7 +82,7 @@ const waitingTable = (rows) => table("Requests that wait now, one a row", [
   { label: "For", cell: (row) => waitText(row.waits_for), wide: true },
   { label: "Class", cell: (row) => row.request_class },
   { label: "Tenant", name: true, cell: (row) => row.tenant },
-  { label: "Model", name: true, cell: (row) => row.model },
+  { label: "Model", name: true, cell: modelText },
   { label: "Came", time: true, cell: (row) => clock(row.time) },
   { label: "Router", cell: (row) => row.router },
   { label: "Request", cell: (row) => h("code", { title: row.request_id }, shortId(row.request_id)) },

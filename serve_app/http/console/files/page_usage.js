@@ -1,4 +1,4 @@
-// Limits and use: sums of days, months, keys, tenants and models; and the limits of keys.
+// Limits and use: sums of days, months, keys, tenants, models and the names that were asked for; and the limits of keys.
 
 import { address, option } from "./address.js";
 import { h } from "./dom.js";
@@ -8,7 +8,7 @@ import { Resource, choices, figured, link, section, table } from "./parts.js";
 import { limitTexts } from "./limits.js";
 
 const RANGES = { "1d": ["Today", 0], "7d": ["7 days", 6], "31d": ["31 days", 30] };
-const GROUPS = [["tenant", "Tenant"], ["model", "Model"], ["key", "Key"], ["day", "Day"]];
+const GROUPS = [["tenant", "Tenant"], ["model", "Model"], ["name", "Name"], ["key", "Key"], ["day", "Day"]];
 const EVERY_S = 30;
 const DAY_S = 86_400;
 
@@ -18,13 +18,14 @@ const utcDay = (days) => new Date(Date.now() - days * DAY_S * 1000).toISOString(
 function open(page) {
   const range = option(RANGES, page.params.range, "1d");
   const by = GROUPS.some(([name]) => name === page.params.by) ? page.params.by : page.session.admin ? "tenant" : "model";
-  const resource = new Resource(page, (signal) => get(query("/admin/usage", { by, from: utcDay(RANGES[range][1]), to: utcDay(0) }), { signal }), EVERY_S);
+  const groups = GROUPS.filter(([name]) => name !== "name" || page.session.names?.length || by === "name");
+  const resource = new Resource(page, (signal) => get(query("/admin/usage", { by: by === "name" ? "name,model" : by, from: utcDay(RANGES[range][1]), to: utcDay(0) }), { signal }), EVERY_S);
   const keys = page.session.admin ? new Resource(page, "/admin/keys", 60) : null;
   return () => [
     h("h1", null, "Limits and use"),
     h("div", { class: "toolbar" },
       choices("Time", range, Object.entries(RANGES).map(([name, [label]]) => [name, label, address("usage", { range: name, by })])),
-      choices("By", by, GROUPS.map(([name, label]) => [name, `By ${label.toLowerCase()}`, address("usage", { range, by: name })]))),
+      choices("By", by, groups.map(([name, label]) => [name, `By ${label.toLowerCase()}`, address("usage", { range, by: name })]))),
     section("Use", { id: "use", note: "Days are of UTC." }, resource.show((answer) => use(answer.data, by))),
     keys ? section("Limits of keys", { id: "limits", aside: link("Keys", "#/keys") }, keys.show((answer) => limits(answer.data))) : null,
   ];
@@ -37,6 +38,7 @@ function use(rows, by) {
   const cost = rows.some((row) => row.cost_micro) ? [{ label: "Cost", cell: (row) => ((row.cost_micro ?? 0) / 1e6).toFixed(2), end: true }] : [];
   return table("Use", [
     { label: GROUPS.find(([name]) => name === by)[1], cell: (row) => row[by], lead: true },
+    ...(by === "name" ? [{ label: "Model", name: true, cell: (row) => row.model }] : []),
     { label: "Tokens", cell: (row) => compact(tokens(row)), end: true },
     { label: "Share", cell: (row) => figured(tokens(row) / all, percent(tokens(row) / all)), end: true },
     { label: "Requests", cell: (row) => compact(row.requests), end: true },
@@ -45,7 +47,7 @@ function use(rows, by) {
     { label: "Output", cell: (row) => compact(row.output_tokens), end: true },
     { label: "Mean wait", cell: (row) => (row.requests ? seconds(row.wait_ms / 1000 / row.requests) : ""), end: true },
     ...cost,
-  ], sorted, { key: (row) => row[by], none: "Nothing was used in these days." });
+  ], sorted, { key: (row) => `${row[by]}/${row.model ?? ""}`, none: "Nothing was used in these days." });
 }
 
 const limits = (rows) => table("Limits of keys", [

@@ -37,5 +37,8 @@ export function mark(state, kind = kindOf(state)) {
   return h("span", { class: `mark ${kind}` }, String(state ?? "unknown").toLowerCase().replaceAll("_", " "));
 }
 
+/** The model of a request, and the name that it asked for, where that is another. */
+export const modelText = (row) => (row.asked_model ? h("span", null, row.model, h("span", { class: "note" }, ` as ${row.asked_model}`)) : row.model);
+
 /** The largest of `reasons` first, as [reason, number]. */
 export const byNumber = (reasons) => Object.entries(reasons ?? {}).filter(([, number]) => number > 0).sort((a, b) => b[1] - a[1]);
