@@ -111,8 +111,8 @@ class SqlBackground:
         )
         with self._database.writing() as connection:
             missed = select(R.response_id, R.cancel_at).where(late).order_by(R.response_id).limit(LATE_AT_ONCE)
-            for row in connection.execute(missed.with_for_update(skip_locked=True)).all():
-                self._end_late(connection, row)
+            for late_row in connection.execute(missed.with_for_update(skip_locked=True)).all():
+                self._end_late(connection, late_row)
             rows = list[Any](connection.execute(select(*columns).where(same).order_by(R.created_at, R.response_id)))
             if not rows:
                 for row in connection.execute(waiting).all():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.core.messages import message
 
@@ -88,7 +88,7 @@ class UsageRow:
     @classmethod
     def of(cls, key: UsageKey, counts: Iterable[int]) -> UsageRow:
         """`counts`: in the order of `USAGE_COUNTS`; those left out are zero."""
-        found = dict(zip(USAGE_COUNTS, counts, strict=False))
+        found: dict[str, Any] = dict(zip(USAGE_COUNTS, counts, strict=False))
         return cls(*key.of_model, asked_model=key.asked_model, **found)
 
 
