@@ -25,6 +25,7 @@ from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named, require_right
+from serve_app.http.audio_form import check_audio, read_audio
 from serve_app.http.body import HeaderMap, Receive, read_object
 from serve_app.http.engine_call import AskedCall, EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER, MODEL_HEADER, Headers
@@ -104,7 +105,10 @@ class EngineCalls:
         http = self._settings.http
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
-            sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
+            if operation.hears:
+                sent, raw = await read_audio(headers, receive, http)
+            else:
+                sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
             asked = await self._asked(record, identity, headers, sent, len(raw), response_id)
             turn = asked.turn
             with own_paths(turn):
@@ -168,6 +172,7 @@ class EngineCalls:
         self._parts.log.arrived(record.model, record.request_class.label, record.tenant)
         if operation.generates:
             record.service_level = self._service_levels.get(wanted.request_class)
+        if operation.generates or operation.hears:
             record.streamed = bool(body.get("stream"))
         comments = None
         if wanted.queue_status or record.streamed:
@@ -188,12 +193,15 @@ class EngineCalls:
         return found
 
     async def _read(self, asked: AskedCall, model: ModelRouter) -> tuple[dict[str, Any], Contract, BodySize]:
-        """See `contract.split` and `check_media`."""
+        """See `contract.split`, `check_media` and `check_audio`."""
 
         def read() -> tuple[dict[str, Any], Contract, BodySize]:
             of_client = asked.operation, asked.sent, asked.headers, asked.identity
             found = contract.split(*of_client, self._settings.http, model.limits.max_model_len)
-            check_media(asked.operation, found[0], model.settings)
+            if asked.operation.hears:
+                check_audio(found[0], model.settings)
+            else:
+                check_media(asked.operation, found[0], model.settings)
             return found
 
         return await self._parts.body_thread.run(asked.sent_bytes, read)

@@ -180,8 +180,7 @@ class RequestRecord:
         tokens = self.tokens_used()
         is_settled = bool(tokens.prompt_tokens or tokens.completion_tokens)
         if not is_settled:  # an engine reports nothing of an answer that is not streamed before its end
-            is_streamed = self.streamed and self.operation.generates
-            if is_streamed or self.outcome is not Outcome.CANCELLED_RUNNING or not self.operation.takes_slot:
+            if self.streamed or self.outcome is not Outcome.CANCELLED_RUNNING or not self.operation.takes_slot:
                 return None
         return RequestUse(
             tokens.prompt_tokens,

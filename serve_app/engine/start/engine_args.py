@@ -54,7 +54,7 @@ def engine_arguments(settings: ModelSettings, platform: Platform) -> dict[str, A
         "reasoning_parser": settings.reasoning_parser,
     }
     arguments = {name: value for name, value in given.items() if value is not None}  # else vLLM's own defaults
-    if settings.task != "generate":
+    if settings.task in ("embed", "classify"):
         arguments |= {"runner": "pooling", "convert": settings.task}
     return arguments | settings.extra_engine_args
 
