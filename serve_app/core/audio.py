@@ -1,11 +1,11 @@
 """How long an audio file is, and its rate and channels, by its headers, without decoding it. Pure.
 
 A file of a few kilobytes may be hours of silence. Known are the containers that OpenAI's API takes: WAV, FLAC, Ogg
-(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim: the engine that decodes the file ends at the same
-bounds.
+(Vorbis, Opus), MP3, MP4 (M4A) and WebM. What a header says is a claim: the engine that decodes the file ends at the
+same bounds.
 
-Invariant: for any bytes `audio_facts` raises nothing and looks at O(`MAX_STEPS`) headers; None means that the file is of
-no known format. A duration of None: the file is of one, and does not say.
+Invariant: for any bytes `audio_facts` raises nothing and looks at O(`MAX_STEPS`) headers; None means that the file is
+of no known format. A duration of None: the file is of one, and does not say.
 """
 
 from __future__ import annotations
