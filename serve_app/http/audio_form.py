@@ -1,4 +1,5 @@
-"""The form of a transcription or translation, as OpenAI's clients send it, as a body: texts become what JSON would have.
+"""The form of a transcription or translation, as OpenAI's clients send it, as a body, with the values that
+JSON would have.
 
 Invariant: the file is bounded by `http.max_audio_bytes` while it arrives, and by what its headers say of its length,
 rate and channels before anything decodes it (`check_audio`).

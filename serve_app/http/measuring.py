@@ -54,7 +54,8 @@ def with_costs(
 
 
 def _with_seconds(split: SplitBody, seconds: float, max_slots: int) -> SplitBody:
-    """A transcription, measured by the length of its audio: each chunk of it is a sequence. `max_slots`: as `slots_of`."""
+    """A transcription, measured by the length of its audio, each chunk of which is a sequence. `max_slots`: as
+    `slots_of`."""
     sequences = audio.chunks_of(seconds)
     bound = output_bound(split.body)
     text = audio.text_tokens(seconds) if bound is None else min(bound * sequences, audio.text_tokens(seconds))

@@ -7,9 +7,8 @@ or `embeddings` and `cached` (prompt tokens of each call that were cached), and 
 Of an embedding model, `scores` are the arguments of `score` (with a `query`: a rerank), one after the other; `scored`
 has the status of each, its answer, its prompt tokens and those of them that were cached. `bodies` are bodies of
 embeddings; `statuses` has the status of each. Of every model but a generating one, `asked` are operations with a body
-and a salt each; a
-`file` in a body is base64; `answered` has the status of each, its answer (of a stream its events), its prompt tokens
-and those of them that were cached.
+and a salt each, a `file` in it as base64; `answered` has the status of each, its answer (of a stream its events), its
+prompt tokens and those of them that were cached.
 """
 
 from __future__ import annotations
