@@ -1,4 +1,4 @@
-"""The length, rate and channels of an audio file, by its headers; the files are made by the libraries that read them."""
+"""The length, rate and channels of an audio file, by its headers; libraries that read the files make them."""
 
 from __future__ import annotations
 

@@ -134,8 +134,7 @@ def test_a_file_beyond_the_model_s_bounds_is_refused_before_an_engine_has_it(con
 
 def test_a_file_with_more_bytes_than_may_arrive_is_refused_by_the_setting_s_name() -> None:
     async def scenario(cluster: FakeCluster) -> None:
-        client = await Client(cluster, http={"max_audio_bytes": 1024}).start()
-        cluster.add("r1")
+        client = await started(cluster, "r1", http={"max_audio_bytes": 1024})
         reply = await post(client)
         assert (reply.status, reply.error["param"]) == (413, "file")
         assert "http.max_audio_bytes" in reply.error["message"]
@@ -223,7 +222,7 @@ def test_a_whole_transcription_is_repeated_when_its_engine_is_lost_and_a_stream_
                 assert reply.events[-1]["error"]["code"] == "engine_failed"
             else:
                 assert len(json.loads(reply.body)["text"].split()) == 30 * TEXT_TOKENS_PER_S
-            cluster.add(f"{busy}-again")
+            await cluster.add(f"{busy}-again")
 
     run(scenario, hearing(step_s=0.01))
 
