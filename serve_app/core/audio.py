@@ -28,8 +28,12 @@ _MP3_KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 _OPUS_RATE = 48_000  # of its positions, whatever was recorded
 # EBML: Segment, Info, TimecodeScale, Duration, Tracks, TrackEntry, Audio, SamplingFrequency, Channels
 _MASTERS = frozenset((0x18538067, 0x1549A966, 0x1654AE6B, 0xAE, 0xE1))
-_SCALE, _DURATION, _FREQUENCY, _CHANNELS = 0x2AD7B1, 0x4489, 0xB5, 0x9F
+_SCALE = 0x2AD7B1
+_DURATION = 0x4489
+_FREQUENCY = 0xB5
+_CHANNELS = 0x9F
 _CLUSTER = 0x1F43B675  # the sound itself; what is behind it describes nothing
+_SOUNDS = frozenset((b"mp4a", b"Opus", b"alac", b"fLaC", b".mp3"))  # kinds of a track; others are pictures
 _BOXES = frozenset((b"moov", b"trak", b"mdia", b"minf", b"stbl"))
 
 
@@ -134,8 +138,10 @@ def _mp3(data: bytes) -> AudioFacts | None:
         at = 10 + size
     head: int
     (head,) = struct.unpack_from(">I", data, at)
-    version, layer = head >> 19 & 3, head >> 17 & 3
-    bits, rated = head >> 12 & 15, head >> 10 & 3
+    version = head >> 19 & 3
+    layer = head >> 17 & 3
+    bits = head >> 12 & 15
+    rated = head >> 10 & 3
     if head >> 21 != 0x7FF or version == 1 or layer != 1 or bits in (0, 15) or rated == 3:
         return None
     rate = _MP3_RATES[rated] >> (0 if version == 3 else 1 if version == 2 else 2)
@@ -158,7 +164,7 @@ def _mp4(data: bytes) -> AudioFacts | None:
             is_long = data[start] == 1
             scale, length = struct.unpack_from(">IQ" if is_long else ">II", data, start + (20 if is_long else 12))
             seconds = length / scale
-        elif kind == b"stsd" and not rate:
+        elif kind == b"stsd" and data[start + 12 : start + 16] in _SOUNDS:
             channels, _, _, rate = struct.unpack_from(">HHIH", data, start + 32)
     return None if seconds is None else AudioFacts(seconds, rate, channels)
 

@@ -151,7 +151,7 @@ def test_a_form_without_a_file_or_of_json_is_refused() -> None:
         reply = await client.request("POST", TRANSCRIPTIONS, text, FORM)
         assert (reply.status, reply.error["param"]) == (400, "file")
         reply = await client.post({"model": MODEL}, path=TRANSCRIPTIONS)
-        assert (reply.status, reply.error["param"]) == (415, None)
+        assert (reply.status, reply.error["param"]) == (415, "Content-Type")
 
     run(scenario, hearing())
 
