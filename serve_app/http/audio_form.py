@@ -2,7 +2,7 @@
 JSON would have.
 
 Invariant: the file is bounded by `http.max_audio_bytes` while it arrives, and by what its headers say of its length,
-rate and channels before anything decodes it (`check_audio`).
+rate and channels before anything decodes it (`check_file`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 from serve_app.core.audio import audio_facts, decoded_bound
 from serve_app.errors import BadRequest
-from serve_app.http.body import HeaderMap, Receive
+from serve_app.http.body import BodyThread, HeaderMap, Receive, read_object
 from serve_app.http.fields import SHOWN_NAME_CHARS
 from serve_app.http.multipart import FormReader
 from serve_app.settings import HttpSettings, ModelSettings
+from serve_app.types import Operation
 
 FILE = "file"
 MAX_CHANNELS = 8  # 7.1; each is decoded, and they are mixed to one
@@ -51,6 +52,16 @@ _READ: Mapping[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
+async def read_sent(
+    operation: Operation, headers: HeaderMap, receive: Receive, bounds: HttpSettings, thread: BodyThread
+) -> tuple[dict[str, Any], bytes]:
+    """The body of a request, of a form or of JSON, and the bytes that its repeats are known by. Raises as `read_audio`
+    and `read_object`."""
+    if operation.hears:
+        return await read_audio(headers, receive, bounds)
+    return await read_object(headers, receive, bounds, thread)
+
+
 async def read_audio(headers: HeaderMap, receive: Receive, bounds: HttpSettings) -> tuple[dict[str, Any], bytes]:
     """The fields of a form with the bytes of its `file`, and these bytes.
 
@@ -79,9 +90,11 @@ async def read_audio(headers: HeaderMap, receive: Receive, bounds: HttpSettings)
     return {**body, FILE: content}, content
 
 
-def check_audio(body: Mapping[str, Any], model: ModelSettings) -> None:
-    """Refuse what cannot be transcribed, by the form and the headers of the file. Raises BadRequest: `param` is the
-    field."""
+def check_file(operation: Operation, body: Mapping[str, Any], model: ModelSettings) -> None:
+    """Refuse what cannot be transcribed, by the form and the headers of the file; other operations have none. Raises
+    BadRequest: `param` is the field."""
+    if not operation.hears:
+        return
     wanted = body.get("response_format", "json")
     if wanted not in FORMATS:
         reason = " (ask for verbose_json, which has the times)" if wanted in _SUBTITLES else ""
@@ -99,10 +112,10 @@ def check_audio(body: Mapping[str, Any], model: ModelSettings) -> None:
         raise BadRequest("a stream has a `response_format` of json", param="response_format")
     if body.get("n") not in (None, 1):
         raise BadRequest("`n` must be 1: a transcription is one text", param="n")
-    _check_file(body[FILE], model)
+    _check_headers(body[FILE], model)
 
 
-def _check_file(content: bytes, model: ModelSettings) -> None:
+def _check_headers(content: bytes, model: ModelSettings) -> None:
     facts = audio_facts(content)
     if facts is None:
         raise BadRequest(f"`file` is no audio that is known here, or cut off: {_KNOWN_FORMATS} is wanted", param=FILE)

@@ -25,8 +25,8 @@ from serve_app.core.spans import passed_on, trace_of
 from serve_app.errors import BadRequest, EngineFailed, NotFound, RequestFailed, ServeAppError
 from serve_app.http import contract
 from serve_app.http.api import RouterParts, model_named, require_right
-from serve_app.http.audio_form import check_audio, read_audio
-from serve_app.http.body import HeaderMap, Receive, read_object
+from serve_app.http.audio_form import check_file, read_sent
+from serve_app.http.body import HeaderMap, Receive
 from serve_app.http.engine_call import AskedCall, EngineCall
 from serve_app.http.error_responses import CLIENT_ID_HEADER, MODEL_HEADER, Headers
 from serve_app.http.keyed import KeyedRequest, fingerprint, key_digest
@@ -105,10 +105,8 @@ class EngineCalls:
         http = self._settings.http
         thread = self._parts.body_thread
         with recorded(record, exchange, self._record_end):
-            if operation.hears:
-                sent, raw = await read_audio(headers, receive, http)
-            else:
-                sent, raw = await read_object(headers, receive, http, thread) if query is None else (query, b"")
+            of_client = operation, headers, receive
+            sent, raw = await read_sent(*of_client, http, thread) if query is None else (query, b"")
             asked = await self._asked(record, identity, headers, sent, len(raw), response_id)
             turn = asked.turn
             with own_paths(turn):
@@ -193,15 +191,13 @@ class EngineCalls:
         return found
 
     async def _read(self, asked: AskedCall, model: ModelRouter) -> tuple[dict[str, Any], Contract, BodySize]:
-        """See `contract.split`, `check_media` and `check_audio`."""
+        """See `contract.split`, `check_media` and `check_file`."""
 
         def read() -> tuple[dict[str, Any], Contract, BodySize]:
             of_client = asked.operation, asked.sent, asked.headers, asked.identity
             found = contract.split(*of_client, self._settings.http, model.limits.max_model_len)
-            if asked.operation.hears:
-                check_audio(found[0], model.settings)
-            else:
-                check_media(asked.operation, found[0], model.settings)
+            check_media(asked.operation, found[0], model.settings)
+            check_file(asked.operation, found[0], model.settings)
             return found
 
         return await self._parts.body_thread.run(asked.sent_bytes, read)

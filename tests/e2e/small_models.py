@@ -65,9 +65,9 @@ def write_whisper(folder: Path, seed: int = 0) -> None:
     )
     torch.manual_seed(seed)
     WhisperForConditionalGeneration(config).save_pretrained(folder)
-    heard = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
     sizes = {"feature_size": 80, "sampling_rate": 16_000, "hop_length": 160, "chunk_length": CLIP_S, "n_fft": 400}
-    (folder / "preprocessor_config.json").write_text(json.dumps(heard | sizes))
+    (folder / "preprocessor_config.json").write_text(json.dumps(extractor | sizes))
 
 
 def _write_whisper_tokenizer(folder: Path) -> dict[str, int]:

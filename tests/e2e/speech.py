@@ -48,8 +48,8 @@ class Listener:
         """What it hears in one clip."""
         import numpy as np
 
-        heard = np.asarray(tone, dtype=np.float32) / 2**15
-        features = self._processor(audio=heard, sampling_rate=RATE, return_tensors="pt").input_features
+        sound = np.asarray(tone, dtype=np.float32) / 2**15
+        features = self._processor(audio=sound, sampling_rate=RATE, return_tensors="pt").input_features
         tokenizer = self._processor.tokenizer
         marks = ("startoftranscript", language, task, "notimestamps")
         ids = list(tokenizer.convert_tokens_to_ids([f"<|{name}|>" for name in marks]))

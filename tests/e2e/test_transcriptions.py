@@ -55,16 +55,16 @@ def test_a_transcription_is_what_the_library_hears_in_each_format(tmp_path: Path
     answered = answer["answered"]
     assert [one[0] for one in answered] == [200] * 7 + [400] * 3
     listener = Listener(tmp_path / "whisper")
-    heard = listener.text(short)
+    text = listener.text(short)
     in_json, as_text, verbose, translated, streamed, long, long_streamed, language, noise, chat = answered
-    assert plain(in_json[1]["text"]) == heard
+    assert plain(in_json[1]["text"]) == text
     assert in_json[1]["usage"] == {"type": "duration", "seconds": 1}
-    assert plain(as_text[1]) == heard
+    assert plain(as_text[1]) == text
     assert (verbose[1]["duration"], verbose[1]["language"]) == (1.0, "en")
     assert plain(translated[1]["text"]) == listener.text(short, task="translate")
-    assert plain(text_of(streamed[1])) == heard
+    assert plain(text_of(streamed[1])) == text
     assert plain(long[1]["text"]) == plain(text_of(long_streamed[1]))
-    assert len(long[1]["text"]) > len(heard)
+    assert len(long[1]["text"]) > len(text)
     assert in_json[2] > 100  # prompt tokens of one second of audio, as vLLM counts them
     assert [one[1]["error"]["param"] for one in (language, noise, chat)] == ["language", "file", "model"]
     assert chat[1]["error"]["message"] == "this model does not support chat completions"

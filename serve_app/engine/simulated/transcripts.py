@@ -21,14 +21,14 @@ LANGUAGE = "en"  # that is heard where none is named
 def parse_transcription(operation: Operation, body: dict[str, Any], *, seed: int, max_model_len: int) -> Generation:
     """The text to produce. Raises BadRequest: the file is no audio."""
     seconds = duration(body)
-    said = [operation, body.get("language", LANGUAGE), hashlib.blake2b(body["file"]).hexdigest()]
+    asked = [operation, body.get("language", LANGUAGE), hashlib.blake2b(body["file"]).hexdigest()]
     whole = min(text_tokens(seconds), max_model_len // 2)
     length = min(whole, body.get("max_completion_tokens", whole))
-    heard = prompt_tokens(seconds)
+    prompt = prompt_tokens(seconds)
     cut = length * TOKEN_CHARS if length == whole else None
-    choice = SimulatedChoice(0, text_key(seed, 0, json.dumps(said)), min(heard, max_model_len // 2), length, cut)
+    choice = SimulatedChoice(0, text_key(seed, 0, json.dumps(asked)), min(prompt, max_model_len // 2), length, cut)
     stream = bool(body.get("stream"))
-    return Generation((choice,), heard, stream, stream and bool(body.get("stream_include_usage")))
+    return Generation((choice,), prompt, stream, stream and bool(body.get("stream_include_usage")))
 
 
 def duration(body: dict[str, Any]) -> float:

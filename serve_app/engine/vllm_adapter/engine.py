@@ -115,10 +115,7 @@ class VllmEngine:
         serving.reduce_per_token_cost()
         if log_probabilities.install():
             llm.prompt_turns = PrefillTurns(config.scheduler_config.max_num_batched_tokens)
-        response_entries.install()
-        cut_calls.install()
-        take_turns(llm.renderer)
-        name_what_is_refused(llm.renderer)
+        _change_vllm(llm)
         tasks = await llm.get_supported_tasks()
         frontend = serving.frontend_arguments(arguments, self._settings)
         await init_app_state(llm, self._state, frontend, tasks)
@@ -341,6 +338,14 @@ async def answer_frames(
     if recorder.failed is not None:
         raise recorder.failed from recorder.failure
     yield Frame(number, b"", status, media, groups=recorder.take_groups(), usage=recorder.usage())
+
+
+def _change_vllm(llm: RecordedLLM) -> None:
+    """Have vLLM's front end do what this package needs beside its own; no serving object is there yet."""
+    response_entries.install()
+    cut_calls.install()
+    take_turns(llm.renderer)
+    name_what_is_refused(llm.renderer)
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
