@@ -15,7 +15,13 @@ from tests.e2e.small_models import CLIP_S, write_whisper
 from tests.e2e.speech import TOKENS, Listener, samples, wav
 from tests.requires import requires
 
-SETTINGS = {"task": "transcribe", "dtype": "float32", "max_model_len": TOKENS, "kv_cache_gb": 0.25, "max_audio_s": 60}
+SETTINGS = {
+    "task": "transcribe",
+    "dtype": "float32",
+    "max_model_len": TOKENS,
+    "kv_cache_gb": 0.25,
+    "enforce_eager": True,
+}
 TIMES = re.compile(r"<\|\d+\.\d\d\|>")  # vLLM writes them, the library does not
 TONES = (220, 440, 1000)
 
