@@ -170,8 +170,7 @@ class EngineCalls:
         self._parts.log.arrived(record.model, record.request_class.label, record.tenant)
         if operation.generates:
             record.service_level = self._service_levels.get(wanted.request_class)
-        if operation.generates or operation.hears:
-            record.streamed = bool(body.get("stream"))
+        record.streamed = bool(body.get("stream")) and (operation.generates or operation.hears)
         comments = None
         if wanted.queue_status or record.streamed:
             comments = _comments(self._parts.models, record, exchange, from_start=wanted.queue_status)
